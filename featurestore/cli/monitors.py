@@ -75,6 +75,40 @@ def history(context: typer.Context, name: Name, limit: Limit = None, page: PageN
     )
 
 
+@app.command(
+    epilog="Example: featurestore monitor accept weather_watch --note 'new sensor since March'"
+)
+def accept(
+    context: typer.Context,
+    name: Name,
+    window: Annotated[
+        str | None, typer.Option(help="Beginning of one window; accept this one alone.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Accept every window that ends by this time.")
+    ] = None,
+    note: Annotated[str, typer.Option(help="Why.")] = "",
+) -> None:
+    """Accept windows out of bounds, up to the newest one; a lasting change starts a new baseline."""
+    from featurestore.jobs.monitors import service
+    from featurestore.registry.audit_log import account
+
+    first = last = None
+    if window is not None:
+        first = parse_moment(window, argument="--window", warn=False)
+    if until is not None:
+        last = parse_moment(until, argument="--until", warn=False)
+    accepted = service.accept(
+        store(context).session,
+        name,
+        window=first,
+        until=last,
+        note=note,
+        actor=account("command line"),
+    )
+    show_text(context, str(accepted), data=accepted.to_json())
+
+
 def _row(report: Any) -> Mapping[str, Any]:
     alarms = "; ".join(map(str, report.alarms))
     suspects = "; ".join(map(str, report.suspects))

@@ -11,7 +11,9 @@ from featurestore.model.json_object import parsing
 from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
 
-FindingKind = Literal["drift", "nulls", "values", "freshness", "volume", "schema", "metric"]
+FindingKind = Literal[
+    "drift", "nulls", "values", "anchor", "freshness", "volume", "schema", "metric"
+]
 State = Literal["ok", "suspect", "alarm", "learning"]
 
 

@@ -65,6 +65,18 @@ def measure(sides: Sides) -> Measured | None:
     return _measure_values(sides)
 
 
+def measure_mixture(sides: Sides, later: Sequence[ColumnProfile]) -> Measured | None:
+    """Return how far several later windows together are from a baseline.
+
+    None where there is nothing to compare. ``sides.now`` gives the kind of the feature alone.
+    """
+    if not sides.now.comparable or sides.rows == 0:
+        return None
+    if sides.now.kind == "number":
+        return _measure_numbers(sides, later)
+    return _measure_values(sides, later)
+
+
 @dataclass(frozen=True)
 class _Rows:
     """Shares in bins, and points of the distribution function, a row for each profile."""
@@ -75,15 +87,15 @@ class _Rows:
     index: Sequence[int] = ()
 
 
-def _measure_numbers(sides: Sides) -> Measured | None:
+def _measure_numbers(sides: Sides, later: Sequence[ColumnProfile] | None = None) -> Measured | None:
     grid = _pooled_quantiles(sides.members)
-    if grid is None or sides.now.cumulative is None:
+    if grid is None:
         return None
     edges = np.unique(np.interp(_DECILES, _GRID, grid))
     points = np.unique(grid)
     members = _rows_of_numbers(sides.members, edges, points)
     others = _rows_of_numbers(sides.others, edges, points)
-    now = _rows_of_numbers([sides.now], edges, points)
+    now = _rows_of_numbers([sides.now] if later is None else later, edges, points)
     return _measured(sides, members, others, now, labels=_ranges(edges))
 
 
@@ -103,7 +115,7 @@ def _rows_of_numbers(profiles: Sequence[ColumnProfile], edges: Floats, points: F
     return _Rows(_matrix(shares, len(edges) + 1), _matrix(found, len(points)), sizes, index)
 
 
-def _measure_values(sides: Sides) -> Measured | None:
+def _measure_values(sides: Sides, later: Sequence[ColumnProfile] | None = None) -> Measured | None:
     known: dict[Value, int] = {}
     for each in sides.members:
         for value, count in each.values:
@@ -111,7 +123,7 @@ def _measure_values(sides: Sides) -> Measured | None:
     frequent = sorted(known, key=lambda value: (-known[value], str(value)))[:_MOST_VALUES]
     members = _rows_of_values(sides.members, frequent)
     others = _rows_of_values(sides.others, frequent)
-    now = _rows_of_values([sides.now], frequent)
+    now = _rows_of_values([sides.now] if later is None else later, frequent)
     return _measured(sides, members, others, now, labels=[*map(str, frequent), "others"])
 
 
@@ -134,27 +146,32 @@ def _measured(
 ) -> Measured | None:
     if not len(members.rows) or not len(now.rows):
         return None
-    total = float(members.rows.sum())
-    before = _Rows(
-        members.rows @ members.shares / total, members.rows @ members.points / total, members.rows
-    )
+    before, total = _mixture(members)
+    after, rows_now = _mixture(now)
     ks = None
     if members.points.shape[1]:
-        ks = float(distances.kolmogorov_smirnov(before.points, now.points[0]))
-    sizes = (total, float(now.rows[0]))
+        ks = float(distances.kolmogorov_smirnov(before.points, after.points))
+    sizes = (total, rows_now)
     return Measured(
         bins=members.shares.shape[1],
-        psi=float(distances.population_stability(before.shares, now.shares[0], sizes)),
-        js=float(distances.jensen_shannon(before.shares, now.shares[0])),
+        psi=float(distances.population_stability(before.shares, after.shares, sizes)),
+        js=float(distances.jensen_shannon(before.shares, after.shares)),
         ks=ks,
         usual=_usual(before, others, total, sides.groups),
         shares=Shares(
             sides.now.name,
             tuple(labels),
             tuple(np.round(before.shares, 5).tolist()),
-            tuple(np.round(now.shares[0], 5).tolist()),
+            tuple(np.round(after.shares, 5).tolist()),
         ),
     )
+
+
+def _mixture(windows: _Rows) -> tuple[_Rows, float]:
+    """Return the distribution of several windows together, and the number of their rows."""
+    total = float(windows.rows.sum())
+    shares = windows.rows @ windows.shares / total
+    return _Rows(shares, windows.rows @ windows.points / total, windows.rows), total
 
 
 def _usual(before: _Rows, others: _Rows, total: float, groups: Sequence[int]) -> dict[str, Floats]:

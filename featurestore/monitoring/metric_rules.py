@@ -6,7 +6,7 @@ makes of so few rows; or beyond the limits that it was given.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from featurestore.model.monitor import Limits, Watched
 from featurestore.model.monitor_report import Finding
@@ -15,14 +15,19 @@ from featurestore.monitoring.estimates import chance_mean, merged
 from featurestore.monitoring.profile import Profile
 
 
-def metrics(watched: Watched, now: Profile, others: Sequence[Profile]) -> list[Finding]:
-    """Return the metrics with their limits, or with the range that is usual."""
+def metrics(
+    watched: Watched, now: Profile, others_of: Callable[[str], Sequence[Profile]]
+) -> list[Finding]:
+    """Return the metrics with their limits, or with the range that is usual.
+
+    ``others_of`` returns the windows that a metric is compared with.
+    """
     names = watched.metric_names
-    others = _settled(others, now, watched.confirm)
     alpha = bounds.alpha_of(len(names), watched.confirm)
     found = []
     for name in names:
         value = now.metrics.get(name)
+        others = _settled(others_of(name), now, watched.confirm)
         low, high = _usual_metric(name, now, others, alpha)
         if name in watched.limits:
             limits = watched.limits[name]

@@ -10,14 +10,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Protocol
 
 import numpy as np
 
 from featurestore.model.durations import format_duration
 from featurestore.model.monitor import Watched
+from featurestore.model.monitor_acceptance import Subject
 from featurestore.model.monitor_report import Finding, FindingKind, Shares
 from featurestore.monitoring import bounds
-from featurestore.monitoring.comparison import Measured, Sides, measure
+from featurestore.monitoring.comparison import Measured, Sides, measure, measure_mixture
 from featurestore.monitoring.metric_rules import metrics
 from featurestore.monitoring.missing import Missing, missing_of, together
 from featurestore.monitoring.profile import ColumnProfile, Profile
@@ -48,6 +50,40 @@ class Compared:
 
 
 @dataclass(frozen=True)
+class Anchor:
+    """A moving baseline as it was in the time ``[start, end)``."""
+
+    start: datetime
+    end: datetime
+    compared: Compared
+
+
+class Comparison(Protocol):
+    """Returns what each subject of one window is compared with."""
+
+    def compared(self, subject: Subject | None = None) -> Compared:
+        """Return the comparison of a subject; None: of one that was never out of bounds."""
+
+    def anchor(self, subject: Subject) -> Anchor | None:
+        """Return the anchor of the subject's moving baseline, None where there is none."""
+
+
+@dataclass(frozen=True)
+class SameForAll:
+    """One comparison for every subject, without an anchor."""
+
+    comparison: Compared
+
+    def compared(self, subject: Subject | None = None) -> Compared:
+        """Return the comparison."""
+        return self.comparison
+
+    def anchor(self, subject: Subject) -> Anchor | None:
+        """Return None."""
+        return None
+
+
+@dataclass(frozen=True)
 class Judged:
     """The findings of one window, the shares to draw, and the missing values by feature."""
 
@@ -57,27 +93,36 @@ class Judged:
     missing: Mapping[str, Missing] = field(default_factory=dict)
 
 
-def judge(watched: Watched, now: Profile, compared: Compared) -> Judged:
-    """Return what the rules say of one window, each window by itself."""
-    found: list[Finding] = []
+def judge(watched: Watched, now: Profile, comparison: Comparison) -> Judged:
+    """Return the findings of one window, each rule by itself."""
+    findings: list[Finding] = []
     shares: list[Shares] = []
     missing: dict[str, Missing] = {}
-    learning = not _enough(compared)
-    if watched.drift and not learning and now.rows:
-        drifted, shares = distributions(watched, now, compared)
-        found += drifted
-        if "null_share" in watched.drift:
-            missing = _missing(watched, now, compared)
-            found += [each.finding for each in missing.values()]
+    whole = comparison.compared()
+    learning = not _enough(whole)
+    if watched.drift and now.rows:
+        names = _features(watched, now, whole)
+        alpha = bounds.alpha_of(len(names), watched.confirm)
+        for name in names:
+            compared = comparison.compared(("feature", name))
+            if not _enough(compared):
+                learning = True
+                continue
+            drifted, drawn = distribution(watched, name, now, compared, alpha)
+            findings += drifted
+            shares += drawn
+        missing = _missing(watched, now, comparison)
+        findings += [each.finding for each in missing.values()]
+        findings += _moved_from_anchor(watched, now, comparison)
     if watched.volume is not None:
-        finding = volume(watched.volume, now, compared)
+        finding = volume(watched.volume, now, comparison.compared(("volume", "")))
         learning = learning or finding is None
         if finding is not None:
-            found.append(finding)
-    if watched.schema and compared.members and compared.members[0].types:
-        found.append(schema(compared.members[0].types, now.types))
-    found += metrics(watched, now, compared.others)
-    return Judged(tuple(found), learning, tuple(shares), missing)
+            findings.append(finding)
+    if watched.schema and whole.members and whole.members[0].types:
+        findings.append(schema(whole.members[0].types, now.types))
+    findings += metrics(watched, now, lambda name: comparison.compared(("metric", name)).others)
+    return Judged(tuple(findings), learning, tuple(shares), missing)
 
 
 def confirmed(judged: Sequence[Judged], confirm: int, *, apart: bool = True) -> tuple[Finding, ...]:
@@ -120,39 +165,39 @@ def _counted_together(finding: Finding, judged: Sequence[Judged]) -> Finding | N
 # -- distributions --------------------------------------------------------------------------------
 
 
-def distributions(
-    watched: Watched, now: Profile, compared: Compared
+def distribution(
+    watched: Watched, name: str, now: Profile, compared: Compared, alpha: float
 ) -> tuple[list[Finding], list[Shares]]:
-    """Return the findings on each feature: distances, values new and gone."""
-    names = _features(watched, now, compared)
-    alpha = bounds.alpha_of(len(names), watched.confirm)
-    found: list[Finding] = []
+    """Return the findings on one feature: distances, values new and gone."""
+    sides = _sides(name, now, compared)
+    if sides.now.rows + sides.now.missing == 0:
+        return [], []
+    findings: list[Finding] = []
     shares: list[Shares] = []
-    for name in names:
-        sides = _sides(name, now, compared)
-        if sides.now.rows + sides.now.missing == 0:
-            continue
-        measured = measure(sides)
-        if measured is not None:
-            found += _drift(watched.drift, sides, measured, alpha)
-            if measured.shares is not None:
-                shares.append(measured.shares)
-        if "new_values" in watched.drift:
-            found += _new_values(watched.drift["new_values"], sides)
-        if "gone_values" in watched.drift:
-            found += _gone_values(watched.drift["gone_values"], sides)
-    return found, shares
+    measured = measure(sides)
+    if measured is not None:
+        findings += _drift(watched.drift, sides, measured, alpha)
+        if measured.shares is not None:
+            shares.append(measured.shares)
+    if "new_values" in watched.drift:
+        findings += _new_values(watched.drift["new_values"], sides)
+    if "gone_values" in watched.drift:
+        findings += _gone_values(watched.drift["gone_values"], sides)
+    return findings, shares
 
 
-def _missing(watched: Watched, now: Profile, compared: Compared) -> dict[str, Missing]:
+def _missing(watched: Watched, now: Profile, comparison: Comparison) -> dict[str, Missing]:
     """Return the missing values of each feature."""
-    names = _features(watched, now, compared)
+    if "null_share" not in watched.drift:
+        return {}
+    names = _features(watched, now, comparison.compared())
     alphas = bounds.alpha_of(len(names), watched.confirm), bounds.alpha_of(len(names), 1)
-    found = {}
+    missing = {}
     for name in names:
         column = now.columns[name]
-        if column.rows + column.missing:
-            found[name] = missing_of(
+        compared = comparison.compared(("feature", name))
+        if column.rows + column.missing and _enough(compared):
+            missing[name] = missing_of(
                 name,
                 now,
                 members=compared.members,
@@ -161,7 +206,7 @@ def _missing(watched: Watched, now: Profile, compared: Compared) -> dict[str, Mi
                 asked=watched.drift["null_share"],
                 alphas=alphas,
             )
-    return found
+    return missing
 
 
 def _features(watched: Watched, now: Profile, compared: Compared) -> list[str]:
@@ -211,6 +256,46 @@ def _drift(
             Finding("drift", sides.now.name, name, round(value, 6), None, high, value > high)
         )
     return found
+
+
+def _moved_from_anchor(watched: Watched, now: Profile, comparison: Comparison) -> list[Finding]:
+    """Return how far the moving baseline of each feature is from its anchor.
+
+    Drift that is too slow for a window to differ from the windows before it moves the baseline.
+    The baseline is compared as a whole, so that a single window has little weight.
+    """
+    findings = []
+    for name in _features(watched, now, comparison.compared()):
+        anchor = comparison.anchor(("feature", name))
+        if anchor is None or not _enough(anchor.compared):
+            continue
+        moving = comparison.compared(("feature", name))
+        before = _sides(name, now, anchor.compared)
+        after = _sides(name, now, moving)
+        measured = measure_mixture(before, after.members)
+        if measured is None:
+            continue
+        values = {"psi": measured.psi, "ks": measured.ks, "js": measured.js}
+        for measure_name, value in values.items():
+            if measure_name in watched.drift and value is not None:
+                # The mean of several windows varies less than a window does.
+                usual = bounds.usual(measured.usual[measure_name]) / len(after.members) ** 0.5
+                high = max(watched.drift[measure_name], usual)
+                findings.append(_anchor_finding(name, measure_name, value, high, anchor))
+    return findings
+
+
+def _anchor_finding(
+    name: str, measure_name: str, value: float, high: float, anchor: Anchor
+) -> Finding:
+    out = value > high
+    text = ""
+    if out:
+        text = (
+            f"{name}: the moving baseline has drifted from its anchor of {anchor.start:%Y-%m-%d} "
+            f"to {anchor.end:%Y-%m-%d}; {measure_name} {value:.3g}, limit {high:.3g}"
+        )
+    return Finding("anchor", name, measure_name, round(value, 6), None, high, out, text=text)
 
 
 def _new_values(asked: float, sides: Sides) -> list[Finding]:

@@ -17,6 +17,9 @@ from featurestore.model.times import from_micros, to_micros
 from featurestore.registry.rows import readable
 from featurestore.registry.tables import alert_channels, incidents, outbox
 
+# How long a message waits for its next try at most.
+LONGEST_WAIT = timedelta(hours=1)
+
 
 @dataclass(frozen=True)
 class Incident:
@@ -143,8 +146,13 @@ def send(
 def waiting(
     connection: Connection, *, limit: int | None = None, besides: Iterable[str] = ()
 ) -> list[Outgoing]:
-    """Return the messages that are to be sent now, oldest first; ``besides`` leaves channels out."""
-    due = outbox.c.next_try <= to_micros(times.utc_now())
+    """Return the messages that are to be sent now, oldest first; ``besides`` leaves channels out.
+
+    A next try later than the longest wait is one of before the clock was set back.
+    """
+    now = times.utc_now()
+    next_try = outbox.c.next_try
+    due = sa.or_(next_try <= to_micros(now), next_try > to_micros(now + LONGEST_WAIT))
     query = (
         sa.select(outbox)
         .where(outbox.c.delivered.is_(None), due, outbox.c.channel.not_in(list(besides)))

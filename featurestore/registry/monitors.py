@@ -1,19 +1,24 @@
-"""What monitors found, window by window."""
+"""Reports of monitors by window, and the windows out of bounds that a person accepted."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import uuid
+from collections import Counter
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from typing import cast
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.model import times
+from featurestore.model.monitor_acceptance import Acceptance, Subject
 from featurestore.model.monitor_report import MonitorReport
-from featurestore.model.times import to_micros
+from featurestore.model.times import from_micros, to_micros
 from featurestore.model.window import Window
 from featurestore.registry.rows import readable
-from featurestore.registry.tables import monitor_results
+from featurestore.registry.tables import monitor_acceptances, monitor_results
 
 
 def record(connection: Connection, reports: Iterable[MonitorReport], *, run_id: str) -> None:
@@ -66,6 +71,77 @@ def of_window(connection: Connection, monitor: str, window: Window) -> MonitorRe
         return None
     with readable(f"a report of monitor {monitor!r}"):
         return MonitorReport.from_json(json.loads(text))
+
+
+def out_of_bounds(
+    connection: Connection, monitor: str, *, before: datetime | None = None
+) -> list[MonitorReport]:
+    """Return the reports with a finding out of bounds, of windows that end by a time."""
+    columns = monitor_results.c
+    query = sa.select(columns.report).where(
+        columns.monitor == monitor, columns.state.in_(["alarm", "suspect"])
+    )
+    if before is not None:
+        query = query.where(columns.window_end <= to_micros(before))
+    with readable(f"a report of monitor {monitor!r}"):
+        return [
+            MonitorReport.from_json(json.loads(text))
+            for text in connection.execute(query.order_by(columns.window_end)).scalars()
+        ]
+
+
+def states_of_runs(connection: Connection, monitor: str, run_ids: Collection[str]) -> Counter[str]:
+    """Return how many windows some runs of a monitor recorded, by state."""
+    columns = monitor_results.c
+    query = sa.select(columns.run_id, columns.state).where(columns.monitor == monitor)
+    wanted = set(run_ids)
+    return Counter(state for run_id, state in connection.execute(query) if run_id in wanted)
+
+
+def add_acceptance(connection: Connection, acceptance: Acceptance) -> None:
+    """Record an acceptance."""
+    start = None
+    if acceptance.window is not None:
+        start = to_micros(acceptance.window.start)
+    connection.execute(
+        monitor_acceptances.insert().values(
+            id=uuid.uuid4().hex,
+            monitor=acceptance.monitor,
+            window_start=start,
+            until=to_micros(acceptance.until),
+            subjects=json.dumps(acceptance.to_json()["subjects"], ensure_ascii=False),
+            note=acceptance.note,
+            created=to_micros(times.utc_now()),
+        )
+    )
+
+
+def acceptances(connection: Connection, monitor: str) -> list[Acceptance]:
+    """Return the acceptances of a monitor, oldest first."""
+    query = (
+        sa.select(monitor_acceptances)
+        .where(monitor_acceptances.c.monitor == monitor)
+        .order_by(monitor_acceptances.c.created, monitor_acceptances.c.until)
+    )
+    accepted = []
+    for row in connection.execute(query):
+        until = from_micros(row.until)
+        window = None
+        if row.window_start is not None:
+            window = Window(from_micros(row.window_start), until)
+        with readable(f"an acceptance of monitor {monitor!r}"):
+            subjects = {
+                cast(Subject, (str(kind), str(name))): _instant(start)
+                for kind, name, start in json.loads(row.subjects)
+            }
+        accepted.append(
+            Acceptance(monitor, window, until, subjects, row.note, from_micros(row.created))
+        )
+    return accepted
+
+
+def _instant(text: str | None) -> datetime | None:
+    return None if text is None else times.parse_moment(text, warn=False)
 
 
 def _same(monitor: str, window: Window) -> sa.ColumnElement[bool]:

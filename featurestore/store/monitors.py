@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from featurestore.jobs.monitors.service import MonitorStatus
+    from featurestore.model.monitor_acceptance import Acceptance
     from featurestore.model.monitor_report import MonitorReport
     from featurestore.model.window import Window
     from featurestore.monitoring.page import MonitorPage
@@ -75,6 +76,52 @@ class MonitorCalls(JobCalls):
         from featurestore.jobs.monitors import service
 
         return service.history(self._session, name, limit=limit, offset=offset)
+
+    def accept_monitor(
+        self,
+        name: str,
+        *,
+        window: Window | datetime | str | None = None,
+        until: datetime | str | None = None,
+        note: str = "",
+    ) -> Acceptance:
+        """Accept windows out of bounds, so that they count as usual from now on.
+
+        Windows out of bounds stay out of a moving baseline until they are accepted. A change that
+        lasts until the newest accepted window starts a new baseline with its first window, and its
+        incident ends. A fixed baseline (a training dataset, a version) is replaced by the accepted
+        windows for the features that changed. Ages and columns have no baseline and cannot be
+        accepted.
+
+        Args:
+            name: Name of the monitor.
+            window: Accept this window alone, or the one that begins at this time; it joins the
+                baseline that is there.
+            until: Accept every window that ends by this time; None: up to the newest window.
+            note: Why, at most 2,000 characters; in the message that ends the incident.
+
+        Returns:
+            The features and metrics that were accepted, with the starts of their new baselines.
+
+        Raises:
+            InvalidArgument: No window is out of bounds there.
+            JobNotFound: There is no such monitor.
+
+        >>> registered = store.register_jobs("monitors.py")
+        >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")
+        >>> try:
+        ...     store.accept_monitor("weather_watch", note="a new sensor")
+        ... except featurestore.errors.InvalidArgument as error:
+        ...     print(error.hint)
+        store.get_monitor_history('weather_watch') lists its windows
+        """
+        from featurestore.jobs.monitors import service
+        from featurestore.registry.audit_log import account
+
+        actor = account("Python")
+        return service.accept(
+            self._session, name, window=window, until=until, note=note, actor=actor
+        )
 
     def visualize_monitor(self, name: str, *, windows: int = 60) -> MonitorPage:
         """Return the page of a monitor: distributions and timelines, the worst first.

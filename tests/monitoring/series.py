@@ -17,7 +17,7 @@ from featurestore.model.monitor_report import Finding
 from featurestore.model.window import Window
 from featurestore.monitoring import rules
 from featurestore.monitoring.profile import ColumnProfile, Profile
-from featurestore.monitoring.rules import Compared
+from featurestore.monitoring.rules import Compared, SameForAll
 
 START = datetime(2023, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -118,7 +118,7 @@ def alarms(
     """Yield the alarms of each of neighbouring days."""
     judged = []
     for number in numbers:
-        judged.append(rules.judge(watched, days[number], compared(days, number)))
+        judged.append(rules.judge(watched, days[number], SameForAll(compared(days, number))))
         findings = rules.confirmed(judged, watched.confirm)
         yield number, [each for each in findings if each.alarm]
 

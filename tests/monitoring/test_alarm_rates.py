@@ -12,6 +12,7 @@ from featurestore.model.monitor import Watched
 from featurestore.monitoring import rules
 from featurestore.monitoring.bounds import chance_unseen
 from featurestore.monitoring.missing import Counted, Missing, together
+from featurestore.monitoring.rules import SameForAll
 from tests.monitoring.series import FAULTS, alarms, compared, day, is_found, plain, series
 
 WATCHED = plain(Watched("series"))
@@ -39,7 +40,7 @@ def test_nineteen_faults_in_twenty_are_found_within_two_windows(fault: str) -> N
 def test_no_bound_is_above_what_its_distance_can_be() -> None:
     few = replace(series(3), rows=4)
     days = {number: day(few, number) for number in range(57)}
-    found = rules.judge(WATCHED, days[56], compared(days, 56)).findings
+    found = rules.judge(WATCHED, days[56], SameForAll(compared(days, 56))).findings
     drift = [each for each in found if each.kind == "drift" and each.measure != "psi"]
     assert {each.measure for each in drift} >= {"ks"}
     assert max(each.high for each in drift if each.high is not None) == 1.0

@@ -259,12 +259,14 @@ def test_small_windows_do_not_alarm_by_chance_and_large_ones_find_the_change(nam
     for number in range(300):
         rows = sizes[number % 4]
         before = [profile(day, measured(rng, name, rows)) for day in range(8)]
-        finding = metrics(watched, profile(8, measured(rng, name, rows)), before)[0]
+        finding = metrics(
+            watched, profile(8, measured(rng, name, rows)), lambda _, known=before: known
+        )[0]
         out += finding.out
     assert out <= 6  # and an alarm needs two in a row
     before = [profile(day, measured(rng, name, 400)) for day in range(8)]
     changed = [profile(8, measured(rng, name, 400, worse=True)) for _ in range(20)]
-    assert all(metrics(watched, each, before)[0].out for each in changed)
+    assert all(metrics(watched, each, lambda _: before)[0].out for each in changed)
 
 
 @pytest.mark.parametrize("days_before", [0, 8])
@@ -278,8 +280,14 @@ def test_limits_of_a_model_are_exceeded_by_more_than_chance_in_so_few_labels(
     before = [profile(day, measured(rng, "auc", 400)) for day in range(days_before)]
     few, many = [], []
     for _ in range(20):
-        few.append(metrics(watched, profile(9, measured(rng, "auc", 20, worse=True)), before)[0])
-        many.append(metrics(watched, profile(9, measured(rng, "auc", 2000, worse=True)), before)[0])
+        few.append(
+            metrics(watched, profile(9, measured(rng, "auc", 20, worse=True)), lambda _: before)[0]
+        )
+        many.append(
+            metrics(watched, profile(9, measured(rng, "auc", 2000, worse=True)), lambda _: before)[
+                0
+            ]
+        )
     assert sum(each.out for each in few) <= 1
     assert all(each.out for each in many)
     assert all(each.low is not None and each.low < 0.65 and each.high is None for each in many)
@@ -292,8 +300,8 @@ def test_a_change_is_confirmed_by_the_windows_before_it_and_not_by_itself() -> N
     before = [profile(day, measured(rng, "auc", 400)) for day in range(7)]
     first = profile(7, measured(rng, "auc", 400, worse=True))
     second = profile(8, measured(rng, "auc", 400, worse=True))
-    assert metrics(watched, first, before)[0].out
-    assert metrics(watched, second, [*before[1:], first])[0].out
+    assert metrics(watched, first, lambda _: before)[0].out
+    assert metrics(watched, second, lambda _: [*before[1:], first])[0].out
 
 
 def test_parts_of_windows_merge_into_what_all_their_rows_give() -> None:

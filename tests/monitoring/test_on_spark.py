@@ -48,8 +48,10 @@ def test_a_check_gives_the_same_report_on_spark(tmp_path: Path, clock: Clock) ->
             continue
         other = told[found.key]
         assert (found.out, found.alarm) == (other.out, other.alarm)
+        # Sketches of quantiles depend on the order in which an engine reads the rows.
+        error = 0.001 if found.kind in ("drift", "anchor") else 1e-9
         assert [found.value, found.low, found.high] == pytest.approx(
-            [other.value, other.low, other.high], nan_ok=True
+            [other.value, other.low, other.high], nan_ok=True, abs=error
         )
     assert [each.feature for each in cluster.shares] == [each.feature for each in embedded.shares]
     for left, right in zip(cluster.shares, embedded.shares, strict=True):

@@ -1,8 +1,8 @@
-"""Monitors as jobs: a run compares windows of a group with a baseline, and tells who is to know."""
+"""Runs of monitors: compare windows of a group with a baseline, record findings, raise alerts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
@@ -18,15 +18,10 @@ from featurestore.errors import InvalidJob, StatisticsNotFound
 from featurestore.featuregroups.statistics import statistics_of
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.jobs.inputs import PinnedInput, seen_by
+from featurestore.jobs.monitors.baselines import Baselines, FixedBaseline, History
 from featurestore.jobs.monitors.definitions import LABELS_INPUT, WATCHED_INPUT
 from featurestore.jobs.monitors.models import quality_of
-from featurestore.jobs.monitors.windows import (
-    alike,
-    of_baseline,
-    rolling,
-    same_in_week,
-    with_windows_before,
-)
+from featurestore.jobs.monitors.windows import with_windows_before
 from featurestore.jobs.run import Attempt, Recording, Written, recorded
 from featurestore.jobs.schedule import latest_complete
 from featurestore.jobs.specs import schedule_of
@@ -41,15 +36,15 @@ from featurestore.model.window import Window
 from featurestore.monitoring import rules
 from featurestore.monitoring.profile import Profile, profile_of
 from featurestore.monitoring.quality import Quality
-from featurestore.monitoring.rules import Compared, Judged
+from featurestore.monitoring.rules import Judged
 from featurestore.monitoring.windows import Profiler
 from featurestore.plugins import observers
-from featurestore.registry import monitors
+from featurestore.registry import jobs, monitors
 from featurestore.registry.runs import Run
 from featurestore.session import Session
 from featurestore.training import catalog
 
-_FAMILIES = ("drift", "nulls", "values", "freshness", "volume", "schema", "metric")
+_FAMILIES = ("drift", "nulls", "values", "anchor", "freshness", "volume", "schema", "metric")
 _EVENT_TIME, _COMMIT = "event time", "last commit"
 
 
@@ -60,32 +55,60 @@ def run_monitor(session: Session, attempt: Attempt) -> Run:
 
 def _observe(session: Session, attempt: Attempt, recording: Recording) -> Written:
     spec = attempt.spec
-    reports = observe(session, spec, attempt.windows, recording.inputs)
+    observed = observe(session, spec, attempt.windows, recording.inputs)
+    reports = observed.reports
     work = observers.current()
     if work is not None:
         work.found = reports[-1]
 
     def record(connection: Connection) -> None:
         monitors.record(connection, reports, run_id=recording.run.run_id)
-        _alert(connection, spec, reports[-1])
+        _alert(connection, spec, reports[-1], observed.back)
 
     rows = sum(each.rows for each in reports)
     return Written(rows, reports[-1].delta_version, None, record)
 
 
-def _alert(connection: Connection, spec: JobSpec, report: MonitorReport) -> None:
-    """Tell what the latest window has out of bounds; windows of the past are nobody's alarm."""
+def _alert(
+    connection: Connection, spec: JobSpec, report: MonitorReport, back: Collection[str]
+) -> None:
+    """Send what begins, lasts and ends in the latest window; earlier windows raise no alerts.
+
+    An incident ends when its values are back within bounds (``back``), and never because there is
+    nothing to judge them by.
+    """
     if report.window != latest_complete(schedule_of(spec), times.utc_now()):
         return
     present: dict[str, list[str]] = {}
     for finding in report.alarms:
         present.setdefault(finding.kind, []).append(str(finding))
-    incidents.update(connection, spec, present, families=_FAMILIES)
+    lasting = {}
+    for family in _FAMILIES:
+        if family not in present and family not in back:
+            suspects = [str(each) for each in report.suspects if each.kind == family]
+            lasting[family] = suspects or ["not back within bounds for long enough"]
+    confirm = 1 if spec.watched is None else spec.watched.confirm
+    incidents.update(
+        connection,
+        spec,
+        present,
+        families=_FAMILIES,
+        lasting=lasting,
+        reason=f"the values are back within bounds for {confirm} windows",
+    )
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Reports of windows, oldest first, and the kinds of findings that are back within bounds."""
+
+    reports: list[MonitorReport]
+    back: frozenset[str]
 
 
 def observe(
     session: Session, spec: JobSpec, windows: Sequence[Window], inputs: Sequence[PinnedInput]
-) -> list[MonitorReport]:
+) -> Observed:
     """Return the report of each window, oldest first; the shares of the last one can be drawn."""
     observation = Observation(session, spec, inputs)
     chains = with_windows_before(schedule_of(spec), windows, observation.watched.confirm - 1)
@@ -93,15 +116,7 @@ def observe(
     reports = [observation.report(chain) for chain in chains]
     for index in range(len(reports) - 1):
         reports[index] = replace(reports[index], shares=())
-    return reports
-
-
-@dataclass(frozen=True)
-class FixedBaseline:
-    """A baseline that does not move: its profile, and the newest event time in it."""
-
-    profile: Profile
-    until: datetime | None
+    return Observed(reports, observation.back_within_bounds(chains[-1], reports[-1]))
 
 
 class Observation:
@@ -121,12 +136,13 @@ class Observation:
         self._changed: dict[tuple[str, int | None], list[tuple[int, int]]] = {}
         self._profiles: dict[Window, Profile] = {}
         self._judged: dict[Window, Judged] = {}
+        self._chains: dict[Window, Sequence[Window]] = {}
 
     def prepare(self, windows: Iterable[Window]) -> None:
         """Profile windows, and those that they are compared with, in as few passes as possible."""
         wanted: set[Window] = set()
         for window in windows:
-            wanted |= {window, *self._existing(self._around(window))}
+            wanted |= {window, *self._existing(self._baselines.around(window))}
         self._profiles |= self._profiler.profiles(sorted(wanted))
 
     def report(self, chain: Sequence[Window]) -> MonitorReport:
@@ -135,6 +151,7 @@ class Observation:
         window, last = chain[-1], judged[-1]
         now = self._profiles[window]
         findings = rules.confirmed(judged, self.watched.confirm, apart=self._are_apart(chain))
+        self._baselines.history.record(window, findings)
         notes = []
         if last.learning:
             notes.append("there is too little before this window to compare all of it with")
@@ -155,6 +172,20 @@ class Observation:
             shares=last.shares,
         )
 
+    def back_within_bounds(self, chain: Sequence[Window], report: MonitorReport) -> frozenset[str]:
+        """Return the kinds of findings that every window of a chain has within bounds.
+
+        A kind that could not be judged in one of the windows is not back. Ages and columns are
+        judged by the newest window alone, as they alarm at once.
+        """
+        back = {"freshness", "schema"} - {each.kind for each in report.findings if each.out}
+        by_window = [self._judged[window].findings for window in chain[:-1]]
+        by_window.append(report.findings)
+        for family in set(_FAMILIES) - {"freshness", "schema"}:
+            if all(_is_within(findings, family) for findings in by_window):
+                back.add(family)
+        return frozenset(back)
+
     def _are_apart(self, chain: Sequence[Window]) -> bool:
         """Tell whether no row is in two windows; those of commits hold the whole table."""
         if self._group.spec.event_time is None:
@@ -164,38 +195,49 @@ class Observation:
     def _judge(self, window: Window) -> Judged:
         if window not in self._judged:
             now = self._profiles[window]
-            judged = rules.judge(self.watched, now, self._compared(window))
+            judged = rules.judge(self.watched, now, self._baselines.of(window))
             more = [*self._freshness(window), *self._new_version(window)]
-            self._judged[window] = replace(judged, findings=(*judged.findings, *more))
+            judged = replace(judged, findings=(*judged.findings, *more))
+            self._judged[window] = judged
+            if not self._baselines.history.has(window):
+                self._baselines.history.record(window, judged.findings)
         return self._judged[window]
 
     # -- what a window is compared with -------------------------------------------------------
 
-    def _around(self, window: Window) -> list[Window]:
-        baseline = self.watched.baseline
-        found = [*rolling(baseline, window), *same_in_week(window)]
-        found += [each for each, _ in alike(baseline, window)]
-        if self._fixed is not None:
-            found += of_baseline(window, self._fixed.until)
-        return found
+    @cached_property
+    def _baselines(self) -> Baselines:
+        with self._session.registry.reading() as connection:
+            reports = monitors.out_of_bounds(connection, self._spec.name)
+            acceptances = monitors.acceptances(connection, self._spec.name)
+            registered = jobs.registered_at(connection, self._spec.name)
+        history = History(self._before, acceptances)
+        for report in reports:
+            history.record(report.window, report.findings)
+        return Baselines(
+            baseline=self.watched.baseline,
+            fixed=self._fixed,
+            history=history,
+            load=self._known,
+            first=self._first,
+            registered=registered,
+        )
 
-    def _compared(self, window: Window) -> Compared:
-        same = self._known(same_in_week(window))
-        members = rolling(self.watched.baseline, window)
-        known = self._known(members)
-        if self._fixed is None:
-            others, groups = [], []
-            for each, group in alike(self.watched.baseline, window):
-                if each in self._profiles:
-                    others.append(self._profiles[each])
-                    groups.append(group)
-            history = {each.window: each for each in (*others, *same)}
-            return Compared(known, others, groups, len(members), same, list(history.values()))
-        others = self._known(of_baseline(window, self._fixed.until))
-        return Compared((self._fixed.profile,), others, (), 1, same, same)
+    def _before(self, window: Window) -> Sequence[Window]:
+        """Return the windows of the schedule that confirm a window."""
+        if window not in self._chains:
+            count = self.watched.confirm - 1
+            (chain,) = with_windows_before(schedule_of(self._spec), [window], count)
+            self._chains[window] = chain[:-1]
+        return self._chains[window]
 
     def _known(self, windows: Iterable[Window]) -> list[Profile]:
-        return [self._profiles[each] for each in windows if each in self._profiles]
+        """Return the profiles of windows that do not end before the first row."""
+        existing = self._existing(windows)
+        missing = sorted({each for each in existing if each not in self._profiles})
+        if missing:
+            self._profiles |= self._profiler.profiles(missing)
+        return [self._profiles[each] for each in existing]
 
     def _existing(self, windows: Iterable[Window]) -> list[Window]:
         """Return the windows that do not end before the first row."""
@@ -315,7 +357,9 @@ class Observation:
         watched, live = self.watched, window == self._live
         at = times.utc_now() if live else window.end
         if watched.freshness is not None and self._group.spec.event_time is not None:
-            age = rules.newest_age([self._profiles[window], *self._known(self._around(window))], at)
+            age = rules.newest_age(
+                [self._profiles[window], *self._known(self._baselines.around(window))], at
+            )
             if live and self._newest is not None:
                 age = at - self._newest
             found.append(rules.freshness(watched.freshness, age, of=_EVENT_TIME))
@@ -340,6 +384,12 @@ class Observation:
         if finding.out:
             text = f"{text}; {finding.text}"
         return [replace(finding, subject=f"version {now.version}", text=text)]
+
+
+def _is_within(findings: Sequence[Finding], family: str) -> bool:
+    """Return whether there are findings of a kind, and all of them are within bounds."""
+    judged = [each for each in findings if each.kind == family and each.value is not None]
+    return bool(judged) and not any(each.out for each in judged)
 
 
 def _types(group: OpenGroup) -> dict[str, str]:

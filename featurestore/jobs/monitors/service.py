@@ -1,10 +1,13 @@
-"""What the store offers for monitors: check now, look, read the history."""
+"""Monitors in the store: check now, read the history, accept changes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from sqlalchemy.engine import Connection
+
+from featurestore.alerts import incidents
 from featurestore.alerts.outbox import send_waiting
 from featurestore.errors import InvalidArgument, JobFailed, JobNotFound, listing
 from featurestore.jobs import service
@@ -15,12 +18,19 @@ from featurestore.jobs.schedule import latest_complete
 from featurestore.jobs.specs import schedule_of
 from featurestore.model import html, times
 from featurestore.model.html import Listing
+from featurestore.model.monitor_acceptance import Acceptance, acceptable_subjects
 from featurestore.model.monitor_report import MonitorReport
+from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
 from featurestore.monitoring.page import MonitorPage
-from featurestore.registry import jobs, monitors, runs
+from featurestore.registry import audit_log, jobs, monitors, runs
+from featurestore.registry.audit_log import Actor
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.session import Session
+
+# Ages and columns have no baseline: nothing about them can be accepted.
+ACCEPTABLE = ("drift", "nulls", "values", "anchor", "volume", "metric")
+_LONGEST_NOTE = 2000
 
 
 @dataclass(frozen=True)
@@ -107,8 +117,81 @@ def report_of(session: Session, name: str, window: Window) -> MonitorReport:
             f"Monitor {name!r} has not looked at the window from {window.start.isoformat()}.",
             hint=f"check_monitor({name!r})",
         )
-    (seen,) = observe(session, job.spec, [window], pin(session, job.spec))
+    (seen,) = observe(session, job.spec, [window], pin(session, job.spec)).reports
     return replace(found, shares=seen.shares)
+
+
+def accept(
+    session: Session,
+    name: str,
+    *,
+    window: Window | datetime | str | None = None,
+    until: datetime | str | None = None,
+    note: str = "",
+    actor: Actor,
+) -> Acceptance:
+    """Accept windows out of bounds; see ``FeatureStore.accept_monitor``."""
+    job = get_monitor(session, name)
+    spec = job.spec
+    if window is not None and until is not None:
+        raise InvalidArgument("window= and until= exclude each other.", hint="give one of them")
+    if len(note) > _LONGEST_NOTE:
+        raise InvalidArgument(
+            f"note= has {len(note):,} characters; the limit is {_LONGEST_NOTE:,}.",
+            hint="put the details into a document, and its address into note=",
+        )
+    only = None if window is None else service.resolve_window(job, window)
+    end = None if until is None else parse_moment(until, argument="until")
+    with session.registry.transaction() as connection:
+        newest = monitors.newest(connection, name)
+        if only is not None:
+            end = only.end
+        elif end is None and newest is not None:
+            end = newest.window.end
+        reports = [] if end is None else _to_accept(connection, name, only, end)
+        confirm, last = 1, None
+        if spec.watched is not None:
+            confirm, last = spec.watched.confirm, spec.watched.baseline.last
+        subjects = acceptable_subjects(reports, confirm=confirm, restart=only is None, last=last)
+        if not subjects or end is None:
+            raise InvalidArgument(
+                f"Monitor {name!r} has no window out of bounds that could be accepted"
+                f"{_range_text(only, end)}.",
+                hint=f"store.get_monitor_history({name!r}) lists its windows",
+                command=f"featurestore monitor history {name}",
+            )
+        acceptance = Acceptance(name, only, end, subjects, note, times.utc_now())
+        monitors.add_acceptance(connection, acceptance)
+        audit_log.add(connection, actor, "accept monitor", name, acceptance.to_json())
+        if newest is not None and newest.window.end <= end and only in (None, newest.window):
+            reason = f"accepted by {actor.name}"
+            if note:
+                reason += f": {note}"
+            incidents.end(connection, spec, ACCEPTABLE, reason=reason)
+    send_waiting(session)
+    return acceptance
+
+
+def _to_accept(
+    connection: Connection, name: str, only: Window | None, end: datetime
+) -> list[MonitorReport]:
+    """Return the reports of the windows that an acceptance judges, oldest first."""
+    if only is not None:
+        report = monitors.of_window(connection, name, only)
+        return [] if report is None else [report]
+    earlier = monitors.acceptances(connection, name)
+    first = max((each.until for each in earlier if each.window is None), default=None)
+    reports = []
+    for report in reversed(monitors.history(connection, name)):
+        if report.window.end <= end and (first is None or report.window.end > first):
+            reports.append(report)
+    return reports
+
+
+def _range_text(only: Window | None, end: datetime | None) -> str:
+    if only is not None:
+        return f" at {only.start.isoformat()}"
+    return "" if end is None else f" up to {end.isoformat()}"
 
 
 def page_of(session: Session, name: str, *, windows: int = 60) -> MonitorPage:
@@ -141,6 +224,13 @@ def get_monitor(session: Session, name: str) -> RegisteredJob:
         f"There is no monitor {name!r}; registered are {listing(known)}.",
         hint="featurestore job register path/to/monitors.py",
     )
+
+
+def get_acceptances(session: Session, name: str) -> list[Acceptance]:
+    """Return what people accepted of a monitor, oldest first."""
+    get_monitor(session, name)
+    with session.registry.reading() as connection:
+        return monitors.acceptances(connection, name)
 
 
 def _latest(job: RegisteredJob) -> Window:

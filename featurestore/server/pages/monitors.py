@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 
+from featurestore.jobs.monitors import service
 from featurestore.model.monitor_report import MonitorReport
-from featurestore.server.context import Settings, Store
+from featurestore.model.times import parse_moment
+from featurestore.server.access import roles
+from featurestore.server.context import Settings, Store, Whole
+from featurestore.server.guard import Asking, Form, actor_of
 from featurestore.server.pages.paging import PageNumber, one_page
 from featurestore.server.pages.rendering import csv_file, page
 
@@ -41,7 +45,26 @@ def monitor_page(
     )
     if format == "csv":
         return _findings_file(name, found.items)
-    return page(request, "monitor.html", title=name, name=name, found=found)
+    return page(
+        request,
+        "monitor.html",
+        title=name,
+        name=name,
+        found=found,
+        acceptances=service.get_acceptances(store.session, name)[::-1],
+    )
+
+
+@router.post("/{name}/accept")
+def accept(name: str, store: Store, whole: Whole, visitor: Asking, form: Form) -> RedirectResponse:
+    """Accept the windows out of bounds of a monitor, up to one that the page shows."""
+    service.get_monitor(store.session, name)
+    if visitor is not None:
+        visitor.check(roles.WRITER)
+    until = parse_moment(form.get("until", ""), argument="until", warn=False)
+    note = form.get("note", "").strip()
+    service.accept(whole.session, name, until=until, note=note, actor=actor_of(visitor))
+    return RedirectResponse(f"/monitors/{name}", status_code=303)
 
 
 def _findings_file(name: str, reports: list[MonitorReport]) -> Response:

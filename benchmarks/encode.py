@@ -32,19 +32,28 @@ FORMAT = TFRecordFormat()
 BLOCK = 1024
 
 
-def table(rows: int, columns: int) -> pa.Table:
-    """Return 10 int64, 12 float32, 2 float64 and a text of 8 bytes for every 25 columns."""
+def table(rows: int, columns: int, *, nulls: float = 0.0) -> pa.Table:
+    """Return 10 int64, 12 float32, 2 float64 and a text of 8 bytes for every 25 columns.
+
+    ``nulls`` is the share of nulls in each column.
+    """
     random = np.random.default_rng(0)
     found: dict[str, pa.Array] = {}
+
+    def mask() -> Any:
+        return random.random(rows) < nulls if nulls else None
+
     for group in range(columns // 25):
         for at in range(10):
-            found[f"int_{group}_{at}"] = pa.array(random.integers(0, 10 ** (at + 2), rows))
+            found[f"int_{group}_{at}"] = pa.array(
+                random.integers(0, 10 ** (at + 2), rows), mask=mask()
+            )
         for at in range(12):
-            found[f"float_{group}_{at}"] = pa.array(random.random(rows, np.float32))
+            found[f"float_{group}_{at}"] = pa.array(random.random(rows, np.float32), mask=mask())
         for at in range(2):
-            found[f"double_{group}_{at}"] = pa.array(random.random(rows))
+            found[f"double_{group}_{at}"] = pa.array(random.random(rows), mask=mask())
         found[f"text_{group}"] = pa.array(
-            [f"{number:08d}" for number in random.integers(0, 10**8, rows)]
+            [f"{number:08d}" for number in random.integers(0, 10**8, rows)], mask=mask()
         )
     return pa.table(found)
 
@@ -79,6 +88,8 @@ def write_examples(rows: pa.Table, path: str) -> None:
             features = {}
             for name, values in columns.items():
                 value = values[row]
+                if value is None:
+                    continue
                 if pa.types.is_integer(kinds[name]):
                     features[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
                 elif pa.types.is_floating(kinds[name]):
@@ -117,6 +128,20 @@ def encoding(rows: pa.Table, directory: Path, few: int) -> Any:
     return layout
 
 
+def parsing_spec(layout: Any) -> dict[str, Any]:
+    """Return dense features, zeros where there are nulls."""
+    import tensorflow as tf
+
+    types = {"int64": (tf.int64, 0), "float32": (tf.float32, 0.0), "bytes": (tf.string, "")}
+    spec = {}
+    for name, held in FORMAT.encodings(layout).items():
+        kind, default = types[held.tf_type]
+        if held.null == "none":
+            default = None
+        spec[name] = tf.io.FixedLenFeature((), kind, default_value=default)
+    return spec
+
+
 def decoding(rows: pa.Table, directory: Path, layout: Any) -> None:
     import tensorflow as tf
 
@@ -125,12 +150,7 @@ def decoding(rows: pa.Table, directory: Path, layout: Any) -> None:
     numbers = [name for name in names if not name.startswith("text")]
     access = FORMAT.record_access(layout)
     assert access is not None
-    spec = {
-        name: tf.io.FixedLenFeature(
-            (), {"int64": tf.int64, "float32": tf.float32, "bytes": tf.string}[held.tf_type]
-        )
-        for name, held in FORMAT.encodings(layout).items()
-    }
+    spec = parsing_spec(layout)
 
     def drain(dataset: Any) -> None:
         for _ in dataset.prefetch(1):
@@ -172,12 +192,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
     parser.add_argument("--encode-only", action="store_true")
+    parser.add_argument("--nulls", type=float, default=0.0, help="share of nulls in each column")
     arguments = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     for columns, rows, few in ((25, 1_000_000, 20_000), (200, 100_000, 2_500)):
         scale = 10 if arguments.quick else 1
-        data = table(rows // scale // BLOCK * BLOCK, columns)
+        data = table(rows // scale // BLOCK * BLOCK, columns, nulls=arguments.nulls)
         print(
             f"{columns} columns, {data.num_rows:,} rows, one core: rows a second by wall and by processor time"
         )

@@ -41,14 +41,25 @@ class Worth:
     """What a component is worth: by how much the metric is worse without it.
 
     ``mean`` is over the repeats, each compared with the whole model of the same seed; ``low`` and
-    ``high`` are the interval that holds the true mean with 95 %, infinite of a single repeat.
+    ``high`` are the interval that contains the true mean with 95 %, None for a single repeat.
     """
 
     name: str
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     values: tuple[float, ...]
+
+    @property
+    def interval(self) -> str:
+        """The interval as text.
+
+        >>> worth_of("temp", [0.1]).interval
+        'no interval'
+        """
+        if self.low is None or self.high is None:
+            return "no interval"
+        return f"[{self.low:+.4g}, {self.high:+.4g}]"
 
     def to_json(self) -> dict[str, Any]:
         """Return the worth as JSON."""
@@ -76,8 +87,7 @@ class Ablation:
         width = max(len(row.name) for row in self.rows)
         lines = [f"{self.metric} of the whole: {whole:.4g}; worse without"]
         for row in self.rows:
-            interval = f"[{row.low:+.4g}, {row.high:+.4g}]"
-            lines.append(f"  {row.name:<{width}}  {row.mean:+.4g}  {interval}")
+            lines.append(f"  {row.name:<{width}}  {row.mean:+.4g}  {row.interval}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -231,9 +241,9 @@ def worth_of(name: str, changes: Sequence[float]) -> Worth:
     (0.2, -0.048, 0.448)
     """
     mean = statistics.fmean(changes)
-    half = math.inf
     freedom = len(changes) - 1
-    if freedom:
-        quantile = _T[freedom - 1] if freedom <= len(_T) else _NORMAL
-        half = quantile * statistics.stdev(changes) / math.sqrt(len(changes))
+    if not freedom:
+        return Worth(name, mean, None, None, tuple(changes))
+    quantile = _T[freedom - 1] if freedom <= len(_T) else _NORMAL
+    half = quantile * statistics.stdev(changes) / math.sqrt(len(changes))
     return Worth(name, mean, mean - half, mean + half, tuple(changes))

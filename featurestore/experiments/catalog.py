@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from featurestore.errors import FeatureStoreError
+from featurestore.experiments import run_files
 from featurestore.model.callers import warn_caller
+from featurestore.model.json_object import MalformedJson
 from featurestore.model.run_record import METRICS_FILE, MetricValue, RunRecord, parse_metrics
 from featurestore.model.times import utc_now
 from featurestore.recovery import experiments as directories
 from featurestore.registry import experiments as index
+from featurestore.registry.hidden import words_of
+from featurestore.registry.stored_errors import shown, unlisted
 from featurestore.storage import files
 from featurestore.storage.publication import after_publication
 
@@ -40,7 +46,7 @@ def save_all(session: Session, records: Sequence[RunRecord]) -> None:
     if not records:
         return
     for record in records:
-        directories.write(directory_of(session, record), record)
+        directories.write(directory_of(session, record), _without_names(session, record))
     ids = " and ".join(repr(record.id) for record in records)
     with after_publication(f"Run {ids}"), session.registry.transaction() as connection:
         for record in records:
@@ -56,7 +62,7 @@ def load(session: Session, run_id: str) -> RunRecord:
     """
     with session.registry.reading() as connection:
         name = index.name_of(connection, run_id)
-    return directories.read(directories.run_directory(session.paths, name, run_id))
+    return _shown(session, directories.read(directories.run_directory(session.paths, name, run_id)))
 
 
 def find(
@@ -84,18 +90,69 @@ def find(
     for experiment, run_id in found:
         directory = directories.run_directory(session.paths, experiment, run_id)
         try:
-            records.append(directories.read(directory))
+            records.append(_shown(session, directories.read(directory)))
         except FeatureStoreError as error:
             warn_caller(f"The run {run_id} is left out: {error.message}", UserWarning)
     return records
 
 
+def _without_names(session: Session, record: RunRecord) -> RunRecord:
+    """Return a record whose reasons list no names but those of the run."""
+    own = words_of(json.dumps([record.name, record.params, record.settings], default=str))
+    if record.dataset is not None:
+        own |= words_of(record.dataset.name)
+    return _with_reasons(record, lambda text: unlisted(session.registry, text, own=own))
+
+
+def _shown(session: Session, record: RunRecord) -> RunRecord:
+    """Return a record with listings of what its reader may see."""
+
+    def show(text: str) -> str:
+        with session.registry.reading() as connection:
+            return shown(connection, text)
+
+    return _with_reasons(record, show)
+
+
+def _with_reasons(record: RunRecord, change: Callable[[str], str]) -> RunRecord:
+    attempts = []
+    for attempt in record.attempts:
+        reason = attempt.get("reason")
+        attempts.append({**attempt, "reason": change(reason)} if reason else attempt)
+    reason = change(record.reason) if record.reason else record.reason
+    return replace(record, reason=reason, attempts=tuple(attempts))
+
+
 def reported(directory: str) -> list[MetricValue]:
-    """Return what a run has reported, by step; nothing before its first report."""
+    """Return what a run has reported, by step; nothing before its first report.
+
+    Raises:
+        RunDamaged: A line of the metrics file is not what was written.
+    """
     path = os.path.join(directory, METRICS_FILE)
     if not files.exists(path):
         return []
-    return parse_metrics(files.read_bytes(path).decode("utf-8", "replace"))
+    try:
+        return parse_metrics(files.read_bytes(path).decode("utf-8", "replace"))
+    except MalformedJson as error:
+        raise run_files.damaged_file(path, str(error)) from error
+
+
+def verify(session: Session, record: RunRecord, *, artifacts: Sequence[str] = ()) -> None:
+    """Compare a run's record, metrics and some of its artifacts with their checksums.
+
+    Args:
+        session: The store.
+        record: The run.
+        artifacts: Files and folders relative to the run's directory.
+
+    Raises:
+        RunDamaged: Names the file that is not what was written.
+    """
+    directory = directory_of(session, record)
+    stored = directories.read(directory)
+    reported(directory)
+    run_files.check_files(directory, stored, below=[METRICS_FILE, *artifacts])
 
 
 def artifacts_of(directory: str) -> Sequence[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from featurestore.experiments import catalog
 from featurestore.model.printable import value_text
 
 if TYPE_CHECKING:
@@ -43,7 +44,13 @@ class RunComparison:
 
 
 def compare_runs(a: Run, b: Run) -> RunComparison:
-    """Return what differs between two runs."""
+    """Return what differs between two runs.
+
+    Raises:
+        RunDamaged: The record or the metrics of one are not what was written.
+    """
+    for run in (a, b):
+        catalog.verify(run.session, run.record)
     first, second = a.record, b.record
     shared = {"seed", *first.settings, *second.settings}
     settings = []

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, Stopped
 from featurestore.experiments import randomness
 from featurestore.experiments.reports import TENSORBOARD, Reports, check_metrics, check_step
+from featurestore.experiments.run_files import ARTIFACTS, checksums_below
+from featurestore.experiments.saving import save_model
 from featurestore.experiments.teams import PARAMETER_SERVER
 from featurestore.storage import files
 
@@ -22,11 +24,11 @@ if TYPE_CHECKING:
     from featurestore.experiments.reading import RunReader
     from featurestore.experiments.tasks import Task
     from featurestore.readers.checkpoint import ReaderCheckpoint
+    from featurestore.readers.class_weights import ClassWeights
     from featurestore.training.dataset import TrainingDataset
 
 Listener = Callable[[int, Mapping[str, float]], bool]
 CHECKPOINTS = "checkpoints"
-ARTIFACTS = "artifacts"
 
 
 @dataclass
@@ -39,6 +41,8 @@ class Context:
     task: Task
     listener: Listener | None = None
     readers: list[RunReader] = field(default_factory=list)
+    matrices: list[dict[str, Any]] = field(default_factory=list)
+    saved: dict[str, str] = field(default_factory=dict)
     _restored: bool = field(default=False, init=False)
 
     @property
@@ -88,10 +92,19 @@ class Context:
 
     @property
     def artifact_dir(self) -> str:
-        """Where files belong that are to stay with the run, made when it is asked for."""
-        directory = os.path.join(self.task.run, ARTIFACTS)
+        """The directory of files that stay with the run, made when it is first used.
+
+        Each worker has one of its own; the run keeps that of the first worker, the others are
+        removed when their workers end.
+        """
+        directory = self._artifacts_of(self.worker)
         files.make_directory(directory)
         return directory
+
+    def _artifacts_of(self, worker: int) -> str:
+        if worker == 0:
+            return os.path.join(self.task.run, ARTIFACTS)
+        return os.path.join(self.task.run, "work", f"worker-{worker:05d}", ARTIFACTS)
 
     @cached_property
     def dataset(self) -> TrainingDataset:
@@ -100,7 +113,7 @@ class Context:
             raise InvalidArgument(
                 "The run has no training dataset.", hint="experiments.launch(..., dataset=dataset)"
             )
-        return self.task.open_dataset()
+        return replace(self.task.open_dataset(), matrices=self.matrices)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -134,6 +147,7 @@ class Context:
         lanes: int | None = None,
         window_rows: int | None = None,
         transformed: Any = None,
+        class_weights: ClassWeights | None = None,
     ) -> RunReader:
         """Return the reader of a split for this worker; arguments as of ``dataset.reader``."""
         from featurestore.experiments.reading import RunReader, columns_without
@@ -162,6 +176,7 @@ class Context:
             window_rows=window_rows,
             transform=of_dataset(dataset, transformed),
             rows=rows,
+            class_weights=class_weights,
         )
         reader.order.check_workers(self.worker, self.workers)
         self.readers.append(RunReader(reader, self.worker, self.workers, lambda: self.strategy))
@@ -199,8 +214,10 @@ class Context:
         reader: RunReader | None = None,
         save_every: int = 1000,
         timeout: float = 600.0,
+        validation: RunReader | None = None,
+        class_weights: ClassWeights | None = None,
         **options: Any,
-    ) -> list[Any]:
+    ) -> Any:
         """Fit a compiled Keras model up to ``epochs`` epochs, from the newest checkpoint on.
 
         What Keras tells of the steps since the last checkpoint is reported at each checkpoint, so
@@ -212,6 +229,9 @@ class Context:
             reader: What to read; None: the first one that was asked for.
             save_every: Steps between two checkpoints.
             timeout: Seconds without a step after which a worker ends.
+            validation: A reader of another split: its loss and metrics over every row once are
+                reported after each epoch, as ``val_loss`` and so on.
+            class_weights: As of ``context.reader``.
             options: What ``model.fit`` takes beside data, epochs and steps.
         """
         from featurestore.experiments.strategies import report_callback
@@ -234,11 +254,18 @@ class Context:
         told = report_callback(self, model, chosen, save_every=save_every, start=kept.position_of())
         callbacks = [*(options.pop("callbacks", None) or ()), told]
         options.setdefault("verbose", 2 if self.worker == 0 else 0)
-        histories = kept.fit(
-            model, epochs, save_every=save_every, timeout=timeout, callbacks=callbacks, **options
+        history = kept.fit(
+            model,
+            epochs,
+            validation=validation,
+            class_weights=class_weights,
+            save_every=save_every,
+            timeout=timeout,
+            callbacks=callbacks,
+            **options,
         )
         chosen.epoch, chosen.step = epochs, 0
-        return histories
+        return history
 
     def _begin(self) -> str | None:
         """Return what to restore: first what all workers begin with, then the newest."""
@@ -293,10 +320,37 @@ class Context:
         if self.listener is not None and self.listener(number, found):
             raise Stopped(f"The search gave this trial up at step {number}.")
 
+    def save(self, model: Any, name: str = "model") -> str:
+        """Save a model with the run, and return the path of its file.
+
+        Every worker calls this after the same step: a model of several workers is saved by all of
+        them. One file appears in the artifacts of the run, by a rename, and ``run.json`` contains
+        its checksum when the run has ended.
+
+        Args:
+            model: A model of Keras (``.keras``), a module or state dict of PyTorch (``.pt``), a
+                model of Spark ML (a folder), or an object with ``predict`` (``.joblib``).
+            name: The name of the file; the ending is added.
+
+        Raises:
+            InvalidArgument: The model is of no known library, or the name is not one of a file.
+        """
+        directory = self._artifacts_of(0)
+        path = save_model(model, directory=directory, name=name, worker=self.worker)
+        if self.worker == 0:
+            relative = os.path.relpath(path, self.task.run)
+            stale = [each for each in self.saved if each.startswith(f"{relative}/")]
+            for each in stale:
+                del self.saved[each]
+            self.saved.update(checksums_below(self.task.run, relative))
+        return path
+
     def close(self) -> None:
-        """Close what was reported to."""
+        """Close what was reported to, and remove the artifacts of workers after the first."""
         if "_reports" in vars(self):
             self._reports.close()
+        if self.worker > 0:
+            files.remove(self._artifacts_of(self.worker), below=self.task.run)
 
     @cached_property
     def _reports(self) -> Reports:

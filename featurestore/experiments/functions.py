@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import os
 import pickle
@@ -18,6 +19,8 @@ from featurestore.model.names import suggest_name
 TrainFunction = Callable[..., Any]
 # Names that a function may take beside those of its parameters.
 GIVEN = ("params", "context")
+
+_OWN_PACKAGES = ("featurestore", "featurestore_connectors", "featurestore_schemas")
 
 
 def check_function(function: TrainFunction, names: Iterable[str]) -> None:
@@ -104,7 +107,7 @@ def dump_function(function: TrainFunction, *, by_value: bool = False) -> bytes:
         if travels:
             cloudpickle.register_pickle_by_value(module)
         try:
-            dumped: bytes = cloudpickle.dumps(function)
+            dumped = _pickle(function)
         finally:
             if travels:
                 cloudpickle.unregister_pickle_by_value(module)
@@ -113,6 +116,28 @@ def dump_function(function: TrainFunction, *, by_value: bool = False) -> bytes:
     except pickle.PicklingError as error:
         raise _unpicklable(function, error) from error
     return dumped
+
+
+def _pickle(function: TrainFunction) -> bytes:
+    """Return a function as cloudpickle does, without the content of files that it has open.
+
+    Raises:
+        PicklingError: The function refers to an open file: cloudpickle would send the text that is
+            left to read in it.
+    """
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            is_stream = any(value is each for each in (sys.stdin, sys.stdout, sys.stderr))
+            is_memory = isinstance(value, io.BytesIO | io.StringIO)
+            if isinstance(value, io.IOBase) and not is_memory and not is_stream:
+                raise pickle.PicklingError(f"it refers to {value!r}")
+            return super().reducer_override(value)
+
+    content = io.BytesIO()
+    Pickler(content).dump(function)
+    return content.getvalue()
 
 
 def name_of(function: TrainFunction) -> str:
@@ -138,15 +163,29 @@ def reference(function: TrainFunction) -> str:
 def loaded_function(named: str) -> TrainFunction | None:
     """Return the function that a reference names, if this process has loaded its module.
 
-    Nothing is imported: a record's text never makes code run that was not there already.
+    Nothing is imported, and functions of Python itself and of installed packages are not
+    returned: a record's text must neither load code nor choose what runs with its parameters.
 
-    >>> loaded_function("no.such.module:train_fn")
+    >>> loaded_function("no.such.module:train_fn"), loaded_function("shutil:rmtree")
+    (None, None)
     """
     module_name, _, path = named.partition(":")
     found: Any = sys.modules.get(module_name)
     for name in path.split("."):
         found = vars(found).get(name) if isinstance(found, ModuleType | type) else None
-    return found if inspect.isfunction(found) else None
+    if not inspect.isfunction(found) or not _is_written_here(inspect.getmodule(found)):
+        return None
+    return found
+
+
+def _is_written_here(module: ModuleType | None) -> bool:
+    """Return whether a module is a script, a notebook or a module of the user's own."""
+    if module is None:
+        return False
+    if module.__name__ == "__main__":
+        return True
+    package = module.__name__.partition(".")[0]
+    return _is_of_the_user(module) and package not in _OWN_PACKAGES
 
 
 def _arguments(function: TrainFunction) -> tuple[set[str], list[str], bool]:

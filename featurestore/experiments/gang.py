@@ -14,6 +14,10 @@ from featurestore.storage.supervised import exit_text
 _POLL_SECONDS = 0.05
 # A worker that lost another one may fail before that one's end is seen.
 _GATHER_SECONDS = 1.0
+_SAME_CALLS = (
+    "All workers make the same calls of TensorFlow: context.save(model) instead of "
+    "'if context.worker == 0: model.save(...)'."
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ def judge(
     for member, status in zip(team, found, strict=True):
         if status is not None and status.state == "failed" and not status.lost_a_peer:
             reason = f"{member}: {status.error}: {status.message}"
+            if len(team) > 1 and "Collective ops is aborted" in str(status.message):
+                reason += f"\n{_SAME_CALLS}"
             return AttemptEnd("failed", told, found, reason, status.trace)
     for number in by_weight(team):
         status = found[number]
@@ -97,6 +103,12 @@ def judge(
             return AttemptEnd("failed", told, found, reason, again=True)
     for member, status in zip(team, found, strict=True):
         if status is not None and status.lost_a_peer:
+            others = [each for each in found if each is not status]
+            if all(each is not None and each.state in ("finished", "stopped") for each in others):
+                # They ended well, so another start would end in the same way.
+                reason = f"{member} waited for workers that had finished: {status.error}. "
+                reason += _SAME_CALLS
+                return AttemptEnd("failed", told, found, reason, status.trace)
             reason = f"{member} lost another one: {status.error}: {status.message}"
             return AttemptEnd("failed", told, found, reason, again=True)
     return AttemptEnd("finished" if first is None else first.state, told, found)

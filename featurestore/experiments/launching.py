@@ -20,6 +20,7 @@ from featurestore.experiments.environment import code_of, environment
 from featurestore.experiments.functions import TrainFunction
 from featurestore.experiments.gang import AttemptEnd, watch
 from featurestore.experiments.progress import Listener, showing_logs
+from featurestore.experiments.run_files import final_checksums
 from featurestore.experiments.status import WorkerStatus, read_status
 from featurestore.experiments.tasks import Fold, Task
 from featurestore.experiments.teams import CHIEF, PARAMETER_SERVER, Member, members
@@ -219,7 +220,9 @@ def resume(
     settings = dict(record.settings)
     if retries is not None:
         settings["retries"] = retries
-    record = replace(record, state="running", ended=None, reason=None, code=code, settings=settings)
+    record = replace(
+        record, state="running", ended=None, reason=None, code=code, settings=settings, files={}
+    )
     return run_attempts(_Drive(session, record, launcher, dumped, environment, progress=progress))
 
 
@@ -246,13 +249,19 @@ def run_attempts(drive: _Drive) -> RunRecord:
                 if not ended.again:
                     break
         except BaseException as error:
-            kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            kind: Any = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            catalog.save(session, _ended(record, kind, reason=reason))
+            ended_now = utc_now().isoformat()
+            catalog.save(session, replace(record, state=kind, ended=ended_now, reason=reason))
             raise
         assert ended is not None
-        record = _ended(record, ended.state, reason=ended.reason, status=ended.statuses[0])
-        record = replace(record, metrics={**last_metrics(drive.directory), **record.metrics})
+        record = end_record(
+            record,
+            ended.state,
+            directory=drive.directory,
+            reason=ended.reason,
+            status=ended.statuses[0],
+        )
         catalog.save(session, record)
     if record.state == "failed":
         raise _failure(drive, record, ended)
@@ -313,13 +322,44 @@ def worker_task(task: Task, *, environment: Mapping[str, str]) -> WorkerTask:
     )
 
 
-def _ended(
-    record: RunRecord, state: Any, *, reason: str | None, status: WorkerStatus | None = None
+def end_record(
+    record: RunRecord,
+    state: Any,
+    *,
+    directory: str,
+    reason: str | None,
+    status: WorkerStatus | None,
 ) -> RunRecord:
-    found = record
+    """Return the record of a run at its end, with its metrics and the checksums of its files.
+
+    A run whose metrics or saved models are damaged has failed.
+
+    Args:
+        record: The record of the running run.
+        state: How it ended.
+        directory: Its directory.
+        reason: Why it failed.
+        status: What its first worker wrote last; None where that is unknown.
+    """
+    metrics: dict[str, float] = {}
+    checksums: dict[str, str] = {}
+    try:
+        metrics = last_metrics(directory)
+        if state in ("finished", "stopped"):
+            checksums = final_checksums(directory, {} if status is None else status.saved)
+    except FeatureStoreError as error:
+        state, reason = "failed", reason or f"{type(error).__name__}: {error.message}"
     if status is not None:
-        found = replace(record, metrics=status.metrics, readers=status.readers)
-    return replace(found, state=state, ended=utc_now().isoformat(), reason=reason)
+        metrics |= status.metrics
+    return replace(
+        record,
+        state=state,
+        ended=utc_now().isoformat(),
+        reason=reason,
+        metrics=metrics,
+        readers=() if status is None else status.readers,
+        files=checksums,
+    )
 
 
 def last_metrics(directory: str) -> dict[str, float]:
@@ -335,7 +375,7 @@ def _failure(drive: _Drive, record: RunRecord, ended: AttemptEnd) -> FeatureStor
     starts = len(record.attempts)
     return RunFailed(
         f"Run {record.id!r} of {record.name!r} failed after {starts} "
-        f"{'start' if starts == 1 else 'starts'}: {ended.reason}\n{said.strip()}",
+        f"{'start' if starts == 1 else 'starts'}: {record.reason}\n{said.strip()}",
         hint=f"look with featurestore run logs {record.id}; go on from its last checkpoint with "
         f"experiments.get_run({record.id!r}).resume()",
     )

@@ -22,9 +22,10 @@ from featurestore.errors import (
     listing,
     missing_extra,
 )
-from featurestore.experiments import catalog
+from featurestore.experiments import catalog, run_files
 from featurestore.experiments.run import Run
 from featurestore.model.run_record import RunRecord
+from featurestore.model.sealed import parsed
 from featurestore.storage import files
 
 RUN_TAG = "featurestore.run_id"
@@ -119,10 +120,11 @@ class _Mirror:
             client.log_batch(mirrored, metrics=some)
         if run.record.dataset is not None:
             client.log_inputs(mirrored, datasets=[self._dataset(run.record)])
-        client.log_dict(mirrored, run.record.to_json(), "run.json")
+        client.log_dict(mirrored, parsed(run.record.to_bytes()), "run.json")
         for folder in self.artifacts:
             path = os.path.join(run.path, folder)
             if files.list_directory(path):
+                run_files.check_own_files(run.path, folder)
                 client.log_artifacts(mirrored, path, folder)
         status = _STATUS[run.state]
         if run.state == "running":

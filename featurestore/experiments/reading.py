@@ -33,8 +33,7 @@ class RunReader:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The columns that are read and are neither label nor weight."""
-        columns = self.reader.columns
-        return tuple(each.name for each in columns if not each.label and not each.weight)
+        return self.reader.inputs
 
     def batches(self, epoch: int = 0, *, start_step: int = 0) -> Iterator[Batch]:
         """Yield this worker's batches of one epoch."""
@@ -72,7 +71,17 @@ class RunReader:
         )
 
     def tf_dataset(self, epochs: int = 1) -> Any:
-        """Return this worker's ``tf.data.Dataset`` of so many epochs from the position on."""
+        """Return this worker's ``tf.data.Dataset`` of so many epochs from the position on.
+
+        Raises:
+            ReaderConfigError: Workers share a strategy, and Keras would distribute it again.
+        """
+        from featurestore.readers.keras_data import refuse_undistributed
+
+        refuse_undistributed(
+            instead="context.fit(model, epochs=2, validation=checks), "
+            "reader.distribute(epochs), reader.evaluate(model)"
+        )
         return self.reader.tf_dataset(
             epochs,
             worker=self.worker,
@@ -82,7 +91,7 @@ class RunReader:
         )
 
     def evaluate(self, model: Any, **options: Any) -> dict[str, float]:
-        """Return loss and metrics of a compiled model over every row once."""
+        """Return loss and metrics over every row once, as ``evaluate`` of readers."""
         return self.reader.evaluate(model, **options)
 
     def state(self) -> dict[str, Any]:

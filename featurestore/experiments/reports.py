@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from featurestore.errors import InvalidArgument, InvalidMetric, missing_extra
-from featurestore.model.run_record import METRICS_FILE
+from featurestore.model.run_record import METRICS_FILE, metrics_line
 from featurestore.storage.appending import AppendedFile
 from featurestore.storage.machine import host_name
 
@@ -71,13 +71,11 @@ class Reports:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the metrics of a step."""
-        begin = ""
+        line = metrics_line(step, metrics, time=time.time(), begins=self._is_first)
         if self._is_first:
-            begin = "\n"  # a line that a kill cut off ends here
             self._events.forget_from(step)
         self._is_first = False
-        line = json.dumps({"step": step, "time": time.time(), "metrics": metrics})
-        self._lines.write(f"{begin}{line}\n".encode())
+        self._lines.write(line.encode())
         self._events.write(step, metrics)
 
     def close(self) -> None:

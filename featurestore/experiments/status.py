@@ -39,6 +39,7 @@ class WorkerStatus:
     error: str | None = None
     message: str | None = None
     trace: str | None = None
+    saved: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lost_a_peer(self) -> bool:
@@ -54,6 +55,10 @@ class WorkerStatus:
         trace = "".join(traceback.format_exception(error))
         kind = type(error).__name__
         return replace(self, state="failed", error=kind, message=str(error), trace=trace)
+
+    def with_saved(self, saved: Mapping[str, str]) -> WorkerStatus:
+        """Return the status with the checksums of saved models, by path in the run's directory."""
+        return replace(self, saved=dict(saved))
 
     def with_readers(self, states: list[dict[str, Any]]) -> WorkerStatus:
         """Return the status with where each reader stands."""
@@ -87,6 +92,7 @@ def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:
             error=data.optional_text("error"),
             message=data.optional_text("message"),
             trace=data.optional_text("trace"),
+            saved=data.object("saved").each(JsonObject.text),
         )
     except MalformedJson as error:
         raise RunDamaged(f"The file {path!r} of a worker is damaged: {error}") from error

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.experiments import parameter_servers
 from featurestore.experiments.teams import PARAMETER_SERVER
+from featurestore.readers.keras_losses import MetricSums
 
 if TYPE_CHECKING:
     from featurestore.experiments.context import Context
@@ -34,6 +35,7 @@ def report_callback(
         name = "tf_keras"
     keras = importlib.import_module(name)
     total = reader.steps_per_epoch
+    earlier = MetricSums(model)
 
     class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -48,9 +50,12 @@ def report_callback(
             # What Keras hands over is the sum over all replicas; the metrics themselves are means.
             found = self.model.get_metrics_result()
             told = {key: float(value) for key, value in found.items()}
-            if not epoch_ends:
-                # A run that goes on at this checkpoint counts from here, so this one does, too.
-                self.model.reset_metrics()
+            # A run that goes on at this checkpoint counts from here, so this one does, too. What
+            # Keras says of the epoch is of all its steps.
+            if epoch_ends:
+                earlier.put_back()
+            else:
+                earlier.take()
             context.report(self.made, **told)
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

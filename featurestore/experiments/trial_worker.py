@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 from featurestore.experiments.tasks import Task
 from featurestore.experiments.worker import run_task
 from featurestore.model.json_object import JsonObject
+from featurestore.plugins.worker_port import connect_to_driver
 from featurestore.storage import files
 from featurestore.storage.appending import open_log
 
@@ -22,15 +22,18 @@ class Driver:
 
     def __init__(self, told: JsonObject) -> None:
         host, port = told.array("address")
-        self._socket = socket.create_connection((host, port))
-        self._file = self._socket.makefile("rwb")
-        self._hello = {"token": told.text("token"), "worker": told.number("worker")}
+        self._connection = connect_to_driver((host, port), told.text("key"))
+        self._worker = told.number("worker")
 
     def ask(self, kind: str, **content: Any) -> JsonObject:
         """Return the answer to a message."""
-        self._file.write(json.dumps({"kind": kind, **self._hello, **content}).encode() + b"\n")
-        self._file.flush()
-        return JsonObject.of(json.loads(self._file.readline() or "{}"), "answer")
+        message = {"kind": kind, "worker": self._worker, **content}
+        try:
+            self._connection.send_bytes(json.dumps(message).encode())
+            answer = self._connection.recv_bytes()
+        except (OSError, EOFError):
+            answer = b"{}"
+        return JsonObject.of(json.loads(answer), "answer")
 
     def report(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Tell of metrics, and return whether to stop."""
@@ -38,8 +41,7 @@ class Driver:
 
     def close(self) -> None:
         """Close the connection."""
-        self._file.close()
-        self._socket.close()
+        self._connection.close()
 
 
 def serve(told: JsonObject, dumped: bytes) -> None:

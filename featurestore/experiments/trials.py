@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from featurestore.errors import RunFailed
 from featurestore.experiments import catalog
-from featurestore.experiments.launching import last_metrics, worker_task
+from featurestore.experiments.launching import end_record, worker_task
 from featurestore.experiments.progress import Listener, showing_logs
 from featurestore.experiments.status import WorkerStatus, read_status
 from featurestore.experiments.tasks import Fold, Task
@@ -209,21 +209,15 @@ class TrialPool:
         trial = slot.trial
         assert trial is not None
         directory = catalog.directory_of(self.session, trial)
-        now = utc_now().isoformat()
-        told = {"began": slot.begun, "ended": now, "state": state, "reason": reason}
-        metrics = last_metrics(directory)
-        if status is not None:
-            metrics |= status.metrics
+        record = end_record(trial, state, directory=directory, reason=reason, status=status)
+        attempt = {
+            "began": slot.begun,
+            "ended": record.ended,
+            "state": record.state,
+            "reason": record.reason,
+        }
         slot.trial = None
-        return replace(
-            trial,
-            state=state,
-            ended=now,
-            reason=reason,
-            metrics=metrics,
-            attempts=(*trial.attempts, told),
-            readers=() if status is None else status.readers,
-        )
+        return replace(record, attempts=(*trial.attempts, attempt))
 
     def _save(self, slot: _Slot, state: Any, *, reason: str) -> RunRecord:
         """Write how an attempt that its worker says nothing of ended."""
@@ -272,7 +266,7 @@ class TrialPool:
         self._next_key += 1
         task = Task(run=self._study_directory, number=key)
         host, port = server.address
-        serve = {"address": [host, port], "token": server.token, "worker": key}
+        serve = {"address": [host, port], "key": server.key, "worker": key}
         told = worker_task(task, environment=self.environment)
         told = replace(told, settings={"serve": serve})
         gang = self.launcher.start(Gang((told,), self.function))

@@ -73,7 +73,8 @@ def run_task(task: Task, dumped: bytes, listener: Listener | None = None) -> Wor
         ended = begun.failed(error)
     finally:
         context.close()
-    ended = ended.with_readers([reader.state() for reader in context.readers])
+    ended = ended.with_readers([*(reader.state() for reader in context.readers), *context.matrices])
+    ended = ended.with_saved(context.saved)
     write_status(task, ended)
     return ended
 

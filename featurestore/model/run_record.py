@@ -1,8 +1,11 @@
-"""The record of an experiment's run: what ``run.json`` says, as data that nothing ever executes."""
+"""The record of an experiment's run: ``run.json`` and ``metrics.jsonl``, as data.
+
+Both carry checksums, so that a changed byte is noticed: ``run.json`` one over the whole object,
+``metrics.jsonl`` one on each line.
+"""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,13 +15,26 @@ from typing import Any, Literal, get_args
 from featurestore.errors import RunNotFound
 from featurestore.model.json_object import JsonObject, MalformedJson, parsing
 from featurestore.model.names import check_name
+from featurestore.model.sealed import (
+    CHECKSUM,
+    LINE_CHECKSUM_LENGTH,
+    parsed,
+    sealed,
+    sealed_line,
+    unsealed,
+    unsealed_line,
+)
 
-FORMAT = 1
+FORMAT = 2
+_FORMAT_WITHOUT_CHECKSUMS = 1
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 
 State = Literal["running", "finished", "failed", "stopped", "interrupted"]
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{3,63}")
+# The end of a complete line: a line that a kill truncated does not contain it.
+_LINE_END = re.compile(rf'"{CHECKSUM}": "[0-9a-f]{{{LINE_CHECKSUM_LENGTH}}}"}}')
+_UNSEALED_KEYS = {"step", "time", "metrics"}  # of lines written before format 2
 
 
 @dataclass(frozen=True)
@@ -48,6 +64,8 @@ class RunRecord:
     ``kind`` is the call that made it; ``parent`` and ``number`` place a trial in its study.
     ``settings`` are the launcher's (workers, retries, seed ...), ``code`` and ``environment`` say
     what ran, ``attempts`` how each start ended, ``readers`` the state of each reader at the end.
+    ``files`` are SHA-256 checksums of the metrics file and the artifacts of a run that has ended,
+    by path relative to its directory.
     """
 
     id: str
@@ -69,6 +87,7 @@ class RunRecord:
     started: str | None = None
     ended: str | None = None
     reason: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float | None:
@@ -85,6 +104,23 @@ class RunRecord:
         told["attempts"], told["readers"] = list(self.attempts), list(self.readers)
         return told
 
+    def to_bytes(self) -> bytes:
+        """Return the content of ``run.json``, with its checksum."""
+        return sealed(self.to_json())
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> RunRecord:
+        """Return the record that ``run.json`` contains.
+
+        Raises:
+            MalformedJson: The content is not what was written.
+        """
+        with parsing("run.json"):
+            data = parsed(content)
+            if data.get("format") != _FORMAT_WITHOUT_CHECKSUMS:
+                data = unsealed(content)
+        return cls.from_json(data)
+
     @classmethod
     def from_json(cls, value: object) -> RunRecord:
         """Return the record of a JSON value.
@@ -94,7 +130,7 @@ class RunRecord:
         """
         with parsing("run.json"):
             data = JsonObject.of(value)
-            if data.number("format") != FORMAT:
+            if data.number("format") not in (_FORMAT_WITHOUT_CHECKSUMS, FORMAT):
                 raise MalformedJson(f"format {data.get('format')} is of a newer release")
             state = data.text("state")
             if state not in get_args(State):
@@ -122,6 +158,7 @@ class RunRecord:
                 started=times["started"],
                 ended=times["ended"],
                 reason=data.optional_text("reason"),
+                files=_files(data),
             )
 
 
@@ -129,6 +166,12 @@ def _dataset(data: JsonObject) -> RunDataset | None:
     if data.get("dataset") is None:
         return None
     return RunDataset.from_json(data.object("dataset"))
+
+
+def _files(data: JsonObject) -> Mapping[str, str]:
+    if "files" not in data:  # written before format 2
+        return {}
+    return data.object("files").each(JsonObject.text)
 
 
 def _objects(data: JsonObject, name: str) -> tuple[Mapping[str, Any], ...]:
@@ -163,24 +206,60 @@ class MetricValue:
     time: float | None = field(default=None, compare=False, repr=False)
 
 
+def metrics_line(step: int, metrics: Mapping[str, float], *, time: float, begins: bool) -> str:
+    """Return the line of ``metrics.jsonl`` that reports the metrics of a step.
+
+    Args:
+        step: The number of the step.
+        metrics: The values by name.
+        time: Seconds since 1970.
+        begins: Whether this is the first line of an attempt: the line before it may be truncated.
+    """
+    line = sealed_line({"step": step, "time": time, "metrics": dict(metrics), "begins": begins})
+    return f"\n{line}\n" if begins else f"{line}\n"
+
+
 def parse_metrics(text: str) -> list[MetricValue]:
     r"""Return the values of ``metrics.jsonl``, the last one of each metric and step, by step.
 
-    A last line that was cut off by a kill counts for nothing.
+    A killed worker may leave a truncated line at the end of the file, or before the first line of
+    the next attempt. Its values are ignored. Lines without checksums are of earlier releases.
+
+    Raises:
+        MalformedJson: Names a line that is not what was written.
 
     >>> parse_metrics('{"step": 1, "metrics": {"loss": 0.5}}\n{"step": 2, "met')
     [MetricValue(name='loss', step=1, value=0.5)]
     """
-    found: dict[tuple[str, int], MetricValue] = {}
-    lines = text.split("\n")
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            data = JsonObject.of(json.loads(line), f"line {number}")
-        except ValueError:
-            # Two workers' lines never mix, but a killed one may leave half a line before the next.
+    values: dict[tuple[str, int], MetricValue] = {}
+    damaged: int | None = None
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line:
+            if damaged is not None:
+                raise MalformedJson(f"line {damaged} is not what was written")
             continue
+        data = _parse_line(line, number)
+        if data is None:
+            if _LINE_END.search(line):
+                raise MalformedJson(f"line {number} is not what was written")
+            damaged = damaged or number
+            continue
+        if damaged is not None and data.data.get("begins") is False:
+            raise MalformedJson(f"line {damaged} is not what was written")
+        damaged = None
         step = data.number("step")
         time = data.optional_real("time")
         for name, value in data.object("metrics").each(JsonObject.real).items():
-            found[name, step] = MetricValue(name, step, value, time)
-    return sorted(found.values(), key=lambda each: (each.step, each.name))
+            values[name, step] = MetricValue(name, step, value, time)
+    return sorted(values.values(), key=lambda each: (each.step, each.name))
+
+
+def _parse_line(line: str, number: int) -> JsonObject | None:
+    """Return the object of a line, None for a line that is truncated or damaged."""
+    try:
+        data = parsed(line.encode("utf-8", errors="surrogatepass"))
+        if not data.keys() <= _UNSEALED_KEYS:
+            data = unsealed_line(line)
+        return JsonObject.of(data, f"line {number}")
+    except MalformedJson:
+        return None

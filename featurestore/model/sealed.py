@@ -10,6 +10,7 @@ from typing import Any
 from featurestore.model.json_object import MalformedJson
 
 CHECKSUM = "checksum"
+LINE_CHECKSUM_LENGTH = 16  # of hexadecimal digits
 
 
 def sealed(data: Mapping[str, Any]) -> bytes:
@@ -46,6 +47,29 @@ def unsealed(content: bytes) -> dict[str, Any]:
     rest = {name: value for name, value in data.items() if name != CHECKSUM}
     if sealed(rest) != content:
         raise MalformedJson("its checksum does not fit what it says")
+    return data
+
+
+def sealed_line(data: Mapping[str, Any]) -> str:
+    """Return a JSON object on one line, without a newline, with a checksum at its end.
+
+    >>> sealed_line({"step": 1})
+    '{"step": 1, "checksum": "66acd07fcea20439"}'
+    """
+    digest = hashlib.sha256(json.dumps(data).encode()).hexdigest()[:LINE_CHECKSUM_LENGTH]
+    return json.dumps({**data, CHECKSUM: digest})
+
+
+def unsealed_line(line: str) -> dict[str, Any]:
+    """Return the JSON object of a line that ``sealed_line`` wrote.
+
+    Raises:
+        MalformedJson: The line differs from what was written.
+    """
+    data = parsed(line.encode("utf-8", errors="surrogatepass"))
+    rest = {name: value for name, value in data.items() if name != CHECKSUM}
+    if sealed_line(rest) != line:
+        raise MalformedJson("its checksum does not match")
     return data
 
 

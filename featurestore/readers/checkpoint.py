@@ -10,8 +10,8 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 STATE_FILE = "reader.json"
 _PREFIX = "variables"
 _ARRAYS = "arrays.npz"
+_CALLBACKS = "callbacks.npz"
 _NAME = re.compile(r"step-(\d{6})-(\d{9})")
 _HEARTBEATS = "heartbeats"
 
@@ -54,6 +55,9 @@ class ReaderCheckpoint:
     keep: int = 2
     position: tuple[int, int] | None = None
     begin: str | None = None
+    # Of the callbacks of a fit: what is saved next, and what was restored.
+    _callback_states: bytes | None = field(default=None, init=False, repr=False)
+    _restored_states: bytes | None = field(default=None, init=False, repr=False)
 
     @property
     def worker(self) -> int:
@@ -151,87 +155,150 @@ class ReaderCheckpoint:
         step: int = 0,
         save_every: int = 1000,
         heartbeat: Heartbeat | None = None,
+        callbacks: Sequence[Any] = (),
     ) -> Any:
         """Return a Keras callback that saves every ``save_every`` steps and after each epoch.
+
+        It belongs after the other callbacks, so that an epoch is saved with what they did at its
+        end.
 
         Args:
             model: The model that is fitted.
             epoch: Where the fit begins.
             step: Where the fit begins.
             save_every: Steps between two checkpoints.
-            heartbeat: Told of every step.
+            heartbeat: Gets every step.
+            callbacks: Others whose state is saved with the model, and set at the start of the fit:
+                EarlyStopping, ReduceLROnPlateau and ModelCheckpoint.
         """
         from featurestore.readers.tensorflow import keras_callback
 
         if save_every < 1:
             raise InvalidArgument(f"save_every={save_every} must be at least 1.")
-        total = self.reader.steps_per_epoch
-        progress = {"begin": epoch * total + step, "now": epoch * total + step}
-
-        def begin() -> None:
-            progress["begin"] = progress["now"]
-
-        def after(made: int) -> None:
-            before, now = progress["now"], progress["begin"] + made
-            progress["now"] = now
-            if heartbeat is not None:
-                heartbeat.beat(*divmod(now, total))
-            if now // save_every > before // save_every or now % total == 0:
-                self.save(*divmod(now, total))
-
-        return keras_callback(model, begin=begin, after=after)
+        first = epoch * self.reader.steps_per_epoch + step
+        progress = _Progress(self, callbacks, heartbeat, save_every, first, first)
+        return keras_callback(
+            model,
+            start=progress.start,
+            begin=progress.begin_epoch,
+            after=progress.after_step,
+            end=progress.end_epoch,
+        )
 
     def fit(
         self,
         model: Any,
         epochs: int,
         *,
+        validation: Any = None,
+        class_weights: Any = None,
         save_every: int = 1000,
         timeout: float = 600.0,
         heartbeat_dir: str | os.PathLike[str] | None = None,
         **options: Any,
-    ) -> list[Any]:
-        """Fit a compiled ``tf_keras`` model up to ``epochs`` epochs, from the newest checkpoint on.
+    ) -> Any:
+        """Fit a compiled Keras model up to ``epochs`` epochs, from the newest checkpoint on.
 
-        Returns the histories: one of the epoch that was entered in the middle, if any, and one of
-        the whole epochs.
+        Returns the Keras ``History`` of the epochs of this call. The first one covers the steps
+        after the checkpoint. EarlyStopping, ReduceLROnPlateau and ModelCheckpoint go on from where
+        the checkpoint has them; a training that EarlyStopping had ended does not go on.
 
         Args:
             model: A compiled model, made in the strategy's scope.
             epochs: The epoch to stop before, counted from the first start.
+            validation: A reader of another split, with any ``remainder``: after each epoch the
+                logs have its loss and metrics over every row once, as ``val_loss`` and so on.
+            class_weights: As of ``reader``; ``class_weight=`` of Keras means the same.
             save_every: Steps between two checkpoints.
             timeout: Seconds without a step after which the worker reports all workers' steps and
                 ends.
-            heartbeat_dir: Where steps are written; None is beside the checkpoints.
-            options: What ``model.fit`` takes beside data, epochs, steps and callbacks;
-                ``callbacks`` are added to ours.
+            heartbeat_dir: Where steps are written; None: a folder in the checkpoints' directory.
+            options: Other arguments of ``model.fit``, without data, epochs and steps;
+                ``callbacks`` are added to ours. ``validation_data=checks.distribute(strategy)``
+                means ``validation=checks``.
         """
+        from featurestore.readers.keras_fit import (
+            merged_history,
+            restore_callbacks,
+            validation_of,
+        )
+
         refuse_metrics_over_padding(self.reader, model)
+        checks = validation_of(validation, options)
+        if class_weights is None:
+            class_weights = options.pop("class_weight", None)
+        data = self.reader if class_weights is None else self.reader.weighed(class_weights)
+        options.setdefault("shuffle", False)  # the reader shuffles; Keras 3 warns of its default
         epoch, step = self.restore()
-        callbacks = list(options.pop("callbacks", None) or ())
-        histories = []
+        theirs = list(options.pop("callbacks", None) or ())
+        if self._restored_states is not None and restore_callbacks(theirs, self._restored_states):
+            return merged_history(model, [])
+        frequency = options.pop("validation_freq", 1) if checks is not None else 1
+        histories: list[Any] = []
         with self.heartbeat(directory=heartbeat_dir, timeout=timeout) as heartbeat:
             while epoch < epochs:
                 # Keras counts whole epochs: one that is entered in the middle is a fit of its own.
                 last = epoch + 1 if step else epochs
+                callbacks = self._fit_callbacks(
+                    model, theirs, step=step, begins=not histories, ends=last == epochs
+                )
+                before = self._figures(model, checks, frequency=frequency, step=step)
                 mine = self.callback(
-                    model, epoch=epoch, step=step, save_every=save_every, heartbeat=heartbeat
+                    model,
+                    epoch=epoch,
+                    step=step,
+                    save_every=save_every,
+                    heartbeat=heartbeat,
+                    callbacks=theirs,
                 )
                 history = model.fit(
-                    self._dataset(last - epoch, epoch, step),
+                    self._dataset(data, last - epoch, epoch, step),
                     epochs=last,
                     initial_epoch=epoch,
                     steps_per_epoch=self.reader.steps_per_epoch - step,
-                    callbacks=[*callbacks, mine],
+                    callbacks=[*before, *callbacks, mine],
                     **options,
                 )
                 histories.append(history)
                 if getattr(model, "stop_training", False):
                     break
                 epoch, step = last, 0
-        return histories
+        return merged_history(model, histories)
+
+    def _fit_callbacks(
+        self, model: Any, callbacks: Sequence[Any], *, step: int, begins: bool, ends: bool
+    ) -> list[Any]:
+        """Return the callbacks of one fit: two fits are one training to them."""
+        from featurestore.readers.keras_fit import continued
+
+        if begins and ends:
+            return list(callbacks)
+
+        def is_last() -> bool:
+            return ends or bool(getattr(model, "stop_training", False))
+
+        return [continued(model, each, begins=begins, ends=is_last) for each in callbacks]
+
+    def _figures(
+        self, model: Any, validation: Reader | None, *, frequency: int, step: int
+    ) -> list[Any]:
+        """Return the callbacks that make the figures of an epoch right, before all others."""
+        from featurestore.readers.keras_fit import validation_callback
+        from featurestore.readers.keras_losses import padding_callback
+
+        order = self.reader.order
+        steps = order.steps_per_epoch
+        padding = steps * order.global_batch_size - order.rows
+        callbacks = []
+        if order.remainder == "pad" and padding:
+            callbacks.append(padding_callback(model, steps=steps - step, padding=padding))
+        if validation is not None:
+            callbacks.append(validation_callback(model, validation, frequency=frequency))
+        return callbacks
 
     def _write(self, directory: str) -> None:
+        if self._callback_states is not None:
+            files.write_atomically(os.path.join(directory, _CALLBACKS), self._callback_states)
         if not self.objects:
             return
         if not _are_arrays(self.objects):
@@ -244,6 +311,8 @@ class ReaderCheckpoint:
         files.write_atomically(os.path.join(directory, _ARRAYS), content.getvalue())
 
     def _read(self, directory: str) -> None:
+        callbacks = os.path.join(directory, _CALLBACKS)
+        self._restored_states = files.read_bytes(callbacks) if files.exists(callbacks) else None
         if not self.objects:
             return
         if not _are_arrays(self.objects):
@@ -263,10 +332,10 @@ class ReaderCheckpoint:
             return worker_of(self.strategy)
         return self.position or (0, 1)
 
-    def _dataset(self, epochs: int, epoch: int, step: int) -> Any:
+    def _dataset(self, reader: Reader, epochs: int, epoch: int, step: int) -> Any:
         if self.strategy is None:
-            return self.reader.tf_dataset(epochs, start_epoch=epoch, start_step=step)
-        return self.reader.distribute(self.strategy, epochs, start_epoch=epoch, start_step=step)
+            return reader.tf_dataset(epochs, start_epoch=epoch, start_step=step)
+        return reader.distribute(self.strategy, epochs, start_epoch=epoch, start_step=step)
 
     def _chosen(self) -> str | None:
         """Return the directory of the checkpoint to restore."""
@@ -280,6 +349,53 @@ class ReaderCheckpoint:
                 files.remove(os.path.join(self.directory, name), below=self.directory)
 
 
+@dataclass
+class _Progress:
+    """The steps of a fit, counted over all epochs, and the checkpoints that it saves."""
+
+    checkpoint: ReaderCheckpoint
+    callbacks: Sequence[Any]
+    heartbeat: Heartbeat | None
+    save_every: int
+    epoch_start: int
+    steps: int
+
+    def start(self) -> None:
+        """Set the callbacks to their restored state: Keras resets them when a fit starts."""
+        from featurestore.readers.keras_fit import restore_callbacks
+
+        restored = self.checkpoint._restored_states
+        if restored is not None:
+            restore_callbacks(self.callbacks, restored)
+            self.checkpoint._restored_states = None
+
+    def begin_epoch(self) -> None:
+        self.epoch_start = self.steps
+
+    def after_step(self, made: int) -> None:
+        """Count a step; the end of an epoch is saved by ``end_epoch``."""
+        before, self.steps = self.steps, self.epoch_start + made
+        epoch, step = self._position()
+        if self.heartbeat is not None:
+            self.heartbeat.beat(epoch, step)
+        if self.steps // self.save_every > before // self.save_every and step:
+            self._save()
+
+    def end_epoch(self) -> None:
+        if self._position()[1] == 0:
+            self._save()
+
+    def _save(self) -> None:
+        from featurestore.readers.keras_fit import callback_states
+
+        states = callback_states(self.callbacks) if self.callbacks else None
+        self.checkpoint._callback_states = states
+        self.checkpoint.save(*self._position())
+
+    def _position(self) -> tuple[int, int]:
+        return divmod(self.steps, self.checkpoint.reader.steps_per_epoch)
+
+
 def newest_checkpoint(directory: str) -> str:
     """Return the name of the newest checkpoint in a directory, "" when there is none."""
     found = _checkpoints(directory)
@@ -287,7 +403,12 @@ def newest_checkpoint(directory: str) -> str:
 
 
 def _checkpoints(directory: str) -> list[str]:
-    return [name for name in files.list_directory(directory) if _NAME.fullmatch(name)]
+    """Return the names of checkpoints in order; symbolic links are none."""
+    names = []
+    for name in files.list_directory(directory):
+        if _NAME.fullmatch(name) and not files.is_link(os.path.join(directory, name)):
+            names.append(name)
+    return names
 
 
 def _are_arrays(objects: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,20 +56,146 @@ def keys(reader: Reader, *, epoch: int) -> pa.Table:
 
 
 def evaluate(reader: Reader, model: Any, **options: Any) -> dict[str, float]:
-    """Return the metrics of a compiled Keras model over every row once."""
+    """Return the metrics of a compiled Keras model, or of a function for PyTorch."""
     if not hasattr(model, "evaluate"):
-        raise InvalidArgument(
-            f"evaluate() takes a compiled Keras model; {type(model).__name__} has no evaluate().",
-            hint='reader(..., remainder="keep") reads every row once: '
-            "for features, label in reader.torch_loader(): ...",
-        )
-    whole = replace(
-        reader,
-        order=replace(reader.order, remainder="keep"),
-        settings={**reader.settings, "remainder": "keep"},
+        return _evaluate_function(reader, model, options)
+    metrics = _evaluate_keras(reader, model, options)
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _evaluate_keras(reader: Reader, model: Any, options: dict[str, Any]) -> Any:
+    """Return the metrics of a compiled Keras model by their names."""
+    from featurestore.readers.keras_data import has_parameter_servers
+    from featurestore.readers.keras_losses import short_batch_callback
+    from featurestore.readers.tensorflow import (
+        averaged_replicas,
+        distribute_unpadded,
+        keras_of,
+        strategy_of,
+        worker_of,
     )
-    result = model.evaluate(whole.tf_dataset(), return_dict=True, **{"verbose": 0, **options})
-    return {name: float(value) for name, value in result.items()}
+
+    options = {"verbose": 0, **options, "return_dict": True}
+    strategy = strategy_of(model)
+    replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+    whole = _every_row_once(reader, replicas=replicas)
+    if has_parameter_servers(getattr(model, "distribute_strategy", None)):
+        # Workers would each read every row, and a call that is made again after one of them was
+        # lost would count twice: this process computes the figures.
+        return _evaluate_by_steps(model, whole.tf_dataset(worker=0, workers=1), options)
+    is_keras_3 = keras_of(model).__name__ == "keras"
+    without_rows = whole.order.rows < replicas
+    if strategy is not None and (without_rows or (is_keras_3 and worker_of(strategy)[1] > 1)):
+        # Keras runs replicas without rows, too, and Keras 3 cannot build a model from distributed
+        # batches of several workers.
+        with averaged_replicas(model, strategy):
+            dataset = distribute_unpadded(whole, strategy)
+            return _evaluate_by_steps(model, dataset, options, run=strategy.run)
+    if is_keras_3:
+        weighing = short_batch_callback(model, whole, replicas=replicas)
+        options["callbacks"] = [weighing, *(options.get("callbacks") or ())]
+    if strategy is None:
+        return model.evaluate(whole.tf_dataset(worker=0, workers=1), **options)
+    # The replicas share the rows, and Keras adds their metrics up. Left to itself it would
+    # distribute a dataset of one worker again, and each worker would see a part of the rows.
+    options["steps"] = whole.steps_per_epoch
+    with averaged_replicas(model, strategy):
+        return model.evaluate(distribute_unpadded(whole, strategy), **options)
+
+
+def _evaluate_function(
+    reader: Reader, function: Any, options: Mapping[str, Any]
+) -> dict[str, float]:
+    # A module of PyTorch can be called as well, but gives predictions and no figures.
+    if not callable(function) or hasattr(function, "state_dict") or options:
+        raise InvalidArgument(
+            "evaluate() takes a compiled Keras model, or a function that returns figures of each "
+            f"row from what torch_loader yields; this is {type(function).__name__}.",
+            hint='reader.evaluate(lambda features, label: {"right": '
+            "model(features).argmax(1) == label})",
+        )
+    from featurestore.readers.torch_evaluation import evaluate_by_function, ranks_of_process
+
+    _, ranks = ranks_of_process()
+    return evaluate_by_function(_every_row_once(reader, replicas=ranks), function)
+
+
+def _evaluate_by_steps(
+    model: Any, dataset: Any, options: Mapping[str, Any], *, run: Callable[..., Any] | None = None
+) -> Any:
+    """Return the metrics of a model after its ``test_step`` with each element of a dataset.
+
+    Args:
+        model: A compiled model.
+        dataset: Elements as Keras takes them.
+        options: Those of ``model.evaluate``.
+        run: Runs a function on each replica; None calls it.
+
+    Raises:
+        InvalidArgument: There are options that only Keras' own loop takes.
+    """
+    from featurestore.readers.tensorflow import import_tensorflow
+
+    unknown = sorted(set(options) - {"verbose", "return_dict"})
+    if unknown:
+        raise InvalidArgument(
+            f"evaluate() of a model of this strategy does not take {listing(unknown)}.",
+            hint="reader.evaluate(model)",
+        )
+    tf = import_tensorflow()
+
+    def on_replica(element: Any) -> None:
+        if tf.nest.flatten(element)[0].shape[0] != 0:  # the mean of no rows is NaN
+            model.test_step(element)
+
+    def step(element: Any) -> None:
+        if run is None:
+            on_replica(element)
+        else:
+            run(on_replica, args=(element,))
+
+    if not model.run_eagerly:
+        # Traced for each number of rows: with a static one Keras 3 weighs the losses of outputs.
+        step = tf.function(step)
+    model.reset_metrics()
+    with model.distribute_strategy.scope():
+        for element in dataset:
+            step(element)
+    return model.get_metrics_result()
+
+
+def _every_row_once(reader: Reader, *, replicas: int) -> Reader:
+    """Return the reader of the same rows that pads for several replicas, and keeps for one."""
+    if replicas > 1:
+        each = -(-reader.global_batch_size // replicas)
+        while _leaves_replica_empty(reader.order.rows, replicas, each):
+            each += 1
+        return balanced_over_replicas(reader, replicas, batch=each * replicas)
+    order = replace(reader.order, remainder="keep", shuffle=False)
+    return replace(reader, order=order, settings={**reader.settings, "remainder": "keep"})
+
+
+def balanced_over_replicas(reader: Reader, replicas: int, *, batch: int) -> Reader:
+    """Return the reader of the same rows that gives each replica an equal share of an epoch.
+
+    In canonical order the rows of the last batch all belong to the first replicas. The others would
+    have none, and convolutions of oneDNN fail for batches without rows.
+    """
+    order = replace(
+        reader.order, remainder="pad", shuffle=True, global_batch_size=batch, lanes=replicas
+    )
+    return replace(reader, order=order, settings={**reader.settings, "remainder": "pad"})
+
+
+def has_empty_replica(reader: Reader, replicas: int, *, batch: int) -> bool:
+    """Return True if a replica has a batch without rows even where each has an equal share."""
+    rows = reader.order.rows
+    return rows < replicas or _leaves_replica_empty(rows, replicas, batch // replicas)
+
+
+def _leaves_replica_empty(rows: int, replicas: int, each: int) -> bool:
+    # Shares differ by one row. The last row of the larger ones must not begin another batch.
+    return rows >= replicas and rows % replicas != 0 and (rows // replicas) % each == 0
 
 
 def refuse_metrics_over_padding(reader: Reader, model: Any) -> None:

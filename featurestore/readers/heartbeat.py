@@ -1,8 +1,8 @@
 """A worker that stops is named, instead of all others waiting for it without a word.
 
-Each worker writes its step into a file of its own in a shared directory. When a worker has made no
-step for ``timeout`` seconds, its watchdog reports the steps of all workers: the one furthest behind
-is what the others wait for.
+Each worker writes each step into a file of its own in a shared directory, so that what is read
+there after a kill is the last step made. When a worker has made no step for ``timeout`` seconds,
+its watchdog reports the steps of all workers: the one furthest behind is what the others wait for.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
 from featurestore.errors import StorageError, WorkerStalled
 from featurestore.storage import files
+from featurestore.storage.appending import OverwrittenFile
+from featurestore.storage.location import is_uri
 
 EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: to be tried again
 _WRITE_SECONDS = 1.0
+_FILE_BYTES = 512
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class WorkerStep:
-    """Where a worker was when it last wrote: it has finished ``step`` steps of ``epoch``."""
+    """The last step of a worker: it has finished ``step`` steps of ``epoch``."""
 
     worker: int
     epoch: int
@@ -44,7 +47,8 @@ class Heartbeat:
     """Writes this worker's steps and watches for when they stop.
 
     Args:
-        directory: Shared by all workers.
+        directory: Shared by all workers. At a URI steps are written once a second; in a directory
+            each step is.
         worker: Number of this worker, from 0.
         workers: Number of workers.
         timeout: Seconds without a step after which the worker counts as stalled; the first step
@@ -74,6 +78,9 @@ class Heartbeat:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._stall: WorkerStalled | None = None
+        self._file: OverwrittenFile | None = None
+        self._is_unwritable = False
+        self._host = socket.gethostname()
 
     def __enter__(self) -> Heartbeat:
         self.start()
@@ -103,33 +110,48 @@ class Heartbeat:
     def beat(self, epoch: int, step: int) -> None:
         """Say that this worker has finished ``step`` steps of ``epoch``.
 
-        Cheap, the file is written by the watchdog.
+        It takes some ten microseconds: the file is not forced to the disk before the watchdog does so.
 
         Raises:
             WorkerStalled: The worker had stalled before, and ``on_stall="report"``.
         """
         self._last, self._made = self._clock(), (epoch, step)
+        self._overwrite(self._made)
         if self._stall is not None:
             stall, self._stall = self._stall, None
             raise stall
 
     def write(self) -> None:
-        """Write the last step to this worker's file, if it is a new one.
-
-        The watchdog does so every second.
-        """
+        """Make the last step durable, where it is a new one; the watchdog does so every second."""
         made = self._made
         if made is None or made == self._written:
             return
         self._written = made
-        step = WorkerStep(self.worker, *made, self._last, socket.gethostname(), os.getpid())
         try:
-            files.write_atomically(
-                _step_file(self.directory, self.worker), json.dumps(asdict(step)).encode()
-            )
+            if self._file is not None:
+                self._file.sync()
+            elif is_uri(self.directory):
+                files.write_atomically(_step_file(self.directory, self.worker), self._line(made))
         except StorageError as error:
             # A step that cannot be told must not stop the training.
             _log.warning("The heartbeat cannot be written: %s", error)
+
+    def _overwrite(self, made: tuple[int, int]) -> None:
+        """Write a step into the file of this worker, which its first step makes."""
+        if is_uri(self.directory) or self._is_unwritable:
+            return
+        try:
+            if self._file is None:
+                path = _step_file(self.directory, self.worker)
+                self._file = OverwrittenFile(path, size=_FILE_BYTES)
+            self._file.write(self._line(made))
+        except StorageError as error:
+            self._is_unwritable = True
+            _log.warning("The heartbeat cannot be written: %s", error)
+
+    def _line(self, made: tuple[int, int]) -> bytes:
+        step = WorkerStep(self.worker, *made, self._last, self._host, os.getpid())
+        return json.dumps(vars(step)).encode()
 
     def stop(self) -> None:
         """Stop watching."""
@@ -138,9 +160,13 @@ class Heartbeat:
             self._thread.join()
             self._thread = None
             self.write()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def report(self) -> str:
-        """Return where every worker was when it last wrote, one line each."""
+        """Return the last step of every worker, one line each."""
+        self.write()
         steps = read_steps(self.directory, workers=self.workers)
         return describe_steps(steps, workers=self.workers, now=self._clock())
 
@@ -171,9 +197,9 @@ class Heartbeat:
 
 
 def read_steps(directory: str, *, workers: int) -> dict[int, WorkerStep]:
-    """Return where each worker was when it last wrote.
+    """Return the last step of each worker.
 
-    Workers that never did are absent, and so are those whose files cannot be read: a report about
+    Workers that made none are absent, and so are those whose files cannot be read: a report about
     the others is better than none.
     """
     found = {}

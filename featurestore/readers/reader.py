@@ -17,6 +17,14 @@ from featurestore.model.arrow_json import type_from_json
 from featurestore.model.cores import usable_cores
 from featurestore.model.manifest import Manifest, ManifestSplit
 from featurestore.plugins.format import find_format
+from featurestore.readers.arrow_numpy import to_numpy
+from featurestore.readers.class_weights import (
+    ClassWeighing,
+    ClassWeights,
+    class_weighing,
+    weights_from_json,
+    weights_to_json,
+)
 from featurestore.readers.memory import Memory
 from featurestore.readers.order import (
     ORDER_VERSION,
@@ -41,6 +49,7 @@ from featurestore.readers.selection import (
 from featurestore.readers.shardfiles import RowRanges, ShardFiles, check_shards
 from featurestore.readers.steps import Blocks, Iterations, StepRange, StepRanges
 from featurestore.readers.transformed import (
+    OfArrays,
     Transform,
     TransformedColumns,
     TransformedRecords,
@@ -106,6 +115,9 @@ class Reader:
     transform: TransformedColumns | None = field(default=None, repr=False)
     kept: RowRanges | None = field(default=None, repr=False)
     cache: ShardCache | None = field(default=None, repr=False)
+    weighing: ClassWeighing | None = field(default=None, repr=False)
+    # The columns as files have them, without what ``weighing`` adds.
+    stored: tuple[SelectedColumn, ...] = field(default=(), repr=False)
     # Of blocks that came over a network: new memory costs more time than to read them from a disk.
     memory: Memory = field(default_factory=partial(Memory, None), repr=False, compare=False)
 
@@ -129,6 +141,16 @@ class Reader:
     def labels(self) -> tuple[str, ...]:
         """The columns that are labels, of those that are read."""
         return tuple(column.name for column in self.columns if column.label)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that are read and are neither label nor weight.
+
+        >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
+        >>> reader.inputs
+        ('temp', 'seats')
+        """
+        return tuple(each.name for each in self.columns if not each.label and not each.weight)
 
     @property
     def weight(self) -> str | None:
@@ -263,18 +285,29 @@ class Reader:
         return keys(self, epoch=epoch)
 
     def evaluate(self, model: Any, **options: Any) -> dict[str, float]:
-        """Return loss and metrics of a compiled Keras model over every row once, without padding.
+        """Return loss and metrics of a model over every row once, without padding.
 
         The last batch is as short as it is, whatever ``remainder`` the reader has, so that
-        ``metrics=`` and ``weighted_metrics=`` are both right.
+        ``metrics=`` and ``weighted_metrics=`` are both right. Several workers share the rows: all
+        of them make the call, and get the same figures.
 
         Args:
-            model: A compiled model.
-            options: What ``model.evaluate`` takes beside the data.
+            model: A compiled Keras model. For PyTorch a function that takes what ``torch_loader``
+                yields, ``(features, label)`` or ``(features, label, weight)``, and returns
+                ``{name: tensor of (rows,)}``: the results are means, weighted by a weight column
+                or class weights. It is called without gradients; put the model into ``eval()``.
+            options: What ``model.evaluate`` of Keras takes beside the data.
+
+        Raises:
+            InvalidArgument: ``model`` is neither, or the function gives no value for each row.
 
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=3)
         >>> reader.evaluate(model)  # doctest: +SKIP
         {'AUC': 0.832, 'loss': 0.41}
+        >>> def figures(features, label):
+        ...     return {"right": model(features).argmax(dim=1) == label}
+        >>> reader.evaluate(figures)  # doctest: +SKIP
+        {'right': 0.75}
         """
         from featurestore.readers.evaluation import evaluate
 
@@ -284,8 +317,8 @@ class Reader:
         self,
         epochs: int = 1,
         *,
-        worker: int = 0,
-        workers: int = 1,
+        worker: int | None = None,
+        workers: int | None = None,
         start_epoch: int = 0,
         start_step: int = 0,
     ) -> Any:
@@ -300,18 +333,24 @@ class Reader:
         Iterating again reads the next epochs: ``model.fit(reader.tf_dataset(), epochs=3)`` sees
         epochs 0, 1 and 2, each in an order of its own. To go on later: ``start_epoch=3``.
 
-        Padding rows have weight 0: Keras gives weights to the loss and to ``weighted_metrics=``;
-        ``metrics=`` would count the padding, and ``predict`` answers for it. ``remainder="keep"``
-        has none.
+        Padding rows have weight 0: Keras gives weights to the loss and to ``weighted_metrics=``,
+        but divides the loss by padding rows as well; ``metrics=`` would count them, and ``predict``
+        answers for them. Keras' ``evaluate``, and so the validation of ``fit``, gets the last batch
+        without padding, unless the dataset was changed, as by ``map``. ``remainder="keep"`` has none.
 
         Args:
             epochs: Number of epochs that an iteration reads, the first of which may be entered in
                 the middle.
-            worker: Number of this worker, from 0.
-            workers: Number of workers; divides the lanes.
+            worker: Number of this worker, from 0; None: 0.
+            workers: Number of workers; divides the lanes. None: 1, which is refused in a process
+                that is one of several workers of a ``tf.distribute`` strategy.
             start_epoch: The first epoch.
             start_step: The first step of the first epoch; an iteration then has as many steps
                 fewer, and the next one goes on where it ended.
+
+        Raises:
+            ReaderConfigError: The process is one of several workers, and nothing says which part
+                it reads.
 
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
         >>> for features, late in reader.tf_dataset(epochs=1):
@@ -324,13 +363,22 @@ class Reader:
         [[100, 200], [200, 100]]
         [[200, 100], [100, 200]]
         """
+        from featurestore.readers.keras_data import dataset_for_keras, refuse_undistributed
         from featurestore.readers.tensorflow import tf_dataset
 
+        if worker is None and workers is None:
+            refuse_undistributed(
+                instead="model.fit(reader.distribute(strategy), "
+                "steps_per_epoch=reader.steps_per_epoch), reader.evaluate(model), "
+                "checkpoint.fit(model, epochs, validation=reader); "
+                "reader.tf_dataset(worker=0, workers=1) reads all rows in each worker"
+            )
+            return dataset_for_keras(self, epochs, start_epoch=start_epoch, start_step=start_step)
         return tf_dataset(
             self,
             epochs,
-            worker=worker,
-            workers=workers,
+            worker=worker or 0,
+            workers=1 if workers is None else workers,
             start_epoch=start_epoch,
             start_step=start_step,
             replicas=1,
@@ -341,7 +389,9 @@ class Reader:
     ) -> Any:
         """Return the dataset of a ``tf.distribute`` strategy: each worker reads its own lanes.
 
-        Iterating again reads the next epochs, as of ``tf_dataset``: on all workers together.
+        Iterating again reads the next epochs, as of ``tf_dataset``: on all workers together. With
+        ``remainder="pad"`` Keras' ``evaluate``, and so the validation of ``fit``, gets the last
+        batch without padding.
 
         Args:
             strategy: The strategy; worker number and count come from its own input context.
@@ -349,15 +399,20 @@ class Reader:
             start_epoch: The first epoch.
             start_step: The first step of the first epoch.
 
+        Raises:
+            ReaderConfigError: The strategy has parameter servers.
+
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
         >>> import tensorflow as tf
         >>> strategy = tf.distribute.get_strategy()  # on workers: MultiWorkerMirroredStrategy()
         >>> len(list(reader.distribute(strategy, epochs=3)))  # as many steps as tf_dataset gives
         6
         """
-        from featurestore.readers.tensorflow import distribute
+        from featurestore.readers.keras_data import distribute_for_keras
 
-        return distribute(self, strategy, epochs, start_epoch=start_epoch, start_step=start_step)
+        return distribute_for_keras(
+            self, strategy, epochs, start_epoch=start_epoch, start_step=start_step
+        )
 
     def torch_dataset(
         self,
@@ -512,6 +567,26 @@ class Reader:
 
         return ReaderCheckpoint(os.fspath(directory), self, objects, strategy, keep)
 
+    def weighed(self, class_weights: ClassWeights) -> Reader:
+        """Return the reader with class weights; its order and position stay the same.
+
+        >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
+        >>> next(reader.weighed({0: 1.0, 1: 3.0}).batches())["sample_weight"].tolist()
+        [1.0, 3.0]
+        """
+        if self.weighing is not None:
+            raise ReaderConfigError(
+                "The reader has class weights already.", hint="leave class_weights= out of fit"
+            )
+        transform = None if self.transform is None else self.transform.transform
+        labels = _labels_of(self.files(), self.columns, self.kept, transform)
+        weighing = class_weighing(
+            self.manifest, self.columns, class_weights, transform=transform, label_values=labels
+        )
+        return replace(
+            self, columns=weighing.columns(self.columns), weighing=weighing, stored=self.columns
+        )
+
     @cached_property
     def manifest_hash(self) -> str:
         """The content hash of the manifest."""
@@ -625,14 +700,17 @@ class Reader:
     def blocks(self) -> Blocks:
         """Return the way to read this layout."""
         files = self.files()
-        if self.transform is None:
-            if files.access is not None:
-                return RecordBlocks(files, files.access, self.columns)
-            return WindowBlocks(files, self.columns)
-        stored = self.transform.stored
+        stored = self.stored or self.columns
+        finish: OfArrays | None = self.weighing
+        if self.transform is not None:
+            stored, finish = self.transform.stored, self.transform
+            if self.weighing is not None:
+                finish = _in_turn(self.transform, self.weighing)
         if files.access is not None:
-            return TransformedRecords(RecordBlocks(files, files.access, stored), self.transform)
-        return TransformedWindows(WindowBlocks(files, stored), self.transform)
+            records = RecordBlocks(files, files.access, stored)
+            return records if finish is None else TransformedRecords(records, finish)
+        windows = WindowBlocks(files, stored)
+        return windows if finish is None else TransformedWindows(windows, finish)
 
     @cached_property
     def ragged(self) -> dict[str, np.dtype[Any]]:
@@ -647,6 +725,33 @@ class Reader:
     def row_bytes(self) -> int:
         """Bytes of one row of the columns in memory."""
         return sum(column.row_bytes for column in self.columns)
+
+
+def _labels_of(
+    files: ShardFiles,
+    selected: Sequence[SelectedColumn],
+    rows: RowRanges | None,
+    transform: Transform | None,
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the labels of a part of a split as they are yielded, without nulls; {} for all rows."""
+    if rows is None:
+        return {}
+    names = [column.name for column in selected if column.label]
+    starts, stops = (np.array(each, dtype=np.int64) for each in zip(*rows, strict=True))
+    table = files.read(starts, stops, names)
+    values = {}
+    for name in names:
+        array, present = to_numpy(table[name], name=name)
+        if transform is not None and transform.form(name) is not None:
+            codes = transform.apply_chain(name, array, present)
+            array = codes - codes.dtype.type(transform.label_offset(name))
+        values[name] = array if present is None else array[present]
+    return values
+
+
+def _in_turn(first: OfArrays, second: OfArrays) -> OfArrays:
+    """Return the function that does one after the other."""
+    return lambda arrays: second(first(arrays))
 
 
 def open_reader(
@@ -665,6 +770,7 @@ def open_reader(
     transform: Transform | None = None,
     rows: RowRanges | None = None,
     cache: ShardCache | None = None,
+    class_weights: ClassWeights | None = None,
 ) -> Reader:
     """Return the reader of a split, after checking all that can be known before reading.
 
@@ -685,6 +791,8 @@ def open_reader(
         rows: Ranges of canonical rows, ascending, to read alone; None: all.
         cache: Where shards are copied to before they are read; None: below a URI records of one
             width come by ranges, and other shards through the cache of this machine.
+        class_weights: Weights of rows by their label: "balanced", ``{class: weight}``, or ``{label:
+            {class: weight}}``; None: none.
 
     Raises:
         ReaderConfigError: Settings that do not fit together.
@@ -712,6 +820,16 @@ def open_reader(
     if transform is not None:
         transformed = transformed_columns(selected, transform)
         selected = transformed.columns
+    stored, weighing = selected, None
+    if class_weights is not None:
+        weighing = class_weighing(
+            manifest,
+            selected,
+            class_weights,
+            transform=transform,
+            label_values=_labels_of(shard_files(path, manifest, found), selected, rows, transform),
+        )
+        selected = weighing.columns(selected)
     check_at_least_one("global_batch_size", global_batch_size)
     if lanes is None:
         lanes = default_lanes(global_batch_size)
@@ -745,7 +863,11 @@ def open_reader(
     }
     if rows is not None:
         settings["rows"] = [list(each) for each in rows]
-    return Reader(path, manifest, found, order, selected, settings, transformed, rows, cache)
+    if class_weights is not None:
+        settings["class_weights"] = weights_to_json(class_weights)
+    return Reader(
+        path, manifest, found, order, selected, settings, transformed, rows, cache, weighing, stored
+    )
 
 
 def _count_rows(split: ManifestSplit, rows: RowRanges | None) -> int:
@@ -816,6 +938,8 @@ def resume(
         )
     names = ("seed", "shuffle", "remainder", "columns", "nulls", "lanes", "window_rows")
     settings = {name: state[name] for name in names if name in state}
+    if "class_weights" in state:
+        settings["class_weights"] = weights_from_json(state["class_weights"])
     if "rows" in state:
         settings["rows"] = tuple((first, end) for first, end in state["rows"])
     reader = open_reader(

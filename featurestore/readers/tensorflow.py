@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,9 @@ _THREADS = 4
 # A range's number within its iteration; what is above tells the iteration.
 _NUMBER_BITS = 40
 _ABOUT_PADDING = (
-    'remainder="pad": padding rows have weight 0, which metrics= and predict do not look at. '
-    'Compile with weighted_metrics=, or read with remainder="keep".'
+    'remainder="pad": padding rows have weight 0, but Keras divides losses by them, and metrics= '
+    "and predict count them. Take checkpoint.fit(model, epochs, validation=reader), "
+    'reader.evaluate(model) and weighted_metrics=, or read with remainder="keep".'
 )
 _log = logging.getLogger("featurestore.readers")
 
@@ -62,10 +64,12 @@ def tf_dataset(
     start_epoch: int,
     start_step: int,
     replicas: int,
+    unpadded: bool = False,
 ) -> Any:
     """Return the dataset of one worker.
 
-    With several replicas each step is cut into as many elements, in order.
+    With several replicas each step becomes as many elements, in order. ``unpadded`` removes the
+    padding rows of ``remainder="pad"``: the last elements have fewer rows, or none.
     """
     tf = import_tensorflow()
     batch = reader.order.worker_batch(workers) if workers > 0 else 0
@@ -79,11 +83,12 @@ def tf_dataset(
             f'remainder="keep" cannot be cut for {replicas} replicas: its last batch is short.',
             hint='remainder="pad", or "drop"',
         )
-    if reader.order.remainder == "pad" and workers == 1:
+    if reader.order.remainder == "pad" and workers == 1 and not unpadded:
         _say_once(_ABOUT_PADDING)
     packing = Packing(reader.columns, reader.order.remainder != "drop", batch // replicas)
     one_by_one = replicas == 1 and reader.steps_at_once(workers) == 1
-    part = _Part(reader, tf, packing, one_by_one)
+    removes_padding = unpadded or reader.order.remainder == "keep"
+    part = _Part(reader, tf, packing, one_by_one, removes_padding)
     iterations = reader.iterations(
         epochs, worker=worker, workers=workers, start_epoch=start_epoch, start_step=start_step
     )
@@ -103,13 +108,15 @@ def tf_dataset(
 class _Part:
     """The datasets of one reader, in batches of a given size.
 
-    ``one_by_one``: what is read at once is one batch.
+    ``one_by_one``: what is read at once is one batch. ``removes_padding``: batches have their real
+    rows alone.
     """
 
     reader: Reader
     tf: Any
     packing: Packing
     one_by_one: bool
+    removes_padding: bool
 
     def dataset(self, iterations: Iterations, source: Blocks) -> Any:
         """Return a dataset of batches; records of one width are read by several threads.
@@ -124,14 +131,10 @@ class _Part:
         if self.one_by_one:
             return steps
         steps = steps.unbatch()
-        if self._keeps:
+        if self.removes_padding:
             # The steps of a range are of one size, so padding goes when they are apart.
             return steps.map(self._plain(self.without_padding))
         return steps
-
-    @property
-    def _keeps(self) -> bool:
-        return self.reader.order.remainder == "keep"
 
     def _plain(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function for ``map`` as it is; nothing in it is for autograph to rewrite."""
@@ -140,12 +143,12 @@ class _Part:
 
     def _of_range(self, columns: Mapping[str, Any]) -> Any:
         """Return what the user gets of the steps of a range, which are still together."""
-        return dict(columns) if self._keeps else self.element(columns)
+        return dict(columns) if self.removes_padding else self.element(columns)
 
     def _of_step(self, columns: Mapping[str, Any]) -> Any:
         """Return what the user gets of a range that is one step, which is not copied."""
         step = self.tf.nest.map_structure(self._first, self._of_range(columns))
-        return self.without_padding(step) if self._keeps else step
+        return self.without_padding(step) if self.removes_padding else step
 
     def _first(self, steps: Any) -> Any:
         """Return the only one of some steps."""
@@ -290,6 +293,73 @@ def distribute(
     return strategy.distribute_datasets_from_function(of_worker)
 
 
+def distribute_unpadded(
+    reader: Reader, strategy: Any, epochs: int = 1, *, start_epoch: int = 0, start_step: int = 0
+) -> Any:
+    """Return a distributed dataset without padding: the last batches of an epoch are short.
+
+    The reader's order must be padded, and its workers and replicas divide its global batch.
+    """
+
+    def of_worker(context: Any) -> Any:
+        pipelines = context.num_input_pipelines
+        return tf_dataset(
+            reader,
+            epochs,
+            worker=context.input_pipeline_id,
+            workers=pipelines,
+            start_epoch=start_epoch,
+            start_step=start_step,
+            replicas=context.num_replicas_in_sync // pipelines,
+            unpadded=True,
+        )
+
+    return strategy.distribute_datasets_from_function(of_worker)
+
+
+def strategy_of(model: Any) -> Any | None:
+    """Return the ``tf.distribute`` strategy with several replicas that a Keras model belongs to."""
+    for attribute in ("distribute_strategy", "_distribute_strategy"):
+        strategy = getattr(model, attribute, None)
+        if getattr(strategy, "num_replicas_in_sync", 1) > 1:
+            return strategy
+    return None
+
+
+@contextmanager
+def averaged_replicas(model: Any, strategy: Any) -> Iterator[None]:
+    """Set variables that each replica has of its own to their mean, and restore them at the end.
+
+    These are the moving averages of BatchNormalization. A saved model has their means. All workers
+    must enter this together.
+    """
+    tf = import_tensorflow()
+    own = []
+    for variable in model.non_trainable_variables:
+        if _is_of_replicas(tf, variable):
+            local_values = strategy.experimental_local_results(variable)
+            own.append((variable, [local.numpy() for local in local_values]))
+    for variable, _ in own:
+        mean = variable.read_value()
+        for local in strategy.experimental_local_results(variable):
+            local.assign(mean)
+    try:
+        yield
+    finally:
+        for variable, values in own:
+            for local, value in zip(
+                strategy.experimental_local_results(variable), values, strict=True
+            ):
+                local.assign(value)
+
+
+def _is_of_replicas(tf: Any, variable: Any) -> bool:
+    return (
+        getattr(variable, "synchronization", None) == tf.VariableSynchronization.ON_READ
+        and getattr(variable, "aggregation", None) == tf.VariableAggregation.MEAN
+    )
+
+
 def worker_of(strategy: Any | None) -> tuple[int, int]:
     """Return (worker, workers) of this process in a strategy's cluster; (0, 1) without one.
 
@@ -320,15 +390,29 @@ def read_objects(prefix: str, objects: Mapping[str, Any]) -> None:
     import_tensorflow().train.Checkpoint(**objects).read(prefix).assert_existing_objects_matched()
 
 
-def keras_callback(model: Any, *, begin: Callable[[], None], after: Callable[[int], None]) -> Any:
+def keras_callback(
+    model: Any,
+    *,
+    start: Callable[[], None],
+    begin: Callable[[], None],
+    after: Callable[[int], None],
+    end: Callable[[], None],
+) -> Any:
     """Return a callback of the Keras that ``model`` belongs to.
 
-    ``begin()`` is called at the start of each Keras epoch, ``after(n)`` after each step with the
-    number of steps that this Keras epoch has made.
+    ``start()`` is called at the start of a fit, ``begin()`` at the start of each Keras epoch,
+    ``after(n)`` after each step with the number of steps that this Keras epoch has made, and
+    ``end()`` at its end, after the validation.
     """
-    keras = _keras_of(model)
+    keras = keras_of(model)
 
     class ReaderCallback(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_train_begin(self, logs: Any = None) -> None:
+            start()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            end()
+
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             begin()
 
@@ -338,7 +422,8 @@ def keras_callback(model: Any, *, begin: Callable[[], None], after: Callable[[in
     return ReaderCallback()
 
 
-def _keras_of(model: Any) -> Any:
+def keras_of(model: Any) -> Any:
+    """Return the module ``keras`` or ``tf_keras`` that a model belongs to."""
     import importlib
 
     # tf_keras (Keras 2) and keras (Keras 3) both exist beside TensorFlow; a callback must come from

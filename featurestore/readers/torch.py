@@ -174,9 +174,13 @@ def _every(count: int, ranges: Iterable[StepRange]) -> Iterator[StepRange]:
 
 @dataclass(frozen=True)
 class ElementForm:
-    """What a step of a reader looks like: features, label and weight, as of ``tf_dataset``."""
+    """What a step of a reader looks like: features, label and weight, as of ``tf_dataset``.
+
+    ``removes_padding``: batches have their real rows alone, if they have any.
+    """
 
     reader: Reader
+    removes_padding: bool = False
 
     def elements(self, steps: StepRange, arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[Any]:
         """Yield the elements of a range of steps; their tensors are views of its memory."""
@@ -187,7 +191,7 @@ class ElementForm:
 
     def _element(self, columns: dict[str, Any]) -> Any:
         weight = columns.pop(PADDING_WEIGHT, None)
-        if self.reader.order.remainder == "keep":
+        if self.removes_padding or self.reader.order.remainder == "keep":
             columns, weight = _without_padding(columns, weight), None
         for name, items in self.reader.ragged.items():
             columns[name] = _ragged(columns[name], items)
@@ -228,7 +232,7 @@ def _ragged(rows: Sequence[Any], items: np.dtype[Any]) -> Ragged:
 
 
 def _without_padding(columns: Mapping[str, Any], weight: Any) -> dict[str, Any]:
-    if weight is None or bool(weight.all()):
+    if weight is None or bool(weight.all()) or not bool(weight.any()):
         return dict(columns)
     # Padding stands at the end of the last step where nothing is shuffled, else among its rows.
     rows = np.flatnonzero(weight.numpy())

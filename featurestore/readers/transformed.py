@@ -6,17 +6,21 @@ the values of one column.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from featurestore.errors import ReaderConfigError
 from featurestore.readers.packing import Packing
 from featurestore.readers.recordblocks import RecordBlocks
-from featurestore.readers.selection import PRESENT, SelectedColumn
+from featurestore.readers.selection import PADDING_WEIGHT, PRESENT, SelectedColumn
 from featurestore.readers.steps import Arrays, StepRange
 from featurestore.readers.windowblocks import WindowBlocks
+
+OfArrays = Callable[[Arrays], Arrays]
 
 
 class Transform(Protocol):
@@ -46,6 +50,10 @@ class Transform(Protocol):
         """Return type and shape of a column's results; None where nothing is done to it."""
         ...
 
+    def label_offset(self, name: str) -> int:
+        """Return the code of the first class of a column; codes below are missing or unknown."""
+        ...
+
     def apply_chain(
         self, name: str, data: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None
     ) -> npt.NDArray[Any]:
@@ -70,9 +78,13 @@ class TransformedColumns:
     def __call__(self, arrays: Arrays) -> Arrays:
         """Return decoded arrays with the transformation applied."""
         result: Arrays = {}
+        padding = arrays.get(PADDING_WEIGHT)
         for column in self.columns:
             present = arrays.get(column.name + PRESENT)
-            result[column.name] = self._values(column, arrays[column.name], present)
+            values = self._values(column, arrays[column.name], present)
+            if column.label and self.transform.form(column.name) is not None:
+                values = label_codes(self.transform, column.name, values, padding=padding)
+            result[column.name] = values
             if column.masked and present is not None:
                 result[column.name + PRESENT] = present
         for name, array in arrays.items():
@@ -91,6 +103,36 @@ class TransformedColumns:
 
     def _is_mask(self, name: str) -> bool:
         return any(name == column.name + PRESENT for column in self.stored if column.masked)
+
+
+def label_codes(
+    transform: Transform,
+    name: str,
+    codes: npt.NDArray[Any],
+    *,
+    padding: npt.NDArray[Any] | None = None,
+) -> npt.NDArray[Any]:
+    """Return the codes of a label from 0 on, as losses take them; padding rows are 0.
+
+    Raises:
+        ReaderConfigError: A label is missing, or not in the vocabulary.
+    """
+    offset = transform.label_offset(name)
+    if not offset:
+        return codes
+    shifted = codes - codes.dtype.type(offset)
+    outside = shifted < 0
+    if padding is not None:
+        shifted = np.where(padding > 0, shifted, codes.dtype.type(0))
+        outside &= padding > 0
+    if outside.any():
+        raise ReaderConfigError(
+            f"{int(outside.sum())} rows have a label {name!r} that is null or not in the vocabulary "
+            "that was fitted on the training split.",
+            hint=f"leave these rows out: frame.filter('{name} is not null'), or "
+            f"stratify={name!r}, so that every class is in the training split",
+        )
+    return shifted
 
 
 def transformed_columns(
@@ -118,7 +160,7 @@ class TransformedRecords:
     """Records of one width, transformed; serves many threads."""
 
     source: RecordBlocks
-    transform: TransformedColumns
+    transform: OfArrays
 
     def read(self, steps: StepRange) -> Arrays:
         """Return the columns as (steps * batch, ...)."""
@@ -138,7 +180,7 @@ class TransformedWindows:
     """Windows, transformed; read in the order in which they come."""
 
     source: WindowBlocks
-    transform: TransformedColumns
+    transform: OfArrays
 
     def read(self, steps: StepRange) -> Arrays:
         """Return the columns as (steps * batch, ...)."""

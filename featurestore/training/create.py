@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from featurestore.errors import WriteConflict
+from featurestore.model.column_lines import language_of
 from featurestore.model.names import check_name
 from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.recovery import claims, datasets
 from featurestore.recovery.in_flight import in_flight
 from featurestore.recovery.pins import check_pinned, pin
+from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.publication import after_publication
 from featurestore.training.dataset import TrainingDataset
 from featurestore.training.export.audit import export_checks, register_report
-from featurestore.training.export.data import export_data
+from featurestore.training.export.data import check_typed, export_data
 from featurestore.training.export.external import with_snapshots
 from featurestore.training.export.pipeline import ExportTarget, export
 from featurestore.training.export.progress import Report, open_progress
@@ -33,6 +35,9 @@ def create(
     """
     check_name(asked.name, noun="training dataset")
     rows = export_data(session, data)
+    # The labels of a frame have lost their library; pandas is the most frequent.
+    language = "pandas" if isinstance(data, FeatureFrame) else language_of(data)
+    check_typed(rows.schema, language=language)
     request = check_request(asked, schema=rows.schema, known=rows.roles, default_key=rows.key)
     checks = export_checks(asked)
     with (

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from featurestore.readers import Reader
+    from featurestore.readers.class_weights import ClassWeights
     from featurestore.retrieval import FeatureFrame
     from featurestore.session import Session
     from featurestore.statistics import Statistics
     from featurestore.training.drift import DatasetDrift
-    from featurestore.training.tabular import ClassWeights, Matrix
+    from featurestore.training.tabular import Matrix
     from featurestore.training.verification.diff import DatasetDiff
     from featurestore.training.verification.problems import VerifyReport
     from featurestore.transform.fitted import Transformations
@@ -53,6 +54,8 @@ class TrainingDataset(ModelInputs):
     and ``url_of("train")`` are what other programs open."""
     manifest: Manifest = field(repr=False)
     session: Session | None = field(default=None, repr=False, compare=False)
+    # Gets the settings of each matrix; runs of experiments record them.
+    matrices: list[dict[str, Any]] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def open(
@@ -190,28 +193,40 @@ class TrainingDataset(ModelInputs):
         return html.facts({**self._summary(), **more}, caption=caption) + html.records(columns)
 
     @property
-    def class_weights(self) -> ClassWeights | dict[str, ClassWeights]:
-        """The balanced weight of each class of the first split: rows / (classes * its rows).
+    def class_weights(self) -> dict[Any, Any]:
+        """The balanced weight of each class of the training split: rows / (classes * its rows).
 
-        ``{class: weight}``, or ``{label: {class: weight}}`` of several labels. Booleans are 0 and
-        1, so that ``model.fit(..., class_weight=dataset.class_weights)`` takes them.
+        ``{class: weight}``, or ``{label: {class: weight}}`` of several labels. Classes are the
+        values that ``reader`` yields: 0 and 1 for booleans, and codes from 0 for a label whose
+        transformation makes codes. Rows without a label do not count.
+        ``reader(..., class_weights="balanced")`` applies them.
 
         >>> store.get_training_dataset("late_flights").class_weights
         {0: 1.0, 1: 1.0}
         """
         from featurestore.training.tabular import class_weights
+        from featurestore.training.transformations import of_dataset
 
-        return class_weights(self.manifest)
+        return class_weights(self.manifest, of_dataset(self, None))
 
-    def matrix(self, split: str, *, columns: Sequence[str] | None = None) -> Matrix:
+    def matrix(
+        self,
+        split: str,
+        *,
+        columns: Sequence[str] | None = None,
+        transformed: bool | Transformations | None = None,
+    ) -> Matrix:
         """Return a split as arrays, for models that take a whole table.
 
         ``x`` is float32 of shape (rows, inputs), ``y`` the label, ``names`` those of the inputs.
-        Rows are in canonical order; null is NaN; each cell of a list or an image is a column.
+        Rows are in canonical order; null is NaN; each cell of a list, an image or a one-hot code is
+        a column. The values are those that the readers give.
 
         Args:
             split: Name of the split.
             columns: What to take as inputs; None: the inputs.
+            transformed: None applies the transformations that the dataset was made with, if it
+                was; False gives the stored values; those of ``fit`` can be given, too.
 
         Raises:
             UnsupportedType: Inputs are texts or times; all are named.
@@ -221,8 +236,19 @@ class TrainingDataset(ModelInputs):
         (('temp', 'seats'), dtype('float32'), (4, 2), (4,))
         """
         from featurestore.training.tabular import matrix
+        from featurestore.training.transformations import of_dataset
 
-        return matrix(self.path, self.manifest, split, columns=columns)
+        fitted = of_dataset(self, transformed)
+        arrays = matrix(self.path, self.manifest, split, columns=columns, transform=fitted)
+        if self.matrices is not None:
+            self.matrices.append(
+                {
+                    "split": split,
+                    "columns": None if columns is None else list(columns),
+                    "transformed": None if fitted is None else fitted.sha256,
+                }
+            )
+        return arrays
 
     def read(self, split: str) -> FeatureFrame:
         """Return the rows of a split, every column, in canonical order.
@@ -356,10 +382,15 @@ class TrainingDataset(ModelInputs):
         lanes: int | None = None,
         window_rows: int | None = None,
         transformed: bool | Transformations | None = None,
+        class_weights: ClassWeights | None = None,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> Reader:
         """Return the reader of a split.
+
+        ``class_weights`` become sample weights, in every framework and strategy: "balanced" (of the
+        training split), ``{class: weight}``, or ``{label: {class: weight}}`` of several labels.
+        They multiply a weight column; padding weighs 0.
 
         ``cache`` is a folder of this machine for copies of the shards, which all its workers share:
         each is fetched once and checked, and beyond ``cache_bytes`` those used longest ago go.
@@ -391,6 +422,7 @@ class TrainingDataset(ModelInputs):
             window_rows=window_rows,
             transform=of_dataset(self, transformed),
             cache=cache_at(cache, cache_bytes),
+            class_weights=class_weights,
         )
 
     def resume(

@@ -15,6 +15,7 @@ import pyarrow as pa
 from featurestore.errors import InvalidArgument
 from featurestore.model.arrow_json import type_from_json
 from featurestore.model.manifest import Manifest, ManifestShard
+from featurestore.model.paths import TRAININGDATASETS
 from featurestore.plugins.engine import find_engine
 from featurestore.plugins.format import find_format
 from featurestore.storage.shardcache import local_path
@@ -81,7 +82,11 @@ def split_frame(dataset: TrainingDataset, split: str) -> FeatureFrame:
         reader = pa.RecordBatchReader.from_batches(schema, batches)
         return replace(session.engine.from_arrow(reader), schema=schema)
 
-    return FeatureFrame(session, relation, schema=schema)
+    frame = FeatureFrame(session, relation, schema=schema)
+    if dataset.session is None:  # of a directory that no store is known of
+        return frame
+    source = f"{TRAININGDATASETS}/{dataset.name}"
+    return frame.made_of({"source": source, "version": dataset.version})
 
 
 def _session_of_path(path: str) -> Session:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from featurestore.ingest import handed_over
+from featurestore.ingest import handed_over, with_language
 from featurestore.model.arrow_json import type_to_json
 from featurestore.model.manifest import Manifest, ManifestColumn, ManifestSplit
 from featurestore.plugins.format import find_format
 from featurestore.session import Session
+from featurestore.training.export.data import check_typed
 from featurestore.training.export.profiles import ProfileAccumulator
 
 _BLOCK_ROWS = 1024
@@ -23,8 +24,10 @@ def record_schema(session: Session, df: object) -> dict[str, Any]:
         UnsupportedType: TFRecord cannot hold some columns; all are listed.
     """
     tfrecord = find_format("tfrecord")
+    df, language = with_language(df)
     with handed_over(df, engine=session.engine) as rows:
         schema = rows.schema
+        check_typed(schema, language=language)
         tfrecord.check(schema, compression=None)
         profiles = session.engine.aggregate(rows, ProfileAccumulator(tuple(schema.names)))
     layout = tfrecord.layout(schema, profiles, compression=None, block_rows=_BLOCK_ROWS)

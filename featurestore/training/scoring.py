@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from featurestore.errors import InvalidArgument
 from featurestore.ingest import to_relation
+from featurestore.model.arrow_json import type_from_json
+from featurestore.model.paths import TRAININGDATASETS
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import FeatureFrame
+from featurestore.retrieval.untyped_rows import typed_relation, typed_schema
 from featurestore.session import Session
 from featurestore.training.dataset import TrainingDataset
 from featurestore.training.transformations import of_dataset
@@ -26,24 +29,31 @@ def transform_frame(
     if isinstance(dataset, TrainingDataset):
         fitted = of_dataset(dataset, True)
         labels = [name for name, role in dataset.roles.items() if role == "label"]
+        types = dict(zip(dataset.schema.names, dataset.schema.types, strict=True))
     elif isinstance(dataset, Transformations):
         fitted = dataset
+        types = {column.name: type_from_json(column.type) for column in dataset.columns}
     else:
         raise InvalidArgument(
             f"{dataset!r} is neither a training dataset nor fitted transformations.",
             hint="store.transform(frame, store.get_training_dataset('name'))",
         )
     assert fitted is not None
-    given = frame
-    if not isinstance(given, FeatureFrame):
-        given = FeatureFrame(session, to_relation(frame, engine=session.engine))
-    rows: FeatureFrame = given
+    if isinstance(frame, FeatureFrame):
+        rows = frame
+    else:
+        given = to_relation(frame, engine=session.engine)
+        schema = typed_schema(given.schema, lambda _: types)
+        rows = FeatureFrame(session, typed_relation(session.engine, given, schema))
     absent = [name for name in labels if name not in rows.columns]
     fitted = fitted.portable(without=absent)
     check_frame(fitted, rows.schema)
-    schema, function = fitted.schema(rows.schema), TransformBatch(fitted)
+    transformed, function = fitted.schema(rows.schema), TransformBatch(fitted)
 
     def relation() -> Relation:
-        return session.engine.map_batches(rows.relation, function, schema=schema)
+        return session.engine.map_batches(rows.relation, function, schema=transformed)
 
-    return FeatureFrame(session, relation, schema=schema)
+    inputs = list(rows.inputs)
+    if isinstance(dataset, TrainingDataset):
+        inputs.append({"source": f"{TRAININGDATASETS}/{dataset.name}", "version": dataset.version})
+    return FeatureFrame(session, relation, schema=transformed).made_of(*inputs)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,13 @@ from featurestore.errors import InvalidArgument, UnsupportedType, listing
 from featurestore.model.arrow_json import type_from_json
 from featurestore.model.manifest import Manifest, ManifestColumn
 from featurestore.readers.arrow_numpy import to_numpy
+from featurestore.readers.class_weights import balanced_weights
 from featurestore.readers.selection import value_form
+from featurestore.readers.transformed import label_codes
 from featurestore.training.reading import split_batches
 
-_NULL = "null"
-ClassWeights = dict[Any, float]
+if TYPE_CHECKING:
+    from featurestore.transform.fitted import Transformations
 
 
 class Matrix(NamedTuple):
@@ -29,7 +32,12 @@ class Matrix(NamedTuple):
 
 
 def matrix(
-    directory: str, manifest: Manifest, split: str, *, columns: Sequence[str] | None = None
+    directory: str,
+    manifest: Manifest,
+    split: str,
+    *,
+    columns: Sequence[str] | None = None,
+    transform: Transformations | None = None,
 ) -> Matrix:
     """Return a split as arrays, rows in canonical order.
 
@@ -37,117 +45,125 @@ def matrix(
         UnsupportedType: Inputs are texts or times, which are no float32; all are named.
         NullsInColumns: Labels, or values inside of lists, are null.
     """
-    inputs = _inputs(manifest, columns)
+    inputs = [_Input(column, _form(column, transform)) for column in _chosen(manifest, columns)]
+    _refuse_others(inputs)
     labels = [column for column in manifest.columns if column.role == "label"]
-    names: list[str] = []
-    for column in inputs:
-        names += _cell_names(column)
     rows = manifest.split(split).rows
-    x = np.empty((rows, len(names)), dtype=np.float32)
+    x = np.empty((rows, sum(each.cells for each in inputs)), dtype=np.float32)
     parts: dict[str, list[npt.NDArray[Any]]] = {label.name: [] for label in labels}
-    read = [column.name for column in (*inputs, *labels)]
+    read = [*(each.column.name for each in inputs), *parts]
     start = 0
     for batch in split_batches(directory, manifest, split, columns=read):
         stop = start + batch.num_rows
-        _fill(x[start:stop], batch, inputs)
-        for name, found in parts.items():
-            found.append(_label(batch.column(name), name))
+        _fill(x[start:stop], batch, inputs, transform)
+        for name, values in parts.items():
+            values.append(_label(batch.column(name), name, transform))
         start = stop
+    names = [name for each in inputs for name in each.names]
     return Matrix(x, _joined(list(parts.values())), tuple(names))
 
 
-def class_weights(manifest: Manifest) -> ClassWeights | dict[str, ClassWeights]:
-    """Return the balanced weight of each class of the first split, for ``class_weight=`` of Keras.
+@dataclass(frozen=True)
+class _Input:
+    """A column of a matrix, with numpy type and shape of one value."""
+
+    column: ManifestColumn
+    form: tuple[np.dtype[Any], tuple[int, ...]]
+
+    @property
+    def cells(self) -> int:
+        """Number of columns of the matrix that it becomes."""
+        return int(np.prod(self.form[1], dtype=np.int64))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of these columns."""
+        if not self.form[1]:
+            return [self.column.name]
+        return [f"{self.column.name}_{cell}" for cell in range(self.cells)]
+
+    @property
+    def is_number(self) -> bool:
+        """Whether float32 holds its values, and all have one shape."""
+        dtype, shape = self.form
+        return dtype.kind != "O" and -1 not in shape
+
+
+def _form(
+    column: ManifestColumn, transform: Transformations | None
+) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return numpy type and shape of one value; times count as objects."""
+    kind = type_from_json(column.type)
+    transformed = None if transform is None else transform.form(column.name)
+    if transformed is not None:
+        return transformed
+    dtype, shape = value_form(kind)
+    while pat.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return (np.dtype(object) if pat.is_timestamp(kind) else dtype), shape
+
+
+def class_weights(manifest: Manifest, transform: Transformations | None) -> dict[Any, Any]:
+    """Return the balanced weight of each class of the training split, by label if there are several.
 
     Raises:
-        InvalidArgument: There is no label, or one with too many values to count them.
+        InvalidArgument: There is no label, or it has too many values to be classes.
     """
-    labels = [column for column in manifest.columns if column.role == "label"]
+    labels = [column.name for column in manifest.columns if column.role == "label"]
     if not labels:
         raise InvalidArgument(
             f"Training dataset {manifest.name!r} has no label.",
             hint="create_training_dataset(..., label='column')",
         )
-    found = {}
-    for label in labels:
-        weights = manifest.splits[0].label_weights.get(label.name)
-        if weights is None:
-            raise InvalidArgument(
-                f"The label {label.name!r} has too many values to be classes, or is of another "
-                f"kind: {type_from_json(label.type)}.",
-            )
-        found[label.name] = _by_class(label, weights)
-    if len(found) == 1:
-        return found[labels[0].name]
-    return found
+    weights = {label: balanced_weights(manifest, label, transform=transform) for label in labels}
+    return weights[labels[0]] if len(labels) == 1 else weights
 
 
-def _by_class(label: ManifestColumn, weights: Mapping[str, float]) -> ClassWeights:
-    """Return weights by the values that readers yield: 0 and 1 for booleans, numbers, texts."""
-    kind = type_from_json(label.type)
-    result: ClassWeights = {}
-    for text, weight in weights.items():
-        if text == _NULL:
-            continue
-        value: Any = text
-        if pat.is_boolean(kind):
-            value = int(text == "true")
-        elif pat.is_integer(kind):
-            value = int(text)
-        elif pat.is_floating(kind):
-            value = float(text)
-        result[value] = weight
-    return dict(sorted(result.items()))
-
-
-def _inputs(manifest: Manifest, columns: Sequence[str] | None) -> list[ManifestColumn]:
+def _chosen(manifest: Manifest, columns: Sequence[str] | None) -> list[ManifestColumn]:
     if columns is None:
-        chosen = [column for column in manifest.columns if column.role == "feature"]
-    else:
-        known = {column.name: column for column in manifest.columns}
-        wrong = [name for name in columns if name not in known]
-        if wrong or isinstance(columns, str):
-            raise InvalidArgument(
-                f"columns={columns!r}: there is no column {listing(wrong)}; training dataset "
-                f"{manifest.name!r} has {listing(known, limit=50)}.",
-                hint="columns=['name', ...]",
-            )
-        chosen = [known[name] for name in columns]
-    refused, others = [], []
-    for column in chosen:
-        if _is_number(column):
-            others.append(column.name)
-        else:
-            refused.append(f"{column.name} ({type_from_json(column.type)})")
+        return [column for column in manifest.columns if column.role == "feature"]
+    known = {column.name: column for column in manifest.columns}
+    wrong = [name for name in columns if name not in known]
+    if wrong or isinstance(columns, str):
+        raise InvalidArgument(
+            f"columns={columns!r}: there is no column {listing(wrong)}; training dataset "
+            f"{manifest.name!r} has {listing(known, limit=50)}.",
+            hint="columns=['name', ...]",
+        )
+    return [known[name] for name in columns]
+
+
+def _refuse_others(inputs: Sequence[_Input]) -> None:
+    """Refuse texts, times and lists of varying length; all are named."""
+    refused = [
+        f"{each.column.name} ({type_from_json(each.column.type)})"
+        for each in inputs
+        if not each.is_number
+    ]
     if refused:
+        others = [each.column.name for each in inputs if each.is_number]
         raise UnsupportedType(
             f"A matrix of float32 cannot hold {listing(refused, limit=50)}.",
-            hint=f"matrix(split, columns={others}), or make numbers of them first",
+            hint=f"matrix(split, columns={others}), or make numbers of them: "
+            f"transformations={{{refused[0].split(' ')[0]!r}: t.one_hot()}}",
         )
-    return chosen
 
 
-def _is_number(column: ManifestColumn) -> bool:
-    kind = type_from_json(column.type)
-    while pat.is_fixed_size_list(kind):
-        kind = kind.value_type
-    dtype, shape = value_form(kind)
-    return dtype.kind != "O" and -1 not in shape and not pat.is_timestamp(kind)
-
-
-def _cell_names(column: ManifestColumn) -> list[str]:
-    """Return the names of the matrix's columns that a column becomes: one for each cell of it."""
-    _, shape = value_form(type_from_json(column.type))
-    if not shape:
-        return [column.name]
-    return [f"{column.name}_{cell}" for cell in range(int(np.prod(shape)))]
-
-
-def _fill(x: npt.NDArray[np.float32], batch: Any, inputs: Sequence[ManifestColumn]) -> None:
+def _fill(
+    x: npt.NDArray[np.float32],
+    batch: Any,
+    inputs: Sequence[_Input],
+    transform: Transformations | None,
+) -> None:
     """Write the inputs of a batch into rows of the matrix; null is NaN."""
     position = 0
-    for column in inputs:
-        values, present = to_numpy(batch.column(column.name), name=column.name)
+    for each in inputs:
+        name = each.column.name
+        values, present = to_numpy(batch.column(name), name=name)
+        if transform is not None and name in transform:
+            values = transform.apply_chain(name, values, present)
+            if name in transform.settled:
+                present = None
         cells = values.reshape(len(values), -1)
         target = x[:, position : position + cells.shape[1]]
         target[:] = cells
@@ -156,12 +172,15 @@ def _fill(x: npt.NDArray[np.float32], batch: Any, inputs: Sequence[ManifestColum
         position += cells.shape[1]
 
 
-def _label(array: Any, name: str) -> npt.NDArray[Any]:
+def _label(array: Any, name: str, transform: Transformations | None) -> npt.NDArray[Any]:
     if array.null_count:
         raise InvalidArgument(
             f"The label {name!r} has nulls.",
             hint=f"leave these rows out: frame.filter('{name} is not null')",
         )
+    if transform is not None and name in transform:
+        values = transform.apply_chain(name, to_numpy(array, name=name)[0], None)
+        return label_codes(transform, name, values)
     if pat.is_string(array.type):
         return np.array(array.to_pylist(), dtype=object)
     return to_numpy(array, name=name)[0]

@@ -216,37 +216,54 @@ def text_tokens(
 
 
 def decode_image(
-    size: int | tuple[int, int], *, channels: int = 3, encoding: str = "file"
+    size: int | tuple[int, int],
+    *,
+    channels: int = 3,
+    encoding: str = "file",
+    dtype: str = "uint8",
+    orientation: str = "exif",
 ) -> Chain:
-    """Decode images (bytes of PNG, JPEG, WebP, BMP or GIF files) into uint8 of one shape.
+    """Decode images (bytes of PNG, JPEG, WebP, BMP or GIF files) into arrays of one shape.
 
-    Rows come as (height, width, channels), decoded in threads where rows are read; images of
-    another size are resized. Missing images are zeros. PNG files are decoded in three fifths of the
-    time where imagecodecs is installed (``pip install 'featurestore[images-fast]'``). Not part of a
-    Keras layer: what serves a model decodes for itself.
+    Rows have the shape (height, width, channels) and are decoded in threads where rows are read.
+    Images of another size are resized. Missing images are zeros. Animated files yield their first
+    frame. PNG files are decoded in three fifths of the time, with the same pixels, where
+    imagecodecs is installed (``pip install 'featurestore[images-fast]'``). Not part of a Keras
+    layer: what serves a model decodes for itself.
 
     Args:
         size: Height and width in pixels; one number for both.
         channels: 1 (gray), 3 (RGB) or 4 (RGBA).
         encoding: "file" or "raw": then the bytes are the pixels of this size, row by row, which
             take more place in files and nearly no time to read.
+        dtype: "uint8" scales 16-bit images to 8 bits (the high 8 bits of each value). "uint16"
+            keeps the values of 16-bit gray images and multiplies 8-bit values by 257; it refuses
+            16-bit color images. Raw pixels of "uint16" are little-endian.
+        orientation: "exif" rotates and mirrors an image as its EXIF or XMP metadata requires;
+            "stored" ignores that metadata. Raw pixels have no such metadata.
 
-    >>> decode_image((64, 48))
-    decode_image(height=64, width=48, channels=3, encoding='file')
+    >>> decode_image((64, 48), channels=1, dtype="uint16").steps[0].options["dtype"]
+    'uint16'
     """
-    from featurestore.transform.images import ENCODINGS, MODES
+    from featurestore.transform.images import DTYPES, ENCODINGS, MODES, ORIENTATIONS
 
     height, width = (size, size) if isinstance(size, int) else size
     if channels not in MODES:
         raise InvalidArgument(f"channels={channels!r} is not one of {listing(MODES)}.")
     if encoding not in ENCODINGS:
         raise InvalidArgument(f"encoding={encoding!r} is not one of {listing(ENCODINGS)}.")
+    if dtype not in DTYPES:
+        raise InvalidArgument(f"dtype={dtype!r} is not one of {listing(DTYPES)}.")
+    if orientation not in ORIENTATIONS:
+        raise InvalidArgument(f"orientation={orientation!r} is not one of {listing(ORIENTATIONS)}.")
     return one(
         "decode_image",
         height=_whole("height", height, least=1),
         width=_whole("width", width, least=1),
         channels=channels,
         encoding=encoding,
+        dtype=dtype,
+        orientation=orientation,
     )
 
 

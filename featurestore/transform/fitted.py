@@ -143,6 +143,13 @@ class Transformations:
             )
         return result
 
+    def label_offset(self, name: str) -> int:
+        """Return the code of the first class of a column; codes below are missing or unknown."""
+        last = self[name].chain.steps[-1]
+        if self[name].output.kind != "code":
+            return 0
+        return 1 + int(last.options.get("unknown", 0))
+
     @cached_property
     def settled(self) -> tuple[str, ...]:
         """The columns whose missing values come out as values."""

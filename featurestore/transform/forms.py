@@ -106,6 +106,7 @@ def arrow_type(form: Form) -> pa.DataType:
         "int32": pa.int32(),
         "int64": pa.int64(),
         "uint8": pa.uint8(),
+        "uint16": pa.uint16(),
         "bool": pa.bool_(),
     }
     if form.dtype not in names:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import importlib
 import io
+import struct
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,15 +20,22 @@ from featurestore.errors import InvalidArgument, missing_extra
 from featurestore.model.cores import usable_cores
 from featurestore.readers.memory import Memory
 
-Pixels = npt.NDArray[np.uint8]
+Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 ENCODINGS = ("file", "raw")
+DTYPES = ("uint8", "uint16")
+ORIENTATIONS = ("exif", "stored")
 # What is tried on bytes of a dataset; other decoders of the library are not.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 _MEMORY = Memory()
 # Images that a thread takes at once.
 _AT_ONCE = 64
+# Pixels that a file may declare, whatever limit the process has set in Pillow. Large files are
+# decoded one at a time: a few kilobytes may declare a gigabyte.
+MOST_PIXELS = 178_956_970
+_LARGE_PIXELS = 1 << 25
+_LARGE = threading.Lock()
 
 
 def decode_images(
@@ -35,10 +45,13 @@ def decode_images(
     height: int,
     width: int,
     channels: int,
+    dtype: str = "uint8",
+    orientation: str = "exif",
 ) -> Pixels:
     """Return encoded images as (rows, height, width, channels); missing ones are zeros.
 
-    Images of another size are resized (bilinear, with the library's antialiasing).
+    Images of another size are resized (bilinear, with the library's antialiasing). Animated files
+    yield their first frame.
 
     Args:
         cells: The bytes of PNG, JPEG, WebP, BMP or GIF files; empty bytes are padding.
@@ -46,14 +59,17 @@ def decode_images(
         height: Rows of pixels.
         width: Columns of pixels.
         channels: 1 (gray), 3 (RGB) or 4 (RGBA).
+        dtype: "uint8" (the high 8 bits of 16-bit samples) or "uint16" (8-bit samples times 257).
+        orientation: "exif" rotates and mirrors pixels as the file's metadata requires; "stored"
+            ignores that metadata.
 
     Raises:
-        InvalidArgument: Bytes are no image; the first such row is named.
+        InvalidArgument: A row cannot be decoded to the dtype; the message names the first such row.
     """
     # Aligned, so that TensorFlow takes the memory as it is, and used again: new pages cost time.
     shape = len(cells), height, width, channels
-    images = _MEMORY.borrow([(shape, np.dtype(np.uint8))], purpose="images")[0]
-    decoder = _Decoder(images, MODES[channels])
+    images = _MEMORY.borrow([(shape, np.dtype(dtype))], purpose="images")[0]
+    decoder = _Decoder(images, orientation=orientation)
     rows = []
     for row, cell in enumerate(cells.tolist()):
         if cell and (present is None or present[row]):
@@ -77,7 +93,11 @@ def decode_images(
 
 
 def raw_images(
-    cells: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None, *, shape: tuple[int, ...]
+    cells: npt.NDArray[Any],
+    present: npt.NDArray[np.bool_] | None,
+    *,
+    shape: tuple[int, ...],
+    dtype: str = "uint8",
 ) -> Pixels:
     """Return images whose bytes are their pixels, row by row; missing ones are zeros.
 
@@ -85,6 +105,7 @@ def raw_images(
         cells: The bytes of each image, or uint8 of (rows, bytes), which are not copied.
         present: Which rows have an image; None: all of them.
         shape: Of an image.
+        dtype: "uint8", or "uint16" (little-endian).
 
     Raises:
         InvalidArgument: An image has more or fewer bytes than the shape; the first one is named.
@@ -92,10 +113,14 @@ def raw_images(
     >>> raw_images(np.array([b"abcd", b""], object), None, shape=(2, 2, 1))[:, 0, 1, 0].tolist()
     [98, 0]
     """
-    size = int(np.prod(shape))
+    samples = np.dtype(dtype).newbyteorder("<")
+    size = int(np.prod(shape)) * samples.itemsize
     if cells.dtype == np.uint8:
         if cells.shape[1] != size:
-            raise _wrong_size(0, cells.shape[1], shape)
+            raise _wrong_size(0, cells.shape[1], shape, size=size)
+        if samples.itemsize > 1:
+            # A copy, because rows of bytes may start at an odd address.
+            cells = np.frombuffer(cells.tobytes(), dtype=samples)
         return cells.reshape(-1, *shape)
     missing = b"\0" * size
     found = cells.tolist()
@@ -103,14 +128,13 @@ def raw_images(
         if not cell or (present is not None and not present[row]):
             found[row] = missing
         elif len(cell) != size:
-            raise _wrong_size(row, len(cell), shape)
-    return np.frombuffer(bytearray().join(found), dtype=np.uint8).reshape(-1, *shape)
+            raise _wrong_size(row, len(cell), shape, size=size)
+    return np.frombuffer(bytearray().join(found), dtype=samples).reshape(-1, *shape)
 
 
-def _wrong_size(row: int, found: int, shape: tuple[int, ...]) -> InvalidArgument:
-    wanted = int(np.prod(shape))
+def _wrong_size(row: int, found: int, shape: tuple[int, ...], *, size: int) -> InvalidArgument:
     return InvalidArgument(
-        f"Row {row} of the batch has {found} bytes; pixels of shape {shape} are {wanted}."
+        f"Row {row} of the batch has {found} bytes; pixels of shape {shape} are {size}."
     )
 
 
@@ -134,43 +158,159 @@ def _png_header(shape: tuple[int, ...]) -> bytes:
     return b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + size + bytes([8, colors[channels]])
 
 
+# Where Pillow puts the metadata that can hold an orientation.
+_ORIENTED_BY = frozenset({"exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"})
+_PNG_TEXT_CHUNKS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
+_PNG_ORIENTED_BY = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
+# Tag 274 of Exif 2.32, and the names of Pillow's methods that undo each of its values.
+_ORIENTATION_TAG = 0x0112
+_TRANSPOSE = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+_MALFORMED_EXIF = (SyntaxError, ValueError, TypeError, LookupError, OSError, struct.error)
+
+
 class _Decoder:
     """Decodes images into the rows of an array.
 
-    With imagecodecs, whose libspng takes three fifths of Pillow's time, PNG files that hold the
-    wanted pixels as they are; all others with Pillow.
+    imagecodecs, whose libspng takes three fifths of Pillow's time, decodes only PNG files whose
+    samples are the wanted pixels; Pillow decodes all others. So both give the same pixels.
     """
 
-    def __init__(self, images: Pixels, mode: str) -> None:
+    def __init__(self, images: Pixels, *, orientation: str) -> None:
         try:
             from PIL import Image
         except ImportError as error:
             raise missing_extra("pillow", "images") from error
         self._library: Any = Image
-        self._images, self._mode = images, mode
+        self._images = images
+        self._mode = MODES[images.shape[-1]]
+        self._size = images.shape[2], images.shape[1]
+        self._is_deep = images.dtype == np.uint16
+        self._uses_exif = orientation == "exif"
         self._begin = _png_header(images.shape[1:])
         self._codecs: Any = _imagecodecs()
 
     def __call__(self, row: int, encoded: bytes) -> None:
         target = self._images[row]
-        if self._codecs is not None and encoded.startswith(self._begin):
+        if self._is_plain_png(encoded):
             try:
                 self._codecs.spng_decode(encoded, out=target)
             except (RuntimeError, ValueError):
-                pass  # Pillow says whether it is an image
+                pass  # Pillow decides whether the bytes are an image
             else:
                 return
-        size = target.shape[1], target.shape[0]
+        if self._is_deep and _is_deep_color_png(encoded):
+            raise InvalidArgument(
+                f"Row {row} of the batch is a PNG file with 16-bit colors; 16 bits are decoded of "
+                "gray images only.",
+                hint='t.decode_image(64, dtype="uint8") takes the high 8 bits of each color',
+            )
         try:
             with self._library.open(io.BytesIO(encoded), formats=_FORMATS) as file:
-                file.load()
-                image = file if file.mode == self._mode else file.convert(self._mode)
+                pixels = self._checked_pixels(file)
         except (OSError, SyntaxError, ValueError, self._library.DecompressionBombError) as error:
             raise InvalidArgument(
                 f"Row {row} of the batch is no image that can be decoded ({error}); it begins with "
                 f"{encoded[:8]!r}.",
                 hint=f"encoded images are bytes of {', '.join(_FORMATS)} files",
             ) from error
-        if image.size != size:
-            image = image.resize(size, self._library.Resampling.BILINEAR)
-        target[:] = np.asarray(image).reshape(target.shape)
+        target[:] = pixels.reshape(target.shape)
+
+    def _checked_pixels(self, file: Any) -> npt.NDArray[Any]:
+        """Return the pixels of an opened file, whose declared size is checked before it is decoded.
+
+        Raises:
+            ValueError: It declares more pixels than are decoded.
+        """
+        width, height = file.size
+        if width * height > MOST_PIXELS:
+            raise ValueError(
+                f"{width:,} x {height:,} pixels are declared, at most {MOST_PIXELS:,} are decoded"
+            )
+        with _LARGE if width * height > _LARGE_PIXELS else nullcontext():
+            file.load()
+            return self._pixels(file)
+
+    def _is_plain_png(self, encoded: bytes) -> bool:
+        """Return whether the samples of a PNG file are the wanted pixels."""
+        if self._codecs is None or self._is_deep or not encoded.startswith(self._begin):
+            return False
+        return not (self._uses_exif and _has_png_orientation(encoded))
+
+    def _pixels(self, file: Any) -> npt.NDArray[Any]:
+        """Return the pixels of a loaded file in the wanted size, channels and dtype."""
+        transpose = self._transpose_of(file)
+        # 16-bit gray: "I;16", and "I" before Pillow 11. Pillow's own conversion to "L" clips.
+        if file.mode.startswith("I"):
+            return self._deep_gray_pixels(file, transpose)
+        image = file
+        if file.mode == "P" and isinstance(file.info.get("transparency"), bytes):
+            image = file.convert("RGBA")
+        if image.mode != self._mode:
+            image = image.convert(self._mode)
+        pixels = np.asarray(self._fit(image, transpose))
+        if self._is_deep:
+            return pixels.astype(np.uint16) * np.uint16(257)
+        return pixels
+
+    def _deep_gray_pixels(self, file: Any, transpose: str | None) -> npt.NDArray[Any]:
+        """Return the pixels of a 16-bit gray file, resized before they are rounded to 8 bits."""
+        samples = np.asarray(file)
+        # Pillow resizes floats exactly, and 16-bit integers only since version 10.3.
+        planes = [samples.astype(np.float32)] * min(len(self._mode), 3)
+        if self._mode == "RGBA":
+            is_opaque = samples != file.info.get("transparency", -1)
+            planes.append(is_opaque * np.float32(65535))
+        fitted = [self._fit(self._library.fromarray(plane), transpose) for plane in planes]
+        pixels = np.rint(np.stack(fitted, axis=-1)).astype(np.uint16)
+        if self._is_deep:
+            return pixels
+        return pixels >> 8
+
+    def _fit(self, image: Any, transpose: str | None) -> Any:
+        """Return an image upright and in the wanted size."""
+        if transpose is not None:
+            image = image.transpose(self._library.Transpose[transpose])
+        if image.size != self._size:
+            image = image.resize(self._size, self._library.Resampling.BILINEAR)
+        return image
+
+    def _transpose_of(self, file: Any) -> str | None:
+        """Return the method that makes a loaded file upright; None: its pixels stay as stored."""
+        if not self._uses_exif or _ORIENTED_BY.isdisjoint(file.info):
+            return None
+        try:
+            return _TRANSPOSE.get(file.getexif().get(_ORIENTATION_TAG))
+        except _MALFORMED_EXIF:
+            return None
+
+
+def _is_deep_color_png(encoded: bytes) -> bool:
+    """Return whether bytes begin like a PNG file of 16 bits a channel with more than gray."""
+    is_png = encoded.startswith(b"\x89PNG\r\n\x1a\n")
+    return is_png and encoded[24:26] in (b"\x10\x02", b"\x10\x04", b"\x10\x06")
+
+
+def _has_png_orientation(encoded: bytes) -> bool:
+    """Return whether a PNG file has a chunk that can hold an orientation.
+
+    Chunk by chunk, because a search of all bytes takes as long as libspng decodes.
+    """
+    start = 8
+    while start < len(encoded):
+        name = encoded[start + 4 : start + 8]
+        if name == b"eXIf":
+            return True
+        if name in _PNG_TEXT_CHUNKS and encoded.startswith(_PNG_ORIENTED_BY, start + 8):
+            return True
+        if name == b"IEND":
+            break
+        start += 12 + int.from_bytes(encoded[start : start + 4], "big")
+    return False

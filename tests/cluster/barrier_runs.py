@@ -21,10 +21,19 @@ def bowl(x: float, context: Any) -> dict[str, float]:
     return {"y": -((x - 2) ** 2)}
 
 
+def saved_regression(params: dict[str, Any], context: Any) -> dict[str, float]:
+    """Fit a line, and save a model in every worker."""
+    from sklearn.linear_model import LinearRegression
+
+    metrics = training.regression(params, context)
+    context.save(LinearRegression().fit([[0.0], [1.0]], [0.0, metrics["final"]]), "line")
+    return metrics
+
+
 def run(dataset: TrainingDataset) -> dict[str, Any]:
     """Launch, search, and ask for too much; return what came of it."""
     launched = experiments.collective_all_reduce(
-        training.regression,
+        saved_regression,
         workers=2,
         dataset=dataset,
         params={"deaths": {"1": [33]}},
@@ -34,6 +43,7 @@ def run(dataset: TrainingDataset) -> dict[str, Any]:
     )
     reasons = [attempt["reason"] for attempt in launched.record.attempts]
     answer: dict[str, Any] = {"killed": [launched.history("loss"), reasons]}
+    answer["saved"] = sorted(launched.record.files)
     study = experiments.search(
         bowl, space={"x": [1, 2]}, metric="y", sampler="grid", parallel=2, on="spark"
     )

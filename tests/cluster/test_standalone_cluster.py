@@ -173,6 +173,7 @@ def test_barrier_tasks_train_as_local_processes_do_and_are_counted_first(
     answer = application.answer["experiments"]
     losses = {str(step): loss for step, loss in local.history("loss").items()}
     assert answer["killed"] == [losses, ["worker 1 was lost: killed by SIGKILL", None]]
+    assert answer["saved"] == ["artifacts/line.joblib", "metrics.jsonl"]
     assert answer["best"] == {"x": 2}
     assert answer["trials"] == {"1": ["finished", 2], "2": ["finished", 1]}
     assert "3 workers are to run at once" in answer["refused"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,8 @@ def test_what_features_and_layers_are_worth_is_found_in_their_order(
     worth = {row.name: row for row in found.rows}
     assert worth["layer scale"].mean == pytest.approx(99 * np.mean(found.whole))
     assert worth["x0 + x1"].mean > worth["x1"].mean
+    assert worth["x3"].low is not None
+    assert worth["x0"].low is not None
     assert worth["x3"].low < 0.001 < worth["x0"].low  # nothing against something
     assert all(len(row.values) == 3 for row in found.rows)
     assert [row.mean for row in found.rows] == sorted(
@@ -190,3 +194,16 @@ def test_wrong_ablations_and_folds_are_refused(sums: TrainingDataset) -> None:
         experiments.ablate(fitted, dataset=sums, metric="auc")
     with pytest.raises(RunFailed, match=r"Trial 0 .* failed"):
         experiments.cross_validate(lambda context: 1 / 0, dataset=sums)
+
+
+def test_a_single_repeat_has_no_interval(sums: TrainingDataset) -> None:
+    single = experiments.ablate(
+        fitted, dataset=sums, metric="mse", direction="min", features=["x0"], repeats=1
+    )
+    assert str(single).splitlines()[1].endswith("  no interval")
+    assert "inf" not in str(single)
+    (row,) = single.rows
+    assert (row.low, row.high) == (None, None)
+    json.dumps(row.to_json(), allow_nan=False)
+    if find_spec("matplotlib"):
+        single.plot()

@@ -28,6 +28,7 @@ from featurestore.errors import (
     TrainingDatasetNotFound,
 )
 from featurestore.experiments.progress import showing_logs
+from featurestore.model.sealed import sealed
 from featurestore.recovery.rebuild import rebuild
 from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
@@ -224,7 +225,7 @@ def test_the_end_of_the_driver_ends_workers_and_what_they_started(
 def wait_for_pids(location: Path, workers: int) -> list[int]:
     end = time.monotonic() + 120
     while time.monotonic() < end:
-        texts = [p.read_text() for p in location.glob("experiments/endless/*/artifacts/pids-*")]
+        texts = [p.read_text() for p in location.glob("experiments/endless/*/pids-*")]
         if len(texts) == workers and all(text.endswith("\n") for text in texts):
             return [int(pid) for text in texts for pid in text.split()]
         time.sleep(0.05)
@@ -320,7 +321,7 @@ def test_a_damaged_record_is_named_and_hides_no_other(kept: FeatureStore) -> Non
     whole = json.loads(path.read_text())
     damages: list[Any] = [[], {}, {**whole, "state": "gone"}, {**whole, "metrics": {"loss": "1"}}]
     damages += [{**whole, "id": "../../elsewhere"}, {**whole, "created": "yesterday"}]
-    damages += [{**whole, "dataset": {"name": "../x"}}, {**whole, "format": 2}]
+    damages += [{**whole, "dataset": {"name": "../x"}}, {**whole, "format": 3}]
     texts = [json.dumps(damage) for damage in damages] + ["", "{", "[" * 100_000]
     for text in texts:
         path.write_text(text)
@@ -346,7 +347,8 @@ def test_a_function_that_no_module_has_is_not_resumed_by_its_record(kept: Featur
     path = Path(run.path, "run.json")
     record = json.loads(path.read_text())
     record["code"]["function"] = "antigravity:nothing"
-    path.write_text(json.dumps(record))
+    del record["checksum"]
+    path.write_bytes(sealed(record))
     with pytest.raises(InvalidTrainFunction, match="has not loaded"):
         experiments.get_run(run.id).resume()
     assert "antigravity" not in sys.modules

@@ -94,7 +94,9 @@ def fill(store: FeatureStore) -> None:
 
 
 def a_run(store: FeatureStore, dataset: TrainingDataset, number: int = 1) -> Run:
-    """Return a finished run whose only artifact is a pickled model."""
+    """Return a finished run of a matrix, whose only artifact is a pickled model."""
+    fitted = dataset.transformations
+    matrix = {"split": "train", "columns": None, "transformed": fitted and fitted.sha256}
     noted = RunDataset(dataset.name, dataset.version, dataset.manifest.content_hash, dataset.path)
     record = RunRecord(
         id=f"20130101-000000-{number:06d}",
@@ -103,6 +105,7 @@ def a_run(store: FeatureStore, dataset: TrainingDataset, number: int = 1) -> Run
         state="finished",
         created=START.isoformat(),
         dataset=noted,
+        readers=(matrix,),
     )
     catalog.save(store.session, record)
     run = Run(store.session, record)
@@ -238,6 +241,92 @@ def test_what_is_wrong_is_said_before_anything_is_written(
     assert kept.score(filled, labels=unknown, trust=True).count() == 1
 
 
+def fitted_on_a_matrix(context: Any) -> None:
+    from sklearn.linear_model import LinearRegression
+
+    train = context.dataset.matrix("train", **context.params)
+    context.save(LinearRegression().fit(train.x, train.y), "line")
+
+
+def fitted_on_a_reader(context: Any) -> None:
+    import keras
+
+    inputs = {name: keras.Input(shape, name=name) for name, shape in (("x", (1,)), ("city", (3,)))}
+    joined = keras.layers.Concatenate()(list(inputs.values()))
+    model = keras.Model(inputs, keras.layers.Dense(1)(joined))
+    model.compile("sgd", "mse")
+    reader = context.reader("train", global_batch_size=10)
+    for batch in reader.batches():
+        model.train_on_batch({name: batch[name].reshape(10, -1) for name in inputs}, batch["y"])
+        break
+    context.save(model, "line")
+
+
+def untouched(context: Any) -> None:
+    context.save(Line(), "line")
+
+
+@pytest.fixture
+def trips(kept: FeatureStore) -> TrainingDataset:
+    """A dataset whose values differ from what its transformations make of them."""
+    random = np.random.default_rng(0)
+    rows = pa.table(
+        {
+            "id": range(40),
+            "x": random.normal(500, 100, 40).astype(np.float32),
+            "city": ["a", "b", "c", "b"] * 10,
+            "y": random.normal(120, 5, 40).astype(np.float32),
+        }
+    )
+    return kept.create_training_dataset(
+        rows,
+        "trips",
+        label="y",
+        key="id",
+        transformations={"x": t.standardize(), "city": t.one_hot()},
+        progress=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("params", "columns"), [({}, None), ({"transformed": False, "columns": ["x"]}, ["x"])]
+)
+def test_models_of_a_matrix_score_the_values_that_they_were_fitted_on(
+    kept: FeatureStore, trips: TrainingDataset, params: dict[str, Any], columns: list[str] | None
+) -> None:
+    run = experiments.launch(fitted_on_a_matrix, dataset=trips, params=params, progress=False)
+    model = experiments.register_model(run, "line", trust=True)
+    matrix = trips.matrix("train", **params)
+    rows = trips.read("train").to_arrow()
+    scored = kept.score(model, labels=rows.drop(["y"]), trust=True).to_arrow()
+    assert scored["id"].to_pylist() == rows["id"].to_pylist()
+    expected = model.load(trust=True).predict(matrix.x)
+    np.testing.assert_array_equal(scored["prediction"].to_numpy(), expected)
+    assert abs(expected.mean() - 120) < 5
+    assert [each.name for each in model.spec.inputs] == (columns or ["x", "city"])
+
+
+@pytest.mark.tensorflow
+def test_models_of_a_reader_score_the_values_that_they_were_fitted_on(
+    kept: FeatureStore, trips: TrainingDataset
+) -> None:
+    pytest.importorskip("keras")
+    run = experiments.launch(fitted_on_a_reader, dataset=trips, progress=False)
+    model = experiments.register_model(run, "line")
+    (batch,) = trips.reader("train", global_batch_size=40).batches()
+    inputs = {name: batch[name].reshape(40, -1) for name in ("x", "city")}
+    expected = model.load().predict(inputs, verbose=0)[:, 0]
+    rows = trips.read("train").to_arrow()
+    scored = kept.score(model, labels=rows.drop(["y"])).to_arrow()
+    np.testing.assert_array_equal(scored["prediction"].to_numpy(), expected)
+
+
+def test_the_form_of_values_is_not_guessed(kept: FeatureStore, trips: TrainingDataset) -> None:
+    run = experiments.launch(untouched, dataset=trips, progress=False)
+    with pytest.raises(InvalidArgument, match="transformed=True"):
+        experiments.register_model(run, "line", trust=True)
+
+
 def test_inputs_that_come_with_labels_are_asked_of_them(kept: FeatureStore) -> None:
     rows = pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0], "y": [0.0, 1.0]})
     dataset = kept.create_training_dataset(rows, "plain", label="y")
@@ -250,6 +339,34 @@ def test_inputs_that_come_with_labels_are_asked_of_them(kept: FeatureStore) -> N
     assert kept.featuregroup("sums").read().count() == 2
     with pytest.raises(FeatureNotFound, match="takes 'b'"):
         kept.score(model, labels=rows.select(["a"]), trust=True)
+
+
+@pytest.mark.parametrize("column", [[None], [None, "web"]], ids=["alone", "in company"])
+def test_requests_without_a_value_have_the_types_of_the_model(
+    kept: FeatureStore, column: list[str | None]
+) -> None:
+    rows = pa.table({"size": [1.0, 2.0], "coupon": ["web", None], "y": [0.0, 1.0]})
+    chains = {"coupon": t.vocabulary()}
+    dataset = kept.create_training_dataset(rows, "d", label="y", transformations=chains)
+    request = [{"size": None, "coupon": each} for each in column]
+    answered = kept.transform(request, dataset).to_arrow()["coupon"].to_pylist()
+    assert answered == [0, 2][: len(column)]
+    model = experiments.register_model(a_run(kept, dataset), "m", trust=True)
+    schema = model.get_features(labels=request).schema
+    assert (schema.field("size").type, schema.field("coupon").type) == (pa.float64(), pa.string())
+
+
+def test_text_inputs_of_a_matrix_are_refused_with_the_columns_that_fit(
+    kept: FeatureStore,
+) -> None:
+    rows = {"a": [1.0, 2.0], "city": ["x", "y"], "b": [3.0, 4.0], "y": [0.0, 1.0]}
+    run = a_run(kept, kept.create_training_dataset(pa.table(rows), "plain", label="y"))
+    with pytest.raises(InvalidArgument, match="these inputs are not: 'city'") as refused:
+        experiments.register_model(run, "plain", trust=True)
+    assert "columns=['a', 'b']" in str(refused.value.hint)
+    assert not os.path.exists(os.path.join(kept.location, "models"))
+    model = experiments.register_model(run, "plain", trust=True, columns=["a", "b"])
+    assert model.inputs == ("a", "b")
 
 
 @pytest.mark.tensorflow

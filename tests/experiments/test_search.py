@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +19,6 @@ from featurestore.errors import InvalidArgument, InvalidMetric, RunFailed, RunNo
 from featurestore.experiments.evolution import evolve
 from featurestore.experiments.spaces import check_space
 from featurestore.experiments.study import Study
-from featurestore.experiments.trial_server import TrialServer
 from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
 from tests.experiments import training
@@ -267,25 +264,6 @@ def test_an_unknown_metric_ends_a_search_and_nan_fails_a_trial(kept: FeatureStor
     trial = next(run for run in experiments.get_runs(trials=True) if run.kind == "trial")
     with pytest.raises(RunNotFound, match="no search"):
         experiments.get_study(trial.id)
-
-
-def test_who_does_not_know_the_token_is_not_heard() -> None:
-    server = TrialServer("127.0.0.1")
-    try:
-        for line in (b"{}", b'{"token": "x", "worker": 0}', b"\xff", b"[]", b'{"token": 1}'):
-            with socket.create_connection(server.address) as stranger:
-                stranger.sendall(line + b"\n")
-                assert [server.poll(1.0) for _ in range(2)] == [[], []]
-                assert stranger.recv(100) == b""
-        with socket.create_connection(server.address) as worker:
-            told = {"token": server.token, "worker": 3, "kind": "next"}
-            worker.sendall(json.dumps(told).encode() + b"\n")
-            messages = server.poll(1.0) + server.poll(1.0)
-            assert [message.worker for message in messages] == [3]
-            server.answer(messages[0], {"done": True})
-            assert worker.recv(100) == b'{"done": true}\n'
-    finally:
-        server.close()
 
 
 def test_the_training_function_of_a_search_reads_the_dataset(sums: TrainingDataset) -> None:

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 def sums_of(store: FeatureStore) -> TrainingDataset:
     """Make a dataset of 2,000 rows whose label is 1 x0 + 2 x1 + 3 x2 and little of x3."""
-    numbers = np.random.default_rng(0).random((2000, 4)).astype(np.float32)
+    numbers = np.random.default_rng(10).random((2000, 4)).astype(np.float32)
     columns = {f"x{index}": numbers[:, index] for index in range(4)}
-    label = numbers @ np.array([1, 2, 3, 0.01], dtype=np.float32)
+    # Added in a fixed order: bits of a matrix product depend on the processor, and splits on bits.
+    weights = np.array([1, 2, 3, 0.01], dtype=np.float32)
+    label = sum(weights[index] * numbers[:, index] for index in range(4))
     return store.create_training_dataset(
         pa.table({**columns, "y": label}), "sums", label="y", splits={"train": 0.8, "test": 0.2}
     )
@@ -71,6 +73,6 @@ def with_grandchildren(context: Any) -> None:
     sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
     child = subprocess.Popen(sleeper)
     lost = subprocess.Popen(sleeper, start_new_session=True)
-    with open(os.path.join(context.artifact_dir, f"pids-{context.worker}"), "w") as file:
+    with open(os.path.join(context.directory, f"pids-{context.worker}"), "w") as file:
         file.write(f"{os.getpid()} {child.pid} {lost.pid}\n")
     time.sleep(600)

@@ -90,6 +90,35 @@ def test_the_last_step_is_written_while_steps_go_on_and_at_the_end(tmp_path: Pat
     assert json.loads((tmp_path / "worker-00000.json").read_text())["epoch"] == 0
 
 
+def test_the_last_step_of_a_killed_process_is_reported(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from featurestore.readers.heartbeat import Heartbeat\n"
+        "with Heartbeat(sys.argv[1], worker=1, workers=2) as beat:\n"
+        "    for step in range(40):\n"
+        "        beat.beat(*divmod(step, 16))\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    assert subprocess.run(command, timeout=50, check=False).returncode == -9
+    beat = Heartbeat(tmp_path, worker=0, workers=2)
+    for step in (15, 3):  # the second is shorter
+        beat.beat(2, step)
+        report = beat.report()
+        assert f"worker 0: epoch 2, step {step}, " in report
+        assert "worker 1: epoch 2, step 7, " in report
+
+
+def test_a_heartbeat_that_cannot_be_written_stops_no_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "steps").write_text("not a directory")
+    beat = Heartbeat(tmp_path / "steps", worker=0, workers=1)
+    for step in range(3):
+        beat.beat(0, step)
+    assert caplog.text.count("cannot be written") == 1
+
+
 def test_a_stall_that_is_only_reported_raises_at_the_next_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

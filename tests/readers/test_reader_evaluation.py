@@ -14,6 +14,8 @@ import pytest
 from featurestore import FeatureStore
 from featurestore.errors import InvalidArgument, ReaderConfigError
 from featurestore.readers import Reader
+from featurestore.readers.evaluation import balanced_over_replicas, has_empty_replica
+from featurestore.readers.order import PADDING
 from featurestore.readers.tensorflow import _say_once
 from featurestore.training import TrainingDataset
 from tests.readers.conftest import ROWS, Example
@@ -32,6 +34,19 @@ def test_a_short_last_batch_keeps_every_row_once(example: Example, shuffle: bool
     assert sorted(np.concatenate([batch[ROW] for batch in batches])) == list(range(ROWS))
     assert "sample_weight" not in batches[0]
     assert reader.rows(1, len(batches) - 1).tolist() == batches[-1][ROW].tolist()
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 4, 50, ROWS + 1])
+def test_balanced_replicas_have_rows_in_every_batch(tfrecord: Example, replicas: int) -> None:
+    for each in range(1, 50):
+        batch = each * replicas
+        reader = open_example(tfrecord, global_batch_size=batch, remainder="pad", shuffle=False)
+        balanced = balanced_over_replicas(reader, replicas, batch=batch)
+        rows = balanced.order.epoch(0).batches(0, balanced.steps_per_epoch)
+        shares = rows.reshape(balanced.steps_per_epoch, replicas, each)
+        without_rows = (shares == PADDING).all(axis=2).any()
+        assert without_rows == has_empty_replica(reader, replicas, batch=batch)
+        assert sorted(rows[rows != PADDING]) == list(range(ROWS))
 
 
 def test_a_short_last_batch_is_for_one_worker(tfrecord: Example) -> None:
@@ -148,6 +163,37 @@ def test_evaluate_looks_at_every_row_once_whatever_the_remainder(
 
 
 @pytest.mark.tensorflow
+@pytest.mark.parametrize("name", ["keras", "tf_keras"])
+def test_validation_of_keras_counts_no_padding(
+    duckdb_store: FeatureStore, tmp_path: Path, name: str
+) -> None:
+    pytest.importorskip("tensorflow")
+    library = pytest.importorskip(name)
+    dataset = keyed(duckdb_store, 130)
+    reader = dataset.reader("train", global_batch_size=128, remainder="pad")
+    inputs = library.Input((), name="x")
+    score = library.layers.Dense(1, activation="sigmoid")(library.layers.Reshape((1,))(inputs))
+    model = library.Model({"x": inputs}, score)
+    auc = library.metrics.AUC(name="auc")
+    model.compile(library.optimizers.SGD(0.0), loss="binary_crossentropy", metrics=[auc])
+    model.layers[-1].set_weights([np.array([[1.0]], np.float32), np.array([-4.7], np.float32)])
+    right = reader.evaluate(model)
+    assert right["auc"] == pytest.approx(exact_auc(dataset), abs=0.01)
+    assert model.evaluate(reader.tf_dataset(), return_dict=True, verbose=0) == pytest.approx(right)
+    training = dataset.reader("train", global_batch_size=64)
+    data, checks = training.tf_dataset(), reader.tf_dataset()
+    history = model.fit(data, validation_data=checks, shuffle=False, verbose=0)
+    checkpoint = training.checkpoint(tmp_path, objects={})
+    fitted = checkpoint.fit(model, 1, validation_data=reader.tf_dataset(), verbose=0)
+    for figures in (history.history, fitted.history):
+        found = {each: figures[f"val_{each}"][0] for each in right}
+        assert found == pytest.approx(right)
+    predictions = model.predict(reader.tf_dataset(), verbose=0)
+    assert len(predictions) == 256
+    assert reader.unpad(predictions).shape == (130, 1)
+
+
+@pytest.mark.tensorflow
 def test_metrics_that_would_count_padding_are_refused_by_fit(
     tfrecord: Example, tmp_path: Path
 ) -> None:
@@ -168,9 +214,10 @@ def test_padding_is_spoken_of_once(tfrecord: Example, caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING, logger="featurestore.readers"):
         reader.tf_dataset()
         reader.tf_dataset()
-    assert [record.message for record in caplog.records] == [
-        'remainder="pad": padding rows have weight 0, which metrics= and predict do not look at. '
-        'Compile with weighted_metrics=, or read with remainder="keep".'
+    assert [record.getMessage() for record in caplog.records] == [
+        'remainder="pad": padding rows have weight 0, but Keras divides losses by them, and '
+        "metrics= and predict count them. Take checkpoint.fit(model, epochs, validation=reader), "
+        'reader.evaluate(model) and weighted_metrics=, or read with remainder="keep".'
     ]
 
 

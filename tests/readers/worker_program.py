@@ -39,10 +39,11 @@ if worker == 0:
 
 
 def note(rows: Any, loss: Any) -> Any:
-    if os.environ.get("SLEEP_AT") == str(
-        len(journal.read_text().splitlines()) if journal.exists() else 0
-    ):
-        while len(read_steps(checkpoint.heartbeat().directory, workers=2)) < 2:
+    steps_done = len(journal.read_text().splitlines()) if journal.exists() else 0
+    if os.environ.get("SLEEP_AT") == str(steps_done):
+        # The other worker has made this step: a later one would be of the changed clock.
+        heartbeats = checkpoint.heartbeat().directory
+        while getattr(read_steps(heartbeats, workers=2).get(0), "step", 0) <= steps_done:
             time.sleep(0.01)
         asleep.touch()
         time.sleep(600)

@@ -1,8 +1,9 @@
-"""One rank of a training run: python ddp_program.py DATASET OUT RANK WORLD PORT STOP.
+"""One rank of a training run: python ddp_program.py DATASET OUT RANK WORLD PORT STOP EVALUATED.
 
 Trains two epochs under DistributedDataParallel with gloo, on from OUT/checkpoint-RANK.pt if there
 is one. Every step appends its rows and its loss to OUT/rank-RANK.jsonl. After STOP steps (0: never)
-the run writes a checkpoint and ends, as one that is killed right after.
+the run writes a checkpoint and ends, as one that is killed right after. At the end the figures of a
+model over each dataset in the folder EVALUATED go to OUT/figures-RANK.json.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from featurestore.training.dataset import TrainingDataset
+from tests.torch.evaluated import figures_of, normalized_model
 
 dataset_path, out = sys.argv[1], Path(sys.argv[2])
-rank, world, port, stop = map(int, sys.argv[3:])
+rank, world, port, stop = map(int, sys.argv[3:7])
+evaluated = Path(sys.argv[7])
 torch.manual_seed(7)
 torch.set_num_threads(1)
 store = f"tcp://127.0.0.1:{port}"
@@ -71,4 +74,17 @@ with (out / f"rank-{rank}.jsonl").open("a") as journal:
 
 weights = [value.tolist() for value in model.state_dict().values()]
 (out / f"weights-{rank}.json").write_text(json.dumps(weights))
+
+result = {}
+for name in ("plain", "weighed"):
+    evaluated_model = DistributedDataParallel(normalized_model()).eval()
+    figures = {}
+    for remainder in ("keep", "pad", "drop"):
+        for batch in (12, 88):  # with 88, the last batch of the second rank has no row
+            checks = TrainingDataset.open(str(evaluated / name / "v1")).reader(
+                "train", global_batch_size=batch, remainder=remainder
+            )
+            figures[f"{remainder}-{batch}"] = checks.evaluate(figures_of(evaluated_model))
+    result[name] = figures
+(out / f"figures-{rank}.json").write_text(json.dumps(result))
 dist.destroy_process_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -10,22 +11,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 
 import featurestore
 from featurestore import transform as t
+from featurestore.errors import InvalidArgument
 from featurestore.readers import resume
 from featurestore.readers.order import PADDING
+from featurestore.training import TrainingDataset
 from tests.readers.conftest import ROWS, Example
 from tests.torch.elements import open_numbers
+from tests.torch.evaluated import figures_of, normalized_model
 
 PROGRAM = Path(__file__).with_name("ddp_program.py")
 
 
-def train(dataset: str, out: Path, *, world: int, stop: int = 0) -> None:
+def train(dataset: str, out: Path, evaluated: Path, *, world: int, stop: int = 0) -> None:
     """Run the ranks of a training run to their end."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     out.mkdir(exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -33,9 +39,15 @@ def train(dataset: str, out: Path, *, world: int, stop: int = 0) -> None:
     processes = []
     for rank in range(world):
         words = [sys.executable, str(PROGRAM), dataset, str(out)]
-        words += map(str, (rank, world, port, stop))
+        words += map(str, (rank, world, port, stop, evaluated))
         processes.append(
-            subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            subprocess.Popen(
+                words,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment,
+            )
         )
     try:
         told = [process.communicate(timeout=200)[0] for process in processes]
@@ -49,15 +61,91 @@ def journal(out: Path, rank: int) -> list[Any]:
     return [json.loads(line) for line in (out / f"rank-{rank}.jsonl").read_text().splitlines()]
 
 
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the datasets ``plain`` and ``weighed``, 89 rows each."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    rng = np.random.default_rng(0)
+    rows = pa.table(
+        {
+            "id": range(89),
+            "x": rng.normal(size=89).astype(np.float32),
+            "w": rng.uniform(0, 2, 89).astype(np.float32),
+            "y": rng.integers(0, 2, 89),
+        }
+    )
+    with featurestore.connect(folder) as store:
+        for name, weight in (("plain", None), ("weighed", "w")):
+            store.create_training_dataset(
+                rows, name, label="y", key="id", weight=weight, features=["x"], progress=False
+            )
+    return folder / "trainingdatasets"
+
+
+def expected_figures(dataset: TrainingDataset, weight: str | None) -> dict[str, float]:
+    """Return the figures of the model over every row, by numpy in double precision."""
+    rows = dataset.read("train").to_pandas()
+    layers = [value.double().numpy() for value in normalized_model().state_dict().values()]
+    kernel, bias, gamma, beta, mean, variance, _, top, top_bias = layers
+    hidden = rows[["x"]].to_numpy(np.float64) @ kernel.T + bias
+    hidden = np.tanh(gamma * (hidden - mean) / np.sqrt(variance + 1e-5) + beta)
+    logits = (hidden @ top.T + top_bias)[:, 0]
+    y = rows["y"].to_numpy()
+    weights = rows[weight].to_numpy(np.float64) if weight else np.ones(len(rows))
+    losses = np.logaddexp(0, logits) - y * logits
+    right = (logits > 0) == (y > 0)
+    return {
+        "loss": float(np.average(losses, weights=weights)),
+        "accuracy": float(np.average(right, weights=weights)),
+    }
+
+
+@pytest.mark.parametrize("remainder", ["keep", "pad", "drop"])
+@pytest.mark.parametrize(("name", "weight"), [("plain", None), ("weighed", "w")])
+def test_evaluate_of_a_function_counts_every_row_once(
+    evaluated: Path, name: str, weight: str | None, remainder: str
+) -> None:
+    dataset = TrainingDataset.open(str(evaluated / name / "v1"))
+    reader = dataset.reader("train", global_batch_size=12, remainder=remainder)
+    figures = reader.evaluate(figures_of(normalized_model().eval()))
+    assert figures == pytest.approx(expected_figures(dataset, weight), rel=1e-6)
+
+
+def test_class_weights_weigh_the_figures_of_a_function(evaluated: Path) -> None:
+    dataset = TrainingDataset.open(str(evaluated / "weighed" / "v1"))
+    by_class = {0: 1.0, 1: 3.0}
+    reader = dataset.reader("train", global_batch_size=12, class_weights=by_class)
+    found = reader.evaluate(lambda features, label, weight: {"label": label})
+    rows = dataset.read("train").to_pandas()
+    weights = rows["w"] * rows["y"].map(by_class)
+    assert found["label"] == pytest.approx(np.average(rows["y"], weights=weights), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        torch.nn.Linear(1, 1),
+        lambda features, label: {"loss": features["x"].mean()},
+        lambda features, label: {"loss": features["x"].numpy()},
+        lambda features, label: features["x"],
+    ],
+)
+def test_functions_without_figures_of_rows_are_refused(evaluated: Path, model: Any) -> None:
+    dataset = TrainingDataset.open(str(evaluated / "plain" / "v1"))
+    reader = dataset.reader("train", global_batch_size=12)
+    with pytest.raises(InvalidArgument, match="label"):
+        reader.evaluate(model)
+
+
 @pytest.mark.slow
 def test_two_ranks_take_equal_steps_and_a_run_goes_on_with_equal_losses(
-    tfrecord: Example, tmp_path: Path
+    tfrecord: Example, evaluated: Path, tmp_path: Path
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    train(tfrecord.path, whole, world=2)
-    train(tfrecord.path, cut, world=2, stop=23)  # in the middle of the second epoch
+    train(tfrecord.path, whole, evaluated, world=2)
+    train(tfrecord.path, cut, evaluated, world=2, stop=23)  # in the middle of the second epoch
     assert not (cut / "weights-0.json").exists()
-    train(tfrecord.path, cut, world=2)
+    train(tfrecord.path, cut, evaluated, world=2)
     journals = [journal(whole, rank) for rank in range(2)]
     assert len(journals[0]) == len(journals[1]) == 2 * 17
     for epoch in range(2):
@@ -69,6 +157,12 @@ def test_two_ranks_take_equal_steps_and_a_run_goes_on_with_equal_losses(
         assert journal(cut, rank) == journals[rank]
         name = f"weights-{rank}.json"
         assert (cut / name).read_text() == (whole / name).read_text()
+    texts = [(whole / f"figures-{rank}.json").read_text() for rank in range(2)]
+    assert texts[0] == texts[1]
+    for name, weight in (("plain", None), ("weighed", "w")):
+        right = expected_figures(TrainingDataset.open(str(evaluated / name / "v1")), weight)
+        for case, figures in json.loads(texts[0])[name].items():
+            assert figures == pytest.approx(right, rel=1e-6), case
 
 
 @pytest.mark.slow

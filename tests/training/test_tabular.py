@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from featurestore import FeatureStore
+from featurestore import transform as t
 from featurestore.errors import InvalidArgument, UnsupportedType
 
 
@@ -50,6 +51,35 @@ def test_the_matrix_holds_the_inputs_in_the_order_of_the_rows(
         assert x[:, 2:].tolist() == np.array(rows.column("image").to_pylist()).tolist()
         assert y is not None
         assert y.tolist() == rows.column("y").to_pylist()
+
+
+def test_the_matrix_holds_the_values_of_the_readers(duckdb_store: FeatureStore) -> None:
+    words = pa.array(["a", "b", None] * 10)
+    made = duckdb_store.create_training_dataset(
+        table(city=words),
+        "coded",
+        label="y",
+        key="id",
+        transformations={
+            "age": t.impute(0) | t.standardize(),
+            "city": t.one_hot(),
+            "member": t.cast("float32"),
+        },
+        splits={"train": 0.7, "test": 0.3},
+    )
+    for split in made.splits:
+        rows = made.manifest.split(split).rows
+        (batch,) = made.reader(split, global_batch_size=rows, nulls="mask").batches()
+        x, y, names = made.matrix(split)
+        parts = [
+            batch[name].reshape(rows, -1).astype(np.float32)
+            for name in ("age", "member", "image", "city")
+        ]
+        np.testing.assert_array_equal(x, np.concatenate(parts, axis=1))
+        np.testing.assert_array_equal(y, batch["y"])
+        assert names[-2:] == ("city_0", "city_1")
+        stored = made.matrix(split, columns=["age"], transformed=False)
+        assert np.isnan(stored.x).sum() == made.read(split).to_arrow()["age"].null_count
 
 
 def test_a_matrix_of_named_columns_and_of_several_labels(duckdb_store: FeatureStore) -> None:

@@ -91,7 +91,7 @@ def test_declared_lengths_keep_records_of_one_width_and_the_lists_as_they_are(
 ) -> None:
     layout = dataset.manifest.layout
     declared = dataset.manifest.max_lengths
-    assert layout.get("kind") != "fixed" or layout["version"] == 2
+    assert layout.get("kind") != "fixed" or layout["version"] == 3
     assert bool(declared) == (layout.get("kind") == "fixed")
     assert dataset.verify().ok
     found = pa.concat_tables([dataset.read(split).to_arrow() for split in dataset.splits])

@@ -11,16 +11,17 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import select
 import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import EngineError, NotEnoughSlots, RunFailed, missing_extra
 from featurestore.plugins.launcher import WORKER_MODULE, Gang, Launcher, RunningGang, WorkerTask
+from featurestore.plugins.worker_port import Peer, WorkerPort, connect_to_driver
 from featurestore.storage import files
 from featurestore.storage.supervised import SupervisedProcess, search_path
 
@@ -37,8 +38,11 @@ class SparkLauncher:
 
     @property
     def driver_host(self) -> str:
-        """The address at which executors reach the driver."""
-        return str(_session().sparkContext.getConf().get("spark.driver.host"))
+        """The address at which executors reach the driver: loopback where all run here."""
+        context = _session().sparkContext
+        if context.master.startswith("local"):
+            return "127.0.0.1"
+        return str(context.getConf().get("spark.driver.host"))
 
     def check(self, workers: int) -> None:
         """Count slots first: Spark itself would wait ten minutes without a word."""
@@ -63,7 +67,7 @@ class _Stage:
 
     gang: Gang
     address: tuple[str, int]
-    token: str
+    key: str
 
 
 class SparkGang:
@@ -74,32 +78,25 @@ class SparkGang:
 
         self._context = context
         self._exits: list[int | None] = [None] * len(gang.tasks)
-        self._listening = socket.create_server((host, 0))
-        self._listening.setblocking(False)
-        self._waiting: list[socket.socket] = []
-        self._tasks: dict[int, socket.socket] = {}
-        self._received: dict[socket.socket, bytes] = {}
+        self._port = WorkerPort(host)
+        self._tasks: dict[Peer, int] = {}
         self._error: Exception | None = None
         self._group = f"featurestore-{secrets.token_hex(8)}"
-        port = int(self._listening.getsockname()[1])
-        stage = _Stage(gang, (host, port), secrets.token_hex(16))
-        self._token = stage.token
+        stage = _Stage(gang, self._port.address, self._port.key)
         self._job = InheritableThread(target=self._run, args=(stage,), daemon=True)
         self._job.start()
 
     def poll(self) -> list[int | None]:
         self._listen()
         if not self._job.is_alive():
-            self._listen()
+            self._listen_to_the_end()
             if self._error is not None and None in self._exits:
                 raise RunFailed(f"Spark could not run the workers: {self._error}") from self._error
             self._exits = [_LOST if each is None else each for each in self._exits]
         return list(self._exits)
 
     def stop(self) -> None:
-        for connection in (*self._tasks.values(), *self._waiting):
-            connection.close()
-        self._listening.close()
+        self._port.close()
         self._job.join(_STOP_SECONDS)
         if self._job.is_alive():
             self._context.cancelJobGroup(self._group)
@@ -115,64 +112,39 @@ class SparkGang:
         except Exception as error:  # py4j's, pyspark's and Java's have no common base
             self._error = error
 
+    def _listen_to_the_end(self) -> None:
+        """Take in what tasks sent before they ended."""
+        end = time.monotonic() + _STOP_SECONDS
+        while self._port.has_peers and time.monotonic() < end:
+            self._listen()
+            time.sleep(_POLL_SECONDS)
+        self._listen()
+
     def _listen(self) -> None:
-        """Take new connections and what tasks say."""
-        known = [*self._waiting, *self._tasks.values()]
-        if self._listening.fileno() < 0:
-            return
-        ready, _, _ = select.select([self._listening, *known], [], [], 0)
-        for connection in ready:
-            if connection is self._listening:
-                accepted, _ = self._listening.accept()
-                self._waiting.append(accepted)
+        """Take in what tasks have sent: their number, and how their process ended."""
+        for received in self._port.poll(0):
+            if received.data is None:
+                self._end(received.peer)
                 continue
-            self._hear(connection, _received(connection))
+            try:
+                message = json.loads(received.data)
+                if received.peer in self._tasks:
+                    self._exits[self._tasks[received.peer]] = int(message["exit"])
+                else:
+                    self._begin(received.peer, int(message["index"]))
+            except (ValueError, TypeError, KeyError, RecursionError):
+                self._port.drop(received.peer)
 
-    def _hear(self, connection: socket.socket, data: bytes) -> None:
-        *lines, rest = (self._received.get(connection, b"") + data).split(b"\n")
-        self._received[connection] = rest
-        for line in lines:
-            if not self._understand(connection, json.loads(line)):
-                data = b""
-        if not data:
-            self._drop(connection)
+    def _begin(self, peer: Peer, index: int) -> None:
+        if index not in range(len(self._exits)) or index in self._tasks.values():
+            raise ValueError(f"no task {index} is expected")
+        self._tasks[peer] = index
 
-    def _understand(self, connection: socket.socket, told: Any) -> bool:
-        """Take in what a task says; False of whoever does not know the token."""
-        index = self._index_of(connection)
-        if index is not None:
-            self._exits[index] = int(told["exit"])
-            return True
-        if not secrets.compare_digest(str(told.get("token")), self._token):
-            return False
-        self._tasks[int(told["index"])] = connection
-        self._waiting.remove(connection)
-        return True
-
-    def _drop(self, connection: socket.socket) -> None:
+    def _end(self, peer: Peer) -> None:
         """Forget a connection; a task that had not ended is lost."""
-        index = self._index_of(connection)
-        connection.close()
-        if index is None:
-            self._waiting.remove(connection)
-            return
-        del self._tasks[index]
-        if self._exits[index] is None:
+        index = self._tasks.pop(peer, None)
+        if index is not None and self._exits[index] is None:
             self._exits[index] = _LOST
-
-    def _index_of(self, connection: socket.socket) -> int | None:
-        for index, known in self._tasks.items():
-            if known is connection:
-                return index
-        return None
-
-
-def _received(connection: socket.socket) -> bytes:
-    """Return what has come, nothing from a connection that is gone."""
-    try:
-        return connection.recv(1 << 12)
-    except OSError:
-        return b""
 
 
 def _in_task(stage: _Stage) -> Any:
@@ -200,10 +172,10 @@ def run_task(stage: _Stage, index: int) -> int:
         cluster.setdefault(task.role, []).append(address)
     check_run_is_seen(tasks[index])
     told = tasks[index].given(stage.gang.function, cluster if stage.gang.needs_addresses else None)
-    with socket.create_connection(stage.address) as driver:
-        driver.sendall(json.dumps({"token": stage.token, "index": index}).encode() + b"\n")
+    with connect_to_driver(stage.address, stage.key) as driver:
+        driver.send_bytes(json.dumps({"index": index}).encode())
         status = _supervise(tasks[index], told, driver)
-        driver.sendall(json.dumps({"exit": status}).encode() + b"\n")
+        driver.send_bytes(json.dumps({"exit": status}).encode())
     return status
 
 
@@ -217,7 +189,7 @@ def check_run_is_seen(task: WorkerTask) -> None:
         )
 
 
-def _supervise(task: WorkerTask, told: bytes, driver: socket.socket) -> int:
+def _supervise(task: WorkerTask, told: bytes, driver: Connection) -> int:
     """Run a worker's process to its end, or until the driver is gone."""
     process = SupervisedProcess(
         [sys.executable, "-m", WORKER_MODULE],
@@ -228,8 +200,7 @@ def _supervise(task: WorkerTask, told: bytes, driver: socket.socket) -> int:
     )
     try:
         while (status := process.poll()) is None:
-            gone, _, _ = select.select([driver], [], [], _POLL_SECONDS)
-            if gone:
+            if driver.poll(_POLL_SECONDS):  # the driver sends nothing: its end is gone
                 return _STOPPED
     finally:
         process.stop()

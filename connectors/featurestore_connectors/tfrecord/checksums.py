@@ -61,8 +61,8 @@ class Checksums:
 def _places(slot: Slot) -> Iterator[Place]:
     """Yield the bytes of a column that vary."""
     field, first = slot.field, slot.offset
-    if field.nullable:
-        yield slot.key_offset, 0, 0
+    if slot.null_byte is not None:
+        yield slot.null_byte.offset, 0, 0
     if narrow.is_signed(field):
         yield first, 0, 0
         yield first + field.width - 1, first + 1, first + field.width - 1

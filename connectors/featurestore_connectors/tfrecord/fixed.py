@@ -1,7 +1,7 @@
 """Encoding and decoding of records of one width, by numpy over the whole batch.
 
 The encoder keeps a block of records that were copied from the template once; each batch overwrites
-the bytes of the values (and of the keys that nulls mask) and nothing else.
+the bytes of the values (and those that say which are null) and nothing else.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ class Encoder:
 def _fill(records: Records, array: pa.Array, slot: Slot) -> None:
     column, valid = slot.field.column, present(array)
     if slot.is_list:
-        write_keys(records, slot, valid)
+        write_nulls(records, slot, valid)
         fill_lists(records, array, slot)
         return
     values = leaves(array, column)
-    write_keys(records, slot, valid)
+    write_nulls(records, slot, valid)
     start, size = slot.offset, slot.field.width * column.items
     if narrow.is_narrow(slot.field):
         _fill_narrow(records, narrow.numbers_of(values), slot)
@@ -124,17 +124,18 @@ def _fill_narrow(records: Records, numbers: npt.NDArray[np.int8], slot: Slot) ->
     records[:, slot.offset] = numbers.view(np.uint8)
 
 
-def write_keys(records: Records, slot: Slot, valid: npt.NDArray[np.bool_] | None) -> None:
-    """Write the first byte of the keys: masked where the value is null."""
-    if not slot.field.nullable:
+def write_nulls(records: Records, slot: Slot, valid: npt.NDArray[np.bool_] | None) -> None:
+    """Write the bytes by which rows have a value or none."""
+    null_byte = slot.null_byte
+    if null_byte is None:
         if valid is not None:
             raise not_as_counted(slot.field.column, "there are nulls where none were counted")
         return
-    first = slot.field.column.key[0]
     if valid is None:
-        records[:, slot.key_offset] = first
+        records[:, null_byte.offset] = null_byte.present
     else:
-        records[:, slot.key_offset] = np.where(valid, first, wire.MASKED).astype(np.uint8)
+        values = np.where(valid, np.uint8(null_byte.present), np.uint8(null_byte.null))
+        records[:, null_byte.offset] = values
 
 
 Parts = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]

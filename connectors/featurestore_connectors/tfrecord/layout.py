@@ -22,11 +22,13 @@ from featurestore.plugins.format import ColumnProfile, Layout
 from featurestore_connectors.tfrecord import framing, wire
 from featurestore_connectors.tfrecord.template import (
     Field,
+    NullByte,
     OpenEntry,
     Slot,
     Template,
     bare_template,
     framed_template,
+    null_byte_of,
     open_entry,
 )
 from featurestore_connectors.tfrecord.wire_columns import (
@@ -41,6 +43,8 @@ from featurestore_connectors.tfrecord.wire_columns import (
 VERSION = 1
 # Records of one width that keep room for lists.
 VERSION_OF_LISTS = 2
+# Nulls are fields that parsers skip; before they were features with masked keys.
+VERSION_OF_NULLS = 3
 MOST_PADDING = 0.25
 MOST_BYTES = 2**31 - 1  # protobuf holds no longer message
 INDEX_ENTRY = 8
@@ -53,11 +57,12 @@ COMPRESSIONS = (None, "GZIP")
 class Tail:
     """A column behind the constant part of the variable layout.
 
-    ``entry`` are the bytes before them.
+    ``entry`` are the bytes before them, and ``null_byte`` is one of these.
     """
 
     field: Field
     entry: OpenEntry
+    null_byte: NullByte | None
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,8 @@ def choose_layout(
         kind, fields = "fixed", with_room
     if any(field.room is not None for field in fields):
         version = VERSION_OF_LISTS
+    if any(field.nullable for field in fields):
+        version = VERSION_OF_NULLS
     layout: dict[str, Any] = {
         "version": version,
         "kind": kind,
@@ -134,10 +141,10 @@ def read_layout(layout: Layout) -> RecordLayout:
     for known, ready in _READY:
         if known is layout:
             return ready
-    if layout["version"] not in (VERSION, VERSION_OF_LISTS):
+    if layout["version"] not in (VERSION, VERSION_OF_LISTS, VERSION_OF_NULLS):
         raise InvalidArgument(
             f"The shards have TFRecord layout version {layout['version']}; "
-            f"this release reads up to {VERSION_OF_LISTS}.",
+            f"this release reads up to {VERSION_OF_NULLS}.",
             hint="upgrade featurestore",
         )
     ready = _read(layout)
@@ -157,14 +164,18 @@ def _read(layout: Layout) -> RecordLayout:
     for column, given in zip(wire_columns(schema), layout["fields"], strict=True):
         decided = (given["width"], given["nullable"], given["constant"], given["longest"])
         fields.append(Field(column, *decided, room=given.get("room")))
-    tails: tuple[Tail, ...] = ()
+    tails: list[Tail] = []
+    masked_keys = layout["version"] < VERSION_OF_NULLS
     if fixed:
-        template = framed_template(fields)
+        template = framed_template(fields, masked_keys=masked_keys)
     else:
         constant, varying = _by_constancy(fields)
-        template = bare_template(constant)
-        tails = tuple(map(_tail, varying))
-    return RecordLayout(schema, tuple(fields), template, tails, fixed, layout["compression"])
+        template = bare_template(constant, masked_keys=masked_keys)
+        for field in varying:
+            entry = _tail_entry(field)
+            null_byte = null_byte_of(field, region=0, key=entry.key_offset, masked_keys=masked_keys)
+            tails.append(Tail(field, entry, null_byte))
+    return RecordLayout(schema, tuple(fields), template, tuple(tails), fixed, layout["compression"])
 
 
 def _by_constancy(fields: Sequence[Field]) -> tuple[list[Field], list[Field]]:
@@ -178,14 +189,14 @@ def _by_constancy(fields: Sequence[Field]) -> tuple[list[Field], list[Field]]:
     return constant, varying
 
 
-def _tail(field: Field) -> Tail:
+def _tail_entry(field: Field) -> OpenEntry:
     column = field.column
     if column.shape == ():
-        return Tail(field, open_entry(column, longest=field.width, items=True))
+        return open_entry(column, longest=field.width, items=True)
     if column.wire == BYTES:
         # Nothing bounds the bytes of a list beforehand; five bytes hold the length of any record.
-        return Tail(field, open_entry(column, longest=MOST_BYTES, items=False))
-    return Tail(field, open_entry(column, longest=field.longest * field.width, items=True))
+        return open_entry(column, longest=MOST_BYTES, items=False)
+    return open_entry(column, longest=field.longest * field.width, items=True)
 
 
 def _field(column: WireColumn, profile: ColumnProfile) -> Field:
@@ -307,8 +318,10 @@ def _described(field: Field) -> dict[str, Any]:
 
 
 def _places(slot: Slot) -> dict[str, int]:
-    """Return where values, key and (of strings and lists) the length lie in a record."""
+    """Return where values, key, null byte and (of strings and lists) the length lie in a record."""
     places = {"offset": slot.offset, "key_offset": slot.key_offset}
+    if slot.null_byte is not None:
+        places["null_offset"] = slot.null_byte.offset
     if slot.entry is not None:
         places["length_offset"] = slot.entry_offset + slot.entry.lengths[-1][0]
         places["length_width"] = slot.entry.length_width

@@ -144,13 +144,14 @@ class _Varints:
 
 @dataclass(frozen=True)
 class _Presence:
-    """Which records have a value, by the first byte of the columns' keys."""
+    """Which records have a value, by the bytes that are ``null`` where they have none."""
 
     fields: _Fields
+    null: int
 
     def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None:
         target[self.fields.index, start : start + len(records)] = (
-            self.fields.take(records) != wire.MASKED
+            self.fields.take(records) != self.null
         )
 
 
@@ -213,12 +214,13 @@ def _write(
 
 def _parts(wanted: Sequence[tuple[int, Slot, bool]]) -> list[_Part]:
     """Return what writes (row, column, whether its presence is meant)."""
-    keys, floats = [], []
-    everywhere = []
+    floats, everywhere = [], []
+    # One layout marks nulls by one value.
+    presences: dict[int, list[tuple[int, int]]] = {}
     integers: dict[int, list[tuple[int, Slot]]] = {}
     for row, slot, presence in wanted:
-        if presence and slot.field.nullable:
-            keys.append((row, slot.key_offset))
+        if presence and slot.null_byte is not None:
+            presences.setdefault(slot.null_byte.null, []).append((row, slot.null_byte.offset))
         elif presence:
             everywhere.append(row)
         elif slot.field.column.wire == FLOAT:
@@ -226,8 +228,8 @@ def _parts(wanted: Sequence[tuple[int, Slot, bool]]) -> list[_Part]:
         else:
             integers.setdefault(_word_bytes(slot.field.width), []).append((row, slot))
     parts: list[_Part] = []
-    if keys:
-        parts.append(_Presence(_fields("u1", keys)))
+    for null, places in presences.items():
+        parts.append(_Presence(_fields("u1", places), null))
     if everywhere:
         parts.append(_Everywhere(tuple(everywhere)))
     if floats:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow.types as pat
 
-from featurestore.plugins.records import RecordPlace, RecordPlan, RecordTail, ValueLengths
+from featurestore.plugins.records import NullMark, RecordPlace, RecordPlan, RecordTail, ValueLengths
 from featurestore_connectors.tfrecord import wire
 from featurestore_connectors.tfrecord.layout import RecordLayout, Tail
-from featurestore_connectors.tfrecord.template import OpenEntry, Slot
+from featurestore_connectors.tfrecord.template import NullByte, OpenEntry, Slot
 from featurestore_connectors.tfrecord.variable import INDEX_SUFFIX
 
 
@@ -38,11 +38,9 @@ def _place(slot: Slot) -> RecordPlace:
         slot.field.column.name,
         slot.offset,
         slot.field.width,
-        slot.key_offset,
-        wire.MASKED,
-        slot.field.nullable,
+        _null_mark(slot.null_byte),
         lengths,
-        wire.FILLER,
+        wire.SKIPPED,
         slot.filler_width,
     )
 
@@ -52,11 +50,15 @@ def _tail(tail: Tail) -> RecordTail:
     return RecordTail(
         tail.field.column.name,
         entry.head,
-        entry.key_offset,
-        wire.MASKED,
-        tail.field.nullable,
+        _null_mark(tail.null_byte),
         _lengths(entry, start=0),
     )
+
+
+def _null_mark(null_byte: NullByte | None) -> NullMark | None:
+    if null_byte is None:
+        return None
+    return NullMark(null_byte.offset, null_byte.null)
 
 
 def _lengths(entry: OpenEntry, *, start: int) -> ValueLengths:

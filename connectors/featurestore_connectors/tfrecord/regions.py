@@ -44,7 +44,7 @@ def fill_region(
     rest = np.zeros((len(records), slot.filler_width), np.uint8)
     wire.write_varints(rest, (most - lengths).astype(np.uint64), width=slot.filler_width)
     rows = np.arange(len(records))
-    region[rows, lengths] = wire.FILLER
+    region[rows, lengths] = wire.SKIPPED
     for place in range(slot.filler_width):
         region[rows, lengths + 1 + place] = rest[:, place]
 
@@ -59,9 +59,9 @@ def fill_lists(records: Records, array: pa.Array, slot: Slot) -> None:
 
 def read_present(records: Records, slot: Slot) -> npt.NDArray[np.bool_] | None:
     """Return which rows have a value, None for columns without nulls."""
-    if not slot.field.nullable:
+    if slot.null_byte is None:
         return None
-    return records[:, slot.key_offset] != wire.MASKED
+    return records[:, slot.null_byte.offset] != slot.null_byte.null
 
 
 def read_lengths(records: Records, slot: Slot) -> npt.NDArray[np.int64]:

@@ -1,9 +1,10 @@
 """Records of one width: the constant bytes, and the places of the bytes that vary.
 
 A record is ``frame header | features of the columns of constant width | one region for each other
-column | CRC``. A region is a ``features`` field of its own (protobuf merges them), whose lengths
-are varints of constant width, followed by a filler that makes the region as wide as the longest
-string or list needs. So every column has one place.
+column | CRC``. A region is a ``features`` field of its own (protobuf merges them). Columns with
+nulls have one, because another tag makes a field that parsers skip of it; and columns of varying
+length: the lengths there are varints of constant width, and a filler makes the region as wide as
+the longest string or list needs. So every column has one place.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Field:
 
     ``width`` is the bytes of one value: of a varint, of a float (4), of a string (of all when
     ``constant``, else of the longest), of the length before each string of a list. ``nullable``
-    says that its key may be masked. ``longest`` is the most values of a row of a ragged list.
+    says that rows may have no value. ``longest`` is the most values of a row of a ragged list.
     ``room`` is the bytes that records of one width keep for the values of a list; None: lists are
     as long as they are.
     """
@@ -52,6 +53,19 @@ class Field:
 
 
 @dataclass(frozen=True)
+class NullByte:
+    """The byte of a record by which a column has a value there or none, and its two values.
+
+    Up to layout version 2 it is the first byte of the key, masked where the row has no value;
+    parsers then list a feature of another name. Since version 3 it is the tag of the region.
+    """
+
+    offset: int
+    present: int
+    null: int
+
+
+@dataclass(frozen=True)
 class OpenEntry:
     """The bytes before values of varying length: a ``features`` field that holds one column.
 
@@ -67,14 +81,15 @@ class OpenEntry:
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a column in a record: of its values and of its key.
+    """The place of a column in a record: of its values, its key and what says that it is null.
 
-    ``entry`` where the length varies.
+    ``null_byte`` is None for columns without nulls, ``entry`` where the length is constant.
     """
 
     field: Field
     offset: int
     key_offset: int
+    null_byte: NullByte | None
     entry: OpenEntry | None = None
     filler_width: int = 0
 
@@ -115,41 +130,66 @@ class Template:
         return {slot.field.column.name: slot for slot in self.slots}
 
 
-def framed_template(fields: Sequence[Field]) -> Template:
-    """Return the template of whole records, framing included."""
-    body, slots = _constant_part(
-        [field for field in fields if field.constant], start=framing.HEADER
-    )
+def framed_template(fields: Sequence[Field], *, masked_keys: bool = False) -> Template:
+    """Return the template of whole records, framing included.
+
+    ``masked_keys``: nulls are marked as before layout version 3.
+    """
+    constant = [field for field in fields if field.constant]
+    body, slots = _constant_part(constant, start=framing.HEADER, masked_keys=masked_keys)
     for field in fields:
         if field.constant:
             continue
         entry = open_entry(field.column, longest=field.most_bytes, items=not field.item_head)
         filler_width = wire.varint_width(0, field.most_bytes)
-        place = framing.HEADER + len(body)
-        slot = Slot(field, place + len(entry.head), place + entry.key_offset, entry, filler_width)
-        slots.append(slot)
-        body += entry.head + bytes(slot.values_bytes)
+        start = framing.HEADER + len(body)
+        key = start + entry.key_offset
+        null_byte = null_byte_of(field, region=start, key=key, masked_keys=masked_keys)
+        slots.append(Slot(field, start + len(entry.head), key, null_byte, entry, filler_width))
+        body += entry.head + bytes(slots[-1].values_bytes)
     data = framing.header(len(body)) + body + bytes(framing.FOOTER)
     return Template(data, tuple(slots))
 
 
-def bare_template(fields: Sequence[Field]) -> Template:
+def bare_template(fields: Sequence[Field], *, masked_keys: bool = False) -> Template:
     """Return the template of the columns of constant width alone, without framing."""
-    body, slots = _constant_part(fields, start=0)
+    body, slots = _constant_part(fields, start=0, masked_keys=masked_keys)
     return Template(body, tuple(slots))
 
 
-def _constant_part(fields: Sequence[Field], *, start: int) -> tuple[bytes, list[Slot]]:
-    """Return one ``features`` field with an entry for each column, and where the values lie."""
-    if not fields:
-        return b"", []
-    entries = [_entry(field) for field in fields]
-    head = bytes([wire.FEATURES]) + wire.varint(sum(len(entry) for entry, _, _ in entries))
-    body, slots = bytearray(head), []
-    for field, (entry, values, key) in zip(fields, entries, strict=True):
-        place = start + len(body)
-        slots.append(Slot(field, place + values, place + key))
-        body += entry
+def null_byte_of(field: Field, *, region: int, key: int, masked_keys: bool) -> NullByte | None:
+    """Return what says that a column is null, of one whose region and key begin there."""
+    if not field.nullable:
+        return None
+    if masked_keys:
+        return NullByte(key, field.column.key[0], wire.MASKED_KEY)
+    return NullByte(region, wire.FEATURES, wire.SKIPPED)
+
+
+def _constant_part(
+    fields: Sequence[Field], *, start: int, masked_keys: bool
+) -> tuple[bytes, list[Slot]]:
+    """Return ``features`` fields with an entry for each column, and where the values lie.
+
+    Columns without nulls share a field.
+    """
+    shared, alone = [], []
+    for field in fields:
+        if field.nullable and not masked_keys:
+            alone.append([field])
+        else:
+            shared.append(field)
+    body, slots = bytearray(), []
+    for group in filter(None, [shared, *alone]):
+        region = start + len(body)
+        entries = [_entry(field) for field in group]
+        size = sum(len(entry) for entry, _, _ in entries)
+        body += bytes([wire.FEATURES]) + wire.varint(size)
+        for field, (entry, values, key) in zip(group, entries, strict=True):
+            place = start + len(body)
+            null_byte = null_byte_of(field, region=region, key=place + key, masked_keys=masked_keys)
+            slots.append(Slot(field, place + values, place + key, null_byte))
+            body += entry
     return bytes(body), slots
 
 

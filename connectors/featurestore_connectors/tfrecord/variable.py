@@ -81,7 +81,7 @@ def _encode(array: pa.Array, tail: Tail) -> list[pa.Array]:
     field, entry = tail.field, tail.entry
     lengths, data = items.encode(array, field)
     valid = present(array)
-    if valid is not None and not field.nullable:
+    if valid is not None and tail.null_byte is None:
         raise not_as_counted(field.column, "there are nulls where none were counted")
     if lengths.max(initial=0) + entry.lengths[0][1] >= 1 << 7 * entry.length_width:
         raise not_as_counted(field.column, "a value is longer than all that were counted")
@@ -91,8 +91,8 @@ def _encode(array: pa.Array, tail: Tail) -> list[pa.Array]:
         wire.write_varints(
             heads[:, place : place + entry.length_width], words, width=entry.length_width
         )
-    if valid is not None:
-        heads[~valid, entry.key_offset] = wire.MASKED
+    if valid is not None and tail.null_byte is not None:
+        heads[~valid, tail.null_byte.offset] = tail.null_byte.null
     return [items.binary_rows(heads), items.binary(lengths, data)]
 
 
@@ -131,7 +131,9 @@ class Span:
             return read_column(self._heads, self._layout.template.slot(name))
         tail, place, lengths = self._tails[name]
         entry = tail.entry
-        valid = self._data[place + entry.key_offset] != wire.MASKED if tail.field.nullable else None
+        valid = None
+        if tail.null_byte is not None:
+            valid = self._data[place + tail.null_byte.offset] != tail.null_byte.null
         begins = place + len(entry.head)
         if tail.field.column.shape == ():
             found = items.binary(lengths, items.spans(self._data, begins, lengths))

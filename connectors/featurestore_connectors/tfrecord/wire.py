@@ -18,8 +18,8 @@ VALUE = 0x12  # map value: field 2
 INT64_LIST = 0x1A  # Feature.int64_list: field 3
 FLOAT_LIST = 0x12  # Feature.float_list: field 2
 BYTES_LIST = 0x0A  # Feature.bytes_list: field 1
-FILLER = 0x7A  # field 15 of Example, which no parser knows and every parser skips
-MASKED = 0x01  # stands for the first character of a key: nobody asks for such a name
+SKIPPED = 0x7A  # field 15 of Example, which no parser knows and every parser skips
+MASKED_KEY = 0x01  # first character of the keys of nulls in layouts before version 3
 MAX_VARINT = 10
 
 _U64 = np.dtype("<u8")

@@ -26,7 +26,7 @@ from featurestore.plugins.format import ColumnEncoding
 
 INT64, FLOAT, BYTES = "int64", "float32", "bytes"
 LARGEST = 2**63 - 1
-MASKED_KEY = "masked key: the column is missing from the record"
+SKIPPED_FIELD = "skipped field: the column is missing from the record"
 
 Array = npt.NDArray[Any]
 
@@ -58,7 +58,9 @@ class WireColumn:
 
     def encoding(self, *, nullable: bool) -> ColumnEncoding:
         """Return how the column is held, for the manifest."""
-        return ColumnEncoding(self.wire, self.shape, MASKED_KEY if nullable else "none", self.loss)
+        return ColumnEncoding(
+            self.wire, self.shape, SKIPPED_FIELD if nullable else "none", self.loss
+        )
 
 
 def wire_columns(schema: pa.Schema) -> tuple[WireColumn, ...]:

@@ -144,8 +144,8 @@ class Model:
             ModelDamaged: A file is not what was registered.
         """
         what = f"Model {self.name!r} version {self.version}"
-        loading.check_trusted(self.flavor, trust=trust, what=what)
         loading.check_files(self.path, self.spec)
+        loading.check_trusted(self.artifact, self.flavor, trust=trust, what=what)
         return loading.load_object(self.artifact, self.flavor)
 
     def get_features(

@@ -1,6 +1,6 @@
 """Models read from files, by flavor, and what each answers for a batch of arrays.
 
-The Keras format is data: its loader refuses code (``safe_mode``). SavedModel, pickles and pipelines
+A file of Keras is data unless its configuration names code (``keras_files``). SavedModel, pickles and pipelines
 of Spark ML are programs: whoever writes their files decides what runs, so a caller has to allow it.
 """
 
@@ -18,8 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.errors import InvalidArgument, MissingExtra, ModelDamaged, UntrustedModel
-from featurestore.experiments.models import spark_ml
+from featurestore.errors import (
+    InvalidArgument,
+    MissingExtra,
+    ModelDamaged,
+    UntrustedModel,
+    listing,
+)
+from featurestore.experiments.models import keras_files, spark_ml
 from featurestore.model.registered_model import Flavor, ModelSpec
 from featurestore.storage import files
 
@@ -69,14 +75,24 @@ def _keras_flavor(path: str) -> Flavor:
     return "tf_keras" if version.startswith("2.") else "keras"
 
 
-def check_trusted(flavor: str, *, trust: bool, what: str) -> None:
-    """Raise unless a flavor is data, or the caller allows its code to run.
+def check_trusted(path: str, flavor: str, *, trust: bool, what: str) -> None:
+    """Raise unless a file is data, or the caller allows its code to run.
 
     Raises:
-        UntrustedModel: Nothing was read.
+        UntrustedModel: Nothing was built or imported.
+        ModelDamaged: It is not a file that Keras wrote.
     """
-    if flavor in _SAFE or trust:
+    if trust:
         return
+    if flavor in _SAFE:
+        _library(flavor)
+        code = keras_files.code_in(path, flavor)
+        if not code:
+            return
+        raise UntrustedModel(
+            f"{what} holds more than layers of Keras: {listing(code)}. Loading it may run code.",
+            hint="trust=True where you know who wrote it",
+        )
     raise UntrustedModel(
         f"{what} is of the format {flavor!r}: loading it runs code that its files hold.",
         hint="trust=True where you know who wrote them; model.save('model.keras') needs none",
@@ -84,14 +100,15 @@ def check_trusted(flavor: str, *, trust: bool, what: str) -> None:
 
 
 def load_object(path: str, flavor: str) -> Any:
-    """Return the model of a file that may be loaded.
+    """Return the model of a file that ``check_trusted`` allows to be loaded.
 
     Raises:
         MissingExtra: Its library is not installed.
     """
     if flavor in _SAFE:
         library = _library(flavor)
-        return library.models.load_model(path, compile=False, safe_mode=True)
+        safe = not keras_files.code_in(path, flavor)  # otherwise the caller trusts it
+        return library.models.load_model(path, compile=False, safe_mode=safe)
     if flavor == "tensorflow":
         return _library("tensorflow").saved_model.load(path)
     if flavor == "spark":

@@ -84,7 +84,7 @@ def to_columns(answers: Mapping[str, npt.NDArray[Any]], rows: int) -> dict[str, 
     """Return answers as columns: (rows,) and (rows, 1) as numbers, (rows, n, ...) as lists.
 
     Raises:
-        InvalidArgument: A model gave another number of rows than it got.
+        InvalidArgument: A model gave another number of rows than it got, or values without a type.
     """
     columns = {}
     for name, values in answers.items():
@@ -95,7 +95,13 @@ def to_columns(answers: Mapping[str, npt.NDArray[Any]], rows: int) -> dict[str, 
             )
         if values.shape[1:] == (1,):
             values = values[:, 0]
-        array = pa.array(np.ascontiguousarray(values).reshape(-1))
+        try:
+            array = pa.array(np.ascontiguousarray(values).reshape(-1))
+        except pa.ArrowException as error:
+            raise InvalidArgument(
+                f"The model gave values of the type {values.dtype}, which no column can have.",
+                hint="a model answers with numbers, texts or lists of one size",
+            ) from error
         for size in reversed(values.shape[1:]):
             array = pa.FixedSizeListArray.from_arrays(array, size)
         columns[output_name(name)] = array

@@ -8,7 +8,17 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from featurestore.errors import FeatureStoreError, InvalidArgument, ModelNotFound, listing
+import pyarrow as pa
+
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidArgument,
+    ModelDamaged,
+    ModelNotFound,
+    listing,
+)
+from featurestore.experiments import catalog as run_catalog
+from featurestore.experiments import run_files
 from featurestore.experiments.models import catalog, loading, spark_ml
 from featurestore.experiments.models.prediction import model_arrays, to_columns
 from featurestore.experiments.models.retrieval import retrieval_of
@@ -55,9 +65,11 @@ def register(run: Run, asked: ModelRequest, said: ModelDescribed) -> ModelSpec:
     answered.
     """
     path = _artifact(run, asked.artifact)
+    if files.lies_below(path, run.path):
+        run_catalog.verify(run.session, run.record, artifacts=[os.path.relpath(path, run.path)])
     flavor = loading.flavor_of(path)
     what = f"{os.path.basename(path)!r} of run {run.id!r}"
-    loading.check_trusted(flavor, trust=asked.trust, what=what)
+    loading.check_trusted(path, flavor, trust=asked.trust, what=what)
     dataset = _dataset(run, asked.dataset)
     state = _reader_state(run)
     fitted = _fitted(dataset, asked.transformed, state)
@@ -109,28 +121,48 @@ def register(run: Run, asked: ModelRequest, said: ModelDescribed) -> ModelSpec:
 def _artifact(run: Run, given: str | None) -> str:
     """Return the path of what is registered: the one model of a run, or the one that is named."""
     if given is not None:
-        path = os.path.abspath(given) if os.path.isabs(given) else files.inside(run.path, given)
+        path = _named_artifact(run, given)
         if not files.exists(path) and not files.is_directory(path):
             raise ModelNotFound(
                 f"Run {run.id!r} has no {given!r}; it has {listing(run.artifacts)}.",
                 hint="context.artifact_dir is where a training function saves its model",
             )
         return path
-    found = []
+    models, damages = [], []
     for relative in run.artifacts:
         path = os.path.join(run.path, relative)
         try:
             loading.flavor_of(path)
-        except FeatureStoreError:
+            models.append(relative)
+        except ModelDamaged as error:
+            damages.append(error)
+        except InvalidArgument:  # of no format of models
             continue
-        found.append(relative)
-    if len(found) == 1:
-        return os.path.join(run.path, found[0])
+    if damages:
+        raise damages[0]
+    if len(models) == 1:
+        run_files.check_own_files(run.path, models[0])
+        return os.path.join(run.path, models[0])
+    if models:
+        raise ModelNotFound(
+            f"Run {run.id!r} left {len(models)} models: {listing(models)}.",
+            hint=f"register_model(run, name, artifact={models[0]!r})",
+        )
+    left = "It left no files."
+    if run.artifacts:
+        left = f"None of its files has a format of models: {listing(run.artifacts)}."
     raise ModelNotFound(
-        f"Run {run.id!r} left {len(found)} models behind: {listing(found or run.artifacts)}.",
-        hint="model.save(os.path.join(context.artifact_dir, 'model.keras')) in the training "
-        "function, or artifact='artifacts/model.keras'",
+        f"Run {run.id!r} has no model to register. {left}",
+        hint="context.save(model) in the training function writes one",
     )
+
+
+def _named_artifact(run: Run, given: str) -> str:
+    """Return the path of a file or folder: of the run, or anywhere where the path is absolute."""
+    if os.path.isabs(given):
+        return os.path.abspath(given)
+    run_files.check_own_files(run.path, given)
+    return files.inside(run.path, given)
 
 
 def _dataset(run: Run, given: TrainingDataset | None) -> TrainingDataset:
@@ -158,6 +190,14 @@ def _fitted(
         if state["transformed"] is None:
             return None
         return read_by_hash(dataset.path, dataset.manifest, state["transformed"])
+    if given is None and dataset.transformations is not None:
+        raise InvalidArgument(
+            f"Training dataset {dataset.name!r} has transformations, and the run read it neither by "
+            "a reader nor as a matrix, so it is not known whether its model takes transformed "
+            "values.",
+            hint="register_model(run, name, transformed=True), or transformed=False for a model "
+            "of stored values",
+        )
     return of_dataset(dataset, given)
 
 
@@ -217,12 +257,31 @@ def _tried(
             answers = spark_ml.try_rows(path, spec.method, rows, session.engine)
         else:
             loaded = loading.load_object(path, spec.flavor)
-            answers = _answers(spec, loaded, model_arrays(spec, fitted, rows))
+            answers = _answers(spec, loaded, _arrays(spec, fitted, rows))
         found = []
         for name, column in to_columns(answers, rows.num_rows).items():
             found.append(ModelOutput(name, type_to_json(column.type)))
         return tuple(found)
     raise InvalidArgument(f"Training dataset {dataset.name!r} has no rows to try the model on.")
+
+
+def _arrays(spec: ModelSpec, fitted: Transformations | None, rows: pa.RecordBatch) -> Any:
+    """Return what the model takes of some rows.
+
+    Raises:
+        InvalidArgument: Inputs are not numbers, which a matrix needs.
+    """
+    if spec.arrays == "matrix":
+        columns = model_arrays(replace(spec, arrays="columns"), fitted, rows)
+        texts = [name for name, values in columns.items() if values.dtype.kind not in "biuf"]
+        if texts:
+            numeric = [each.name for each in spec.inputs if each.name not in texts]
+            raise InvalidArgument(
+                f"arrays='matrix' takes numbers, and these inputs are not: {listing(texts)}.",
+                hint=f"columns={numeric!r} where the model was fitted without them, "
+                "transformations in the dataset that turn them into numbers, or arrays='columns'",
+            )
+    return model_arrays(spec, fitted, rows)
 
 
 def _answers(spec: ModelSpec, loaded: Any, given: Any) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from featurestore.errors import ColumnConflict, FeatureNotFound, listing
 from featurestore.experiments.models import loading, spark_ml
 from featurestore.experiments.models.prediction import PredictBatch
 from featurestore.featuregroups import Declaration, FeatureGroup, Write, create, insert
-from featurestore.ingest import adopt_native, to_reader, to_relation
+from featurestore.ingest import adopt_native, library_of, to_reader, to_relation
 from featurestore.model.arrow_json import type_from_json
 from featurestore.model.references import parse_group_reference
 from featurestore.model.registered_model import (
@@ -24,6 +24,7 @@ from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
 from featurestore.retrieval import FeatureFrame
+from featurestore.retrieval.untyped_rows import typed_relation, typed_schema, typed_table
 from featurestore.views.retrieval import rows_of
 
 if TYPE_CHECKING:
@@ -49,14 +50,21 @@ def features_of(
     """
     session, spec = model.session, model.spec
     if spec.features.steps:
-        frame = rows_of(session, spec.features, labels=labels, label_time=label_time, as_of=as_of)
+        frame = rows_of(
+            session,
+            spec.features,
+            labels=labels,
+            label_time=label_time,
+            as_of=as_of,
+            label_types=_input_types(spec),
+        )
     elif isinstance(labels, FeatureFrame):
         frame = labels
     elif isinstance(labels, str):
         name, version = parse_group_reference(labels)
         frame = FeatureGroup.find(session, name, version).read()
     else:
-        frame = _rows_in_memory(session, labels)
+        frame = _rows_in_memory(session, labels, _input_types(spec))
     absent = [name for name in model.inputs if name not in frame.columns]
     if absent:
         raise FeatureNotFound(
@@ -83,7 +91,7 @@ def score(
     """
     session, spec = model.session, model.spec
     what = f"Model {spec.name!r} version {spec.version}"
-    loading.check_trusted(spec.flavor, trust=trust, what=what)
+    loading.check_trusted(model.artifact, spec.flavor, trust=trust, what=what)
     frame = features_of(model, labels=labels, label_time=label_time, as_of=as_of)
     fixed = None
     if frame.plan is not None and frame.plan.fixed_time is not None:
@@ -96,6 +104,7 @@ def score(
     if fixed is not None:
         fields.append(pa.field(LABEL_TIME, TIMESTAMP))
     schema = pa.schema(fields)
+    inputs = [{"source": model_source(spec.name), "version": spec.version}, *frame.inputs]
     taken = [name for name in schema.names if schema.names.count(name) > 1]
     if taken:
         raise ColumnConflict(
@@ -108,7 +117,7 @@ def score(
         answered = spark_ml.scored(model.artifact, spec, rows, kept=kept, label_time=fixed)
         adopted = adopt_native(answered, engine=session.engine)
         assert adopted is not None
-        return FeatureFrame(session, adopted)
+        return FeatureFrame(session, adopted).made_of(*inputs)
     fitted = model.transformations
     if fitted is not None:
         fitted = fitted.portable(without=[n for n in spec.label if n not in model.inputs])
@@ -117,7 +126,7 @@ def score(
     def relation() -> Relation:
         return session.engine.map_batches(frame.relation, function, schema=schema)
 
-    return FeatureFrame(session, relation, schema=schema)
+    return FeatureFrame(session, relation, schema=schema).made_of(*inputs)
 
 
 def write_predictions(
@@ -127,38 +136,41 @@ def write_predictions(
 
     A prediction for the same key and time takes the place of the one before.
     """
-    session, spec = model.session, model.spec
-    inputs: list[Mapping[str, object]] = [
-        {"source": model_source(spec.name), "version": spec.version}
-    ]
+    session = model.session
     keys, time = tuple(key), None
     if features.plan is not None:
         keys = keys or features.plan.keys
         time = features.plan.time
-        inputs += [source.to_json() for source in features.plan.sources]
     if LABEL_TIME in scored.columns:
         time = LABEL_TIME
     with session.registry.reading() as connection:
         known = featuregroups.find(connection, name, None)
     if known is not None:
         mode = "upsert" if known.spec.primary_key else "append"
-        insert(session, scored, name, write=Write(mode=mode, inputs=tuple(inputs)))
+        insert(session, scored, name, write=Write(mode=mode))
         return
     declared = Declaration(
         primary_key=keys,
         event_time=time,
-        description=f"Predictions of model {spec.name}",
-        tags={"model": spec.name},
+        description=f"Predictions of model {model.name}",
+        tags={"model": model.name},
     )
-    create(session, scored, name, declared=declared, write=Write(inputs=tuple(inputs)))
+    create(session, scored, name, declared=declared)
 
 
-def _rows_in_memory(session: Session, labels: object) -> FeatureFrame:
+def _input_types(spec: ModelSpec) -> dict[str, pa.DataType]:
+    return {each.name: each.kind for each in spec.inputs}
+
+
+def _rows_in_memory(
+    session: Session, labels: object, types: Mapping[str, pa.DataType]
+) -> FeatureFrame:
     """Return labels as a frame that can be read again and again."""
     adopted = adopt_native(labels, engine=session.engine)
     if adopted is not None:
-        return FeatureFrame(session, adopted)
-    table = to_reader(labels).read_all()
+        schema = typed_schema(adopted.schema, lambda _: types)
+        return FeatureFrame(session, typed_relation(session.engine, adopted, schema))
+    table = typed_table(to_reader(labels).read_all(), lambda _: types, library_of(labels))
 
     def relation() -> Relation:
         return to_relation(table, engine=session.engine)

@@ -13,6 +13,7 @@ from featurestore.ingest import to_relation
 from featurestore.model.plan import FeaturePlan, Source
 from featurestore.model.roles import KnownRoles
 from featurestore.model.source import SourceRead, SourceReads
+from featurestore.model.untyped import refuse_untyped, sql_casts, typing_lines
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
@@ -74,6 +75,20 @@ def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] =
         reads = data.reads
     provenance = Provenance(reproducible=False, reproducible_reason=reason, reads=reads)
     return ExportData(lambda: relation, relation.schema, provenance)
+
+
+def check_typed(schema: pa.Schema, *, language: str) -> None:
+    """Refuse columns without a type, which no format holds.
+
+    Raises:
+        UnsupportedType: Lists them; the hint casts them, in the words of the dataframe's library.
+    """
+
+    def casts(columns: pa.Schema) -> str:
+        lines = typing_lines(language, columns)
+        return f"cast the columns before: {lines or f'in SQL, {sql_casts(columns)}'}"
+
+    refuse_untyped(schema, what="The training dataset", hint=casts)
 
 
 def _planned_data(

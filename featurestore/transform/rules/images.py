@@ -7,14 +7,25 @@ import numpy as np
 from featurestore.errors import InvalidArgument
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.transform.forms import Form
-from featurestore.transform.images import ENCODINGS, MODES, decode_images, raw_images
+from featurestore.transform.images import (
+    DTYPES,
+    ENCODINGS,
+    MODES,
+    ORIENTATIONS,
+    decode_images,
+    raw_images,
+)
 from featurestore.transform.ops import Ops, Value
 from featurestore.transform.rules.rule import Rule
 from featurestore.transform.steps import Step
 
 
 class DecodeImage(Rule):
-    """The pixels of an encoded image, uint8 of shape (height, width, channels)."""
+    """The pixels of an encoded image, of shape (height, width, channels).
+
+    Chains of stores from before the options "dtype" and "orientation" lack them: their pixels stay
+    uint8 and in the stored orientation, as models were trained on them.
+    """
 
     name = "decode_image"
     in_graphs = False
@@ -25,7 +36,7 @@ class DecodeImage(Rule):
             raise InvalidArgument("decode_image() takes one image a row.")
         options = step.options
         shape = (options["height"], options["width"], options["channels"])
-        return Form("vector", shape, "uint8")
+        return Form("vector", shape, options.get("dtype", "uint8"))
 
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
         if not isinstance(value.data, np.ndarray):
@@ -37,11 +48,18 @@ class DecodeImage(Rule):
         if present is not None:
             present = np.asarray(present)
         height, width, channels = (step.options[name] for name in ("height", "width", "channels"))
+        dtype = step.options.get("dtype", "uint8")
         if step.options["encoding"] == "raw":
-            pixels = raw_images(value.data, present, shape=(height, width, channels))
+            pixels = raw_images(value.data, present, shape=(height, width, channels), dtype=dtype)
         else:
             pixels = decode_images(
-                value.data, present, height=height, width=width, channels=channels
+                value.data,
+                present,
+                height=height,
+                width=width,
+                channels=channels,
+                dtype=dtype,
+                orientation=step.options.get("orientation", "stored"),
             )
         return Value("vector", pixels)
 
@@ -55,3 +73,7 @@ class DecodeImage(Rule):
             raise MalformedJson(f"channels is none of {list(MODES)}")
         if options.text("encoding") not in ENCODINGS:
             raise MalformedJson(f"encoding is none of {list(ENCODINGS)}")
+        if "dtype" in options and options.text("dtype") not in DTYPES:
+            raise MalformedJson(f"dtype is none of {list(DTYPES)}")
+        if "orientation" in options and options.text("orientation") not in ORIENTATIONS:
+            raise MalformedJson(f"orientation is none of {list(ORIENTATIONS)}")

@@ -1,0 +1,205 @@
+"""What a ``.keras`` file asks Keras to import, build and open, read before Keras loads it.
+
+Keras builds whatever classes and functions the file's ``config.json`` names: Keras 2 imports any
+module, and Lambda layers hold byte code. The names are therefore compared with the public classes
+of the installed Keras first. Everything else is code, which callers have to trust.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from featurestore.errors import ModelDamaged
+from featurestore.storage import files
+
+# Public modules whose classes a configuration may name.
+_MODULES = (
+    "",
+    "layers",
+    "models",
+    "initializers",
+    "regularizers",
+    "constraints",
+    "activations",
+    "losses",
+    "metrics",
+    "optimizers",
+    "optimizers.schedules",
+    "mixed_precision",
+    "dtype_policies",
+    "random",
+)
+# Private modules of models, by class.
+_MODELS = {"Functional": ("models.functional", "engine.functional"), "Sequential": ("models",)}
+# Public layers that hold code or that open another file.
+_CODE = ("Lambda", "TFSMLayer", "TorchModuleWrapper", "FlaxLayer", "JaxLayer", "TensorFlowOpLayer")
+# Values that the format writes in this way.
+_VALUES = (
+    "__keras_tensor__",
+    "__tensor__",
+    "__numpy__",
+    "__bytes__",
+    "__ellipsis__",
+    "__slice__",
+    "__tuple__",
+    "__typespec__",
+    "TensorShape",
+)
+_FUNCTION_MODULES = ("activations", "losses", "metrics")
+# Operations of TensorFlow that compute, and neither read nor write files nor call Python.
+_COMPUTING = ("math.", "nn.", "linalg.", "signal.", "__operators__.", "keras.activations.")
+# fmt: off
+_COMPUTING_NAMES = (
+    "broadcast_to", "cast", "clip_by_value", "compat.v1.gather", "compat.v1.transpose",
+    "concat", "expand_dims", "gather", "gather_nd", "identity", "image.resize", "one_hot",
+    "ones_like", "pad", "repeat", "reshape", "reverse", "shape", "slice", "split", "squeeze",
+    "stack", "strided_slice", "tile", "transpose", "unstack", "where", "zeros_like",
+)
+# fmt: on
+
+
+def code_in(path: str, flavor: str) -> list[str]:
+    """Return what a ``.keras`` file names that is no data of Keras; empty for a file of data.
+
+    Args:
+        path: The file, or its URI.
+        flavor: ``keras`` or ``tf_keras``.
+
+    Raises:
+        ModelDamaged: It is not a file that Keras wrote.
+    """
+    library = importlib.import_module(flavor)
+    try:
+        with zipfile.ZipFile(files.opened(path)) as archive:
+            config = json.loads(archive.read("config.json"))
+            refused = _links_in(archive)
+    except (zipfile.BadZipFile, KeyError, ValueError, RecursionError, OSError) as error:
+        raise ModelDamaged(f"{path!r} is no file that Keras wrote: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("class_name"), str):
+        raise ModelDamaged(f"{path!r} has no configuration of a model.")
+    # Models are loaded without the configuration of ``compile``.
+    config = {name: value for name, value in config.items() if name != "compile_config"}
+    for node in _objects(config):
+        if not _is_data(node, library, flavor):
+            refused.append(_name_of(node))
+    return sorted(set(refused))
+
+
+def _objects(config: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield every object of a configuration that Keras would build, at any depth."""
+    waiting = [config]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if "class_name" in value:
+                yield value
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+
+
+def _is_data(node: Mapping[str, Any], library: Any, flavor: str) -> bool:
+    """Return whether Keras builds an object of a configuration from its own public classes."""
+    name, module, config = node["class_name"], node.get("module"), node.get("config")
+    if not isinstance(name, str) or not (module is None or isinstance(module, str)):
+        return False
+    if name in _CODE:
+        return False
+    registered = library.saving.get_custom_objects()
+    if node.get("registered_name") in registered or name in registered:
+        return True  # code of this process
+    if name in _VALUES:
+        return True
+    if name == "function":
+        return module in (None, "builtins") and _is_function(config, library)
+    if name in ("TFOpLambda", "SlicingOpLambda"):
+        return _computes(config)
+    if isinstance(config, dict) and isinstance(config.get("vocabulary"), str):
+        return False  # the path of a file
+    return _is_public(name, module, library, flavor)
+
+
+def _is_public(name: str, module: str | None, library: Any, flavor: str) -> bool:
+    if not name.isidentifier():
+        return False
+    if module is None:
+        return any(_class_in(library, part, name) for part in _MODULES)
+    root, _, rest = module.partition(".")
+    if root not in ("keras", flavor):
+        return False
+    if not rest.startswith("src."):
+        return rest in _MODULES and _class_in(library, rest, name)
+    private = rest.removeprefix("src.")
+    if any(private.startswith(part) for part in _MODELS.get(name, ())) or (
+        name == "Sequential" and private == "engine.sequential"
+    ):
+        return True
+    return private.startswith("ops.") and _is_operation(f"{flavor}.{rest}", name, library)
+
+
+def _class_in(library: Any, part: str, name: str) -> bool:
+    """Return whether a public module of Keras has a class of a name."""
+    module = library
+    for attribute in part.split("."):
+        module = getattr(module, attribute, None) if attribute else module
+    return isinstance(getattr(module, name, None), type)
+
+
+def _is_operation(module: str, name: str, library: Any) -> bool:
+    """Return whether a module that Keras has imported has an operation of a name."""
+    found = getattr(sys.modules.get(module), name, None)
+    return isinstance(found, type) and issubclass(found, library.Operation)
+
+
+def _is_function(name: object, library: Any) -> bool:
+    if not isinstance(name, str) or not name.isidentifier() or name in ("get", "deserialize"):
+        return False
+    return any(
+        callable(getattr(getattr(library, module), name, None)) for module in _FUNCTION_MODULES
+    )
+
+
+def _computes(config: object) -> bool:
+    function = config.get("function") if isinstance(config, dict) else None
+    if not isinstance(function, str):
+        return False
+    return function.startswith(_COMPUTING) or function in _COMPUTING_NAMES
+
+
+def _name_of(node: Mapping[str, Any]) -> str:
+    """Return how a message names an object: its module and class, and the function if it is one."""
+    name = f"{node.get('module') or ''}.{node['class_name']}".lstrip(".")
+    config = node.get("config")
+    if node["class_name"] in ("function", "TFOpLambda", "SlicingOpLambda"):
+        function = config.get("function") if isinstance(config, dict) else config
+        return f"{name} {str(function)[:100]}"
+    if isinstance(config, dict) and isinstance(config.get("vocabulary"), str):
+        return f"{name} with the file {config['vocabulary'][:100]}"
+    return name[:200]
+
+
+def _links_in(archive: zipfile.ZipFile) -> list[str]:
+    """Return the datasets of the weights whose values are in other files, as HDF5 allows."""
+    if "model.weights.h5" not in archive.namelist():
+        return []
+    h5py = importlib.import_module("h5py")  # which Keras requires
+    outside: list[str] = []
+    with archive.open("model.weights.h5") as weights, h5py.File(weights) as root:
+        waiting = [root]
+        while waiting:
+            group = waiting.pop()
+            for name in group:
+                if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                    outside.append(f"a link {name!r} in its weights")
+                    continue
+                value = group[name]
+                if isinstance(value, h5py.Group):
+                    waiting.append(value)
+                elif value.external or value.is_virtual:
+                    outside.append(f"weights {name!r} in another file")
+    return outside

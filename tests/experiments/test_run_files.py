@@ -1,0 +1,246 @@
+"""Checksums of run.json, metrics.jsonl and artifacts; models that training functions save."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from featurestore import experiments
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidArgument,
+    InvalidTrainFunction,
+    ModelDamaged,
+    ModelNotFound,
+    RunDamaged,
+    RunFailed,
+)
+from featurestore.model.json_object import MalformedJson
+from featurestore.model.run_record import (
+    MetricValue,
+    RunRecord,
+    metrics_line,
+    parse_metrics,
+)
+from featurestore.store import FeatureStore
+from featurestore.training import TrainingDataset
+
+
+class Sum:
+    """A model that adds its inputs."""
+
+    def predict(self, x: Any) -> Any:
+        return np.asarray(x).sum(axis=1)
+
+
+def reported_text() -> str:
+    """Return a metrics file of two attempts with five lines."""
+    lines = []
+    for step in range(5):
+        metrics = {"loss": 1 / (step + 1), "größe": 2.0}
+        lines.append(metrics_line(step, metrics, time=1.7e9 + step, begins=step in (0, 3)))
+    return "".join(lines)
+
+
+def flipped(content: bytes) -> list[bytes]:
+    """Return the content with each of its bits inverted in turn."""
+    changed = []
+    for position in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[position // 8] ^= 1 << (position % 8)
+        changed.append(bytes(damaged))
+    return changed
+
+
+def test_every_bit_flip_in_a_metrics_file_is_noticed() -> None:
+    text = reported_text()
+    assert len(parse_metrics(text)) == 10
+    for damaged in flipped(text.encode()):
+        with pytest.raises(MalformedJson, match="is not what was written"):
+            parse_metrics(damaged.decode("utf-8", "replace"))
+
+
+def test_every_bit_flip_in_a_record_is_noticed() -> None:
+    record = RunRecord(
+        id="20130101-000000-abcdef",
+        name="lines",
+        kind="launch",
+        state="finished",
+        created="2013-01-01T00:00:00+00:00",
+        params={"lr": 0.1, "units": [8, 4], "name": "größe"},
+        metrics={"loss": 0.5},
+        files={"metrics.jsonl": "0" * 64},
+    )
+    content = record.to_bytes()
+    assert RunRecord.from_bytes(content) == record
+    for damaged in flipped(content):
+        with pytest.raises(MalformedJson):
+            RunRecord.from_bytes(damaged)
+
+
+def test_a_metrics_file_truncated_by_a_kill_keeps_its_complete_lines() -> None:
+    text = reported_text()
+    again = metrics_line(9, {"loss": 0.0}, time=1.8e9, begins=True)
+    ends = [end for end, letter in enumerate(text, 1) if letter == "}" and text[end:][:1] == "\n"]
+    for length in range(len(text)):
+        if text[max(0, length - 2) : length] == "\n\n":
+            continue  # no single write ends there
+        complete = sum(end <= length for end in ends)
+        assert len(parse_metrics(text[:length])) == 2 * complete
+        values = parse_metrics(text[:length] + again)
+        assert len(values) == 2 * complete + 1
+
+
+def test_metrics_of_earlier_releases_are_read_and_continued() -> None:
+    text = (
+        '{"step": 0, "metrics": {"loss": 2}}\n{"step": 1, "met\n{"step": 2, "metrics": {"a": 1}}\n'
+    )
+    text += '{"step": 3, "met' + metrics_line(4, {"a": 3.0}, time=1.0, begins=True)
+    assert parse_metrics(text) == [
+        MetricValue("loss", 0, 2.0),
+        MetricValue("a", 2, 1.0),
+        MetricValue("a", 4, 3.0),
+    ]
+
+
+def reports_and_saves(context: Any) -> None:
+    for step in range(3):
+        context.report(step, loss=1 / (step + 1))
+    assert context.save(Sum(), "sum") == os.path.join(context.artifact_dir, "sum.joblib")
+
+
+def change_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_comparison_and_registration_refuse_changed_files(sums: TrainingDataset) -> None:
+    run, other = [
+        experiments.launch(reports_and_saves, dataset=sums, name="saved") for _ in range(2)
+    ]
+    assert set(run.record.files) == {"metrics.jsonl", "artifacts/sum.joblib"}
+    experiments.register_model(run, "sum", trust=True)
+    artifact = Path(run.path, "artifacts", "sum.joblib")
+    calls: dict[str, Callable[[], object]] = {
+        "compare": lambda: experiments.compare(run, other),
+        "register": lambda: experiments.register_model(run, "sum", trust=True),
+    }
+    refused = {
+        artifact: ["register"],
+        Path(run.path, "metrics.jsonl"): ["compare", "register"],
+        Path(run.path, "run.json"): ["compare", "register"],
+    }
+    for path, names in refused.items():
+        content = path.read_bytes()
+        change_a_byte(path)
+        for name in names:
+            with pytest.raises(RunDamaged, match=path.name):
+                calls[name]()
+        path.unlink()
+        for name in names:
+            with pytest.raises(FeatureStoreError):
+                calls[name]()
+        path.write_bytes(content)
+        for call in calls.values():
+            call()
+
+
+def saves_and_damages(how: str, context: Any) -> None:
+    path = context.save(Sum(), "sum.joblib")
+    if how == "changed":
+        with open(path, "ab") as file:
+            file.write(b"more")
+    elif how == "missing":
+        os.remove(path)
+    else:
+        with open(os.path.join(context.artifact_dir, "model.keras"), "wb") as file:
+            file.write(b"PK half of an archive")
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("changed", "is not what context.save wrote"),
+        ("missing", "and it is missing"),
+        ("keras", r"model\.keras' of a run is damaged"),
+    ],
+)
+def test_a_run_whose_artifact_is_damaged_fails(kept: FeatureStore, how: str, reason: str) -> None:
+    with pytest.raises(RunFailed, match=reason):
+        experiments.launch(saves_and_damages, params={"how": how}, store=kept, name="damaged")
+    (run,) = experiments.get_runs("damaged")
+    assert run.state == "failed"
+
+
+def workers_save(context: Any) -> None:
+    with open(os.path.join(context.artifact_dir, "own.txt"), "w") as file:
+        file.write(f"worker {context.worker}")
+    path = context.save(Sum(), "sum")
+    assert os.path.dirname(path) == os.path.join(context.directory, "artifacts")
+
+
+def test_only_the_first_workers_artifacts_stay(kept: FeatureStore) -> None:
+    run = experiments.collective_all_reduce(workers_save, workers=3, store=kept)
+    assert run.artifacts == ["artifacts/own.txt", "artifacts/sum.joblib"]
+    assert Path(run.path, "artifacts", "own.txt").read_text() == "worker 0"
+    assert set(run.record.files) == set(run.artifacts)
+    assert list(Path(run.path, "work").rglob("own.txt")) == []
+
+
+def saves_wrongly(context: Any) -> None:
+    for model, name in ((Sum(), "../sum"), (Sum(), ""), (object(), "model")):
+        with pytest.raises(InvalidArgument, match=r"name of a file|cannot write a object"):
+            context.save(model, name)
+    with open(os.path.join(context.artifact_dir, "note.txt"), "w") as file:
+        file.write("no model")
+
+
+def test_registration_names_the_files_that_are_no_models(sums: TrainingDataset) -> None:
+    run = experiments.launch(saves_wrongly, dataset=sums, name="wrongly")
+    with pytest.raises(ModelNotFound, match=r"format of models: 'artifacts/note\.txt'"):
+        experiments.register_model(run, "none")
+    Path(run.path, "artifacts", "model.keras").write_bytes(b"PK half of an archive")
+    with pytest.raises(ModelDamaged, match=r"model\.keras"):
+        experiments.register_model(run, "none")
+    Path(run.path, "artifacts", "model.keras").unlink()
+    for name in ("a", "b"):
+        Path(run.path, "artifacts", f"{name}.pkl").write_bytes(pickle.dumps(Sum()))
+    with pytest.raises(ModelNotFound, match="left 2 models") as refused:
+        experiments.register_model(run, "two")
+    assert refused.value.hint == "register_model(run, name, artifact='artifacts/a.pkl')"
+
+
+def test_a_matrix_with_a_text_column_is_refused_by_name(kept: FeatureStore) -> None:
+    rows = pa.table({"a": [1.0, 2.0], "city": ["x", "y"], "b": [3.0, 4.0], "y": [0.0, 1.0]})
+    dataset = kept.create_training_dataset(rows, "cities", label="y", transformations=None)
+    run = experiments.launch(reports_and_saves, dataset=dataset, name="cities")
+    with pytest.raises(InvalidArgument, match="these inputs are not: 'city'") as refused:
+        experiments.register_model(run, "sum", trust=True)
+    assert "columns=['a', 'b']" in str(refused.value.hint)
+    model = experiments.register_model(run, "sum", trust=True, columns=["a", "b"])
+    scored = kept.score(model, labels=rows.select(["a", "b"]), trust=True).to_arrow()
+    assert scored["prediction"].to_pylist() == [4.0, 6.0]
+
+
+@pytest.mark.parametrize("mode", ["r", "w", "rb", "r+"])
+def test_a_function_with_an_open_file_is_refused(
+    kept: FeatureStore, tmp_path: Path, mode: str
+) -> None:
+    (tmp_path / "data.txt").write_text("rows")
+    with open(tmp_path / "data.txt", mode) as file:
+        options = {"source": file}
+
+        def reads_it(context: Any) -> None:
+            options["source"].read()
+
+        with pytest.raises(InvalidTrainFunction, match="cannot be sent to another process"):
+            experiments.launch(reads_it, store=kept)
+    assert experiments.get_runs() == []

@@ -1,0 +1,220 @@
+"""Class weights of readers: sample weights by label, in every framework, with weights and padding."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from featurestore import FeatureStore
+from featurestore import transform as t
+from featurestore.errors import DataWarning, InvalidArgument, ReaderConfigError
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+ROWS = 40
+RARE = 8  # rows of the second class
+
+
+def dataset_of(store: FeatureStore, label: Any, **arguments: Any) -> Any:
+    """Return a dataset whose label has 32 rows of one class and 8 of another."""
+    frame = pa.table(
+        {
+            "id": range(ROWS),
+            "x": np.arange(ROWS, dtype=np.float32),
+            "w": np.linspace(0.5, 2.0, ROWS).astype(np.float32),
+            "y": label,
+        }
+    )
+    return store.create_training_dataset(
+        frame, "d", label="y", features=["x"], key="id", progress=False, **arguments
+    )
+
+
+def of_two(first: Any, second: Any) -> list[Any]:
+    return [second if number % 5 == 0 else first for number in range(ROWS)]
+
+
+BALANCED = (ROWS / (2 * (ROWS - RARE)), ROWS / (2 * RARE))
+CASES = {
+    "booleans": (pa.array(of_two(False, True)), {}, [0, 1]),
+    "integers from 1": (pa.array(of_two(1, 2)), {}, [1, 2]),
+    "floats": (pa.array(of_two(0.0, 1.0)), {}, [0.0, 1.0]),
+    "coded texts": (
+        pa.array(of_two("no", "yes")),
+        {"transformations": {"y": t.vocabulary()}},
+        [0, 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
+@pytest.mark.parametrize("case", CASES)
+def test_balanced_weights_are_keyed_by_what_readers_yield(
+    duckdb_store: FeatureStore, case: str, data_format: str
+) -> None:
+    label, arguments, classes = CASES[case]
+    dataset = dataset_of(duckdb_store, label, data_format=data_format, **arguments)
+    weights = dataset.class_weights
+    assert weights == pytest.approx(dict(zip(classes, BALANCED, strict=True)))
+    for asked in ("balanced", weights, {"y": weights}):
+        reader = dataset.reader("train", global_batch_size=16, remainder="pad", class_weights=asked)
+        total = 0.0
+        for step, batch in enumerate(reader.batches()):
+            real = reader.rows(0, step) >= 0
+            expected = [weights[value] for value in batch["y"][real].tolist()]
+            np.testing.assert_allclose(batch["sample_weight"][real], expected, rtol=1e-6)
+            assert (batch["sample_weight"][~real] == 0).all()
+            total += float(batch["sample_weight"].sum())
+        assert total == pytest.approx(ROWS, rel=1e-5)  # balanced weights have the mean 1
+
+
+def test_class_weights_multiply_a_weight_column(duckdb_store: FeatureStore) -> None:
+    dataset = dataset_of(duckdb_store, pa.array(of_two(0, 1)), weight="w")
+    plain = dataset.reader("train", global_batch_size=16, remainder="pad", shuffle=False)
+    weighed = dataset.reader(
+        "train", global_batch_size=16, remainder="pad", shuffle=False, class_weights={0: 1, 1: 3}
+    )
+    for before, after in zip(plain.batches(), weighed.batches(), strict=True):
+        expected = before["w"] * np.where(before["y"] == 1, 3, 1)
+        np.testing.assert_allclose(after["w"], expected, rtol=1e-6)
+
+
+def test_state_of_a_reader_with_class_weights_resumes(duckdb_store: FeatureStore) -> None:
+    dataset = dataset_of(duckdb_store, pa.array(of_two("no", "yes")))
+    reader = dataset.reader(
+        "train", global_batch_size=8, columns=["x", "y"], class_weights={"no": 1, "yes": 4}
+    )
+    again, epoch, step = dataset.resume(reader.state(1, 2))
+    expected = next(reader.batches(1, start_step=2))
+    batch = next(again.batches(epoch, start_step=step))
+    assert batch["sample_weight"].tolist() == expected["sample_weight"].tolist()
+    assert set(batch["sample_weight"].tolist()) <= {1.0, 4.0}
+
+
+def test_rows_without_a_label_weigh_nothing_and_do_not_count(duckdb_store: FeatureStore) -> None:
+    label = of_two(0, 1)
+    label[1] = label[2] = None
+    dataset = dataset_of(duckdb_store, pa.array(label, pa.int64()))
+    rows = ROWS - 2
+    assert dataset.class_weights == pytest.approx(
+        {0: rows / (2 * (rows - RARE)), 1: rows / (2 * RARE)}
+    )
+    reader = dataset.reader("train", global_batch_size=ROWS, nulls="mask", class_weights="balanced")
+    (batch,) = reader.batches()
+    assert (batch["sample_weight"][~batch["y_present"]] == 0).all()
+    assert (~batch["y_present"]).sum() == 2
+
+
+def test_weights_by_hand_are_checked(duckdb_store: FeatureStore) -> None:
+    dataset = dataset_of(duckdb_store, pa.array(of_two(0, 1)))
+    for wrong, text in (
+        ({0: 1.0, 1: -1.0}, "is not a weight"),
+        ({0: 1.0, 1: float("nan")}, "is not a weight"),
+        ("even", 'class_weights="balanced"'),
+        ({"z": {0: 1.0}}, "Labels: 'y'"),
+        ({}, "not a mapping"),
+    ):
+        with pytest.raises(InvalidArgument, match=text):
+            dataset.reader("train", global_batch_size=8, class_weights=wrong)
+    reader = dataset.reader("train", global_batch_size=8, class_weights={0: 1.0})
+    with pytest.raises(ReaderConfigError, match="the value 1, which has no class weight"):
+        list(reader.batches())
+
+
+def test_label_with_many_values_has_no_balanced_weights(duckdb_store: FeatureStore) -> None:
+    label = pa.array(np.random.default_rng(0).normal(size=ROWS))
+    dataset = dataset_of(duckdb_store, label)
+    many = pa.table({"id": range(5000), "x": np.zeros(5000), "y": np.arange(5000) / 7})
+    dataset = duckdb_store.create_training_dataset(
+        many, "many", label="y", key="id", progress=False
+    )
+    with pytest.raises(InvalidArgument, match="too many values to be classes"):
+        dataset.reader("train", global_batch_size=8, class_weights="balanced")
+
+
+@pytest.mark.parametrize(
+    ("common", "late", "warns"),
+    [
+        ((0, 1), 2, True),
+        ((1, 2), 3, True),
+        ((0.0, 1.0), 2.0, True),
+        (("a", "b"), "c", True),
+        ((False, False), True, True),
+        ((18, 61), 82, False),
+        (tuple(range(19)), 19, False),
+        ((date(1696, 6, 23), date(1705, 9, 11)), date(1712, 12, 30), False),
+        ((0.5, 1.5), 2.5, False),
+    ],
+)
+def test_class_that_only_another_split_has_is_warned_of(
+    duckdb_store: FeatureStore, common: tuple[Any, Any], late: Any, warns: bool
+) -> None:
+    times = pd.date_range("2024-01-01", periods=ROWS, freq="D", tz="UTC")
+    labels = [*common] * (38 // len(common)) + [late, late]
+    frame = pd.DataFrame({"id": range(ROWS), "t": times, "x": 1.0, "y": labels})
+    from featurestore import TimeSplit
+
+    edge = "2024-02-08T00:00Z"
+    splits = TimeSplit("t", {"train": (None, edge), "test": (edge, None)})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DataWarning)
+        duckdb_store.create_training_dataset(
+            frame, "late", label="y", key="id", splits=splits, progress=False
+        )
+    messages = [str(each.message) for each in caught]
+    assert any("classes in split 'test'" in message for message in messages) == warns, messages
+
+
+def test_nan_labels_are_warned_of(duckdb_store: FeatureStore) -> None:
+    label = of_two(0.0, 1.0)
+    label[3] = float("nan")
+    with pytest.warns(DataWarning, match="is NaN in 1 rows"):
+        dataset = dataset_of(duckdb_store, pa.array(label))
+    assert set(dataset.class_weights) == {0.0, 1.0}
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_fit_takes_class_weights_of_every_kind_of_label(
+    duckdb_store: FeatureStore, tmp_path: Path, case: str, library: str
+) -> None:
+    pytest.importorskip("tensorflow")
+    keras = pytest.importorskip(library)
+    label, arguments, classes = CASES[case]
+    dataset = dataset_of(duckdb_store, label, **arguments)
+    inputs = keras.Input((), name="x")
+    constant = keras.layers.Dense(1, kernel_initializer="zeros", bias_initializer="ones")
+    model = keras.Model({"x": inputs}, constant(keras.layers.Reshape((1,))(inputs)))
+    model.compile(keras.optimizers.SGD(0.0), loss="mse")
+    losses = []
+    for number, named in enumerate(("class_weights", "class_weight", "reader")):
+        weights = {"class_weights": "balanced"} if named == "reader" else {}
+        options = {} if named == "reader" else {named: dataset.class_weights}
+        reader = dataset.reader("train", global_batch_size=16, remainder="pad", **weights)
+        checkpoint = reader.checkpoint(tmp_path / str(number), objects={})
+        losses.append(checkpoint.fit(model, 1, verbose=0, **options).history["loss"][0])
+    errors = [BALANCED[index] * (1 - value) ** 2 for index, value in enumerate(classes)]
+    expected = (errors[0] * (ROWS - RARE) + errors[1] * RARE) / ROWS
+    assert losses == pytest.approx([expected] * 3, rel=1e-5)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("case", CASES)
+def test_tf_dataset_yields_class_weights_as_sample_weights(
+    duckdb_store: FeatureStore, case: str
+) -> None:
+    label, arguments, classes = CASES[case]
+    dataset = dataset_of(duckdb_store, label, **arguments)
+    by_hand = dict(zip(classes, (1.0, 3.0), strict=True))
+    reader = dataset.reader("train", global_batch_size=16, remainder="pad", class_weights=by_hand)
+    total = sum(float(weight.numpy().sum()) for _, _, weight in reader.tf_dataset())
+    assert total == ROWS - RARE + 3 * RARE

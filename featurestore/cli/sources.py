@@ -39,16 +39,20 @@ def add(
     description: Annotated[str, typer.Option(help="What it holds.")] = "",
 ) -> None:
     """Register a source; nothing is connected."""
-    options = {}
-    for each in option or []:
+    added = store(context).add_source(
+        name, uri, secret=secret, options=_options(option), description=description
+    )
+    show_record(context, added.to_json())
+
+
+def _options(given: list[str] | None) -> dict[str, object]:
+    options: dict[str, object] = {}
+    for each in given or []:
         key, separator, value = each.partition("=")
         if not separator:
             raise typer.BadParameter(f"{each!r} is not KEY=VALUE")
         options[key] = value
-    added = store(context).add_source(
-        name, uri, secret=secret, options=options, description=description
-    )
-    show_record(context, added.to_json())
+    return options
 
 
 @app.command(epilog="Example: featurestore source check shop")
@@ -70,11 +74,25 @@ def read(
     sql: Annotated[str | None, typer.Option(help="A query.", show_default=False)] = None,
     path: Annotated[str | None, typer.Option(help="Files.", show_default=False)] = None,
     at: Annotated[str | None, typer.Option(help="A version or a time.", show_default=False)] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE, any number, such as delimiter=;", show_default=False),
+    ] = None,
     rows: Annotated[int, typer.Option("-n", "--rows", help="How many rows.")] = 10,
 ) -> None:
     """Show the first rows of a table, a query or files."""
+    from featurestore.sources import read_source
+
     moment = int(at) if at is not None and at.isdigit() else at
-    frame = store(context).read_source(name, table=table, sql=sql, path=path, at=moment)
+    frame = read_source(
+        store(context).session,
+        name,
+        table=table,
+        sql=sql,
+        path=path,
+        at=moment,
+        options=_options(option),
+    )
     found = frame.head(rows).to_pylist()
     if settings(context).output is OutputFormat.JSON:
         show_json(found)

@@ -20,6 +20,7 @@ from featurestore.external.reading import has_parts, read_batches, stage_parts
 from featurestore.model.external import ExternalRows
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Source
+from featurestore.model.renames import RENAME
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.plugins.source import SourceQuery
@@ -131,7 +132,10 @@ def query_of(spec: FeatureGroupSpec) -> SourceQuery:
     """Return what an external group asks of its source."""
     given = external_rows(spec)
     columns = tuple(spec.schema.names)
-    return SourceQuery(table=given.table, sql=given.sql, path=given.path, columns=columns)
+    options = {} if given.rename is None else {RENAME: given.rename}
+    return SourceQuery(
+        table=given.table, sql=given.sql, path=given.path, columns=columns, options=options
+    )
 
 
 def registered_source(session: Session, spec: FeatureGroupSpec) -> SourceSpec:

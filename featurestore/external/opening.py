@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import datetime
 from functools import partial
 
+from featurestore.external.decisions import StoredDecisions
+from featurestore.external.renaming import RenamedSnapshot
+from featurestore.model.renames import RENAME
 from featurestore.model.secrets import parse_secret
 from featurestore.model.source import SourceSpec
 from featurestore.plugins.source import Source, SourceConfig, find_source
@@ -31,8 +35,22 @@ def open_source(session: Session, spec: SourceSpec) -> Source:
             name=receipt_name(spec),
             uri=receipt_address(spec),
         )
-    config = SourceConfig(spec.name, spec.uri, dict(spec.options), secret)
+    options = {name: value for name, value in spec.options.items() if name != RENAME}
+    decisions = StoredDecisions(session.location, spec.name)
+    config = SourceConfig(spec.name, spec.uri, options, secret, decisions)
     return find_source(spec.kind)(config)
+
+
+def open_snapshot(
+    session: Session, spec: SourceSpec, at: int | datetime | None = None
+) -> RenamedSnapshot:
+    """Connect to a registered source and return a snapshot, its columns named as it says.
+
+    Raises:
+        SourceUnavailable: It cannot be reached, or refuses the user.
+    """
+    snapshot = open_source(session, spec).snapshot(at)
+    return RenamedSnapshot(spec.name, snapshot, spec.options.get(RENAME))
 
 
 def receipt_name(spec: SourceSpec) -> str:

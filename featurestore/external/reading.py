@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from featurestore.errors import SourceChanged
 from featurestore.external.ahead import read_ahead
-from featurestore.external.opening import open_source
+from featurestore.external.opening import open_snapshot, open_source
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.source import PartitionedSnapshot, PartitionedSource, SourceQuery
@@ -50,7 +50,7 @@ def stage_parts(
     time: str | None,
 ) -> Relation:
     """Have tasks read the rows of a query into a directory, in a snapshot that ends with it."""
-    snapshot = open_source(session, spec).snapshot(query.at)
+    snapshot = open_snapshot(session, spec, query.at)
     try:
         read.snapshot = snapshot.identity
         assert isinstance(snapshot, PartitionedSnapshot)
@@ -91,12 +91,14 @@ def _read(
     *,
     time: str | None,
 ) -> Iterator[pa.RecordBatch]:
-    snapshot = open_source(session, spec).snapshot(query.at)
+    snapshot = open_snapshot(session, spec, query.at)
     try:
         reader = snapshot.read(query)
         read.snapshot = snapshot.identity
         _check_same(spec, reader.schema, schema)
         yield from counted(reader, read, time=time)
+        read.quarantined = snapshot.bad_row_count
+        read.bad_rows = tuple(snapshot.bad_rows)
     finally:
         snapshot.close()
 

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 from featurestore.errors import InvalidArgument
 from featurestore.model.arguments import answering
 from featurestore.model.names import check_name
+from featurestore.model.renames import check_rename
 from featurestore.model.secrets import parse_secret
 
 _SECRET_WORDS = ("password", "passwd", "pwd", "secret", "token", "key")
@@ -161,10 +162,11 @@ class SourceInput:
     sql: str | None = None
     path: str | None = None
     time: str | None = None
+    rename: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the input as a JSON object that ``from_json`` reads back equal."""
-        return dict(vars(self))
+        return {name: each for name, each in vars(self).items() if name != "rename" or each}
 
     @classmethod
     def from_json(cls, data: Any) -> SourceInput:
@@ -185,6 +187,7 @@ def source(
     sql: str | None = None,
     path: str | None = None,
     time: str | None = None,
+    rename: Mapping[str, str] | str | None = None,
 ) -> SourceInput:
     """Return a registered source as an input of a job.
 
@@ -197,6 +200,8 @@ def source(
         sql: A query in the source's own SQL.
         path: Files below the source's folder.
         time: The column that cuts it: when a row was made, or was changed last.
+        rename: New names of columns, such as ``{"Country Name": "country_name"}``, or
+            ``"snake_case"`` for all of them.
 
     Raises:
         InvalidArgument: More than one of ``table``, ``sql`` and ``path``.
@@ -210,7 +215,7 @@ def source(
         raise InvalidArgument(
             "table=, sql= and path= were given together.", hint="one of them says what is read"
         )
-    return SourceInput(name, table, sql, path, time)
+    return SourceInput(name, table, sql, path, time, check_rename(rename))
 
 
 @dataclass
@@ -219,7 +224,8 @@ class SourceRead:
 
     ``query`` is the SHA-256 of what was asked, ``snapshot`` the transaction, version or fingerprint
     that it was read in. ``high_water_mark`` is the greatest value of the time column that came,
-    ``input`` the job's name for it.
+    ``input`` the job's name for it. ``quarantined`` is the number of rows of files that were left
+    out because they cannot be read, and ``bad_rows`` are the first of them.
     """
 
     source: str
@@ -229,6 +235,8 @@ class SourceRead:
     rows: int = 0
     high_water_mark: str | None = None
     input: str | None = None
+    quarantined: int = 0
+    bad_rows: tuple[Any, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return what commits and lineage tell of it."""
@@ -243,6 +251,8 @@ class SourceRead:
             told["input"] = self.input
         if self.high_water_mark is not None:
             told["high_water_mark"] = self.high_water_mark
+        if self.quarantined:
+            told["quarantined"] = self.quarantined
         return told
 
 
@@ -281,8 +291,10 @@ class SourceReport:
     """What a check of a source found.
 
     ``server`` says what answered; None when nothing did. ``sample`` holds the first rows of
-    ``sampled``, the first table that can be read. ``problems`` says what is wrong, each with the way
-    out.
+    ``sampled``, the first table that can be read. ``dialect`` and ``columns`` are how the files of
+    ``sampled`` are written and the types of their columns, as they were decided, where the source
+    is a folder; ``unread`` are files that are not read. ``problems`` says what is wrong, each with
+    the way out.
     """
 
     name: str
@@ -292,6 +304,9 @@ class SourceReport:
     sampled: str | None = None
     sample: tuple[Mapping[str, Any], ...] = ()
     problems: tuple[str, ...] = ()
+    dialect: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -308,5 +323,8 @@ class SourceReport:
             "tables": [vars(each) for each in self.tables],
             "sampled": self.sampled,
             "sample": list(map(dict, self.sample)),
+            "dialect": dict(self.dialect),
+            "columns": dict(self.columns),
+            "unread": list(self.unread),
             "problems": list(self.problems),
         }

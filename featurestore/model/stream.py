@@ -15,11 +15,13 @@ from featurestore.model.durations import format_duration, parse_duration
 from featurestore.model.names import check_name
 from featurestore.model.types import TIMESTAMP
 
-ValueFormat = Literal["json", "avro", "raw"]
+ValueFormat = Literal["json", "avro", "raw", "debezium"]
 BadRecords = Literal["quarantine", "fail", "skip"]
-FORMATS = ("json", "avro", "raw")
+FORMATS = ("json", "avro", "raw", "debezium")
 ON_BAD_RECORD = ("quarantine", "fail", "skip")
 ON_LOST = ("fail", "skip")
+ON_DUPLICATES = ("last", "first", "quarantine")
+STREAM_MODES = ("append", "upsert")
 BEGINNINGS = ("earliest", "latest")
 
 # What a source tells of each record, and the type that a column of it has.
@@ -29,6 +31,10 @@ RECORD_FIELDS: Mapping[str, pa.DataType] = {
     "offset": pa.int64(),
     "timestamp": TIMESTAMP,
     "key": pa.string(),
+    # Of change events: when the row changed, when that was read from the database's log, and how.
+    "change_timestamp": TIMESTAMP,
+    "capture_timestamp": TIMESTAMP,
+    "operation": pa.string(),
 }
 
 
@@ -42,6 +48,9 @@ class StreamSpec:
     topic is begun, ``on_lost`` what becomes of records that went before they were read,
     ``batch_records`` bounds a micro-batch. ``consumer_group`` lets several runners share the
     partitions. ``generation`` counts the topics of this name that came one after the other.
+    ``on_duplicates`` says which record of a key lands. In ``mode`` "upsert" a record without a value
+    deletes its key. Beyond ``most_bad`` (a fraction of at least 100 records) a run fails. ``renames``
+    has the names in records of columns that have another name there.
     """
 
     source: str
@@ -58,6 +67,17 @@ class StreamSpec:
     schema_registry: str | None = None
     consumer_group: str | None = None
     generation: int = 1
+    on_duplicates: str = "last"
+    mode: str = "append"
+    most_bad: float = 0.5
+    renames: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def value_schema(self) -> pa.Schema:
+        """The columns of the values under the names that records have for them."""
+        names = [self.renames.get(name, name) for name in self.schema.names]
+        fields = zip(names, self.schema.types, strict=True)
+        return pa.schema([pa.field(name, kind) for name, kind in fields])
 
     @property
     def columns(self) -> pa.Schema:
@@ -73,6 +93,7 @@ class StreamSpec:
     def to_json(self) -> dict[str, Any]:
         """Return the specification as a JSON object that ``from_json`` reads back equal."""
         told = {**vars(self), "schema": schema_to_json(self.schema), "fields": dict(self.fields)}
+        told["renames"] = dict(self.renames)
         return {**told, "trigger": format_duration(self.trigger)}
 
     @classmethod
@@ -81,7 +102,9 @@ class StreamSpec:
         fields = {str(name): str(each) for name, each in dict(data["fields"]).items()}
         schema = schema_from_json(data["schema"])
         trigger = parse_duration(data["trigger"])
-        spec = cls(**{**data, "schema": schema, "fields": fields, "trigger": trigger})
+        renames = {str(name): str(each) for name, each in dict(data.get("renames") or {}).items()}
+        told = {"schema": schema, "fields": fields, "trigger": trigger, "renames": renames}
+        spec = cls(**{**data, **told})
         return check_stream(spec)
 
 
@@ -97,6 +120,8 @@ def check_stream(spec: StreamSpec) -> StreamSpec:
         ("on_bad_record", spec.on_bad_record, ON_BAD_RECORD),
         ("on_lost", spec.on_lost, ON_LOST),
         ("begin", spec.begin, BEGINNINGS),
+        ("on_duplicates", spec.on_duplicates, ON_DUPLICATES),
+        ("mode", spec.mode, STREAM_MODES),
     ):
         if value not in allowed:
             raise InvalidJob(
@@ -110,6 +135,19 @@ def check_stream(spec: StreamSpec) -> StreamSpec:
     ):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise InvalidJob(f"{argument}={number!r} is no number from 1 on.")
+    is_number = isinstance(spec.most_bad, int | float) and not isinstance(spec.most_bad, bool)
+    if not is_number or not 0 <= spec.most_bad <= 1:
+        raise InvalidJob(f"most_bad={spec.most_bad!r} is not a fraction.", hint="most_bad=0.5")
+    if spec.format == "debezium" and spec.mode != "upsert":
+        raise InvalidJob(
+            "Change events replace and delete rows, which mode='append' does not.",
+            hint="mode='upsert'",
+        )
+    if spec.mode == "upsert" and spec.on_duplicates != "last":
+        raise InvalidJob(
+            f"mode='upsert' replaces rows, on_duplicates={spec.on_duplicates!r} does not.",
+            hint="on_duplicates='last'",
+        )
     _check_texts(spec)
     unknown = [each for each in spec.fields.values() if each not in RECORD_FIELDS]
     if unknown:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from featurestore.errors import InvalidArgument, did_you_mean, listing
 from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import Engine, Relation, TimeRange
-from featurestore.plugins.lookup import find_plugin, plugin_names
+from featurestore.plugins.lookup import find_plugin, load_plugin, plugin_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,6 +34,36 @@ class SourceConfig:
     uri: str
     options: Mapping[str, str] = field(default_factory=dict)
     secret: Callable[[], str] | None = field(default=None, repr=False)
+    decisions: Decisions | None = field(default=None, repr=False)
+
+
+class Decisions(Protocol):
+    """What a source decided once about the meaning of its tables, by a key of its own choice.
+
+    A decision is a JSON object. It stays until the source is removed from the store.
+    """
+
+    def get(self, key: str) -> Mapping[str, Any] | None:
+        """Return the decision of a key, or None where nothing is decided yet."""
+        ...
+
+    def decide(self, key: str, decision: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Store a decision and return it, or the one that another process stored before."""
+        ...
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row of a file that cannot be read: where it is, and why.
+
+    ``column`` is None where the whole line is bad. ``text`` is the line.
+    """
+
+    file: str
+    line: int
+    column: str | None
+    reason: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -41,7 +71,8 @@ class SourceQuery:
     """What is asked of a source: one of ``table``, ``sql`` and ``path``, as its kind allows.
 
     ``at`` is a version or a moment, where the source has such. ``columns`` are those that are
-    needed, in that order; None takes all. ``window`` cuts the rows by their time.
+    needed, in that order; None takes all. ``window`` cuts the rows by their time. ``options`` are
+    options of the source for this query alone.
     """
 
     table: str | None = None
@@ -50,6 +81,7 @@ class SourceQuery:
     at: int | datetime | None = None
     columns: tuple[str, ...] | None = None
     window: TimeRange | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def hash(self) -> str:
@@ -57,7 +89,9 @@ class SourceQuery:
         window: dict[str, Any] | None = None
         if self.window is not None:
             window = {**vars(self.window)}
-        told = {**vars(self), "window": window}
+        told = {**vars(self), "window": window, "options": dict(self.options)}
+        if not self.options:
+            del told["options"]
         text = json.dumps(told, sort_keys=True, default=str, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -67,7 +101,7 @@ class SourceQuery:
         for name, value in asked.items():
             if value is not None:
                 given.append(f"{name}={value!r}")
-        return ", ".join(given)
+        return ", ".join(given) or "all of the source"
 
 
 class SourceSnapshot(Protocol):
@@ -174,6 +208,35 @@ class PartitionedSnapshot(Protocol):
         ...
 
 
+@runtime_checkable
+class QuarantiningSnapshot(Protocol):
+    """A snapshot that can leave rows out which cannot be read, and counts them."""
+
+    @property
+    def bad_row_count(self) -> int:
+        """How many rows its reads left out so far."""
+        ...
+
+    @property
+    def bad_rows(self) -> Sequence[BadRow]:
+        """The first of these rows."""
+        ...
+
+
+@runtime_checkable
+class DescribedSnapshot(Protocol):
+    """A snapshot that decides what the columns of its files mean, and can show it."""
+
+    @property
+    def unread(self) -> Sequence[str]:
+        """Files that no table has, because they are of no known format."""
+        ...
+
+    def description(self, query: SourceQuery) -> Mapping[str, Any]:
+        """Return dialect, types and number of files of a table, and the files that are not read."""
+        ...
+
+
 def find_source(kind: str) -> Callable[[SourceConfig], Source]:
     """Return what makes a source of a kind, by the name of its entry point.
 
@@ -189,5 +252,5 @@ def find_source(kind: str) -> Callable[[SourceConfig], Source]:
             or "uri='postgresql://user@host/database', 'sqlite:///file.db', or a folder of files; "
             f"'sqlalchemy+{kind}://...' where SQLAlchemy has a dialect of it",
         )
-    made: Callable[[SourceConfig], Source] = found.load()
+    made: Callable[[SourceConfig], Source] = load_plugin(found)
     return made

@@ -18,14 +18,20 @@ if TYPE_CHECKING:
 
 # Columns that a decoder adds to those of the group: where the record was, and what is wrong with it.
 RECORD_ERROR = "record_error"
+# Whether the record deletes the rows of its primary key; other columns are null then.
+RECORD_DELETES = "record_deletes"
 RECORD_COLUMNS = (
     RECORD_ERROR,
+    RECORD_DELETES,
     "record_topic",
     "record_partition",
     "record_offset",
+    "record_timestamp",
     "record_key",
     "record_value",
 )
+# Those that a quarantine table has, of rows that came by a stream.
+STORED_COLUMNS = RECORD_COLUMNS[2:]
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,21 @@ class MicroBatch:
     records: Any = field(repr=False)
     start: Mapping[int, int]
     end: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class DecoderRequest:
+    """What a job wants of the rows of records.
+
+    ``primary_key`` are the columns of the key and ``times`` those of times, none of which may be
+    null. Texts of ``partition_by`` are never empty. ``keep_values``: also records that can be read
+    are there with their key and value.
+    """
+
+    primary_key: tuple[str, ...] = ()
+    times: tuple[str, ...] = ()
+    partition_by: tuple[str, ...] = ()
+    keep_values: bool = False
 
 
 class StreamSource(Protocol):
@@ -106,12 +127,13 @@ class HasStreams(Protocol):
         """Return a connection; nothing is asked of the server yet."""
         ...
 
-    def decoder(self, spec: StreamSpec, required: tuple[str, ...]) -> BatchFunction:
+    def decoder(self, spec: StreamSpec, request: DecoderRequest) -> BatchFunction:
         """Return a function from records to rows of the group's columns and ``RECORD_COLUMNS``.
 
-        A record that cannot be read, or that lacks a column of ``required``, has its reason in
-        ``record_error`` and is there with its key and value; the others are not. The function is
-        picklable and runs where the records are.
+        A record that cannot be read, or that lacks a required column, has its reason in
+        ``record_error`` and is there with its key and value; of the others these are null, unless
+        they are wanted. The function is picklable, runs where the records are, and raises for no
+        record.
 
         Raises:
             InvalidJob: The values cannot hold a column of the schema; names it.

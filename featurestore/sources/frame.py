@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.errors import InvalidArgument, listing
+from featurestore.errors import InvalidArgument, InvalidName, listing
 from featurestore.external.live import scratch
-from featurestore.external.opening import open_source
+from featurestore.external.opening import open_snapshot
 from featurestore.external.reading import has_parts, read_batches, stage_parts
-from featurestore.model.names import check_feature_names
+from featurestore.model.callers import warn_caller
+from featurestore.model.names import check_feature_names, renames_to_features
+from featurestore.model.renames import RENAME, SNAKE_CASE
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.model.times import parse_moment
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.plugins.source import SourceQuery
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
+from featurestore.sources.options import check_kind, text_options
 from featurestore.sources.registration import get
 from featurestore.storage import files
+
+_BAD_ROWS = pa.schema(
+    [
+        ("file", pa.string()),
+        ("line", pa.int64()),
+        ("column", pa.string()),
+        ("reason", pa.string()),
+        ("text", pa.string()),
+    ]
+)
 
 
 class SourceFrame(FeatureFrame):
@@ -55,6 +69,15 @@ class SourceFrame(FeatureFrame):
         schema = pa.schema([self.schema.field(name) for name in chosen])
         time = self._time if self._time in chosen else None
         return SourceFrame(self._session, self._spec, self._query, schema, time=time)
+
+    def quarantine(self) -> pa.Table:
+        """Return the rows of files that the last reading left out, at most the first 10,000.
+
+        Columns: ``file``, ``line``, ``column`` (null where the whole line is bad), ``reason``,
+        ``text``. There are some where ``on_bad_rows="quarantine"``.
+        """
+        rows = [vars(row) for read in self._reads or () for row in read.bad_rows]
+        return pa.Table.from_pylist(rows, schema=_BAD_ROWS)
 
     def within(self, window: TimeRange) -> SourceFrame:
         """Return a frame of the rows whose time lies in a range; the others stay where they are."""
@@ -99,6 +122,7 @@ def read_source(
     path: str | None = None,
     at: int | datetime | str | None = None,
     columns: Sequence[str] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> SourceFrame:
     """Return a frame over a table, a query or files of a source; only its columns are looked at.
 
@@ -109,10 +133,20 @@ def read_source(
         UnsupportedType: A column cannot be read without loss; each is named.
     """
     spec = get(session, name)
-    query = asked(table=table, sql=sql, path=path, at=at)
+    texts = text_options(options or {})
+    check_kind(spec, texts)
+    query = replace(asked(table=table, sql=sql, path=path, at=at), options=texts)
     if columns is not None:
-        query = replace(query, columns=tuple(columns))
+        query = replace(query, columns=check_columns(columns))
     return SourceFrame(session, spec, query, described(session, spec, query))
+
+
+def check_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    """Return names of columns, of which there is one at least."""
+    names = tuple(columns)
+    if isinstance(columns, str) or not names:
+        raise InvalidArgument(f"columns={columns!r} is not a list of names.", hint="columns=['id']")
+    return names
 
 
 def asked(
@@ -121,6 +155,7 @@ def asked(
     sql: str | None = None,
     path: str | None = None,
     at: int | datetime | str | None = None,
+    rename: Mapping[str, str] | str | None = None,
 ) -> SourceQuery:
     """Return a query of arguments as people give them.
 
@@ -141,7 +176,8 @@ def asked(
     moment = at
     if isinstance(at, str | datetime):
         moment = parse_moment(at, argument="at")
-    return SourceQuery(table=table, sql=sql, path=path, at=moment)  # type: ignore[arg-type]
+    options = text_options({RENAME: rename})
+    return SourceQuery(table, sql, path, moment, options=options)  # type: ignore[arg-type]
 
 
 def described(
@@ -152,15 +188,46 @@ def described(
     Raises:
         InvalidName: Names of columns are no names of features.
     """
-    snapshot = open_source(session, spec).snapshot(query.at)
+    snapshot = open_snapshot(session, spec, query.at)
     try:
         schema = snapshot.schema(query)
+        described = snapshot.description(query)
     finally:
         snapshot.close()
-    check_feature_names(schema.names)
+    _check_names(spec, query, schema.names)
+    if described is not None and described["unread"]:
+        unread = described["unread"]
+        warn_caller(
+            f"Source {spec.name!r} does not read {len(unread)} files, which are of other formats: "
+            f"{listing(unread)}."
+        )
     if time is not None:
         check_time(spec, query, schema, time)
     return schema
+
+
+def _check_names(spec: SourceSpec, query: SourceQuery, names: Sequence[str]) -> None:
+    """Refuse columns whose names are not those of features, with the call that renames them."""
+    try:
+        check_feature_names(names)
+    except InvalidName as error:
+        arguments = [repr(spec.name)]
+        for word in ("table", "sql", "path"):
+            if getattr(query, word) is not None:
+                arguments.append(f"{word}={getattr(query, word)!r}")
+        for word, text in query.options.items():
+            if word != RENAME:
+                arguments.append(f"{word}={text!r}")
+        given = query.options.get(RENAME, spec.options.get(RENAME, "{}"))
+        renames = {} if given == SNAKE_CASE else dict(json.loads(given))
+        originals = {new: old for old, new in renames.items()}
+        for name, new in renames_to_features(names).items():
+            renames[originals.get(name, name)] = new
+        arguments.append(f"rename={renames!r}")
+        raise InvalidName(
+            error.message,
+            hint=f"read_source({', '.join(arguments)}) renames them, and rename='snake_case' all",
+        ) from error
 
 
 def check_time(spec: SourceSpec, query: SourceQuery, schema: pa.Schema, time: str) -> None:

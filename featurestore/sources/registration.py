@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
-from featurestore.errors import FeatureStoreError, InvalidArgument
-from featurestore.external.opening import open_source, receipt_address, receipt_name
+from featurestore.errors import FeatureStoreError
+from featurestore.external.opening import (
+    open_snapshot,
+    open_source,
+    receipt_address,
+    receipt_name,
+)
+from featurestore.external.renaming import RenamedSnapshot
 from featurestore.model.names import check_name
 from featurestore.model.secrets import parse_secret
 from featurestore.model.source import (
+    FOLDER_KIND,
     SourceReport,
     SourceSpec,
-    SourceTable,
     check_uri,
     kind_of,
-    names_secret,
     with_absolute_path,
 )
 from featurestore.model.times import to_micros, utc_now
-from featurestore.plugins.source import SourceSnapshot
+from featurestore.plugins.source import SourceQuery
 from featurestore.recovery import sources as definitions
 from featurestore.registry import sources
 from featurestore.session import Session
+from featurestore.sources.options import text_options
 from featurestore.storage import files
 from featurestore.storage.secrets import allow_secret
 
@@ -36,7 +43,7 @@ def add(
     uri: str,
     *,
     secret: str | None,
-    options: Mapping[str, str],
+    options: Mapping[str, object],
     description: str,
 ) -> SourceSpec:
     """Register a source and return its registration; nothing is connected.
@@ -54,7 +61,7 @@ def add(
         kind=kind_of(uri),
         uri=with_absolute_path(uri, absolute=_absolute),
         secret=secret,
-        options=_checked(options),
+        options=text_options(options),
         description=description,
         created=to_micros(utc_now()),
     )
@@ -78,19 +85,6 @@ def add(
 def _is_same(known: SourceSpec, spec: SourceSpec) -> bool:
     """Tell whether a source is registered once more, as on another machine, for its secret."""
     return replace(known, created=spec.created) == spec
-
-
-def _checked(options: Mapping[str, str]) -> dict[str, str]:
-    found = {}
-    for key, value in options.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise InvalidArgument("options= are texts by name.", hint="options={'format': 'csv'}")
-        if names_secret(key):
-            raise InvalidArgument(
-                f"options={{{key!r}: ...}} would be stored.", hint="secret='env:NAME'"
-            )
-        found[key] = value
-    return found
 
 
 def _absolute(path: str) -> str:
@@ -128,7 +122,7 @@ def check(session: Session, name: str) -> SourceReport:
     """
     spec = get(session, name)
     try:
-        snapshot = open_source(session, spec).snapshot()
+        snapshot = open_snapshot(session, spec)
     except FeatureStoreError as error:
         return SourceReport(spec.name, spec.kind, problems=(_told(error),))
     try:
@@ -139,35 +133,52 @@ def check(session: Session, name: str) -> SourceReport:
         snapshot.close()
 
 
-def _looked_at(spec: SourceSpec, snapshot: SourceSnapshot) -> SourceReport:
+def _looked_at(spec: SourceSpec, snapshot: RenamedSnapshot) -> SourceReport:
     tables = tuple(snapshot.tables())
-    readable = [table for table in tables if table.readable]
-    problems, sampled = [], None
-    sample: list[Mapping[str, object]] = []
+    problems = []
     if not tables:
         problems.append("There are no tables, or none that the user may see.")
     for table in tables:
         if not table.readable:
             problems.append(f"Table {table.name!r} may not be read by the user of the URI.")
-    if readable:
-        sampled = readable[0].name
-        try:
-            sample = _first_rows(snapshot, readable[0])
-        except FeatureStoreError as error:
-            problems.append(_told(error))
-    return SourceReport(
-        spec.name, spec.kind, snapshot.server, tables, sampled, tuple(sample), tuple(problems)
+    report = SourceReport(
+        spec.name,
+        spec.kind,
+        snapshot.server,
+        tables,
+        problems=tuple(problems),
+        unread=tuple(snapshot.unread),
     )
+    readable = [table for table in tables if table.readable]
+    if not readable:
+        return report
+    if spec.kind == FOLDER_KIND:
+        # Files of one schema are one table.
+        with suppress(FeatureStoreError):
+            return _sampled(report, snapshot, SourceQuery(), ".")
+    try:
+        return _sampled(report, snapshot, snapshot.query_of(readable[0]), readable[0].name)
+    except FeatureStoreError as error:
+        return replace(report, sampled=readable[0].name, problems=(*report.problems, _told(error)))
 
 
-def _first_rows(snapshot: SourceSnapshot, table: SourceTable) -> list[Mapping[str, object]]:
+def _sampled(
+    report: SourceReport, snapshot: RenamedSnapshot, query: SourceQuery, name: str
+) -> SourceReport:
+    """Return the report with the first rows of a table, and what the source decided about it."""
     rows: list[Mapping[str, object]] = []
-    reader = snapshot.read(snapshot.query_of(table))
-    for batch in reader:
+    for batch in snapshot.read(query):
         rows += batch.slice(0, _SAMPLE_ROWS - len(rows)).to_pylist()
         if len(rows) >= _SAMPLE_ROWS:
             break
-    return rows
+    described = snapshot.description(query) or {}
+    return replace(
+        report,
+        sampled=name,
+        sample=tuple(rows),
+        dialect=described.get("dialect", {}),
+        columns=described.get("columns", {}),
+    )
 
 
 def _told(error: FeatureStoreError) -> str:

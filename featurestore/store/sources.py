@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from featurestore.featuregroups import FeatureGroup
     from featurestore.model.source import SourceReport, SourceSpec
-    from featurestore.retrieval import FeatureFrame
+    from featurestore.sources import SourceFrame
 
 __all__ = ["SourceCalls"]
 
@@ -26,7 +26,7 @@ class SourceCalls(Connected):
         uri: str,
         *,
         secret: str | None = None,
-        options: Mapping[str, str] | None = None,
+        options: Mapping[str, object] | None = None,
         description: str = "",
     ) -> SourceSpec:
         """Register a place where rows come from, under a name.
@@ -40,7 +40,8 @@ class SourceCalls(Connected):
                 anybody), or another kind that is installed. It holds no password.
             secret: Where the password is: ``"env:NAME"`` or ``"file:path"``. It is read when the
                 source connects, and never stored or shown.
-            options: What the kind takes, such as ``{"format": "csv"}`` for a folder.
+            options: What the kind takes, such as ``{"format": "csv", "delimiter": ";"}`` for a
+                folder; ``rename``, a mapping of names or ``"snake_case"``, for every kind.
             description: What it holds.
 
         Raises:
@@ -107,6 +108,7 @@ class SourceCalls(Connected):
         primary_key: str | Sequence[str] = (),
         event_time: str | None = None,
         created_time: str | None = None,
+        rename: Mapping[str, str] | str | None = None,
         version: int | None = None,
         ttl: timedelta | str | None = None,
         description: str = "",
@@ -130,6 +132,8 @@ class SourceCalls(Connected):
             primary_key: Columns that identify an entity; never a float, never a time of the group.
             event_time: Column that says when a row was true.
             created_time: Column that says when a row became known.
+            rename: New names of columns (``{"Country Name": "country_name"}``), or
+                ``"snake_case"`` for all of them.
             version: The version to make; None: the next one.
             ttl: How long a value may be used after its event time ("7d"); None: without limit.
             description: What people should know.
@@ -162,6 +166,7 @@ class SourceCalls(Connected):
             sql=sql,
             path=path,
             columns=columns,
+            rename=rename,
             snapshots=snapshots,
         )
         declared = Declaration(
@@ -196,7 +201,25 @@ class SourceCalls(Connected):
         path: str | None = None,
         at: int | datetime | str | None = None,
         columns: Sequence[str] | None = None,
-    ) -> FeatureFrame:
+        rename: Mapping[str, str] | str | None = None,
+        format: Literal["parquet", "csv", "jsonl", "json"] | None = None,
+        delimiter: str | None = None,
+        quote: str | None = None,
+        escape: str | None = None,
+        header: bool | None = None,
+        names: Sequence[str] | None = None,
+        encoding: str | None = None,
+        decimal: str | None = None,
+        thousands: str | None = None,
+        null_values: Sequence[str] | None = None,
+        date_format: str | Mapping[str, str] | None = None,
+        timestamp_format: str | Mapping[str, str] | None = None,
+        dtypes: Mapping[str, str] | None = None,
+        skip_rows: int | None = None,
+        comment: str | None = None,
+        on_bad_rows: Literal["error", "quarantine"] | None = None,
+        timestamp_precision: Literal["us"] | None = None,
+    ) -> SourceFrame:
         """Return a lazy frame over a table, a query or files of a source.
 
         It is data and labels wherever a dataframe is taken. Each reading sees one consistent
@@ -209,12 +232,35 @@ class SourceCalls(Connected):
             sql: A query in the source's own SQL.
             path: Files below the source's folder; nothing given reads all of it.
             at: A version or a time, for Delta tables.
-            columns: The columns to look at; those of types that cannot be kept are left out so.
+            columns: The columns to look at, by their names at the source or their new ones; those
+                of types that cannot be kept are left out so.
+            rename: New names of columns (``{"Country Name": "country_name"}``), or
+                ``"snake_case"`` for all of them.
+            format: Which files of a folder are read; the others are options of folders, too.
+            delimiter: The sign between fields; a comma, for ``.tsv`` a tab.
+            quote: The sign around fields, ``'"'``; ``""`` for none.
+            escape: The sign before a sign that means itself; ``""`` for none.
+            header: Whether the first line has the names of the columns (True).
+            names: The columns of files without a header.
+            encoding: The encoding of the files ("utf-8").
+            decimal: The decimal sign (".").
+            thousands: The sign between groups of three digits; ``""`` for none.
+            null_values: Fields that are null, besides empty ones without quotes.
+            date_format: How days are written where it is not ISO 8601: a pattern of ``strptime``,
+                or one for each of some columns.
+            timestamp_format: The same for instants.
+            dtypes: Types of columns (``{"zip": "string"}``), which files may lack then.
+            skip_rows: How many lines come before the header (0).
+            comment: The sign that begins lines which are no rows; ``""`` for none.
+            on_bad_rows: "error", or "quarantine" to leave rows out that cannot be read and count
+                them.
+            timestamp_precision: "us" rounds instants that are finer; they are refused else.
 
         Raises:
             SourceNotFound: No source of this name is registered.
             SourceUnavailable: It cannot be reached, or refuses the user.
             SourceTableNotFound: There is no such table, file or version.
+            InvalidSourceFile: A file does not fit the others, or the options; names the line.
             UnsupportedType: Columns cannot be read without loss; all are named, with SQL that can.
 
         >>> store.read_source("shop", table="orders").select("id", "total").to_arrow().to_pylist()
@@ -222,6 +268,33 @@ class SourceCalls(Connected):
         """
         from featurestore import sources
 
+        options = {
+            "rename": rename,
+            "format": format,
+            "delimiter": delimiter,
+            "quote": quote,
+            "escape": escape,
+            "header": header,
+            "names": names,
+            "encoding": encoding,
+            "decimal": decimal,
+            "thousands": thousands,
+            "null_values": null_values,
+            "date_format": date_format,
+            "timestamp_format": timestamp_format,
+            "dtypes": dtypes,
+            "skip_rows": skip_rows,
+            "comment": comment,
+            "on_bad_rows": on_bad_rows,
+            "timestamp_precision": timestamp_precision,
+        }
         return sources.read_source(
-            self._session, name, table=table, sql=sql, path=path, at=at, columns=columns
+            self._session,
+            name,
+            table=table,
+            sql=sql,
+            path=path,
+            at=at,
+            columns=columns,
+            options=options,
         )

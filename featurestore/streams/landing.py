@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,12 +14,18 @@ import pyarrow.compute as pc
 
 from featurestore.errors import BadRecord
 from featurestore.featuregroups.audit import add_to_quarantine
+from featurestore.featuregroups.records import OFFSET, PARTITION, RecordOrder, needs_order
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.write import Write, insert
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import BatchFunction, TableWrite
-from featurestore.plugins.stream import RECORD_ERROR, MicroBatch
+from featurestore.plugins.stream import (
+    RECORD_DELETES,
+    RECORD_ERROR,
+    STORED_COLUMNS,
+    MicroBatch,
+)
 from featurestore.recovery.in_flight import in_flight
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
@@ -38,12 +45,26 @@ class Decoding:
 
 
 @dataclass(frozen=True)
+class _Records:
+    """A micro-batch apart: rows with the columns of their records, deleted keys, bad records."""
+
+    good: pa.Table | FeatureFrame
+    deleted: pa.Table
+    bad: pa.Table
+
+
+@dataclass(frozen=True)
 class Landed:
-    """What a micro-batch came to: rows in the group, records set aside, and the Delta version."""
+    """What a micro-batch came to: rows in the group, records set aside, and the Delta version.
+
+    ``records`` are those that were looked at, ``reasons`` count why some cannot be read.
+    """
 
     rows: int
     bad: int
     delta_version: int
+    records: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
 
 
 def land(
@@ -67,18 +88,62 @@ def land(
     stream = spec.stream
     assert stream is not None
     offsets = _offsets(stream, batch, seen)
-    with _split(session, spec, batch, decoding) as (good, bad):
-        if bad.num_rows:
-            _set_aside(session, spec, group, bad, offsets, note)
+    with _split(session, spec, batch, decoding) as records:
+        if records.bad.num_rows:
+            _set_aside(session, spec, group, records.bad, offsets, note)
         told = {**note, "offsets": {str(number): end for number, end in batch.end.items()}}
         write = Write(
             schema_change="add",
             validation=spec.validation,
             offsets=offsets,
-            stream={**told, "bad": bad.num_rows},
+            stream={**told, "bad": records.bad.num_rows},
         )
-        commit = insert(session, good, spec.target, version=group.spec.version, write=write)
-    return Landed(commit.rows_in, bad.num_rows, commit.delta_version)
+        rows = _selected(session, records.good, stream.columns.names)
+        if _is_ordered(session, spec, group, records, rows):
+            order = RecordOrder(
+                stream.on_duplicates,
+                _record_columns(records),
+                records.deleted if records.deleted.num_rows else None,
+            )
+            write = replace(write, order=order)
+            rows = _selected(session, records.good, [*stream.columns.names, *order.columns.names])
+        commit = insert(session, rows, spec.target, version=group.spec.version, write=write)
+        good = records.good
+        count = good.num_rows if isinstance(good, pa.Table) else good.count()
+    bad = records.bad
+    return Landed(
+        commit.rows_in,
+        bad.num_rows,
+        commit.delta_version,
+        count + records.deleted.num_rows + bad.num_rows,
+        Counter(bad.column(RECORD_ERROR).to_pylist()),
+    )
+
+
+def _is_ordered(
+    session: Session, spec: JobSpec, group: OpenGroup, records: _Records, rows: object
+) -> bool:
+    """Return whether it matters which record of the micro-batch comes first."""
+    if records.deleted.num_rows:
+        return True
+    if group.spec.expectations and spec.validation != "off":
+        return True  # rows go to the quarantine before those of one key are compared
+    return needs_order(session, rows, group)
+
+
+def _selected(
+    session: Session, good: pa.Table | FeatureFrame, names: Sequence[str]
+) -> pa.Table | FeatureFrame:
+    """Return some columns of rows."""
+    if isinstance(good, pa.Table):
+        return good.select(list(names))
+    chosen = session.engine.select(good.relation, {name: name for name in names})
+    return FeatureFrame(session, chosen)
+
+
+def _record_columns(records: _Records) -> pa.Schema:
+    """Return the columns of records that go with rows: place, key and value."""
+    return pa.schema([records.bad.schema.field(name) for name in STORED_COLUMNS])
 
 
 def _offsets(
@@ -95,31 +160,36 @@ def _offsets(
 @contextmanager
 def _split(
     session: Session, spec: JobSpec, batch: MicroBatch, decoding: Decoding
-) -> Iterator[tuple[object, pa.Table]]:
-    """Give the rows that can be read, and the records that cannot."""
+) -> Iterator[_Records]:
+    """Give the rows that can be read, the keys that are deleted, and what cannot be read."""
     assert spec.stream is not None
-    columns = spec.stream.columns.names
+    wanted = [name for name in decoding.schema.names if name not in (RECORD_ERROR, RECORD_DELETES)]
+    keys = [*spec.primary_key, PARTITION, OFFSET]
     if isinstance(batch.records, pa.Table):
         records = batch.records.combine_chunks()  # few calls of the decoder, for many rows each
         decoded = [decoding.decode(each) for each in records.to_batches(_DECODED_ROWS)]
         rows = pa.Table.from_batches(decoded, schema=decoding.schema)
         is_bad = pc.is_valid(rows.column(RECORD_ERROR))
-        bad = rows.filter(is_bad)
-        good = rows.select(columns)
-        if bad.num_rows:
-            good = good.filter(pc.invert(is_bad))
-        yield good, bad
+        is_deleted = rows.column(RECORD_DELETES)
+        bad, deleted = rows.filter(is_bad), rows.filter(is_deleted)
+        good = rows.select(wanted)
+        if bad.num_rows or deleted.num_rows:
+            good = good.filter(pc.invert(pc.or_(is_bad, is_deleted)))
+        yield _Records(good, deleted.select(keys), bad)
         return
     engine = session.engine
     with in_flight(session, kind="stage", name=spec.name, version=1) as run:
-        records = engine.adopt(batch.records)
-        assert records is not None
-        mapped = engine.map_batches(records, decoding.decode, schema=decoding.schema)
-        rows = engine.stage(mapped, os.path.join(run.rows, "records"))
-        bad = engine.stream(engine.filter(rows, f"{RECORD_ERROR} IS NOT NULL")).read_all()
-        good = engine.filter(rows, f"{RECORD_ERROR} IS NULL")
-        good = engine.select(good, {name: name for name in columns})
-        yield FeatureFrame(session, good), bad
+        adopted = engine.adopt(batch.records)
+        assert adopted is not None
+        mapped = engine.map_batches(adopted, decoding.decode, schema=decoding.schema)
+        staged = engine.stage(mapped, os.path.join(run.rows, "records"))
+        bad = engine.stream(engine.filter(staged, f"{RECORD_ERROR} IS NOT NULL")).read_all()
+        gone = engine.select(engine.filter(staged, RECORD_DELETES), {name: name for name in keys})
+        deleted = engine.stream(gone).read_all() if spec.stream.mode == "upsert" else None
+        left = engine.filter(staged, f"{RECORD_ERROR} IS NULL AND NOT {RECORD_DELETES}")
+        left = engine.select(left, {name: name for name in wanted})
+        nothing = decoding.schema.empty_table().select(keys)
+        yield _Records(FeatureFrame(session, left), nothing if deleted is None else deleted, bad)
 
 
 def _set_aside(
@@ -152,11 +222,11 @@ def _set_aside(
 def _quarantine_rows(bad: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return records as rows of a quarantine table: no features, where they were, and why."""
     columns = {}
-    for field in schema:
-        columns[field.name] = pa.nulls(bad.num_rows, field.type)
+    for column in schema:
+        columns[column.name] = pa.nulls(bad.num_rows, column.type)
     reasons = [[reason] for reason in bad.column(RECORD_ERROR).to_pylist()]
     columns[REASONS] = pa.array(reasons, pa.list_(pa.field("item", pa.string())))
     for name in bad.schema.names:
-        if name.startswith("record_") and name != RECORD_ERROR:
+        if name in STORED_COLUMNS:
             columns[name] = bad.column(name)
     return pa.table(columns)

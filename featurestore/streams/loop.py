@@ -8,13 +8,15 @@ nothing, and its records are looked at again.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import DefinitionMismatch, StreamOvertaken
+from featurestore.errors import BadRecord, DefinitionMismatch, StreamOvertaken
 from featurestore.featuregroups.create import get_or_create
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.table import OpenGroup, open_group
@@ -39,6 +41,10 @@ from featurestore.streams.positions import (
 _log = logging.getLogger("featurestore.jobs")
 # How often a run may find that others were faster, one time after the other.
 _MOST_OVERTAKEN = 50
+# Of fewer records the share that cannot be read says nothing.
+_FEWEST_RECORDS = 100
+# Parts of reasons that differ from record to record.
+_VALUES = re.compile(r"'[^']*'|\([^)]*\)|[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,9 @@ class Progress:
     rows: int = 0
     bad: int = 0
     batches: int = 0
+    records: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     delta_version: int | None = None
     version: int | None = None
@@ -64,6 +73,11 @@ class Progress:
         """Count a micro-batch."""
         self.rows += landed.rows
         self.bad += landed.bad
+        self.records += landed.records
+        for reason, count in landed.reasons.items():
+            kind = _VALUES.sub("", reason)
+            self.examples.setdefault(kind, reason)
+            self.reasons[kind] += count
         self.batches += 1
         self.delta_version = landed.delta_version
 
@@ -104,6 +118,7 @@ def consume(
     Raises:
         SourceUnavailable: No broker answers.
         OffsetsLost: Records went before they were read, or the topic is another one.
+        BadRecord: More records than the job allows cannot be read.
         ValidationFailed: Rows broke the expectations of a strict job.
     """
     stream = spec.stream
@@ -211,6 +226,25 @@ def _commit(
     run.progress.seconds = time.monotonic() - run.begun
     with after_publication(f"Delta version {landed.delta_version} of {run.spec.target!r}"):
         _record(run, topic, batch.end, landed=landed)
+    _check_share(run)
+
+
+def _check_share(run: _Run) -> None:
+    """Fail a run of which most records cannot be read: the schema is wrong, not the records.
+
+    Raises:
+        BadRecord: Names the most frequent reason.
+    """
+    progress = run.progress
+    if progress.records < _FEWEST_RECORDS or progress.bad <= run.stream.most_bad * progress.records:
+        return
+    kind, count = progress.reasons.most_common(1)[0]
+    raise BadRecord(
+        f"Job {run.spec.name!r}: {progress.bad:,} of {progress.records:,} records cannot be read, "
+        f"more than most_bad={run.stream.most_bad}; {count:,} of them like this: "
+        f"{progress.examples[kind]}.",
+        hint=f"after a change of schema=: featurestore stream replay {run.spec.name}",
+    )
 
 
 def _mark(run: _Run, group: OpenGroup, found: Mapping[int, Position]) -> None:

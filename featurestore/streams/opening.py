@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from featurestore.errors import InvalidJob
+from featurestore.errors import DataWarning, InvalidJob
 from featurestore.external.opening import open_source
+from featurestore.featuregroups.table import open_group
+from featurestore.model.callers import warn_caller
+from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
+from featurestore.model.types import widens
 from featurestore.plugins.engine import BatchFunction
-from featurestore.plugins.stream import RECORD_COLUMNS, HasStreams
-from featurestore.registry import sources
+from featurestore.plugins.stream import RECORD_COLUMNS, DecoderRequest, HasStreams
+from featurestore.registry import featuregroups, sources
 from featurestore.session import Session
 
 
@@ -33,8 +37,28 @@ def streams_of(session: Session, stream: StreamSpec) -> HasStreams:
 def decoder_of(source: HasStreams, spec: JobSpec) -> BatchFunction:
     """Return the decoder of a stream job: its keys and times are never null."""
     assert spec.stream is not None
-    times = [name for name in (spec.event_time, spec.created_time) if name is not None]
-    return source.decoder(spec.stream, (*spec.primary_key, *times))
+    times = tuple(name for name in (spec.event_time, spec.created_time) if name is not None)
+    # Rows that can be read go to the quarantine for these alone.
+    keep_values = bool(spec.expectations) or spec.stream.on_duplicates == "quarantine"
+    return source.decoder(
+        spec.stream, DecoderRequest(spec.primary_key, times, spec.partition_by, keep_values)
+    )
+
+
+def differing_columns(stream: StreamSpec, group: FeatureGroupSpec) -> list[str]:
+    """Return what makes a stream need the next version of a group: columns that go or change types.
+
+    New columns do not, and a type that the group's widens does not.
+    """
+    given = {field.name: field.type for field in stream.columns}
+    differences = []
+    for field in group.schema:
+        kind = given.get(field.name)
+        if kind is None:
+            differences.append(f"{field.name!r} is gone")
+        elif not widens(kind, field.type):
+            differences.append(f"{field.name!r} is {kind}, there {field.type}")
+    return differences
 
 
 def check_stream_job(session: Session, spec: JobSpec) -> None:
@@ -61,3 +85,22 @@ def check_stream_job(session: Session, spec: JobSpec) -> None:
         connection.topic(spec.stream.topic)
     finally:
         connection.close()
+    _warn_of_next_version(session, spec)
+
+
+def _warn_of_next_version(session: Session, spec: JobSpec) -> None:
+    """Warn where the columns of a job call for the next version of its group."""
+    assert spec.stream is not None
+    with session.registry.reading() as connection:
+        registered = featuregroups.find(connection, spec.target)
+    if registered is None:
+        return
+    group = open_group(session, spec.target).spec
+    differences = differing_columns(spec.stream, group)
+    if differences:
+        warn_caller(
+            f"job {spec.name!r} differs from feature group {group.name!r} version {group.version}: "
+            f"{'; '.join(differences)}. Its next run begins version {group.version + 1}, and reads "
+            "the topic from its first record",
+            DataWarning,
+        )

@@ -47,8 +47,9 @@ def parquet_folder(rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
 
 
 def csv_folder(rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
-    csv.write_csv(rows, place / "orders.csv")
-    return opened("file", str(place), format="csv"), SourceQuery()
+    (place / "lake").mkdir()
+    csv.write_csv(rows, place / "lake" / "orders.csv")
+    return opened("file", str(place / "lake"), format="csv"), SourceQuery()
 
 
 def json_lines(rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sqlite3
 from collections.abc import Callable
@@ -9,7 +10,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import featurestore
@@ -313,3 +316,36 @@ def test_definitions_with_sources_are_kept_and_wrong_ones_refused() -> None:
                 inputs={"trips": "trips"},
                 **wrong,  # type: ignore[arg-type]
             )
+
+
+PICTURES = """
+import featurestore
+
+pictures = featurestore.sql_job(
+    "pictures", sql="SELECT id, taken_at, image FROM given", primary_key="id", event_time="taken_at",
+    schedule="0 * * * *", start="2024-01-01T00:00Z", closed="left",
+    inputs={"given": featurestore.source("arrays", time="taken_at")},
+)
+"""
+
+
+def test_a_job_over_arrays_encoded_as_bytes_says_how_to_decode_them(
+    duckdb_store: FeatureStore,
+    define: Define,  # noqa: F811
+    clock: Clock,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    del clock
+    cells = io.BytesIO()
+    np.save(cells, np.ones((2, 3)))
+    (tmp_path / "arrays").mkdir()
+    times = trips()["left_at"].slice(0, 2)
+    images = pa.array([None, cells.getvalue()])
+    table = pa.table({"id": [1, 2], "taken_at": times, "image": images})
+    pq.write_table(table, tmp_path / "arrays" / "part-0.parquet")
+    duckdb_store.add_source("arrays", str(tmp_path / "arrays"))
+    duckdb_store.register_jobs(define(PICTURES))
+    for _ in range(2):  # the second one meets the group that empty windows have made
+        with pytest.raises(JobFailed, match="NdarrayCodec"):
+            duckdb_store.run_job("pictures", due=True)
+        assert duckdb_store.featuregroup("pictures").read().count() == 0

@@ -78,13 +78,13 @@ def test_poison_records_are_set_aside_with_where_they_were_and_why(
     assert {(row["record_topic"], row["record_partition"]) for row in found} == {(topic, 0)}
     assert [row["record_value"] for row in found] == poison
     assert [row["reasons"][0] for row in found] == [
-        "the value is no JSON",
-        "the value is no JSON object",
-        "id is DOUBLE, which is no int64",
-        "at is VARCHAR, which is no timestamp[us, tz=UTC]",
+        "the value is not JSON: Expecting value at column 1",
+        "the value is an array, not an object",
+        "id is a number (1.7), which is not int64",
+        "at: 'yesterday' is not timestamp[us, tz=UTC]",
         "'id' is null or missing",
-        "user is UBIGINT, which is no string",
-        "the value is no UTF-8 text",
+        "user is a number (5), which is not string",
+        "the value is not UTF-8 text",
         "the record has no value",
     ]
 
@@ -173,3 +173,22 @@ def test_partitions_that_come_later_are_read_from_their_first_record(
     broker.send(topic, clicks(10, 40))
     duckdb_store.run_job("clicks")
     assert ids(duckdb_store) == list(range(10, 40))
+
+
+def test_a_run_of_bad_records_fails_and_alerts_until_one_can_read(
+    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+) -> None:
+    topic = broker.topic(1)
+    broker.send(topic, [click(number, user=number) for number in range(120)])
+    duckdb_store.add_alert_channel("ops", "log")
+    registered(duckdb_store, broker, job_file(job(topic, alert=["ops"])))
+    with pytest.raises(JobFailed, match=r"120 of 120 .* 120 of them like this: user is a number"):
+        duckdb_store.run_job("clicks")
+    assert len(quarantined(duckdb_store)) == 120
+    (begun,) = duckdb_store.get_alerts()
+    assert (begun.alert.event, begun.alert.job) == ("begin", "clicks")
+    broker.send(topic, clicks(200, 210))
+    duckdb_store.run_job("clicks")
+    events = sorted(each.alert.event for each in duckdb_store.get_alerts())
+    assert events == ["begin", "end"]
+    assert ids(duckdb_store) == list(range(200, 210))

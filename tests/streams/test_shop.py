@@ -37,6 +37,6 @@ def test_the_shop_makes_its_dataset_and_leaves_no_server(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "clicks: 600 rows, lag 0" in done.stdout
     assert "orders: 20 rows" in done.stdout
-    assert "1 clicks could not be read: the value is no JSON" in done.stdout
+    assert "1 clicks could not be read: the value is not JSON" in done.stdout
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     assert "featurestore-shop-" not in left.stdout

@@ -16,10 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import featurestore
 from featurestore.errors import InvalidJob
 from featurestore.model.avro import columns_of
 from featurestore.model.stream import StreamSpec
 from featurestore.model.types import TIMESTAMP
+from featurestore.plugins.stream import DecoderRequest
 
 decoding = pytest.importorskip("featurestore_connectors.kafka.decoding")
 pytest.importorskip("fastavro")
@@ -55,7 +57,9 @@ def decoded(spec: StreamSpec, values: list[bytes | None], *required: str) -> lis
         "value": pa.array(values, pa.binary()),
     }
     batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=decoding.RECORDS)
-    found: list[dict[str, Any]] = decoding.decoder(spec, required)(batch).to_pylist()
+    found: list[dict[str, Any]] = decoding.decoder(spec, DecoderRequest(required))(
+        batch
+    ).to_pylist()
     return found
 
 
@@ -177,9 +181,9 @@ def test_raw_values_have_the_time_and_key_of_their_record() -> None:
     good, bad = decoded(spec, ["é".encode(), b"\xff"], "sent")
     assert (good["value"], good["who"], good["n"]) == ("é", "k", 0)
     assert good["sent"].year == 2023
-    assert bad["record_error"] == "the value is no UTF-8 text"
+    assert bad["record_error"] == "the value is not UTF-8 text"
     with pytest.raises(InvalidJob, match="one column"):
-        decoding.decoder(StreamSpec("e", "t", SCALARS, "raw"), ())
+        decoding.decoder(StreamSpec("e", "t", SCALARS, "raw"), DecoderRequest())
 
 
 def test_what_avro_cannot_say_as_a_column_is_refused_by_its_field() -> None:
@@ -188,3 +192,31 @@ def test_what_avro_cannot_say_as_a_column_is_refused_by_its_field() -> None:
         columns_of(json.dumps(union))
     with pytest.raises(InvalidJob, match="no record"):
         columns_of("[]")
+
+
+FOREIGN = {"Customer Id": "int64", "at": "timestamp", "Año": "int64"}
+
+
+def foreign_job(**arguments: Any) -> StreamSpec:
+    told = {"source": "e", "topic": "t", "schema": FOREIGN, "event_time": "at", **arguments}
+    spec = featurestore.stream_job("clicks", **told).spec.stream
+    assert spec is not None
+    return StreamSpec.from_json(json.loads(json.dumps(spec.to_json())))
+
+
+@pytest.mark.parametrize("rename", ["snake_case", {"Customer Id": "customer_id", "Año": "ano"}])
+def test_foreign_names_of_records_become_columns(rename: Any) -> None:
+    spec = foreign_job(rename=rename, primary_key="customer_id", mode="upsert")
+    value = '{"Customer Id": 5, "at": "2024-01-01T00:00:00Z", "Año": 3}'.encode()
+    row, gone = decoded(spec, [value, None], "customer_id")
+    assert (row["customer_id"], row["ano"], row["record_error"]) == (5, 3, None)
+    assert gone["record_error"] == "the key: customer_id is a string ('k'), which is not int64"
+
+
+def test_the_refusal_of_foreign_names_prints_a_renaming_that_works() -> None:
+    with pytest.raises(InvalidJob) as refused:
+        foreign_job()
+    hint = str(refused.value.hint).partition(", or ")[0]
+    assert foreign_job(**eval(f"dict({hint})")).schema.names == ["Customer_Id", "at", "Ano"]
+    with pytest.raises(InvalidJob, match="'Customer'"):
+        foreign_job(rename={"Customer": "customer"})

@@ -1,21 +1,31 @@
-"""From records to rows: a function over batches of records, the same on every engine."""
+"""From records to rows: a function over batches of records, the same on every engine.
+
+No record ends it: what cannot be read is a row with its reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.errors import InvalidJob, listing
-from featurestore.model.stream import StreamSpec
+from featurestore.errors import FeatureStoreError, InvalidJob, listing
+from featurestore.model.instants import rows_outside
+from featurestore.model.stream import RECORD_FIELDS, StreamSpec
 from featurestore.model.types import TIMESTAMP
-from featurestore.plugins.stream import RECORD_COLUMNS, RECORD_ERROR
+from featurestore.plugins.stream import (
+    RECORD_DELETES,
+    RECORD_ERROR,
+    STORED_COLUMNS,
+    DecoderRequest,
+)
 from featurestore_connectors.kafka.avro_values import AvroValues
+from featurestore_connectors.kafka.debezium import DebeziumValues
 from featurestore_connectors.kafka.json_values import JsonValues
+from featurestore_connectors.kafka.keys import KeyReader
+from featurestore_connectors.kafka.values import Decoded, Values, as_texts
 
 # What both readers give of a record.
 RECORDS = pa.schema(
@@ -31,21 +41,15 @@ RECORDS = pa.schema(
 _TOLD = pa.schema(
     [
         (RECORD_ERROR, pa.string()),
+        (RECORD_DELETES, pa.bool_()),
         ("record_topic", pa.string()),
         ("record_partition", pa.int32()),
         ("record_offset", pa.int64()),
+        ("record_timestamp", TIMESTAMP),
         ("record_key", pa.binary()),
         ("record_value", pa.binary()),
     ]
 )
-
-
-class Values(Protocol):
-    """One way in which values are written."""
-
-    def decode(self, values: pa.Array) -> tuple[Mapping[str, pa.Array], pa.Array]:
-        """Return the columns of binary values, and why each cannot be read (null: it can)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,12 @@ class RawValues:
     column: str
     kind: pa.DataType
 
-    def decode(self, values: pa.Array) -> tuple[Mapping[str, pa.Array], pa.Array]:
+    def decode(self, values: pa.Array) -> Decoded:
         if pat.is_binary(self.kind):
-            return {self.column: values}, pa.nulls(len(values), pa.string())
+            return Decoded({self.column: values}, pa.nulls(len(values), pa.string()))
         texts, broken = as_texts(values)
-        reasons = pc.if_else(broken, "the value is no UTF-8 text", pa.scalar(None, pa.string()))
-        return {self.column: texts}, reasons
+        reasons = pc.if_else(broken, "the value is not UTF-8 text", pa.scalar(None, pa.string()))
+        return Decoded({self.column: texts}, reasons)
 
 
 @dataclass(frozen=True)
@@ -68,27 +72,97 @@ class RecordDecoder:
     """Rows of a group's columns and of what is told of records that cannot be read."""
 
     spec: StreamSpec
-    required: tuple[str, ...]
+    request: DecoderRequest
     values: Values
+    keys: KeyReader | None
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        found, reasons = self.values.decode(batch.column("value"))
-        columns = dict(found)
+        """Return the rows; a record that makes a library raise is a bad one like others."""
+        try:
+            return self._decode(batch)
+        except FeatureStoreError:  # of a registry that does not answer: no record is at fault
+            raise
+        except Exception as error:
+            if batch.num_rows <= 1:
+                return self._bad(
+                    batch, f"the record cannot be read: {type(error).__name__}: {error}"
+                )
+        half = batch.num_rows // 2
+        parts = [self(batch.slice(0, half)), self(batch.slice(half))]
+        (rows,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
+        return rows
+
+    def _decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        decoded = self.values.decode(batch.column("value"))
+        foreign = zip(self.spec.schema.names, self.spec.value_schema.names, strict=True)
+        columns = {name: decoded.columns[each] for name, each in foreign}
+        reasons = decoded.reasons
+        deletes = decoded.deletes or pa.array([False] * batch.num_rows, pa.bool_())
+        if self.keys is not None and batch.column("value").null_count:
+            columns, reasons, deletes = self._with_tombstones(batch, columns, reasons, deletes)
         for name, told in self.spec.fields.items():
-            column = batch.column(told)
+            column = decoded.fields.get(told)
+            if column is None:
+                column = batch.column(told)
             if told == "key":
                 column, broken = as_texts(column)
                 reasons = _first(reasons, broken, "the key is no UTF-8 text")
             columns[name] = column
-        for name in self.required:
-            reasons = _first(reasons, pc.is_null(columns[name]), f"{name!r} is null or missing")
+        reasons = self._checked(columns, reasons, deletes)
+        return self._rows(batch, columns, reasons, deletes)
+
+    def _checked(
+        self, columns: dict[str, pa.Array], reasons: pa.Array, deletes: pa.Array
+    ) -> pa.Array:
+        """Return the reasons with those of values that no group takes."""
+        for field in self.spec.columns:
+            outside = rows_outside(columns[field.name])
+            if outside is not None:
+                reason = f"{field.name} is before year 1 or after year 9999"
+                reasons = _first(reasons, outside, reason)
+        for name in (*self.request.primary_key, *self.request.times):
+            is_absent = pc.is_null(columns[name])
+            if name not in self.request.primary_key:
+                is_absent = pc.and_(is_absent, pc.invert(deletes))
+            reasons = _first(reasons, is_absent, f"{name!r} is null or missing")
+        for name in self.request.partition_by:
+            if pat.is_string(columns[name].type):
+                is_empty = pc.fill_null(pc.equal(columns[name], ""), False)
+                reasons = _first(reasons, is_empty, f"{name!r} is empty, which names no partition")
+        return reasons
+
+    def _with_tombstones(
+        self,
+        batch: pa.RecordBatch,
+        columns: dict[str, pa.Array],
+        reasons: pa.Array,
+        deletes: pa.Array,
+    ) -> tuple[dict[str, pa.Array], pa.Array, pa.Array]:
+        """Return the columns with the keys of records that have no value, which they delete."""
+        assert self.keys is not None
+        is_empty = pc.is_null(batch.column("value"))
+        keys, unread = self.keys.read(batch.column("key"))
+        for name, key in keys.items():
+            columns[name] = pc.if_else(is_empty, key, columns[name])
+        return columns, pc.if_else(is_empty, unread, reasons), pc.or_(deletes, is_empty)
+
+    def _rows(
+        self,
+        batch: pa.RecordBatch,
+        columns: dict[str, pa.Array],
+        reasons: pa.Array,
+        deletes: pa.Array,
+    ) -> pa.RecordBatch:
         is_bad = pc.is_valid(reasons)
+        numbers = pa.array(range(batch.num_rows), pa.int64())
+        # Taken by number: pyarrow 14 cuts slices of bytes wrongly in if_else.
+        of_bad = pc.if_else(is_bad, numbers, pa.scalar(None, pa.int64()))
         arrays = [columns[name] for name in self.spec.columns.names]
-        arrays.append(reasons)
-        for name in RECORD_COLUMNS[1:]:
+        arrays += [reasons, pc.and_(deletes, pc.invert(is_bad))]
+        for name in STORED_COLUMNS:
             column = batch.column(name.removeprefix("record_"))
-            if name in ("record_key", "record_value"):
-                column = pc.if_else(is_bad, column, pa.scalar(None, column.type))
+            if name in ("record_key", "record_value") and not self.request.keep_values:
+                column = column.take(of_bad)
             arrays.append(column)
         schema = decoded_schema(self.spec)
         cast = []
@@ -96,52 +170,53 @@ class RecordDecoder:
             cast.append(array if array.type == kind else array.cast(kind))
         return pa.RecordBatch.from_arrays(cast, schema=schema)
 
+    def _bad(self, batch: pa.RecordBatch, reason: str) -> pa.RecordBatch:
+        """Return a record as a row without values."""
+        count = batch.num_rows
+        columns = {field.name: pa.nulls(count, field.type) for field in self.spec.columns}
+        deletes = pa.array([False] * count, pa.bool_())
+        return self._rows(batch, columns, pa.array([reason] * count, pa.string()), deletes)
+
 
 def decoded_schema(spec: StreamSpec) -> pa.Schema:
     """Return the columns that a decoder gives."""
     return pa.schema([*spec.columns, *_TOLD])
 
 
-def decoder(spec: StreamSpec, required: Sequence[str]) -> RecordDecoder:
+def decoder(spec: StreamSpec, request: DecoderRequest) -> RecordDecoder:
     """Return the decoder of a stream.
 
     Raises:
         InvalidJob: Its format cannot hold a column of the schema.
     """
-    return RecordDecoder(spec, tuple(required), _values(spec))
+    keys = None
+    if spec.mode == "upsert":
+        fields = [spec.columns.field(name) for name in request.primary_key]
+        keys = KeyReader(pa.schema(fields), spec.renames, spec.schema_registry)
+    return RecordDecoder(spec, request, _values(spec, request), keys)
 
 
-def _values(spec: StreamSpec) -> Values:
+def _values(spec: StreamSpec, request: DecoderRequest) -> Values:
+    own = [told for told in spec.fields.values() if told not in RECORDS.names]
+    if own and spec.format != "debezium":
+        raise InvalidJob(
+            f"fields= names {listing(own)}, which change events alone have.",
+            hint=f"one of {listing([each for each in RECORD_FIELDS if each in RECORDS.names])}",
+        )
     if spec.format == "json":
-        return JsonValues(spec.schema)
+        return JsonValues(spec.value_schema)
+    if spec.format == "debezium":
+        key = [spec.renames.get(name, name) for name in request.primary_key]
+        return DebeziumValues(spec.value_schema, tuple(key), spec.schema_registry)
     if spec.format == "avro":
-        return AvroValues(spec.schema, spec.avro or "", spec.schema_registry)
+        return AvroValues(spec.value_schema, spec.avro or "", spec.schema_registry)
     if len(spec.schema) != 1 or spec.schema.types[0] not in (pa.string(), pa.binary()):
         raise InvalidJob(
             f"format='raw' puts the value into one column of text or bytes; the schema has "
             f"{listing(spec.schema.names)}.",
             hint='schema={"value": "binary"}, or format="json"',
         )
-    return RawValues(spec.schema.names[0], spec.schema.types[0])
-
-
-def as_texts(values: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return binary values as texts, and which of them are none."""
-    try:
-        texts = values.cast(pa.string())
-        return texts, pa.array([False] * len(values), pa.bool_())
-    except pa.ArrowInvalid:
-        pass
-    found: list[str | None] = []
-    broken = []
-    for value in values.to_pylist():
-        try:
-            found.append(None if value is None else value.decode())
-            broken.append(False)
-        except UnicodeDecodeError:
-            found.append(None)
-            broken.append(True)
-    return pa.array(found, pa.string()), pa.array(broken, pa.bool_())
+    return RawValues(spec.value_schema.names[0], spec.schema.types[0])
 
 
 def _first(reasons: pa.Array, is_bad: pa.Array, reason: str) -> pa.Array:

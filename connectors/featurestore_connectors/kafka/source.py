@@ -14,7 +14,7 @@ from featurestore.model.source import SourceTable
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import BatchFunction
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore.plugins.stream import HasStreams, StreamSource, Topic
+from featurestore.plugins.stream import DecoderRequest, HasStreams, StreamSource, Topic
 from featurestore_connectors.kafka import decoding
 from featurestore_connectors.kafka.consumer import KafkaStream
 from featurestore_connectors.kafka.settings import check_config
@@ -38,8 +38,8 @@ class KafkaSource:
     def stream(self) -> StreamSource:
         return KafkaStream(self._config)
 
-    def decoder(self, spec: StreamSpec, required: tuple[str, ...]) -> BatchFunction:
-        return decoding.decoder(spec, required)
+    def decoder(self, spec: StreamSpec, request: DecoderRequest) -> BatchFunction:
+        return decoding.decoder(spec, request)
 
     def decoded_schema(self, spec: StreamSpec) -> pa.Schema:
         return decoding.decoded_schema(spec)

@@ -15,6 +15,7 @@ from featurestore_connectors.sources.failures import told
 from featurestore_connectors.sources.typed_columns import SourceColumn, chosen, fitted, schema_of
 
 _BATCH_ROWS = 65_536
+_SHOWN = 500
 _WAYS_OUT = {
     "INTERVAL": "epoch({})",
     "TIME": "epoch({})",
@@ -76,12 +77,13 @@ def read(
 
 def of_duckdb(config: SourceConfig, error: duckdb.Error) -> Exception:
     """Return the store's error for one of DuckDB."""
-    said = f"Source {config.name!r}: {told(str(error), None)}"
+    text = str(error).split("Stack Trace")[0]
+    message = f"Source {config.name!r}: {told(text, None)[:_SHOWN]}"
     if isinstance(error, duckdb.CatalogException):
-        return SourceTableNotFound(said)
+        return SourceTableNotFound(message)
     if isinstance(error, duckdb.ParserException | duckdb.BinderException):
-        return InvalidSql(said, hint="the SQL is DuckDB's")
-    return SourceError(said)
+        return InvalidSql(message, hint="the SQL is DuckDB's")
+    return SourceError(message)
 
 
 def _batches(

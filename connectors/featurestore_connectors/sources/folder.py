@@ -1,77 +1,79 @@
-"""Folders of Parquet, CSV or JSON-lines files, of this machine or at a URI, read by DuckDB.
+"""Folders of Parquet, CSV or JSON files, of this machine or at a URI.
 
-A change meanwhile is an error.
+All files of a table have one dialect, one schema and one meaning. They are decided once, over all
+rows, and stored with the source. A file that disagrees is refused, and so is a change meanwhile.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pyarrow as pa
 
 from featurestore.errors import (
     InvalidArgument,
     SourceChanged,
     SourceTableNotFound,
+    UnsupportedType,
     did_you_mean,
     listing,
 )
 from featurestore.model.source import SourceTable
-from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
+from featurestore.plugins.source import (
+    BadRow,
+    DescribedSnapshot,
+    QuarantiningSnapshot,
+    Source,
+    SourceConfig,
+    SourceQuery,
+    SourceSnapshot,
+)
 from featurestore.storage import files
 from featurestore.storage.files import FileStatus
 from featurestore.storage.filesystem import file_systems
 from featurestore.storage.location import is_uri, plain
-from featurestore_connectors.sources import duckdb_rows, places, sqltext
-from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns
-
-# Formats, the ends of their files' names, and what DuckDB reads them by. Types of texts are settled
-# by all rows, not by the first ones.
-_ENDINGS = {
-    "parquet": (".parquet",),
-    "csv": (".csv", ".csv.gz"),
-    "jsonl": (".jsonl", ".jsonl.gz", ".ndjson", ".json"),
-}
-_READERS = {
-    "parquet": "read_parquet({}, union_by_name = true, hive_partitioning = false)",
-    "csv": "read_csv({}, union_by_name = true, hive_partitioning = false, sample_size = -1)",
-    "jsonl": (
-        "read_json({}, format = 'newline_delimited', union_by_name = true, "
-        "hive_partitioning = false, sample_size = -1, convert_strings_to_integers = false)"
-    ),
-}
-
-
-@dataclass(frozen=True)
-class _Files:
-    """Files of one format below a folder, and their state when they were listed."""
-
-    place: str
-    format: str
-    found: Mapping[str, FileStatus]
+from featurestore_connectors.sources import duckdb_rows, places
+from featurestore_connectors.sources.folders.bad_rows import BadRows, TableName
+from featurestore_connectors.sources.folders.csv_table import CsvTable
+from featurestore_connectors.sources.folders.json_table import JsonTable
+from featurestore_connectors.sources.folders.listing import (
+    FolderFiles,
+    has_known_ending,
+    split_by_format,
+)
+from featurestore_connectors.sources.folders.options import (
+    COMPRESSIONS,
+    ENDINGS,
+    NAMES,
+    FolderOptions,
+    parse_options,
+)
+from featurestore_connectors.sources.folders.parquet_table import ParquetTable
+from featurestore_connectors.sources.folders.schema import (
+    TableSchema,
+    chosen_columns,
+    decision_key,
+)
+from featurestore_connectors.sources.folders.tables import FolderTable
 
 
 class FolderSource:
-    """A folder of files, or one file; ``options={"format": "csv"}`` chooses among them.
+    """A folder of files, or one file; options state how they are written.
 
     It is one of this machine, or at a URI, whose options and secret are those of its storage.
     """
 
     def __init__(self, config: SourceConfig) -> None:
-        asked = config.options.get("format")
-        if asked is not None and asked not in _ENDINGS:
-            raise InvalidArgument(
-                f"format={asked!r} is not read; there are {listing(_ENDINGS)}.",
-                hint=did_you_mean(asked, _ENDINGS, write="options={{'format': {!r}}}"),
-            )
+        parse_options(config.options)
         self._config = config
-        self._place = places.place_of(config, prefix="file", noun="folder", own=["format"])
+        self._place = places.place_of(config, prefix="file", noun="folder", own=NAMES)
 
     def snapshot(self, at: int | datetime | None = None) -> FolderSnapshot:
         """List the files."""
@@ -83,49 +85,172 @@ class FolderSource:
         return FolderSnapshot(self._config, self._place.opened(self._config))
 
 
-class FolderSnapshot(TypedColumns):
+@dataclass(frozen=True)
+class _DecidedTable:
+    """A table of the folder, and its schema."""
+
+    table: FolderTable
+    schema: TableSchema
+
+
+class FolderSnapshot:
     """Files as they are listed; reading them ends with an error if they changed meanwhile."""
 
     def __init__(self, config: SourceConfig, path: str) -> None:
-        import duckdb
-
         self._config = config
         self._root = path if is_uri(path) else os.path.realpath(path)
-        self._connection = duckdb_rows.connect(config)
-        if is_uri(path):
-            for system in file_systems(nullcontext):
-                self._connection.register_filesystem(system)
-        self.identity = places.fingerprint(self._below(self._root, _all_endings()))
-        self.server = f"{plain(path)}, read by DuckDB {duckdb.__version__}"
+        with places.reached(config):
+            self._statuses = places.below(self._root)
+        self._decided_tables: dict[str, _DecidedTable] = {}
+        self._bad_rows: list[BadRows] = []
+        self.identity = places.fingerprint(self._statuses)
+        self.server = (
+            f"{plain(path)}, read by Arrow {pa.__version__} and DuckDB {duckdb.__version__}"
+        )
+
+    @property
+    def bad_row_count(self) -> int:
+        return sum(each.count for each in self._bad_rows)
+
+    @property
+    def bad_rows(self) -> Sequence[BadRow]:
+        return [row for each in self._bad_rows for row in each.rows]
+
+    @property
+    def unread(self) -> Sequence[str]:
+        names = [path for path in self._statuses if not has_known_ending(path)]
+        return [path[len(self._root) :].lstrip("/") for path in names]
 
     def tables(self) -> Sequence[SourceTable]:
         first = {}
-        for path in self._below(self._root, _all_endings()):
+        for path in self._statuses:
             name = path[len(self._root) :].lstrip("/").split("/")[0] or "."
+            if not has_known_ending(path):
+                continue
+            if "=" in name and name not in self._statuses:
+                name = "."
             first[name] = SourceTable(name, is_uri(path) or files.is_readable(path))
         return [first[name] for name in sorted(first)]
 
     def query_of(self, table: SourceTable) -> SourceQuery:
         return SourceQuery(path=table.name)
 
+    def names(self, query: SourceQuery) -> Sequence[str]:
+        folder_files, table = self._table(query)
+        if isinstance(table, ParquetTable):
+            return [*(column.name for column in table.source_columns()), *folder_files.partitions]
+        return [column.name for column in self._open(query).schema.columns]
+
+    def schema(self, query: SourceQuery) -> pa.Schema:
+        columns = self._columns(query)
+        return pa.schema([(column.name, column.kind) for column in columns])
+
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        found = self._files(query)
-        source = self._from(found)
-        finished = partial(self._check_unchanged, found)
-        return duckdb_rows.read(self._config, self._connection, source, query, finished=finished)
+        decided, columns = self._open(query), self._columns(query)
+        bad_rows = BadRows(decided.table.table, self._options(query).on_bad_rows == "quarantine")
+        self._bad_rows.append(bad_rows)
+        schema = pa.schema([(column.name, column.kind) for column in columns])
+        batches = decided.table.batches(
+            decided.schema, columns, window=query.window, bad_rows=bad_rows
+        )
+        return pa.RecordBatchReader.from_batches(schema, self._checked(batches, decided.table))
+
+    def description(self, query: SourceQuery) -> Mapping[str, Any]:
+        decided = self._open(query)
+        columns = {}
+        for column in decided.schema.columns:
+            columns[column.name] = str(column.kind)
+        return {
+            "path": query.path or ".",
+            "dialect": dict(decided.table.dialect()),
+            "columns": columns,
+            "files": len(decided.table.folder_files.files),
+            "unread": list(decided.table.folder_files.unread),
+        }
 
     def close(self) -> None:
-        self._connection.close()
+        if "_connection" in vars(self):
+            self._connection.close()
 
-    def _columns(self, query: SourceQuery) -> list[SourceColumn]:
-        source = self._from(self._files(query))
-        return duckdb_rows.columns_of(self._config, self._connection, source)
+    @cached_property
+    def _connection(self) -> duckdb.DuckDBPyConnection:
+        """The connection that reads Parquet files."""
+        connection = duckdb_rows.connect(self._config)
+        if is_uri(self._root):
+            for system in file_systems(nullcontext):
+                connection.register_filesystem(system)
+        return connection
 
-    def _from(self, found: _Files) -> str:
-        listed = ", ".join(map(sqltext.text, map(_literal, found.found)))
-        return _READERS[found.format].format(f"[{listed}]")
+    def _columns(self, query: SourceQuery) -> list[Any]:
+        decided = self._open(query)
+        all_names = [column.name for column in decided.schema.columns]
+        if isinstance(decided.table, ParquetTable):
+            self._refuse_unreadable(decided.table, query)
+        names = list(query.columns) if query.columns is not None else all_names
+        if query.window is not None:
+            chosen_columns(decided.schema, [query.window.column], table=decided.table.table)
+        return chosen_columns(decided.schema, names, table=decided.table.table)
 
-    def _files(self, query: SourceQuery) -> _Files:
+    def _refuse_unreadable(self, table: ParquetTable, query: SourceQuery) -> None:
+        """Refuse columns of Parquet that cannot be kept without loss, where they are needed."""
+        columns = table.source_columns()
+        needed = [column.name for column in columns]
+        if query.columns is not None:
+            needed = list(query.columns)
+        unreadable = [each for each in columns if each.kind is None and each.name in needed]
+        if not unreadable:
+            return
+        shown = ", ".join(f"{column.name!r} ({column.native})" for column in unreadable)
+        readable_names = [column.name for column in columns if column.kind is not None]
+        hint = "no column of the files can be read"
+        if readable_names:
+            hint = f"{table.table.call(columns=readable_names)} leaves them out"
+        raise UnsupportedType(
+            f"Source {self._config.name!r}: these columns cannot be read without loss: {shown}.",
+            hint=hint,
+        )
+
+    def _options(self, query: SourceQuery) -> FolderOptions:
+        return parse_options({**self._config.options, **query.options})
+
+    def _open(self, query: SourceQuery) -> _DecidedTable:
+        """Return the table of a query, its schema decided now where it is not yet."""
+        table_options: dict[str, str] = {}
+        for name, value in {**self._config.options, **query.options}.items():
+            if name in NAMES:
+                table_options[name] = value
+        key = decision_key(query.path, table_options)
+        if key not in self._decided_tables:
+            _, table = self._table(query)
+            self._decided_tables[key] = _DecidedTable(table, self._decided(key, table, query))
+        return self._decided_tables[key]
+
+    def _decided(self, key: str, table: FolderTable, query: SourceQuery) -> TableSchema:
+        decisions = self._config.decisions
+        stored = None if decisions is None else decisions.get(key)
+        if stored is not None:
+            return TableSchema.from_json(stored)
+        schema = table.decide()
+        self._check_unchanged(table)
+        if decisions is None:
+            return schema
+        shown = {"path": query.path or ".", "dialect": dict(table.dialect())}
+        return TableSchema.from_json(decisions.decide(key, {**shown, **schema.to_json()}))
+
+    def _table(self, query: SourceQuery) -> tuple[FolderFiles, FolderTable]:
+        options = self._options(query)
+        folder_files = self._files(query, options)
+        declared = {name: _word(kind) for name, kind in options.dtypes.items()}
+        table = TableName(self._config.name, query.path, query.options, declared)
+        if folder_files.format == "csv":
+            return folder_files, CsvTable(folder_files, table, options)
+        if folder_files.format == "parquet":
+            return folder_files, ParquetTable(
+                folder_files, table, options, config=self._config, connection=self._connection
+            )
+        return folder_files, JsonTable(folder_files, table, options)
+
+    def _files(self, query: SourceQuery, options: FolderOptions) -> FolderFiles:
         if query.table is not None or query.sql is not None:
             raise InvalidArgument(
                 f"A folder has no {query}.", hint="give path='orders', or nothing for all of it"
@@ -136,64 +261,58 @@ class FolderSnapshot(TypedColumns):
                 f"path={query.path!r} leads out of the source {self._config.name!r}.",
                 hint="register the other folder as a source of its own",
             )
-        asked = self._config.options.get("format")
-        everything = self._below(place, _all_endings())
-        by_format = {}
-        for name, endings in _ENDINGS.items():
-            found = _ending(everything, endings)
-            if found and asked in (None, name):
-                by_format[name] = found
-        if len(by_format) > 1:
-            raise InvalidArgument(
-                f"{plain(place)} holds files of several formats: {listing(by_format)}.",
-                hint="add_source(..., options={'format': 'parquet'}) reads one of them",
-            )
-        for name, found in by_format.items():
-            return _Files(place, name, found)
+        statuses = self._below(place)
+        folder_files = split_by_format(statuses, root=self._root, place=place, options=options)
+        if folder_files is not None:
+            return folder_files
         known = [each.name for each in self.tables()]
         raise SourceTableNotFound(
             f"Source {self._config.name!r} has no files at {query.path or '.'!r}; "
-            f"it has {listing(known)}.",
+            f"it has {listing(known)}.{_unread(statuses)}",
             hint=did_you_mean(query.path or "", known, write="path={!r}")
-            or f"files end in {listing(_all_endings())}",
+            or f"files end in {listing(_all_endings())}, and in {listing(COMPRESSIONS)} after these",
         )
 
-    def _check_unchanged(self, given: _Files) -> None:
+    def _below(self, place: str) -> dict[str, FileStatus]:
+        if place == self._root:
+            return self._statuses
         with places.reached(self._config):
-            unchanged = places.are_unchanged(given.place, given.found)
+            return places.below(place)
+
+    def _checked(
+        self, batches: Iterator[pa.RecordBatch], table: FolderTable
+    ) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        self._check_unchanged(table)
+
+    def _check_unchanged(self, table: FolderTable) -> None:
+        with places.reached(self._config):
+            unchanged = places.are_unchanged(table.folder_files.place, table.folder_files.statuses)
         if not unchanged:
             raise SourceChanged(
                 f"Files of source {self._config.name!r} changed while they were read.",
                 hint="read again, when nobody writes them",
             )
 
-    def _below(self, place: str, endings: Sequence[str]) -> dict[str, FileStatus]:
-        """Return the files at or below a place whose names end so."""
-        with places.reached(self._config):
-            return _ending(places.below(place), endings)
+
+def _word(kind: pa.DataType) -> str:
+    """Return the word by which ``dtypes`` names a type."""
+    return str(kind).replace("decimal128", "decimal").replace("list<item: ", "list<")
 
 
-def _ending(found: Mapping[str, FileStatus], endings: Sequence[str]) -> dict[str, FileStatus]:
-    chosen = {}
-    for path, status in found.items():
-        if path.endswith(tuple(endings)):
-            chosen[path] = status
-    return chosen
+def _unread(statuses: Mapping[str, FileStatus]) -> str:
+    if not statuses:
+        return ""
+    names = [os.path.basename(path) for path in statuses]
+    return f" {len(names)} files there are of other formats: {listing(names)}."
 
 
 def _all_endings() -> list[str]:
-    endings: list[str] = []
-    for each in _ENDINGS.values():
-        endings += each
-    return endings
-
-
-def _literal(path: str) -> str:
-    """Return a path in which DuckDB sees no pattern."""
-    escaped = path.replace("[", "[[]")
-    return escaped.replace("*", "[*]").replace("?", "[?]")
+    return list(dict.fromkeys(ending for each in ENDINGS.values() for ending in each))
 
 
 if TYPE_CHECKING:
     _contract: type[Source] = FolderSource
     _snapshot: type[SourceSnapshot] = FolderSnapshot
+    _quarantine: type[QuarantiningSnapshot] = FolderSnapshot
+    _described: type[DescribedSnapshot] = FolderSnapshot

@@ -5,6 +5,7 @@ pyiceberg reads catalogs, metadata and manifests; DuckDB reads the files of a sn
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,12 @@ from featurestore_connectors.sources.typed_columns import chosen, schema_of
 
 _OPTIONS = ("catalog", "warehouse")
 _ONE_TABLE = "."
+_SHOWN = 200
+# What reading a document raises that is JSON, and not of a table.
+_OF_METADATA = (AttributeError, LookupError, TypeError, ValueError)
+_OF_PYDANTIC = re.compile(
+    r"\d+ validation errors? for \w+|\[type=.*?\](?= |$)|For further information visit \S+"
+)
 
 
 class IcebergSource:
@@ -248,11 +255,23 @@ def _translated(config: SourceConfig, secret: str | None) -> Iterator[None]:
             hint="was its snapshot expired while it was read?",
         ) from None
     except Exception as error:  # pyiceberg's errors have no class of their own
+        if isinstance(error, _OF_METADATA) or "validation error" in str(error):
+            raise SourceError(
+                f"Source {config.name!r}: the metadata are not those of an Iceberg table, or are "
+                f"damaged: {_reason(error, secret)}.",
+                hint="iceberg+/path/to/table/metadata/....metadata.json is the file of one table",
+            ) from None
         # Not chained: the text of the cause may hold the secret.
         raise SourceUnavailable(
             f"Source {config.name!r} cannot be read: {told(str(error), secret)}",
             hint="look at the URI, the catalog's name (options={'catalog': ...}) and the secret",
         ) from None
+
+
+def _reason(error: Exception, secret: str | None) -> str:
+    """Return what is wrong with metadata, in a few words and without what pydantic adds."""
+    text = _OF_PYDANTIC.sub(" ", told(str(error), secret))
+    return f"{type(error).__name__}: {' '.join(text.split())[:_SHOWN]}"
 
 
 if TYPE_CHECKING:

@@ -58,7 +58,6 @@ _DECIMAL_CODES = (0, 246)
 _TEXT_CODES = (15, 247, 248, 249, 250, 251, 252, 253, 254)
 _WAYS_OUT = {
     "BIT": "CAST({} AS UNSIGNED)",
-    "DECIMAL": "CAST({} AS DECIMAL(38, 6))",
     "GEOMETRY": "ST_AsText({})",
     "NULL": "CAST({} AS SIGNED)",
     "TIME": "TIME_TO_SEC({})",

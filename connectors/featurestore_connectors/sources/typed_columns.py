@@ -19,6 +19,7 @@ from featurestore.errors import SourceTableNotFound, UnsupportedType, did_you_me
 from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.source import SourceTable
 from featurestore.model.times import to_micros
+from featurestore.model.types import is_nested
 from featurestore.plugins.source import SourceQuery
 from featurestore_connectors.sources.sqltext import quote
 
@@ -130,13 +131,26 @@ def _fitted_array(array: pa.Array, field: pa.Field) -> pa.Array:
                 f"Column {field.name!r} has a number that is no {field.type}: {error}.",
                 hint="numbers such as NaN and infinity have no place among exact ones",
             ) from error
-    if pat.is_timestamp(array.type) or pat.is_date(array.type):
-        _check_times(array, field.name)
+    check_times(array, field.name)
     return array
 
 
-def _check_times(array: pa.Array, name: str) -> None:
-    """Refuse times outside of the years 1 to 9999, infinite ones among them."""
+def check_times(array: pa.Array, name: str) -> None:
+    """Refuse times outside of the years 1 to 9999, infinite ones among them, also in lists and structs.
+
+    Raises:
+        UnsupportedType: Names the column.
+    """
+    if pat.is_timestamp(array.type) or pat.is_date(array.type):
+        _check_bounds(array, name)
+    elif is_nested(array.type) and not pat.is_struct(array.type):
+        check_times(array.flatten(), name)
+    elif pat.is_struct(array.type):
+        for values in array.flatten():
+            check_times(values, name)
+
+
+def _check_bounds(array: pa.Array, name: str) -> None:
     if pat.is_date(array.type):
         low, high = _bounds(array.view(pa.int32() if pat.is_date32(array.type) else pa.int64()))
         unit = 1 if pat.is_date32(array.type) else 86_400_000

@@ -1,4 +1,4 @@
-"""Appends that move several transaction numbers at once, which Delta's writer cannot be told.
+"""Writes that move several transaction numbers at once, which Delta's writers cannot be told.
 
 Delta takes one application of a write as an option. A stream has one for each partition, so the
 commit is made of the same parts here: the files that Delta writes, and a number for each of them.
@@ -6,12 +6,19 @@ commit is made of the same parts here: the files that Delta writes, and a number
 
 from __future__ import annotations
 
+import os
 from typing import Any
+from urllib.parse import unquote
 
 from featurestore.delta.offsets import overtaken
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.plugins.engine import TableWrite
 from featurestore_connectors.spark_delta.commits import CommitSession
+from featurestore_connectors.spark_delta.small_upserts import COPIED, SOURCE, removal
+from featurestore_connectors.spark_delta.sqltext import column
 from featurestore_connectors.spark_delta.transactions import NONE_YET, Transaction
+
+_FILE = "__fs_file"
 
 
 def append(commit: CommitSession, path: str, rows: Any, how: TableWrite) -> None:
@@ -22,11 +29,55 @@ def append(commit: CommitSession, path: str, rows: Any, how: TableWrite) -> None
     """
     machine = commit.session._jvm
     with Transaction(commit, path) as transaction:
-        for app, (seen, number) in how.offsets.items():
-            if transaction.number(app) != (NONE_YET if seen is None else seen):
-                raise overtaken(app)
-            transaction.move(app, number)
+        _move(transaction, how)
         transaction.add(rows)
         nothing = transaction.nothing()
         mode = machine.org.apache.spark.sql.SaveMode.Append
         transaction.commit("Write", mode, nothing, nothing, nothing)
+
+
+def upsert(
+    commit: CommitSession, path: str, rows: Any, how: TableWrite, deletes: Any | None
+) -> None:
+    """Replace rows by key, remove those of ``deletes``, and move the applications of ``how.offsets``.
+
+    MERGE cannot carry several transaction numbers, so that the files which hold such keys are
+    written again here.
+
+    Raises:
+        StreamOvertaken: An application has another number by now; nothing was written.
+    """
+    from pyspark.sql import functions as sf
+
+    keys = rows.select(*map(column, how.key))
+    if deletes is not None:
+        keys = keys.unionByName(deletes.select(*map(column, how.key)))
+    with Transaction(commit, path) as transaction:
+        _move(transaction, how)
+        snapshot = read_snapshot(path, transaction.version)
+        transaction.reads_everything()
+        delta = commit.session.read.format("delta").option("versionAsOf", snapshot.version)
+        old = delta.load(path).withColumn(_FILE, sf.input_file_name())
+        outgoing = old.join(keys, list(how.key), "left_semi").groupBy(_FILE).count()
+        touched = dict(map(tuple, outgoing.collect()))
+        names = {os.path.basename(unquote(path)) for path in touched}
+        chosen = [file for file in snapshot.files if os.path.basename(file.path) in names]
+        copied = sum(file.rows for file in chosen) - sum(touched.values())
+        transaction.measure({COPIED: copied, SOURCE: rows.count()})
+        for file in chosen:
+            transaction.act(removal(file))
+        if chosen:
+            staying = old.where(sf.col(_FILE).isin(list(touched))).drop(_FILE)
+            staying = staying.join(keys, list(how.key), "left_anti")
+            rows = rows.unionByName(staying.select(*map(column, rows.columns)))
+        transaction.add(rows)
+        nothing, none = transaction.nothing(), transaction.sequence()
+        transaction.commit("Merge", nothing, nothing, nothing, nothing, none, none, none)
+
+
+def _move(transaction: Transaction, how: TableWrite) -> None:
+    """Move the applications of a write; StreamOvertaken where one has another number by now."""
+    for app, (seen, number) in how.offsets.items():
+        if transaction.number(app) != (NONE_YET if seen is None else seen):
+            raise overtaken(app)
+        transaction.move(app, number)

@@ -24,9 +24,16 @@ from featurestore.model.arrow_json import named_type
 from featurestore.model.callers import calling_globals
 from featurestore.model.durations import format_duration, parse_duration, parse_ttl
 from featurestore.model.job import JobSpec
-from featurestore.model.names import check_feature_names, check_name
+from featurestore.model.names import (
+    check_feature_names,
+    check_name,
+    renames_to_features,
+    snake_case_names,
+)
+from featurestore.model.renames import SNAKE_CASE, check_rename
 from featurestore.model.stream import StreamSpec, check_stream
-from featurestore.model.types import feature_schema
+from featurestore.model.types import check_nesting, feature_schema
+from featurestore.model.untyped import dtypes_line, refuse_untyped
 from featurestore.model.window import Window
 from featurestore.registry import jobs, runs, streams
 from featurestore.registry.jobs import RegisteredJob
@@ -51,8 +58,12 @@ def stream_job(
     partition_by: Columns = (),
     format: str = "json",
     fields: Mapping[str, str] | None = None,
+    rename: Mapping[str, str] | str | None = None,
     trigger: Duration = "10s",
+    mode: str | None = None,
+    on_duplicates: str = "last",
     on_bad_record: str = "quarantine",
+    most_bad: float = 0.5,
     on_lost: str = "fail",
     begin: str = "earliest",
     batch_records: int = 100_000,
@@ -86,13 +97,25 @@ def stream_job(
         event_time: The column of the time when the record was true; never null in a record.
         created_time: As for ``create_featuregroup``.
         partition_by: As for ``create_featuregroup``.
-        format: "json"; "avro" in the wire format of schema registries; or "raw", the bytes or the
-            text of the value in one column.
+        format: "json"; "avro" in the wire format of schema registries; "debezium", change events
+            of a table in JSON, or in Avro with ``schema_registry``; or "raw", the bytes or the text
+            of the value in one column.
         fields: ``{column: what}``, columns that hold what is known of a record: its "topic",
-            "partition", "offset", "timestamp" or "key" (as text).
+            "partition", "offset", "timestamp" or "key" (as text); of change events also
+            "change_timestamp", "capture_timestamp" and "operation". An ``event_time`` that change
+            events do not have as a column is their "change_timestamp", a ``created_time`` their
+            "capture_timestamp".
+        rename: ``{name in records: column}``, or "snake_case", for names of ``schema`` that are no
+            names of features; keys and times are named as columns.
         trigger: How often schedulers look for records.
+        mode: "append"; or "upsert", in which a record without a value deletes the rows of its
+            primary key, which the record's key holds. Change events are always upserts.
+        on_duplicates: Which record of a primary key and its times lands, wherever micro-batches
+            end: the "last" of a partition, the "first", or the first while the others go to the
+            "quarantine".
         on_bad_record: What becomes of records that cannot be read: "quarantine" sets them aside
             with topic, partition, offset and reason, "fail" ends the run, "skip" counts them.
+        most_bad: A run of which more than this share of at least 100 records cannot be read fails.
         on_lost: What becomes of a stream whose unread records the topic has removed: "fail", or
             "skip" them.
         begin: Where a topic is begun that was never read, "earliest" or "latest".
@@ -122,12 +145,13 @@ def stream_job(
     ('stream', ['user', 'page', 'at'])
     """
     columns, text = _columns_of(name, schema, format)
+    columns, renames = _renamed(name, columns, rename)
     stream = StreamSpec(
         source=source,
         topic=topic,
         schema=columns,
         format=format,  # type: ignore[arg-type]
-        fields=dict(fields or {}),
+        fields=_fields(fields, columns, format, event_time, created_time),
         trigger=parse_duration(trigger, argument="trigger"),
         on_bad_record=on_bad_record,  # type: ignore[arg-type]
         on_lost=on_lost,
@@ -137,6 +161,10 @@ def stream_job(
         schema_registry=schema_registry,
         consumer_group=consumer_group,
         generation=generation,
+        on_duplicates=on_duplicates,
+        mode=mode or ("upsert" if format == "debezium" else "append"),
+        most_bad=most_bad,
+        renames=renames,
     )
     check_stream(stream)
     spec = JobSpec(
@@ -146,7 +174,7 @@ def stream_job(
         schedule=f"every {format_duration(stream.trigger)}",
         inputs={},
         code="",
-        mode="append",
+        mode=stream.mode,  # type: ignore[arg-type]
         validation=validation,
         primary_key=(primary_key,) if isinstance(primary_key, str) else tuple(primary_key),
         event_time=event_time,
@@ -165,6 +193,63 @@ def stream_job(
     specs.check_rows(spec)
     _check_columns(spec)
     return made_by_caller(JobDefinition(spec), calling_globals())
+
+
+def _fields(
+    fields: Mapping[str, str] | None,
+    columns: pa.Schema,
+    format: str,
+    event_time: str | None,
+    created_time: str | None,
+) -> dict[str, str]:
+    """Return the columns of what is known of records, with those that change events imply."""
+    named = dict(fields or {})
+    if format != "debezium":
+        return named
+    implied = ((event_time, "change_timestamp"), (created_time, "capture_timestamp"))
+    for column, told in implied:
+        if column is not None and column not in (*columns.names, *named):
+            named[column] = told
+    return named
+
+
+def _renamed(
+    job: str, columns: pa.Schema, rename: Mapping[str, str] | str | None
+) -> tuple[pa.Schema, dict[str, str]]:
+    """Return the columns under their new names, and the names in records of those that differ.
+
+    Raises:
+        InvalidJob: A column has no name of a feature; the hint is the mapping.
+    """
+    text = check_rename(rename)
+    names: dict[str, str] = {}
+    if text == SNAKE_CASE:
+        names = snake_case_names(columns.names)
+    elif text is not None:
+        names = json.loads(text)
+    absent = [name for name in names if name not in columns.names]
+    if absent:
+        raise InvalidJob(
+            f"Job {job!r}: rename= names {listing(absent)}; schema= has {listing(columns.names)}.",
+            hint=did_you_mean(absent[0], columns.names, write="rename={{{!r}: '...'}}"),
+        )
+    renamed = [names.get(name, name) for name in columns.names]
+    needed = renames_to_features(renamed)
+    if needed:
+        mapping = {}
+        for foreign, column in zip(columns.names, renamed, strict=True):
+            if column in needed or foreign in names:
+                mapping[foreign] = needed.get(column, column)
+        raise InvalidJob(
+            f"Job {job!r}: {listing(list(needed))} are not names of features.",
+            hint=f"rename={mapping!r}, or rename='snake_case'",
+        )
+    fields = zip(renamed, columns.types, strict=True)
+    foreign_names = {}
+    for foreign, column in zip(columns.names, renamed, strict=True):
+        if foreign != column:
+            foreign_names[column] = foreign
+    return pa.schema([pa.field(column, kind) for column, kind in fields]), foreign_names
 
 
 def _columns_of(name: str, schema: object, format: str) -> tuple[pa.Schema, str | None]:
@@ -189,7 +274,14 @@ def _columns_of(name: str, schema: object, format: str) -> tuple[pa.Schema, str 
             f"Job {name!r}: schema={schema!r} names no columns.",
             hint='schema={"user": "string", "at": "timestamp"}',
         )
-    return feature_schema(schema), None
+    check_nesting(schema)
+    schema = feature_schema(schema)
+    refuse_untyped(schema, what=f"Job {name!r}", hint=_schema_line)
+    return schema, None
+
+
+def _schema_line(columns: pa.Schema) -> str:
+    return dtypes_line(columns).replace("dtypes=", "schema=")
 
 
 def _check_columns(spec: JobSpec) -> None:
@@ -228,8 +320,10 @@ def is_due(session: Session, job: RegisteredJob) -> bool:
         status = streams.status(connection, job.spec.name)
         last = runs.last(connection, job.spec.name)
     if last is not None and last.state == runs.FAILED and last.ended is not None:
-        return now >= last.ended + _wait(session, job)
-    return status is None or status.looked is None or now >= status.looked + stream.trigger
+        return times.has_passed(last.ended, _wait(session, job), now=now)
+    if status is None or status.looked is None:
+        return True
+    return times.has_passed(status.looked, stream.trigger, now=now)
 
 
 def _wait(session: Session, job: RegisteredJob) -> timedelta:
@@ -250,7 +344,7 @@ def window_of(job: RegisteredJob) -> Window:
     """Return the time of a look at a topic, up to now: what a run of a stream job is told by."""
     assert job.spec.stream is not None
     now = times.utc_now()
-    return Window(now - job.spec.stream.trigger, now)
+    return Window(times.shifted(now, -job.spec.stream.trigger), now)
 
 
 def _consumed(

@@ -1,0 +1,1 @@
+"""Files of a folder as one table: one dialect, one schema and one meaning."""

@@ -1,0 +1,217 @@
+"""Tables of CSV files: the columns of their headers, typed by all their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featurestore.errors import InvalidArgument
+from featurestore.model.text_values import arrow_type, parse_texts
+from featurestore.plugins.engine import TimeRange
+from featurestore.plugins.source import BadRow
+from featurestore_connectors.sources.folders.bad_rows import BadRows
+from featurestore_connectors.sources.folders.csv_lines import CsvDialect
+from featurestore_connectors.sources.folders.csv_texts import CsvTexts
+from featurestore_connectors.sources.folders.listing import FolderFile
+from featurestore_connectors.sources.folders.scan import TextScan
+from featurestore_connectors.sources.folders.schema import (
+    Column,
+    TableSchema,
+    check_declared,
+    check_names,
+    compare_names,
+    rules_of,
+)
+from featurestore_connectors.sources.folders.tables import FolderTable, without_rows
+
+# What a file may be separated by where its header is one column and no delimiter was named.
+_OTHER_DELIMITERS = (";", "\t", "|")
+_SIGNS = [
+    "delimiter",
+    "quote",
+    "escape",
+    "header",
+    "encoding",
+    "skip_rows",
+    "comment",
+    "null_values",
+]
+
+
+class CsvTable(FolderTable):
+    """Files of CSV."""
+
+    def dialect(self) -> Mapping[str, object]:
+        signs = {name: getattr(self._dialect, name) for name in _SIGNS}
+        return {"format": "csv", **signs, "null_values": ["", *self._dialect.null_values]}
+
+    @property
+    def _dialect(self) -> CsvDialect:
+        options = self.options
+        delimiter = options.delimiter
+        if delimiter is None:
+            endings = {file.ending == ".tsv" for file in self.folder_files.files}
+            if len(endings) == 2:
+                raise InvalidArgument(
+                    f"Source {self.table.source!r} has files that end in .csv and in .tsv, and one "
+                    "delimiter separates the fields of all.",
+                    hint=f"{self.table.call(delimiter=',')} reads all files, or path= some",
+                )
+            delimiter = "\t" if endings == {True} else ","
+        return CsvDialect(
+            delimiter=delimiter,
+            quote=options.quote,
+            escape=options.escape,
+            header=options.header,
+            encoding=options.encoding,
+            null_values=options.null_values,
+            skip_rows=options.skip_rows,
+            comment=options.comment,
+        )
+
+    def columns(self) -> list[Column]:
+        scans: dict[str, TextScan] = {}
+        expected = self._scanned(scans)
+        if not expected:
+            raise self.table.refusal(
+                f"{self.folder_files.files[0].name} is empty: it has no header.",
+                hint=f"{self.table.call(header=False, names=['column_1'])} names the columns",
+            )
+        partitions = self.folder_files.partitions
+        check_declared([*expected, *partitions], self.table, self.options)
+        return [self._column(name, scans) for name in expected]
+
+    def _scanned(self, scans: dict[str, TextScan]) -> list[str]:
+        """Read all files, fill the scans of their undeclared columns, and return all columns."""
+        bad_rows = BadRows(self.table, self.options.on_bad_rows == "quarantine")
+        expected = list(self.options.names)
+        first = "names="
+        for file in self.folder_files.files:
+            names = self._names(file, bad_rows)
+            if names is None:
+                continue
+            if not expected:
+                expected, first = list(names), file.name
+            self._compare(file, names, expected, first)
+            expected += [name for name in names if name not in expected]
+            for name in names:
+                if name not in self.options.dtypes and name not in scans:
+                    scans[name] = TextScan(self.options.rules(name))
+            numbers = [number for number, name in enumerate(names) if name in scans]
+            for batch in self._texts(file, bad_rows).batches(len(names), numbers or [0]):
+                for index, number in enumerate(numbers):
+                    scans[names[number]].update(self._nulled(batch.column(index)))
+        return expected
+
+    def rows(
+        self,
+        file: FolderFile,
+        schema: TableSchema,
+        columns: Sequence[Column],
+        *,
+        window: TimeRange | None,
+        bad_rows: BadRows,
+    ) -> Iterator[pa.RecordBatch]:
+        names = self._names(file, bad_rows)
+        if names is None:
+            return
+        self._compare(file, names, [each.name for each in schema.in_files], "the files before")
+        inside = [column for column in columns if column.name in names]
+        numbers = [names.index(column.name) for column in inside]
+        texts = self._texts(file, bad_rows)
+        ours: dict[int, tuple[str, str]] = {}
+        start = 0
+        for batch in texts.batches(len(names), numbers or [0]):
+            arrays = {}
+            wrong: list[int] = []
+            for index, column in enumerate(inside):
+                values = self._nulled(batch.column(index))
+                array, reasons = parse_texts(values, column.kind, rules_of(column, self.options))
+                arrays[column.name] = array
+                wrong += reasons
+                for row, reason in reasons.items():
+                    ours.setdefault(start + row, (column.name, reason))
+            if ours and not bad_rows.quarantines:
+                break
+            for column in columns:
+                if column.name not in arrays:
+                    arrays[column.name] = pa.nulls(batch.num_rows, column.kind)
+            start += batch.num_rows
+            yield without_rows(_batch(arrays, columns, batch.num_rows), wrong)
+        self._report(texts, len(names), ours, bad_rows)
+
+    def _report(
+        self,
+        texts: CsvTexts,
+        width: int,
+        reasons: Mapping[int, tuple[str, str]],
+        bad_rows: BadRows,
+    ) -> None:
+        if not reasons:
+            return
+        rows = sorted(reasons)
+        if not bad_rows.quarantines:
+            rows = rows[:1]
+        lines = texts.locate(width, rows)
+        for row in rows:
+            column, reason = reasons[row]
+            line, text = lines[row]
+            hint = f"{self.table.call(dtypes={column: 'string'})} reads the column as text"
+            if reason.endswith("nanoseconds"):
+                hint = f"{self.table.call(timestamp_precision='us')} rounds them"
+            bad_rows.add(BadRow(texts.file.name, line, column, reason, text), hint=hint)
+
+    def _texts(self, file: FolderFile, bad_rows: BadRows) -> CsvTexts:
+        return CsvTexts(file, self._dialect, bad_rows)
+
+    def _names(self, file: FolderFile, bad_rows: BadRows) -> list[str] | None:
+        """Return the columns of a file; None where it has no line."""
+        first = self._texts(file, bad_rows).first_record()
+        if first is None:
+            return None
+        if self.options.header:
+            check_names(first, self.table, file, line=self.options.skip_rows + 1)
+            return first
+        names = list(self.options.names)
+        if len(first) != len(names):
+            raise self.table.refusal(
+                f"{file.name}: the first line has {len(first)} fields, and names= has "
+                f"{len(names)} columns.",
+                hint="names= and delimiter= are those of all files",
+            )
+        check_names(names, self.table, file)
+        return names
+
+    def _compare(
+        self, file: FolderFile, names: Sequence[str], expected: Sequence[str], first: str
+    ) -> None:
+        if len(names) == 1 and self.options.delimiter is None:
+            for sign in _OTHER_DELIMITERS:
+                if sign in names[0]:
+                    raise self.table.refusal(
+                        f"{file.name} line 1: the header is one column, {names[0]!r}.",
+                        hint=f"{self.table.call(delimiter=sign)} separates it",
+                    )
+        compare_names(file, names, expected, first=first, table=self.table, options=self.options)
+
+    def _nulled(self, texts: pa.Array) -> pa.Array:
+        if not self.options.null_values:
+            return texts
+        words = pa.array(self.options.null_values, pa.string())
+        return pc.if_else(pc.is_in(texts, words), pa.scalar(None, pa.string()), texts)
+
+    def _column(self, name: str, scans: Mapping[str, TextScan]) -> Column:
+        if name in self.options.dtypes:
+            return Column(name, self.options.dtypes[name], is_declared=True)
+        meaning = scans[name].meaning if name in scans else "string"
+        return Column(name, arrow_type(meaning), meaning)
+
+
+def _batch(arrays: Mapping[str, pa.Array], columns: Sequence[Column], count: int) -> pa.RecordBatch:
+    if not columns:
+        # A batch of no columns has no length; that of one does.
+        return pa.RecordBatch.from_arrays([pa.nulls(count)], [""])
+    names = [column.name for column in columns]
+    return pa.RecordBatch.from_arrays([arrays[name] for name in names], names)

@@ -1,0 +1,321 @@
+"""The texts of CSV files, batch by batch, by Arrow's parser with a stated dialect.
+
+Arrow's parser is fast and lenient: it accepts a quote that is never closed, which swallows lines.
+So the bytes are checked on their way to it, and a file whose quotes are not plainly those of RFC
+4180 is read once more by the strict parser of ``csv_lines``, which names the line.
+
+https://www.rfc-editor.org/rfc/rfc4180
+"""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import csv
+
+from featurestore.errors import FeatureStoreError
+from featurestore.plugins.source import BadRow
+from featurestore_connectors.sources.folders.bad_rows import BadRows, start_of, unreadable
+from featurestore_connectors.sources.folders.csv_lines import (
+    CsvDialect,
+    InvalidCsv,
+    Lines,
+    data_records,
+    undecodable_line,
+)
+from featurestore_connectors.sources.folders.listing import FolderFile
+
+# Arrow reads many blocks ahead; a record that is longer than one is read with the next size.
+_BLOCK_BYTES = (2 << 20, 64 << 20)
+_CHUNK_BYTES = 4 << 20
+_MANY_COLUMNS = 10_000
+# Threads of Arrow that read ahead let go of a stream after its reader is done. Python's are freed
+# here, where the interpreter still runs.
+_open: deque[Any] = deque(maxlen=16)
+
+
+class CsvTexts:
+    """The texts of one file, each column a string; fields that are empty without quotes are null."""
+
+    def __init__(self, file: FolderFile, dialect: CsvDialect, bad_rows: BadRows) -> None:
+        self.file = file
+        self.dialect = dialect
+        self._bad_rows = bad_rows
+        self._ragged = 0
+
+    def first_record(self) -> list[str] | None:
+        """Return the fields of the first record; None where the file has none."""
+        try:
+            batch = next(self._blocks(None, None), None)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            self._refuse(error, None)
+        if batch is None or batch.num_rows == 0:
+            return None
+        return [column[0].as_py() or "" for column in batch.columns]
+
+    def batches(self, width: int, columns: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        """Yield the texts of some columns, by number; the header is not among them.
+
+        Records of another number of fields go to the bad rows, those of which are not refused at
+        the end of the file.
+
+        Raises:
+            InvalidSourceFile: A line is not CSV of this dialect; names it.
+        """
+        has_header = self.dialect.header
+        self._ragged = 0
+        try:
+            for batch in self._blocks(width, columns):
+                if has_header and batch.num_rows:
+                    batch, has_header = _without_first(batch), False
+                if batch.num_rows:
+                    yield batch
+        except (pa.ArrowException, OSError, UnicodeDecodeError, InvalidCsv) as error:
+            self._refuse(error, width)
+        if self._ragged:
+            self._report_ragged(width)
+
+    def locate(self, width: int, rows: Sequence[int]) -> dict[int, tuple[int, str]]:
+        """Return line and text of rows of the right width, which are counted from 0."""
+        wanted_rows, lines, number = set(rows), {}, 0
+        for line, fields in data_records(self.file, self.dialect, width=width):
+            if len(fields) != width:
+                continue
+            if number in wanted_rows:
+                lines[number] = (line, self.dialect.delimiter.join(fields))
+                if len(lines) == len(wanted_rows):
+                    break
+            number += 1
+        return lines
+
+    def _blocks(self, width: int | None, columns: Sequence[int] | None) -> Iterator[pa.RecordBatch]:
+        """Yield all records, the header too."""
+        dialect = self.dialect
+        if width is not None and self._is_suspicious():
+            for _ in data_records(self.file, dialect, width=width):
+                pass
+        strings = {f"f{number}": pa.string() for number in range(width or _MANY_COLUMNS)}
+        convert = csv.ConvertOptions(
+            column_types=strings,
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+            null_values=[""],
+            include_columns=[] if columns is None else [f"f{number}" for number in columns],
+        )
+        parse = csv.ParseOptions(
+            delimiter=dialect.delimiter,
+            quote_char=dialect.quote or False,
+            escape_char=dialect.escape or False,
+            newlines_in_values=bool(dialect.quote or dialect.escape),
+            ignore_empty_lines=width != 1,
+            # Only the first record matters where no width is known.
+            invalid_row_handler=_skip if width is None else self._skip_or_fail,
+        )
+        yielded = 0
+        for size in _BLOCK_BYTES:
+            row_count = 0
+            try:
+                for batch in self._parsed(size, parse, convert):
+                    new = batch.slice(max(yielded - row_count, 0))
+                    row_count += batch.num_rows
+                    yielded = max(yielded, row_count)
+                    if new.num_rows:
+                        yield new
+                return
+            except pa.ArrowInvalid as error:
+                if "straddling" not in str(error) or size == _BLOCK_BYTES[-1]:
+                    raise
+            # A record is longer than a block: once more, without the rows that are out already.
+            self._ragged = 0
+
+    def _parsed(
+        self, block_bytes: int, parse: csv.ParseOptions, convert: csv.ConvertOptions
+    ) -> Iterator[pa.RecordBatch]:
+        stream = self._stream()
+        _open.append(stream)
+        read = csv.ReadOptions(autogenerate_column_names=True, block_size=block_bytes)
+        with stream:
+            try:
+                reader = csv.open_csv(
+                    stream, read_options=read, parse_options=parse, convert_options=convert
+                )
+            except pa.ArrowInvalid as error:
+                if "Empty CSV file" in str(error):
+                    return
+                raise
+            with reader:
+                yield from reader
+
+    def _is_suspicious(self) -> bool:
+        """Return whether quotes may swallow lines, judged by the bytes around them."""
+        if not self.dialect.quote:
+            return False
+        quotes = PlainQuotes(self.dialect)
+        with self._stream() as stream:
+            while quotes.are_plain and (data := stream.read(_CHUNK_BYTES)):
+                quotes.update(np.frombuffer(data, dtype="u1"))
+        return not quotes.are_plain or quotes.are_open
+
+    def _stream(self) -> Any:
+        """Return the file as UTF-8 without the lines that are skipped."""
+        dialect = self.dialect
+        if dialect.skip_rows or dialect.comment:
+            return pa.PythonFile(_KeptLines(self.file, dialect), mode="r")
+        stream = self.file.open()
+        if dialect.encoding != "utf-8":
+            stream = pa.transcoding_input_stream(stream, dialect.encoding, "utf-8")
+        return stream
+
+    def _skip_or_fail(self, row: csv.InvalidRow) -> str:
+        self._ragged += 1
+        return "skip" if self._bad_rows.quarantines else "error"
+
+    def _report_ragged(self, width: int) -> None:
+        hint = None
+        for number, (line, fields) in enumerate(self._strictly(width)):
+            if len(fields) == width:
+                continue
+            if number == 0 and self.dialect.header and _can_be_header(fields):
+                call = self._bad_rows.table.call(skip_rows=line - 1)
+                hint = f"{call} takes line {line} as the header, where it is one"
+            text = self.dialect.delimiter.join(fields)
+            reason = f"{_fields(len(fields))} where the first line has {width}"
+            row = BadRow(self.file.name, line, None, f"{reason}: {start_of(text)!r}", text)
+            self._bad_rows.add(row, hint=hint)
+
+    def _strictly(self, width: int) -> Iterator[tuple[int, list[str]]]:
+        try:
+            yield from data_records(self.file, self.dialect, width=width)
+        except InvalidCsv as error:
+            raise self._bad_rows.table.refusal(
+                f"{self.file.name} line {error.line}: {error}.", hint=self._dialect_hint()
+            ) from None
+
+    def _dialect_hint(self) -> str:
+        call = self._bad_rows.table.call(quote="")
+        return f"{call} reads quotes as any other sign"
+
+    def _refuse(self, error: Exception, width: int | None) -> NoReturn:
+        """Raise the error that names the line at which Arrow's parser failed."""
+        table = self._bad_rows.table
+        if isinstance(error, FeatureStoreError):
+            raise error
+        if isinstance(error, OSError):
+            raise unreadable(self.file, table, error) from error
+        if isinstance(error, InvalidCsv):
+            raise table.refusal(
+                f"{self.file.name} line {error.line}: {error}.", hint=self._dialect_hint()
+            ) from None
+        if isinstance(error, UnicodeDecodeError) or "UTF8" in str(error):
+            line = undecodable_line(self.file, self.dialect)
+            where = "" if line is None else f" line {line}"
+            raise table.refusal(
+                f"{self.file.name}{where}: the bytes are not {self.dialect.encoding}.",
+                hint=f"{table.call(encoding='latin-1')} reads every byte",
+            ) from None
+        if width is not None:
+            self._report_ragged(width)
+        if "straddling" in str(error):
+            raise table.refusal(
+                f"{self.file.name}: a record has more than {_BLOCK_BYTES[-1]} bytes."
+            )
+        raise table.refusal(f"{self.file.name}: {error}.") from error
+
+
+def _without_first(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch without its first row; a copy, since Arrow 14 fails at slices of strings."""
+    mask = np.ones(batch.num_rows, dtype=bool)
+    mask[0] = False
+    return batch.filter(pa.array(mask))
+
+
+def _skip(row: csv.InvalidRow) -> str:
+    return "skip"
+
+
+def _can_be_header(fields: Sequence[str]) -> bool:
+    return all(field[:1].isalpha() for field in fields) and len(set(fields)) == len(fields)
+
+
+def _fields(count: int) -> str:
+    return "1 field" if count == 1 else f"{count} fields"
+
+
+class PlainQuotes:
+    """Whether the quotes of a file are plainly those of RFC 4180, chunk by chunk.
+
+    Every other quote opens a field and the others close one, also within a doubled quote. They are
+    plain where each that opens follows a delimiter, a line end or a quote, and each that closes
+    comes before one.
+    """
+
+    def __init__(self, dialect: CsvDialect) -> None:
+        self._quote = ord(dialect.quote)
+        self._neighbors = np.zeros(256, dtype=bool)
+        self._neighbors[[*dialect.delimiter.encode(), *b"\r\n", self._quote]] = True
+        self._last = ord("\n")
+        self._count = 0
+        self.are_plain = not dialect.escape
+
+    @property
+    def are_open(self) -> bool:
+        """Whether the last quote opens a field."""
+        return self._count % 2 == 1
+
+    def update(self, data: npt.NDArray[np.uint8]) -> None:
+        """Look at the next bytes."""
+        positions = np.flatnonzero(data == self._quote)
+        neighbors = self._neighbors
+        if self._last == self._quote and self._count and not self.are_open:
+            # The quote that ended the chunk before closes a field, or is the first of two.
+            self.are_plain &= bool(neighbors[data[0]])
+        if len(positions):
+            opening = positions[self._count % 2 :: 2]
+            closing = positions[1 - self._count % 2 :: 2]
+            before = np.where(opening > 0, data[opening - 1], self._last)
+            after = data[closing[closing < len(data) - 1] + 1]
+            self.are_plain &= bool(neighbors[before].all() and neighbors[after].all())
+            self._count += len(positions)
+        self._last = int(data[-1])
+
+
+class _KeptLines(io.RawIOBase):
+    """The lines of a file that are neither skipped nor comments, as UTF-8."""
+
+    def __init__(self, file: FolderFile, dialect: CsvDialect) -> None:
+        super().__init__()
+        self._text = file.open_text(dialect.encoding)
+        self._lines = Lines(self._text, dialect)
+        self._rest = b""
+
+    def close(self) -> None:
+        self._text.close()
+        super().close()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        room = memoryview(buffer).cast("B")
+        data = self._next(len(room))
+        room[: len(data)] = data
+        return len(data)
+
+    def _next(self, most: int) -> bytes:
+        lines = [self._rest]
+        size = len(self._rest)
+        while size < most:
+            line = next(self._lines, None)
+            if line is None:
+                break
+            lines.append(line.encode())
+            size += len(lines[-1])
+        data = b"".join(lines)
+        self._rest = data[most:]
+        return data[:most]

@@ -1,0 +1,172 @@
+"""Files of a folder: their formats and compressions, their partitions, and those that are not read."""
+
+from __future__ import annotations
+
+import io
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from featurestore.errors import InvalidArgument, listing
+from featurestore.storage import files
+from featurestore.storage.files import FileStatus
+from featurestore.storage.location import plain
+from featurestore_connectors.sources.folders.options import COMPRESSIONS, ENDINGS, FolderOptions
+
+# What Hive and Spark write for null.
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True)
+class FolderFile:
+    """A file that is read.
+
+    ``name`` is its path below the source, for messages. ``partitions`` are the keys and values of
+    the folders ``key=value`` above it.
+    """
+
+    path: str
+    name: str
+    status: FileStatus
+    ending: str
+    compression: str | None
+    partitions: tuple[tuple[str, str | None], ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the folders ``key=value`` above it."""
+        return tuple(key for key, _ in self.partitions)
+
+    def open(self) -> pa.NativeFile:
+        """Return the content, decompressed, from its first byte on."""
+        source_file = files.opened_by_ranges(self.path)
+        stream = (
+            pa.OSFile(source_file)
+            if isinstance(source_file, str)
+            else pa.PythonFile(source_file, mode="r")
+        )
+        if self.compression is None:
+            return stream
+        return pa.CompressedInputStream(stream, self.compression)
+
+    def open_text(self, encoding: str) -> io.TextIOWrapper:
+        """Return the content as text, its line ends as they are and without a byte order mark."""
+        raw: IO[bytes] = io.BufferedReader(self.open(), 1 << 20)
+        name = "utf-8-sig" if encoding == "utf-8" else encoding
+        return io.TextIOWrapper(raw, encoding=name, newline="")
+
+
+@dataclass(frozen=True)
+class FolderFiles:
+    """The files of one table: those of one format, and the names of those that are not read."""
+
+    place: str
+    format: str
+    files: tuple[FolderFile, ...]
+    unread: tuple[str, ...]
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """The keys of the folders ``key=value``, those of the outermost first."""
+        return self.files[0].keys
+
+    @property
+    def statuses(self) -> dict[str, FileStatus]:
+        """The state of each file when it was listed."""
+        return {file.path: file.status for file in self.files}
+
+
+def has_known_ending(path: str) -> bool:
+    """Return whether the name of a file ends as those of a format do."""
+    return _formats_of(path, None) != ()
+
+
+def split_by_format(
+    statuses: Mapping[str, FileStatus], *, root: str, place: str, options: FolderOptions
+) -> FolderFiles | None:
+    """Return the files of a place that are of its format; None where there are none.
+
+    Raises:
+        InvalidArgument: Files of several formats, or folders ``key=value`` of several kinds.
+    """
+    by_format: dict[str, list[FolderFile]] = {}
+    unread = []
+    is_file = list(statuses) == [place]
+    for path, status in statuses.items():
+        formats = _formats_of(path, options.format)
+        if is_file and not formats and options.format is not None:
+            # path= names this file and format= its format: the ending does not matter.
+            formats = (options.format,)
+        if not formats:
+            unread.append(_below(root, path))
+            continue
+        by_format.setdefault(formats[0], []).append(_file(path, status, root))
+    if not by_format:
+        return None
+    if len(by_format) > 1:
+        raise InvalidArgument(
+            f"{plain(place)} has files of several formats: {listing(sorted(by_format))}.",
+            hint=f"add_source(..., options={{'format': {sorted(by_format)[0]!r}}}) reads one of "
+            "them",
+        )
+    ((name, chosen),) = by_format.items()
+    folder_files = FolderFiles(place, name, tuple(chosen), tuple(unread))
+    _check_partitions(folder_files)
+    return folder_files
+
+
+def _formats_of(path: str, wanted: str | None) -> Sequence[str]:
+    ending, compression = endings_of(path)
+    formats = [name for name, endings in ENDINGS.items() if ending in endings]
+    if compression is not None and "parquet" in formats:
+        return ()
+    if wanted is None:
+        return tuple(formats[:1])
+    return (wanted,) if wanted in formats else ()
+
+
+def endings_of(path: str) -> tuple[str, str | None]:
+    """Return the ending of a file's name, in lower case, and the compression after it.
+
+    >>> endings_of("/data/Orders.CSV.gz"), endings_of("orders.tsv")
+    (('.csv', 'gzip'), ('.tsv', None))
+    """
+    stem, ending = posixpath.splitext(posixpath.basename(path).lower())
+    if ending not in COMPRESSIONS:
+        return ending, None
+    return posixpath.splitext(stem)[1], COMPRESSIONS[ending]
+
+
+def _file(path: str, status: FileStatus, root: str) -> FolderFile:
+    name = _below(root, path)
+    ending, compression = endings_of(path)
+    partitions = []
+    for folder in name.split("/")[:-1]:
+        key, separator, value = folder.partition("=")
+        if separator and key:
+            text = None if value == _NULL_PARTITION else unquote(value)
+            partitions.append((unquote(key), text))
+    return FolderFile(path, name, status, ending, compression, tuple(partitions))
+
+
+def _below(root: str, path: str) -> str:
+    return path[len(root) :].lstrip("/") or posixpath.basename(path)
+
+
+def _check_partitions(folder_files: FolderFiles) -> None:
+    first = folder_files.files[0]
+    for file in folder_files.files:
+        if file.keys != first.keys:
+            raise InvalidArgument(
+                f"{first.name!r} and {file.name!r} are below folders of other keys: "
+                f"{_keys(first)} and {_keys(file)}.",
+                hint="path='...' reads the files of one kind of folder",
+            )
+
+
+def _keys(file: FolderFile) -> str:
+    return listing([f"{key}=" for key in file.keys])

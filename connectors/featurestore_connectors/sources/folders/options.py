@@ -1,0 +1,254 @@
+"""Options of folder sources: format, dialect and meaning, one for all files of a table.
+
+Values are texts; lists and mappings are JSON. Nothing is guessed where an option is missing: it has
+the default that is written here.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from featurestore.errors import InvalidArgument, UnsupportedType, did_you_mean, listing
+from featurestore.model.arrow_json import named_type
+from featurestore.model.json_text import JsonError, parse_json
+from featurestore.model.text_values import TextRules, check_format
+from featurestore.model.types import feature_type
+
+# Formats, and the endings of the names of their files before those of a compression.
+ENDINGS: Mapping[str, Sequence[str]] = {
+    "parquet": (".parquet", ".parq", ".pq"),
+    "csv": (".csv", ".tsv"),
+    "jsonl": (".jsonl", ".ndjson", ".json"),
+    "json": (".json",),
+}
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+NAMES = (
+    "format",
+    "delimiter",
+    "quote",
+    "escape",
+    "header",
+    "names",
+    "encoding",
+    "decimal",
+    "thousands",
+    "null_values",
+    "date_format",
+    "timestamp_format",
+    "dtypes",
+    "skip_rows",
+    "comment",
+    "on_bad_rows",
+    "timestamp_precision",
+)
+_OF_CSV = (*NAMES[1:10], "skip_rows", "comment")
+_DECIMAL = re.compile(r"decimal(?:128)?\((\d+), *(\d+)\)")
+
+
+@dataclass(frozen=True)
+class FolderOptions:
+    """How the files of a folder are written, and what their columns mean.
+
+    ``delimiter`` None is a tab for files that end in ``.tsv`` and a comma for equal_signs. ``names`` are
+    the columns of files without a header. ``dtypes`` are types that a person declared, by column.
+    The formats of days and instants are by column, that of all equal_signs under ``""``.
+    """
+
+    format: str | None = None
+    delimiter: str | None = None
+    quote: str = '"'
+    escape: str = ""
+    header: bool = True
+    names: tuple[str, ...] = ()
+    encoding: str = "utf-8"
+    decimal: str = "."
+    thousands: str = ""
+    null_values: tuple[str, ...] = ()
+    date_format: Mapping[str, str] = field(default_factory=dict)
+    timestamp_format: Mapping[str, str] = field(default_factory=dict)
+    dtypes: Mapping[str, pa.DataType] = field(default_factory=dict)
+    skip_rows: int = 0
+    comment: str = ""
+    on_bad_rows: str = "error"
+    timestamp_precision: str | None = None
+
+    def rules(self, column: str, *, declared: bool = False) -> TextRules:
+        """Return how the texts of a column are written."""
+        return TextRules(
+            decimal=self.decimal,
+            thousands=self.thousands,
+            date_format=self.date_format.get(column, self.date_format.get("")),
+            timestamp_format=self.timestamp_format.get(column, self.timestamp_format.get("")),
+            precision=self.timestamp_precision,
+            declared=declared,
+        )
+
+
+def parse_options(options: Mapping[str, str]) -> FolderOptions:
+    """Return the options of a folder.
+
+    Raises:
+        InvalidArgument: An option has a value that it cannot have, or two do not fit together.
+
+    >>> parse_options({"delimiter": ";", "dtypes": '{"zip": "string"}'}).dtypes
+    {'zip': DataType(string)}
+    """
+    values: dict[str, Any] = {}
+    for name in NAMES:
+        if name in options:
+            values[name] = _PARSERS[name](name, options[name])
+    parsed = FolderOptions(**values)
+    _check_together(parsed, options)
+    return parsed
+
+
+def _check_together(parsed: FolderOptions, options: Mapping[str, str]) -> None:
+    of_csv = [name for name in _OF_CSV if name in options]
+    if of_csv and parsed.format not in (None, "csv"):
+        raise InvalidArgument(
+            f"Options {listing(of_csv)} are those of CSV, and format={parsed.format!r}.",
+            hint="format='csv'",
+        )
+    if parsed.names and parsed.header:
+        raise InvalidArgument(
+            "names= are the columns of files without a header.",
+            hint="header=False, or rename={'name in the file': 'new name'}",
+        )
+    if not parsed.header and not parsed.names:
+        raise InvalidArgument(
+            "header=False: the columns have no names.", hint="names=['id', 'total']"
+        )
+    signs = {"delimiter": parsed.delimiter or ",", "quote": parsed.quote, "comment": parsed.comment}
+    for name, sign in signs.items():
+        equal_signs = [word for word in signs if word != name and signs[word] == sign]
+        if sign and equal_signs:
+            raise InvalidArgument(
+                f"{name}={sign!r} and {equal_signs[0]}={sign!r} are the same sign."
+            )
+    if parsed.thousands and parsed.thousands == parsed.decimal:
+        raise InvalidArgument(
+            f"decimal={parsed.decimal!r} and thousands={parsed.thousands!r} are the same sign.",
+            hint="decimal=',', thousands='.'",
+        )
+
+
+def _one_of(*known: str) -> Callable[[str, str], str]:
+    def parse(name: str, text: str) -> str:
+        if text in known:
+            return text
+        raise InvalidArgument(
+            f"{name}={text!r} is not known; there are {listing(known)}.",
+            hint=did_you_mean(text, known, write=f"{name}={{!r}}") or f"{name}={known[0]!r}",
+        )
+
+    return parse
+
+
+def _sign(name: str, text: str) -> str:
+    """Return one ASCII sign; a tab may be written as ``tab``."""
+    text = {r"\t": "\t", "tab": "\t"}.get(text, text)
+    if len(text) == 1 and text.isascii() and text not in "\r\n\0":
+        return text
+    raise InvalidArgument(f"{name}={text!r} is not one ASCII sign.", hint=f"{name}=';'")
+
+
+def _sign_or_none(name: str, text: str) -> str:
+    return "" if text == "" else _sign(name, text)
+
+
+def _boolean(name: str, text: str) -> bool:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    raise InvalidArgument(f"{name}={text!r} is not true or false.", hint=f"{name}=False")
+
+
+def _count(name: str, text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    raise InvalidArgument(f"{name}={text!r} is not a number of lines.", hint=f"{name}=1")
+
+
+def _texts(name: str, text: str) -> tuple[str, ...]:
+    value = _json(text) if text.startswith("[") else [text]
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    raise InvalidArgument(f"{name}={text} is not a list of strings.", hint=f"{name}=['a', 'b']")
+
+
+def _mapping(name: str, text: str) -> dict[str, str]:
+    value = _json(text)
+    if isinstance(value, dict) and all(isinstance(each, str) for each in value.values()):
+        return value
+    raise InvalidArgument(
+        f"{name}={text} is not a mapping of strings.", hint=f"{name}={{'zip': 'string'}}"
+    )
+
+
+def _json(text: str) -> Any:
+    try:
+        return parse_json(text)
+    except JsonError:
+        return None
+
+
+def _encoding(name: str, text: str) -> str:
+    try:
+        return codecs.lookup(text).name
+    except LookupError:
+        raise InvalidArgument(
+            f"{name}={text!r} is not an encoding that Python knows.", hint=f"{name}='latin-1'"
+        ) from None
+
+
+def _formats(name: str, text: str) -> dict[str, str]:
+    by_column = _mapping(name, text) if text.startswith("{") else {"": text}
+    for pattern in by_column.values():
+        try:
+            check_format(pattern)
+        except ValueError as error:
+            raise InvalidArgument(f"{name}: {error}.", hint=f"{name}='%d.%m.%Y'") from error
+    return by_column
+
+
+def _types(name: str, text: str) -> dict[str, pa.DataType]:
+    return {column: _type(column, word) for column, word in _mapping(name, text).items()}
+
+
+def _type(column: str, word: str) -> pa.DataType:
+    decimal = _DECIMAL.fullmatch(word)
+    if decimal is not None and 1 <= int(decimal[1]) <= 38 and int(decimal[2]) <= int(decimal[1]):
+        return pa.decimal128(int(decimal[1]), int(decimal[2]))
+    try:
+        kind = feature_type(named_type(word, column=column))
+    except UnsupportedType as error:
+        raise InvalidArgument(f"dtypes: {error.message}", hint=error.hint) from error
+    if kind is None:
+        raise InvalidArgument(f"dtypes: column {column!r} cannot be {word!r}.")
+    return kind
+
+
+_PARSERS: Mapping[str, Callable[[str, str], Any]] = {
+    "format": _one_of(*ENDINGS),
+    "delimiter": _sign,
+    "quote": _sign_or_none,
+    "escape": _sign_or_none,
+    "header": _boolean,
+    "names": _texts,
+    "encoding": _encoding,
+    "decimal": _sign,
+    "thousands": _sign_or_none,
+    "null_values": _texts,
+    "date_format": _formats,
+    "timestamp_format": _formats,
+    "dtypes": _types,
+    "skip_rows": _count,
+    "comment": _sign_or_none,
+    "on_bad_rows": _one_of("error", "quarantine"),
+    "timestamp_precision": _one_of("us"),
+}

@@ -1,0 +1,303 @@
+"""Tables of Parquet files: one type for each column, read by DuckDB, or by Arrow where it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+from pyarrow import parquet
+
+from featurestore.errors import FeatureStoreError, SourceError, UnsupportedType
+from featurestore.model.arrow_cast import cast_batch
+from featurestore.model.types import feature_type
+from featurestore.plugins.engine import TimeRange
+from featurestore.plugins.source import SourceConfig, SourceQuery
+from featurestore.storage import files
+from featurestore_connectors.sources import duckdb_rows, sqltext
+from featurestore_connectors.sources.folders.bad_rows import BadRows, TableName
+from featurestore_connectors.sources.folders.listing import FolderFile, FolderFiles
+from featurestore_connectors.sources.folders.options import FolderOptions
+from featurestore_connectors.sources.folders.schema import (
+    Column,
+    TableSchema,
+    check_declared,
+    compare_names,
+)
+from featurestore_connectors.sources.folders.tables import FolderTable
+from featurestore_connectors.sources.typed_columns import SourceColumn, check_times
+
+_BATCH_ROWS = 65_536
+_SHOWN = 300
+_SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+_FLOATS = (pa.float32(), pa.float64())
+
+
+class ParquetTable(FolderTable):
+    """Files of Parquet."""
+
+    def __init__(
+        self,
+        folder_files: FolderFiles,
+        table: TableName,
+        options: FolderOptions,
+        *,
+        config: SourceConfig,
+        connection: duckdb.DuckDBPyConnection,
+    ) -> None:
+        super().__init__(folder_files, table, options)
+        self._config = config
+        self._connection = connection
+
+    def source_columns(self) -> list[SourceColumn]:
+        """Return the columns of all files, those included that cannot be read.
+
+        Raises:
+            InvalidSourceFile: Files have other columns, or types that do not go together.
+        """
+        merged: dict[str, SourceColumn] = {}
+        first: dict[str, str] = {}
+        for file in self.folder_files.files:
+            columns = self._described(file)
+            if merged:
+                compare_names(
+                    file,
+                    [column.name for column in columns],
+                    list(merged),
+                    first=self.folder_files.files[0].name,
+                    table=self.table,
+                    options=self.options,
+                )
+            for column in columns:
+                first.setdefault(column.name, file.name)
+                earlier = merged.setdefault(column.name, column)
+                if earlier.kind != column.kind:
+                    merged[column.name] = self._widened(earlier, column, file, first[column.name])
+        return list(merged.values())
+
+    def columns(self) -> list[Column]:
+        columns = []
+        for each in self.source_columns():
+            if each.name in self.options.dtypes:
+                columns.append(Column(each.name, self.options.dtypes[each.name], is_declared=True))
+            elif each.kind is not None:
+                columns.append(Column(each.name, each.kind))
+        names = [column.name for column in columns]
+        check_declared([*names, *self.folder_files.partitions], self.table, self.options)
+        return columns
+
+    def rows(
+        self,
+        file: FolderFile,
+        schema: TableSchema,
+        columns: Sequence[Column],
+        *,
+        window: TimeRange | None,
+        bad_rows: BadRows,
+    ) -> Iterator[pa.RecordBatch]:
+        described = {column.name: column for column in self._described(file)}
+        names = [name for name, each in described.items() if each.kind or _is_null(each)]
+        compare_names(
+            file,
+            names,
+            [column.name for column in schema.in_files],
+            first="the files before",
+            table=self.table,
+            options=self.options,
+        )
+        inside = []
+        for column in columns:
+            if column.name in described and not _is_null(described[column.name]):
+                inside.append(column.name)
+        count = 0
+        try:
+            for batch in self._batches(file, inside, described, window):
+                count += batch.num_rows
+                yield self._typed(batch, columns, file)
+        except UnsupportedType as error:
+            raise self.table.refusal(
+                f"{file.name}: {error.message}", hint=self._times_hint(schema, error)
+            ) from error
+        except SourceError as error:
+            # Arrow reads some files that DuckDB does not.
+            if count or "orrupt" in error.message:
+                raise self.table.refusal(f"{file.name}: {error.message}") from error
+            for batch in self._by_arrow(file, inside):
+                yield self._typed(batch, columns, file)
+
+    def _described(self, file: FolderFile) -> list[SourceColumn]:
+        """Return the columns of a file as DuckDB has them, or Arrow where DuckDB fails."""
+        schema = self._arrow_schema(file)
+        try:
+            columns = duckdb_rows.columns_of(self._config, self._connection, _source(file))
+        except FeatureStoreError:
+            if schema is None:
+                raise
+            return [
+                SourceColumn(field.name, field.name, feature_type(field.type), str(field.type))
+                for field in schema
+            ]
+        described = []
+        for column in columns:
+            index = -1 if schema is None else schema.get_field_index(column.name)
+            kind = schema.field(index).type if schema is not None and index >= 0 else None
+            if kind is not None and pat.is_decimal256(kind):
+                # DuckDB reads such decimals as floats.
+                column = SourceColumn(column.name, column.expression, None, str(kind))
+            described.append(column)
+        return described
+
+    def _arrow_schema(self, file: FolderFile) -> pa.Schema | None:
+        """Return the schema as Arrow has it; None where it cannot read one."""
+        try:
+            return parquet.read_schema(files.opened_by_ranges(file.path))
+        except (pa.ArrowException, OSError):
+            return None
+
+    def _widened(
+        self, earlier: SourceColumn, column: SourceColumn, file: FolderFile, first: str
+    ) -> SourceColumn:
+        """Return a column of the narrowest type that holds both."""
+        if column.name in self.options.dtypes or _is_null(column):
+            return earlier
+        if _is_null(earlier):
+            return column
+        wider = _wider(earlier.kind, column.kind)
+        if wider is None:
+            kinds = (
+                f"{earlier.kind or earlier.native} in {first} and {column.kind or column.native}"
+            )
+            raise self.table.refusal(
+                f"column {column.name!r} is {kinds} in {file.name}.",
+                hint=f"{self.table.call(dtypes={column.name: 'string'})} reads it as text, where "
+                "the values can be cast",
+            )
+        return SourceColumn(column.name, column.expression, wider, earlier.native)
+
+    def _times_hint(self, schema: TableSchema, error: UnsupportedType) -> str | None:
+        if "timestamp[ns]" in error.message:
+            return f"{self.table.call(timestamp_precision='us')} rounds them"
+        readable_names = [each.name for each in schema.columns if not pat.is_temporal(each.kind)]
+        return (
+            f"{self.table.call(columns=readable_names)} leaves times out"
+            if readable_names
+            else None
+        )
+
+    def _batches(
+        self,
+        file: FolderFile,
+        names: Sequence[str],
+        described: dict[str, SourceColumn],
+        window: TimeRange | None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield columns by DuckDB, or by Arrow where nanoseconds have to be rounded."""
+        if self.options.timestamp_precision is not None:
+            schema = self._arrow_schema(file)
+            kinds = [] if schema is None else [field.type for field in schema]
+            if any(pat.is_timestamp(kind) and kind.unit == "ns" for kind in kinds):
+                yield from self._by_arrow(file, names)
+                return
+        yield from self._by_duckdb(file, names, described, window)
+
+    def _by_duckdb(
+        self,
+        file: FolderFile,
+        names: Sequence[str],
+        described: dict[str, SourceColumn],
+        window: TimeRange | None,
+    ) -> Iterator[pa.RecordBatch]:
+        if window is not None and window.column not in described:
+            window = None
+        query = SourceQuery(columns=tuple(names), window=window)
+        if not names:
+            query = SourceQuery(columns=tuple(list(described)[:1]), window=window)
+        yield from duckdb_rows.read(self._config, self._connection, _source(file), query)
+
+    def _by_arrow(self, file: FolderFile, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        try:
+            parquet_file = parquet.ParquetFile(files.opened_by_ranges(file.path))
+            missing = parquet_file.metadata.num_rows
+            for batch in parquet_file.iter_batches(_BATCH_ROWS, columns=list(names) or None):
+                missing -= batch.num_rows
+                for array, name in zip(batch.columns, batch.schema.names, strict=True):
+                    check_times(array, name)
+                yield batch
+            if missing:
+                raise OSError(f"{missing} of its rows are missing")
+        except (pa.ArrowException, OSError) as error:
+            raise self.table.refusal(
+                f"{file.name} is damaged, or not Parquet: {_first_line(error)}."
+            ) from error
+
+    def _typed(
+        self, batch: pa.RecordBatch, columns: Sequence[Column], file: FolderFile
+    ) -> pa.RecordBatch:
+        """Return the columns, each of the type of the table; null where the file lacks one."""
+        arrays = []
+        for column in columns:
+            index = batch.schema.get_field_index(column.name)
+            if index < 0:
+                arrays.append(pa.nulls(batch.num_rows, column.kind))
+                continue
+            array = batch.column(index)
+            if pat.is_timestamp(array.type) and self.options.timestamp_precision is not None:
+                array = pc.round_temporal(array, 1, "microsecond")
+            if pat.is_decimal(array.type):
+                self._check_digits(array, column.name, file)
+            arrays.append(array)
+        names = [column.name for column in columns]
+        if not names:
+            return batch
+        fields = pa.schema([(column.name, column.kind) for column in columns])
+        try:
+            return cast_batch(pa.RecordBatch.from_arrays(arrays, names), fields)
+        except UnsupportedType as error:
+            raise self.table.refusal(f"{file.name}: {error.message}", hint=error.hint) from error
+
+    def _check_digits(self, array: pa.Array, name: str, file: FolderFile) -> None:
+        try:
+            array.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise self.table.refusal(
+                f"{file.name}: column {name!r} has decimals of more digits than its type "
+                f"{array.type}: {error}."
+            ) from error
+
+
+def _is_null(column: SourceColumn) -> bool:
+    """Return whether a column has no type because all its values are null."""
+    return column.kind is None and column.native.strip('"').upper() == "NULL"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:_SHOWN]
+
+
+def _source(file: FolderFile) -> str:
+    literal = sqltext.text(_without_patterns(file.path))
+    return f"read_parquet([{literal}], hive_partitioning = false)"
+
+
+def _without_patterns(path: str) -> str:
+    """Return a path in which DuckDB sees no pattern."""
+    escaped = path.replace("[", "[[]")
+    return escaped.replace("*", "[*]").replace("?", "[?]")
+
+
+def _wider(left: pa.DataType | None, right: pa.DataType | None) -> pa.DataType | None:
+    """Return the narrowest type that holds all values of two, or None."""
+    if left is None or right is None:
+        return None
+    for family in (_SIGNED, _UNSIGNED, _FLOATS):
+        if left in family and right in family:
+            return max(left, right, key=family.index)
+    for one, other in ((left, right), (right, left)):
+        if one in _UNSIGNED[:3] and other in _SIGNED:
+            return max(_SIGNED[_UNSIGNED.index(one) + 1], other, key=_SIGNED.index)
+        if other == pa.float64() and (one in _SIGNED[:3] or one in _UNSIGNED[:3]):
+            return other
+    return None

@@ -1,0 +1,203 @@
+"""Types of columns, decided over all values of all files: integers, floats, truth values, days, instants.
+
+A column is of the narrowest type that every value fits, and else a string. Kinds of JSON are never
+mixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from featurestore.model.json_text import kind_of
+from featurestore.model.text_values import INFERRED, TextRules, arrow_type, fits, has_number
+from featurestore_connectors.sources.folders.bad_rows import TableName
+
+_FIRST_VALUES = 64
+_TIMES = tuple(each for each in INFERRED if each.startswith(("date", "timestamp")))
+_LOW, _HIGH, _UNSIGNED = -(2**63), 2**63 - 1, 2**64 - 1
+_MANY_NAMES = 10_000
+
+
+class TextScan:
+    """The type of texts, narrowed batch by batch."""
+
+    def __init__(self, rules: TextRules, candidates: Sequence[str] = INFERRED) -> None:
+        self._rules = rules
+        self._candidates = list(candidates)
+        self._has_values = False
+        self._has_number = False
+
+    def update(self, texts: pa.Array) -> None:
+        """Take more texts into account."""
+        if texts.null_count == len(texts) or (self._has_values and not self._candidates):
+            return
+        texts = texts.drop_null()
+        self._has_values = True
+        for sample in (texts.slice(0, _FIRST_VALUES), texts):
+            self._candidates = [
+                each for each in self._candidates if fits(sample, each, self._rules)
+            ]
+        if "double" in self._candidates and not self._has_number:
+            self._has_number = has_number(texts)
+
+    @property
+    def meaning(self) -> str:
+        """The type of all texts; "string" where no other fits, or there are none."""
+        if not self._has_values:
+            return "string"
+        for each in self._candidates:
+            if each != "double" or self._has_number:
+                return each
+        return "string"
+
+
+class JsonScan:
+    """The type of values of JSON, and where each kind came first."""
+
+    def __init__(self, rules: TextRules) -> None:
+        self._rules = rules
+        self._first: dict[type, tuple[str, int]] = {}
+        self._strings = TextScan(rules, _TIMES)
+        self._low = self._high = 0
+        self._inexact: tuple[str, int] | None = None
+        self._wide: tuple[str, int] | None = None
+        self._items: JsonScan | None = None
+        self.members: dict[str, JsonScan] = {}
+
+    def update(self, values: Sequence[Any], lines: Sequence[int], file: str) -> None:
+        """Take more values into account, each of which is of a line of a file."""
+        kinds = set(map(type, values))
+        for kind in kinds - self._first.keys():
+            row = next(row for row, value in enumerate(values) if type(value) is kind)
+            self._first[kind] = (file, lines[row])
+        if str in kinds:
+            strings = [value for value in values if type(value) is str]
+            self._strings.update(pa.array(strings, pa.string()))
+        if int in kinds:
+            self._update_integers(values, lines, file)
+        if list in kinds:
+            items: list[Any] = []
+            owners: list[int] = []
+            for value, line in zip(values, lines, strict=True):
+                if type(value) is list:
+                    items += value
+                    owners += [line] * len(value)
+            if self._items is None:
+                self._items = JsonScan(self._rules)
+            self._items.update(items, owners, file)
+        if dict in kinds:
+            rows = [row for row, value in enumerate(values) if type(value) is dict]
+            objects = [values[row] for row in rows]
+            self.update_members(objects, [lines[row] for row in rows], file, {})
+
+    def update_members(
+        self,
+        objects: Sequence[dict[str, Any]],
+        lines: Sequence[int],
+        file: str,
+        rules: dict[str, TextRules],
+    ) -> None:
+        """Take the members of more objects into account."""
+        names: dict[str, None] = {}
+        for each in objects:
+            if not each.keys() <= names.keys():
+                names |= dict.fromkeys(each)
+        for name in names:
+            if name not in self.members:
+                self.members[name] = JsonScan(rules.get(name, self._rules))
+            self.members[name].update([each.get(name) for each in objects], lines, file)
+
+    def _update_integers(self, values: Sequence[Any], lines: Sequence[int], file: str) -> None:
+        integers = [value for value in values if type(value) is int]
+        self._low = min(self._low, min(integers))
+        self._high = max(self._high, max(integers))
+        if max(self._high, -self._low) <= 2**53 or (self._inexact and self._wide):
+            return
+        for value, line in zip(values, lines, strict=True):
+            if type(value) is not int:
+                continue
+            if self._inexact is None and not _is_exact(value):
+                self._inexact = (file, line)
+            if self._wide is None and not _LOW <= value <= _HIGH:
+                self._wide = (file, line)
+
+    def kind(self, table: TableName, path: str, column: str) -> pa.DataType:
+        """Return the type of all values; ``path`` names them, ``column`` the column they are in.
+
+        Raises:
+            InvalidSourceFile: They are of several kinds, or beyond every type; names the lines.
+        """
+        kinds = self._first.keys() - {type(None)}
+        if kinds == {int, float} and self._inexact is None:
+            return pa.float64()
+        if kinds == {int} and self._low >= _LOW and self._high <= _HIGH:
+            return pa.int64()
+        if kinds == {int} and self._low >= 0 and self._high <= _UNSIGNED:
+            return pa.uint64()
+        if len(kinds) == 1 and kinds != {int}:
+            (only,) = kinds
+            return self._single(only, table, path, column)
+        if not kinds:
+            return pa.string()
+        raise table.refusal(
+            f"column {path!r} is {self._places(kinds)}.",
+            hint=f"{table.call(dtypes={column: _text_type(path)})} reads the values as text",
+        )
+
+    def _single(self, only: type, table: TableName, path: str, column: str) -> pa.DataType:
+        if only is bool:
+            return pa.bool_()
+        if only is float:
+            return pa.float64()
+        if only is str:
+            return arrow_type(self._strings.meaning)
+        if only is list:
+            items = self._items or JsonScan(self._rules)
+            return pa.list_(pa.field("item", items.kind(table, f"{path}[]", column)))
+        fields = []
+        for name, scan in self.members.items():
+            fields.append(pa.field(name, scan.kind(table, f"{path}.{name}", column)))
+        if len(fields) > _MANY_NAMES or not fields:
+            raise table.refusal(
+                f"column {path!r} has objects of {len(fields)} names, which is not a struct.",
+                hint=f"{table.call(dtypes={column: 'string'})} reads them as text",
+            )
+        return pa.struct(fields)
+
+    @property
+    def meaning(self) -> str:
+        """The meaning of strings, "" where the values are of another kind."""
+        is_text = self._first.keys() - {type(None)} == {str}
+        return self._strings.meaning if is_text else ""
+
+    def _places(self, kinds: set[type]) -> str:
+        if kinds <= {int, float}:
+            first_place, what = self._wide, "an integer beyond 64 bits"
+            if float in kinds:
+                first_place, what = (
+                    self._inexact,
+                    "an integer that float64 does not hold, among floats,",
+                )
+            file, line = first_place or self._first[int]
+            return f"{what} at {file} line {line}"
+        listed = []
+        for kind, (file, line) in self._first.items():
+            if kind in kinds:
+                listed.append(f"{kind_of(kind())} at {file} line {line}")
+        return " and ".join(listed)
+
+
+def _is_exact(value: int) -> bool:
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
+
+
+def _text_type(path: str) -> str:
+    """Return the declared type by which the values at a path are read as text."""
+    depth = path.count("[]") if "." not in path else 0
+    return "list<" * depth + "string" + ">" * depth

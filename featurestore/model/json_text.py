@@ -1,0 +1,180 @@
+"""Strict JSON (RFC 8259): the parser of every JSON file and record that comes from outside.
+
+The parser is the standard library's, without what it accepts beyond the standard: ``NaN`` and
+``Infinity``, repeated names of one object, and halves of surrogate pairs, which are no Unicode text.
+
+https://www.rfc-editor.org/rfc/rfc8259
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+_SHOWN = 60
+# Integers of more digits are beyond every type.
+_LONG = 400
+
+
+class JsonError(ValueError):
+    """A text is not JSON; the message is the reason, with the column where it has one."""
+
+
+class NumberText(str):
+    """A number as it is written, digit for digit."""
+
+    __slots__ = ()
+
+
+class _Integer(NumberText):
+    __slots__ = ()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise JsonError(f"the name {shortened(repeated)} is repeated in one object")
+    return members
+
+
+def _constant(word: str) -> Any:
+    raise JsonError(f"{word} is not a number of JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
+_EXACT = json.JSONDecoder(
+    object_pairs_hook=_object,
+    parse_constant=_constant,
+    parse_float=NumberText,
+    parse_int=_Integer,
+)
+
+
+def parse_json(text: str, *, exact: bool = False) -> Any:
+    """Return the value of a JSON text.
+
+    ``exact`` returns numbers as ``NumberText``, as they are written.
+
+    Raises:
+        JsonError: The text is not JSON, an object repeats a name, a string is not Unicode, a number
+            has more than 4,300 digits, or values are nested deeper than the interpreter allows.
+
+    >>> parse_json('{"id": 17, "tags": ["a", null]}')
+    {'id': 17, 'tags': ['a', None]}
+    >>> parse_json('{"id": 17, "id": 18}')
+    Traceback (most recent call last):
+    featurestore.model.json_text.JsonError: the name 'id' is repeated in one object
+    """
+    try:
+        value = (_EXACT if exact else _DECODER).decode(text)
+    except (ValueError, RecursionError) as error:
+        raise _json_error(error) from None
+    return _checked(value, text)
+
+
+def parse_json_at(text: str, start: int, *, exact: bool = False) -> tuple[Any, int]:
+    """Return the value that begins at an index of a text, and the index of its end.
+
+    Raises:
+        JsonError: As of ``parse_json``; also where the text ends within the value.
+
+    >>> parse_json_at('[{"id": 1}, {"id": 2}]', 1)
+    ({'id': 1}, 10)
+    """
+    try:
+        value, end = (_EXACT if exact else _DECODER).raw_decode(text, start)
+    except (ValueError, RecursionError) as error:
+        raise _json_error(error) from None
+    return _checked(value, text[start:end]), end
+
+
+def number_of(text: NumberText) -> int | float:
+    """Return the number that an exact text writes.
+
+    >>> number_of(parse_json("1.50", exact=True))
+    1.5
+    """
+    return int(text) if isinstance(text, _Integer) and len(text) < _LONG else float(text)
+
+
+def to_text(value: Any) -> str:
+    """Return a value of ``parse_json(..., exact=True)`` as JSON, its numbers as they were written.
+
+    >>> to_text(parse_json('{"price": 1.50, "tags": ["a"]}', exact=True))
+    '{"price": 1.50, "tags": ["a"]}'
+    """
+    if isinstance(value, NumberText):
+        return str(value)
+    if isinstance(value, dict):
+        members = [f"{to_text(name)}: {to_text(item)}" for name, item in value.items()]
+        return "{" + ", ".join(members) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(to_text, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def kind_of(value: object) -> str:
+    """Return what JSON calls a value, for messages.
+
+    >>> kind_of(None), kind_of(True), kind_of("a"), kind_of([1])
+    ('null', 'a boolean', 'a string', 'an array')
+    """
+    if isinstance(value, NumberText):
+        return "a number"
+    return _KINDS[type(value)]
+
+
+_KINDS = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+}
+
+
+def shortened(value: object) -> str:
+    """Return the repr of a value for a message, at most about 60 characters.
+
+    >>> len(shortened("x" * 1000))
+    60
+    """
+    if isinstance(value, NumberText):
+        text = str(value)
+    else:
+        text = repr(value[:_SHOWN] if isinstance(value, str | list) else value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def listed(names: Iterable[object]) -> str:
+    """Return names for a message, each shortened."""
+    return ", ".join(map(shortened, names))
+
+
+def _json_error(error: Exception) -> JsonError:
+    if isinstance(error, JsonError):
+        return error
+    if isinstance(error, json.JSONDecodeError):
+        if "\ufeff" in error.doc[:1]:
+            return JsonError("it begins with a byte order mark")
+        return JsonError(f"{error.msg} at column {error.colno}")
+    if isinstance(error, RecursionError):
+        return JsonError("values are nested too deeply")
+    return JsonError("a number has more than 4,300 digits")
+
+
+def _checked(value: Any, text: str) -> Any:
+    """Return the value, whose strings are Unicode: an escape can write half of a surrogate pair."""
+    if _HALF_PAIR.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise JsonError("a string has half of a surrogate pair") from None
+    return value

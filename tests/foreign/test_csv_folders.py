@@ -1,0 +1,273 @@
+"""CSV files of others: no line is skipped, no value guessed, and every refusal names its line."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from featurestore.errors import InvalidArgument, InvalidSourceFile
+from featurestore.retrieval import FeatureFrame
+from featurestore.sources import SourceFrame
+from featurestore.store import FeatureStore
+
+Lake = Callable[..., SourceFrame]
+
+
+def rows(frame: FeatureFrame) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = frame.to_arrow().to_pylist()
+    return found
+
+
+def test_lines_of_another_number_of_fields_are_refused_by_line(lake: Lake) -> None:
+    ragged = "id,name\n1,a\n2,b\n" + "3,c,d\n" * 200
+    with pytest.raises(InvalidSourceFile, match=r"a\.csv line 4: 3 fields where .* has 2"):
+        lake({"a.csv": ragged})
+    with pytest.raises(InvalidSourceFile, match=r"a\.csv line 3: 1 field "):
+        lake({"a.csv": "id,name\n1,a\n2\n"})
+    # A record of several lines is named by its first one.
+    with pytest.raises(InvalidSourceFile, match=r"a\.csv line 5: 3 fields"):
+        lake({"a.csv": 'id,name\n1,"a\nb"\n\n2,c,d\n'})
+
+
+def test_bad_rows_are_counted_in_the_quarantine(lake: Lake) -> None:
+    text = 'id,name\n1,a\n2,b,c\n3,"d\ne"\n4\n5,f\n'
+    frame = lake({"a.csv": text, "b.csv": "id,name\nx,y,z\n6,g\n"}, on_bad_rows="quarantine")
+    assert [row["id"] for row in rows(frame)] == [1, 3, 5, 6]
+    bad = frame.quarantine().to_pylist()
+    assert [(each["file"], each["line"], each["text"]) for each in bad] == [
+        ("a.csv", 3, "2,b,c"),
+        ("a.csv", 6, "4"),
+        ("b.csv", 2, "x,y,z"),
+    ]
+
+
+def test_values_that_do_not_fit_go_to_the_quarantine(
+    duckdb_store: FeatureStore, lake: Lake
+) -> None:
+    files: dict[str, str | bytes] = {"a.csv": "id,total\n1,2.5\n2,much\n\n3,\n4,1e400\n"}
+    with pytest.raises(InvalidSourceFile, match=r"a\.csv line 3, column 'total': 'much' is not"):
+        rows(lake(files, dtypes={"total": "double"}))
+    frame = lake(files, dtypes={"total": "double"}, on_bad_rows="quarantine")
+    assert rows(frame) == [{"id": 1, "total": 2.5}, {"id": 3, "total": None}]
+    assert frame.quarantine().column("line").to_pylist() == [3, 6]
+    group = duckdb_store.create_featuregroup(frame, "totals")
+    (read,) = group.history()[0].inputs.values()
+    assert (read["rows"], read["quarantined"]) == (2, 2)
+
+
+def test_a_file_of_a_header_alone_has_no_rows(lake: Lake) -> None:
+    frame = lake({"a.csv": "t,x\n", "b.csv": "t,x\n1,2\n"})
+    assert rows(frame) == [{"t": 1, "x": 2}]
+    assert rows(lake({"a.csv": "t,x\n"})) == []
+    assert rows(lake({"a.csv": "", "b.csv": "t,x\n1,2\n"})) == [{"t": 1, "x": 2}]
+    with pytest.raises(InvalidSourceFile, match="is empty"):
+        lake({"a.csv": ""})
+
+
+def test_files_of_other_columns_are_refused_by_name(lake: Lake) -> None:
+    files: dict[str, str | bytes] = {"a.csv": "id,x\n1,2\n", "b.csv": "x,id,y\n4,3,5\n"}
+    with pytest.raises(InvalidSourceFile, match=r"b\.csv has the columns 'y', unlike a\.csv"):
+        lake(files)
+    declared = lake(files, dtypes={"y": "int64"})
+    assert rows(declared) == [{"id": 1, "x": 2, "y": None}, {"id": 3, "x": 4, "y": 5}]
+    with pytest.raises(InvalidArgument, match=r"no file of source .* has the column 'z'"):
+        lake(files, dtypes={"y": "int64", "z": "string"})
+    with pytest.raises(InvalidSourceFile, match="'x' are there more than once"):
+        lake({"a.csv": "x,x\n1,2\n"})
+
+
+def test_days_are_read_as_iso_8601_or_as_their_format_says(lake: Lake) -> None:
+    files: dict[str, str | bytes] = {
+        "a.csv": "day,at\n01/02/2020,01.02.2020 10:00\n",
+        "b.csv": "day,at\n01/13/2020,13.01.2020 11:30\n",
+    }
+    assert [row["day"] for row in rows(lake(files))] == ["01/02/2020", "01/13/2020"]
+    frame = lake(files, date_format="%m/%d/%Y", timestamp_format={"at": "%d.%m.%Y %H:%M"})
+    assert rows(frame) == [
+        {"day": date(2020, 1, 2), "at": datetime(2020, 2, 1, 10, tzinfo=UTC)},
+        {"day": date(2020, 1, 13), "at": datetime(2020, 1, 13, 11, 30, tzinfo=UTC)},
+    ]
+    with pytest.raises(InvalidSourceFile, match=r"b\.csv line 2, column 'day': '01/13/2020'"):
+        rows(lake(files, date_format="%d/%m/%Y", dtypes={"day": "date"}))
+    assert rows(lake({"a.csv": "d\n2024-02-29\n"})) == [{"d": date(2024, 2, 29)}]
+
+
+def test_types_are_those_of_all_rows_of_all_files(lake: Lake) -> None:
+    assert lake({"a.csv": "x\n1\n", "b.csv": "x\n2.5\n"}).schema.field("x").type == pa.float64()
+    assert rows(lake({"a.csv": "x\n1\n", "b.csv": "x\nA2\n"})) == [{"x": "1"}, {"x": "A2"}]
+    assert rows(lake({"a.csv": "zip\n01234\n", "b.csv": "zip\n99999\n"}))[1] == {"zip": "99999"}
+    assert rows(lake({"a.csv": "x\n" + "1\n" * 50_000 + "y\n"}))[-1] == {"x": "y"}
+
+
+def test_the_decision_is_stored_and_later_files_are_checked(
+    duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    (folder / "a.csv").write_text("id,zip\n1,12345\n")
+    duckdb_store.add_source("shop", str(folder))
+    report = duckdb_store.check_source("shop")
+    assert report.columns == {"id": "int64", "zip": "int64"}
+    assert report.dialect["delimiter"] == ","
+    (folder / "b.csv").write_text("id,zip\n2,01234\n")
+    with pytest.raises(InvalidSourceFile, match=r"b\.csv line 2, column 'zip': '01234'") as error:
+        rows(duckdb_store.read_source("shop"))
+    assert "dtypes={'zip': 'string'}" in str(error.value)
+    assert rows(duckdb_store.read_source("shop", dtypes={"zip": "string"}))[1]["zip"] == "01234"
+    (folder / "b.csv").write_text("id,zip,more\n2,3,4\n")
+    with pytest.raises(InvalidSourceFile, match=r"b\.csv has the columns 'more'"):
+        rows(duckdb_store.read_source("shop"))
+    duckdb_store.remove_source("shop")
+    (folder / "b.csv").write_text("id,zip\n2,x\n")
+    duckdb_store.add_source("shop", str(folder))
+    assert duckdb_store.check_source("shop").columns["zip"] == "string"
+
+
+def test_a_quote_that_is_never_closed_swallows_no_line(lake: Lake) -> None:
+    with pytest.raises(InvalidSourceFile, match=r"a\.csv line 3: a quote is opened and never"):
+        lake({"a.csv": 'id,x\n1,a\n2,"b\n3,c\n4,d\n'})
+    with pytest.raises(InvalidSourceFile, match=r"a\.csv line 2: text follows a closing quote"):
+        lake({"a.csv": 'id,x\n1,"b\n2,"c"\n'})
+    # Inches: a quote within a field is a sign like any other.
+    assert rows(lake({"a.csv": 'id,x\n1,5"\n2,a"b\n'}))[0] == {"id": 1, "x": '5"'}
+    assert rows(lake({"a.csv": 'id,x\n1,"b\n'}, quote=""))[0]["x"] == '"b'
+
+
+def test_empty_fields_are_null_and_empty_quotes_are_texts(lake: Lake) -> None:
+    text = 'id,a,b\n1,,""\n2,NA,"NA"\n3,x,-\n'
+    assert rows(lake({"a.csv": text}))[0] == {"id": 1, "a": None, "b": ""}
+    nulled = rows(lake({"a.csv": text}, null_values=["NA", "-"]))
+    assert [(row["a"], row["b"]) for row in nulled] == [(None, ""), (None, None), ("x", None)]
+    assert rows(lake({"a.csv": "x\n1\n\n3\n"})) == [{"x": 1}, {"x": None}, {"x": 3}]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        ("id;x\n1;2,5\n", {"delimiter": ";", "decimal": ","}, {"id": 1, "x": 2.5}),
+        (
+            'id;x\n1;"1.234,5"\n',
+            {"delimiter": ";", "decimal": ",", "thousands": "."},
+            {"x": 1234.5},
+        ),
+        ("id|x\n1|'a|b'\n", {"delimiter": "|", "quote": "'"}, {"x": "a|b"}),
+        ("id,x\n1,a\\,b\n", {"escape": "\\"}, {"x": "a,b"}),
+        ("# of shop\n# 2\nid,x\n# no row\n1,#a\n", {"comment": "#"}, {"id": 1, "x": "#a"}),
+        ('id,x\n1,"a\n#b"\n', {"comment": "#"}, {"x": "a\n#b"}),
+        ("Report\n\nid,x\n1,a\n", {"skip_rows": 2}, {"id": 1, "x": "a"}),
+        ("1,a\n", {"header": False, "names": ["id", "x"]}, {"id": 1, "x": "a"}),
+        ("id,x\n1,9.99\n", {"dtypes": {"x": "decimal(6, 2)"}}, {"x": Decimal("9.99")}),
+        ("id\tx\n1\ta b\n", {"delimiter": "tab"}, {"x": "a b"}),
+        ("id,x\n1,a\r\n2,b\r3,c\n", {}, {"id": 1, "x": "a"}),
+    ],
+)
+def test_options_say_how_files_are_written(
+    lake: Lake, text: str, options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    first = rows(lake({"a.csv": text}, **options))[0]
+    assert {name: first[name] for name in expected} == expected
+
+
+def test_encodings_are_stated(lake: Lake) -> None:
+    text = "id,x\n1,Zürich\n2,€\n"
+    for encoding in ("utf-8", "utf-8-sig", "cp1252", "utf-16"):
+        frame = lake({"a.csv": text.encode(encoding)}, encoding=encoding)
+        assert [row["x"] for row in rows(frame)] == ["Zürich", "€"]
+    assert rows(lake({"a.csv": text.encode("utf-8-sig")}))[0]["id"] == 1
+    with pytest.raises(InvalidSourceFile, match=r"a\.csv line 2: the bytes are not utf-8"):
+        lake({"a.csv": text.encode("cp1252")})
+
+
+def test_nanoseconds_are_refused_or_rounded(lake: Lake) -> None:
+    files: dict[str, str | bytes] = {"a.csv": "at\n2024-01-01T00:00:00.123456789Z\n"}
+    with pytest.raises(InvalidSourceFile, match=r"a\.csv line 2, column 'at': .*nanoseconds"):
+        rows(lake(files))
+    (row,) = rows(lake(files, timestamp_precision="us"))
+    assert row["at"] == datetime(2024, 1, 1, 0, 0, 0, 123457, tzinfo=UTC)
+
+
+def test_instants_with_and_without_zones_are_not_mixed(lake: Lake) -> None:
+    zoned, plain = "2024-01-01T00:00:00Z", "2024-01-01T00:00:00"
+    assert rows(lake({"a.csv": f"at\n{zoned}\n{plain}\n"})) == [{"at": zoned}, {"at": plain}]
+    (row,) = rows(lake({"a.csv": "at\n2024-01-01 01:00:00+01:00\n"}))
+    assert row["at"] == datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def test_endings_and_compressions_are_read(lake: Lake) -> None:
+    text = b"id,x\n1,a\n"
+    import pyarrow
+
+    zst = pyarrow.compress(text, "zstd", asbytes=True)
+    files: dict[str, str | bytes] = {
+        "A.CSV": text,
+        "b.csv.gz": gzip.compress(text) + gzip.compress(b"2,b\n"),
+        "c.csv.bz2": bz2.compress(text),
+        "d.Csv.ZST": zst,
+    }
+    assert len(rows(lake(files))) == 5
+    assert rows(lake({"a.tsv": "id\tx\n1\ta,b\n"})) == [{"id": 1, "x": "a,b"}]
+    with pytest.raises(InvalidArgument, match=r"\.csv and in \.tsv"):
+        lake({"a.tsv": "id\tx\n", "b.csv": "id,x\n"})
+
+
+def test_files_that_are_not_read_are_named_and_counted(
+    duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    for name in ("a.csv", "b.txt", "c.xlsx", "_SUCCESS"):
+        (tmp_path / name).write_text("id\n1\n")
+    source = tmp_path / "lake"
+    source.mkdir()
+    for name in ("a.csv", "b.txt", "c.xlsx", "_SUCCESS"):
+        (source / name).write_text("id\n1\n")
+    duckdb_store.add_source("lake", str(source))
+    assert duckdb_store.check_source("lake").unread == ("b.txt", "c.xlsx")
+    with pytest.warns(UserWarning, match=r"does not read 2 files.*'b\.txt', 'c\.xlsx'"):
+        assert duckdb_store.read_source("lake").count() == 1
+    # A file that is named may have any ending.
+    assert duckdb_store.read_source("lake", path="b.txt", format="csv").count() == 1
+
+
+def test_semicolons_are_named_not_guessed(lake: Lake) -> None:
+    with pytest.raises(InvalidSourceFile, match="the header is one column, 'id;x'") as error:
+        lake({"a.csv": "id;x\n1;2\n"})
+    assert "delimiter=';'" in str(error.value)
+
+
+def test_large_files_are_read_in_bounded_pieces(lake: Lake, tmp_path: Path) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["id", "note", "x"])
+    for number in range(200_000):
+        writer.writerow([number, f'n "{number}"\n{"ü" * (number % 50)}', number * 0.5])
+    frame = lake({"a.csv": text.getvalue()})
+    table = frame.to_arrow()
+    assert table.num_rows == 200_000
+    expected = list(csv.DictReader(io.StringIO(text.getvalue())))
+    assert table.column("note").to_pylist() == [row["note"] for row in expected]
+    assert table.column("x").to_pylist() == [float(row["x"]) for row in expected]
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.gz", "a.csv.zst", "a.jsonl.bz2"])
+def test_damaged_compression_is_refused_by_file(lake: Lake, name: str) -> None:
+    whole = gzip.compress(b"id\n1\n" * 1000)
+    for content in (b"not compressed", whole[:-8] if name.endswith(".gz") else whole):
+        with pytest.raises(InvalidSourceFile, match=r"a\.\w+\.\w+ cannot be read, or is damaged"):
+            lake({name: content})
+
+
+def test_columns_are_named(lake: Lake) -> None:
+    files: dict[str, str | bytes] = {"a.csv": "id,x\n1,2\n"}
+    assert rows(lake(files, columns=["x"])) == [{"x": 2}]
+    for columns in ([], "x"):
+        with pytest.raises(InvalidArgument, match="is not a list of names"):
+            lake(files, columns=columns)

@@ -1,0 +1,157 @@
+"""What sources refuse is said in few words, and every line that a hint offers works when pasted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from featurestore.errors import FeatureStoreError, InvalidSourceFile, SourceError
+from featurestore.sources import SourceFrame
+from featurestore.store import FeatureStore
+from featurestore_connectors.sources.sqlalchemy_types import Described, described_column
+
+Lake = Callable[..., SourceFrame]
+NANOS = "2024-01-01T00:00:00.123456789Z"
+
+# Files and options that are refused with a call to paste.
+REFUSED: list[tuple[dict[str, str | bytes], dict[str, Any]]] = [
+    ({"a.csv": "id,x\n1,2\n3\n"}, {}),
+    ({"a.csv": "id;x\n1;2;3\n"}, {"delimiter": ";"}),
+    ({"a.csv": "Report of 2024\nid,x\n1,2\n"}, {}),
+    ({"a.csv": "id,x\n1,2\n3\n"}, {"null_values": ["NA"]}),
+    ({"a.csv": 'id,x\n1,"2\n'}, {}),
+    ({"a.csv": "id;x\n1;2\n"}, {}),
+    ({"a.csv": b"id,x\n1,\xff\n"}, {}),
+    ({"a.csv": ""}, {}),
+    ({"a.csv": "x,x\n1,2\n"}, {}),
+    ({"a.csv": "Total €,1978\n1,2\n"}, {}),
+    ({"a.csv": "id\n1\n", "b.csv": "id,x\n1,2\n"}, {"dtypes": {"id": "int32"}}),
+    ({"a.csv": "id,x\nA,2\n"}, {"dtypes": {"id": "int64", "x": "decimal(5, 2)"}}),
+    ({"a.csv": f"at\n{NANOS}\n"}, {}),
+    ({"a.csv": "a\n1\n", "b.tsv": "a\n1\n"}, {}),
+    ({"a.jsonl": '{"x": 1}\n{"x": "1"}\n'}, {}),
+    ({"a.jsonl": '{"x": [1]}\n{"x": ["1"]}\n'}, {}),
+    ({"a.jsonl": '{"x": {"y": 1}}\n{"x": {"y": "1"}}\n'}, {}),
+    ({"a.jsonl": '{"x": {}}\n'}, {}),
+    ({"a.jsonl": '{"x": 1,}\n{"x": 2}\n'}, {}),
+    ({"a.jsonl": f'{{"at": "{NANOS}"}}\n'}, {}),
+    ({"a.jsonl": '{"x": 1.5}\n{"x": 9007199254740993}\n'}, {}),
+    ({"a.json": '[{"x": 1}]'}, {}),
+    ({"a.jsonl": '{"Año": 1}\n'}, {}),
+]
+
+
+@pytest.mark.parametrize(("files", "options"), REFUSED)
+def test_calls_that_hints_offer_read_the_files(
+    lake: Lake,
+    duckdb_store: FeatureStore,
+    files: dict[str, str | bytes],
+    options: dict[str, Any],
+) -> None:
+    with pytest.raises(FeatureStoreError) as refusal:
+        lake(files, **options).to_arrow()
+    hint = str(refusal.value.hint)
+    call = re.match(
+        r"read_source\(.*\)(?= (takes|reads|leaves|rounds|renames|names|separates|declares))", hint
+    )
+    assert call is not None, hint
+    frame = eval(f"store.{call[0]}", {"store": duckdb_store})
+    frame.to_arrow()
+
+
+def test_hints_of_options_are_options(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,total\n1,2\n")
+    wrong: list[dict[str, Any]] = [
+        {"delimiter": ";;"},
+        {"quote": "<>"},
+        {"header": "perhaps"},
+        {"skip_rows": "-1"},
+        {"encoding": "utf-99"},
+        {"date_format": "%H"},
+        {"timestamp_format": "%Q"},
+        {"on_bad_rows": "eror"},
+        {"on_bad_rows": "drop"},
+        {"format": "xlsx"},
+        {"header": False},
+        {"names": ["a"]},
+        {"decimal": ",", "thousands": ","},
+        {"dtypes": {"id": "intt"}},
+        {"dtypes": {"idd": "int64"}},
+        {"delimiter": '"'},
+        {"format": "jsonl", "quote": "'"},
+        {"rename": "camelCase"},
+        {"timestamp_precision": "ms"},
+    ]
+    for number, options in enumerate(wrong):
+        hint = _hint(duckdb_store, f"lake_{number}", tmp_path, options)
+        assert "sql=" not in hint
+        for word in re.findall(r"(\w+)=", hint):
+            assert word in (
+                *options,
+                "names",
+                "header",
+                "thousands",
+                "rename",
+                "options",
+                "format",
+                "tz",
+            )
+
+
+def _hint(store: FeatureStore, name: str, path: Path, options: dict[str, Any]) -> str:
+    with pytest.raises(FeatureStoreError) as refusal:  # noqa: PT012  # one of the two refuses
+        store.add_source(name, str(path), options=options)
+        store.read_source(name)
+    return str(refusal.value.hint)
+
+
+def test_files_that_duckdb_cannot_read_are_refused_in_few_words(
+    duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    table = pa.table({"id": range(1000), "x": [f"text {number}" for number in range(1000)]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    data[100:3000] = bytes(2900)
+    (tmp_path / "a.parquet").write_bytes(data)
+    duckdb_store.add_source("lake", str(tmp_path / "a.parquet"))
+    with pytest.raises((InvalidSourceFile, SourceError), match=r"a\.parquet") as error:
+        duckdb_store.read_source("lake").to_arrow()
+    assert len(str(error.value)) < 600
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"format-version": 2}', "x", '{"location": 1}'])
+def test_metadata_that_are_not_iceberg_are_refused_in_few_words(
+    duckdb_store: FeatureStore, tmp_path: Path, text: str
+) -> None:
+    pytest.importorskip("pyiceberg")
+    (tmp_path / "v1.metadata.json").write_text(text)
+    duckdb_store.add_source("table", f"iceberg+{tmp_path}/v1.metadata.json")
+    with pytest.raises(SourceError, match="not those of an Iceberg table") as error:
+        duckdb_store.read_source("table")
+    assert len(str(error.value)) < 500
+    assert "pydantic" not in str(error.value)
+
+
+def test_way_out_of_long_decimals_keeps_every_digit() -> None:
+    told = Described("total", 246, 67, 30, False)
+    column = described_column(told, quoted="`total`")
+    assert (column.kind, column.way_out) == (None, "CAST(`total` AS CHAR)")
+
+
+def test_the_command_line_reads_with_options(
+    duckdb_store: FeatureStore, command_line: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "a.csv").write_text("Zone ID;x\n007;2,5\n")
+    at = ("--location", duckdb_store.location)
+    command_line("source", "add", "lake", str(tmp_path / "a.csv"), *at)
+    options = ("delimiter=;", "decimal=,", 'rename={"Zone ID": "zone"}', 'dtypes={"x": "double"}')
+    chosen = [word for option in options for word in ("--option", option)]
+    shown = command_line("source", "read", "lake", *chosen, *at).out
+    assert "007" in shown
+    assert "2.5" in shown

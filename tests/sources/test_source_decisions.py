@@ -1,0 +1,34 @@
+"""What a source decides about its tables is stored once, also where two processes decide."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from featurestore.errors import StorageError
+from featurestore.external.decisions import StoredDecisions
+from featurestore.store import FeatureStore
+
+
+def test_the_first_decision_of_many_is_that_of_all(tmp_path: Path) -> None:
+    decisions = StoredDecisions(str(tmp_path), "lake")
+    assert decisions.get("ab") is None
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda n: decisions.decide("ab", {"n": n}), range(32)))
+    assert len({decision["n"] for decision in made}) == 1
+    assert decisions.get("ab") == made[0]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["ab.json"]
+    with pytest.raises(StorageError, match="not a key"):
+        decisions.get("../ab")
+
+
+def test_decisions_go_with_their_source(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id\n1\n")
+    duckdb_store.add_source("lake", str(tmp_path / "a.csv"))
+    duckdb_store.read_source("lake")
+    folder = Path(duckdb_store.location) / "sources"
+    assert len(list(folder.rglob("*.decisions/*.json"))) == 1
+    duckdb_store.remove_source("lake")
+    assert list(folder.rglob("*.json")) == []

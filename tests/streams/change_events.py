@@ -1,0 +1,134 @@
+"""Change events as Debezium's connectors for Postgres and MySQL write them, field by field.
+
+https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-events
+https://debezium.io/documentation/reference/stable/connectors/mysql.html#mysql-events
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from tests.streams.memory_topics import Record
+
+Row = Mapping[str, Any]
+POSTGRES: dict[str, Any] = {
+    "version": "3.0.5.Final",
+    "connector": "postgresql",
+    "name": "shop",
+    "snapshot": "false",
+    "db": "shop",
+    "sequence": '["24023119","24023128"]',
+    "schema": "public",
+    "table": "customers",
+    "txId": 555,
+    "lsn": 24023128,
+    "xmin": None,
+}
+MYSQL: dict[str, Any] = {
+    "version": "3.0.5.Final",
+    "connector": "mysql",
+    "name": "shop",
+    "snapshot": "false",
+    "db": "shop",
+    "table": "customers",
+    "server_id": 223344,
+    "gtid": None,
+    "file": "mysql-bin.000003",
+    "pos": 484,
+    "row": 0,
+    "thread": 7,
+    "query": None,
+}
+
+
+def envelope(
+    op: str, before: Row | None, after: Row | None, at: int, source: Row = POSTGRES
+) -> dict[str, Any]:
+    """Return the payload of an event: of a change at ``at`` ms, captured 150 ms later."""
+    times = {"ts_ms": at, "ts_us": at * 1000 + 7, "ts_ns": at * 1_000_000 + 7000}
+    seen = {"ts_ms": at + 150, "ts_us": (at + 150) * 1000, "ts_ns": (at + 150) * 1_000_000}
+    told = {"before": before, "after": after, "source": {**source, **times}}
+    return {**told, "transaction": None, "op": op, **seen}
+
+
+def struct_of(columns: Mapping[str, Mapping[str, Any]], name: str, field: str) -> dict[str, Any]:
+    fields = [{"optional": True, "field": each, **kind} for each, kind in columns.items()]
+    return {"type": "struct", "fields": fields, "optional": True, "name": name, "field": field}
+
+
+def json_event(
+    key: Row, payload: Row, columns: Mapping[str, Mapping[str, Any]] | None = None
+) -> Record:
+    """Return an event in JSON; with the columns' types it has a schema, as by default."""
+    if columns is None:
+        return json.dumps(key).encode(), json.dumps(payload).encode()
+    row = "shop.public.customers.Value"
+    schema = {
+        "type": "struct",
+        "fields": [
+            struct_of(columns, row, "before"),
+            struct_of(columns, row, "after"),
+            {"type": "string", "optional": False, "field": "op"},
+            {"type": "int64", "optional": True, "field": "ts_ms"},
+        ],
+        "optional": False,
+        "name": "shop.public.customers.Envelope",
+        "version": 2,
+    }
+    of_key = {"type": "struct", "fields": [], "optional": False, "name": "shop.customers.Key"}
+    of_key["fields"] = [
+        {"optional": False, "field": name, **columns.get(name, {"type": "int32"})} for name in key
+    ]
+    parts = []
+    for told, kind in ((key, of_key), (payload, schema)):
+        parts.append(json.dumps({"schema": kind, "payload": told}).encode())
+    return parts[0], parts[1]
+
+
+def avro_schemas(columns: list[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:
+    """Return the schemas of keys (1) and envelopes (2), as the Avro converter registers them."""
+    row = {
+        "type": "record",
+        "name": "Value",
+        "fields": [{**each, "default": None} for each in columns],
+        "connect.name": "shop.public.customers.Value",
+    }
+    times: list[dict[str, Any]] = []
+    for name in ("ts_ms", "ts_us", "ts_ns"):
+        times.append({"name": name, "type": ["null", "long"], "default": None})
+    source = {
+        "type": "record",
+        "name": "Source",
+        "namespace": "io.debezium.connector.postgresql",
+        "fields": [{"name": "connector", "type": "string"}, *times],
+    }
+    fields: list[dict[str, Any]] = [
+        {"name": "before", "type": ["null", row], "default": None},
+        {"name": "after", "type": ["null", "Value"], "default": None},
+        {"name": "source", "type": source},
+        {"name": "op", "type": "string"},
+        *times,
+    ]
+    of_value = {"type": "record", "name": "Envelope", "namespace": "shop.public.customers"}
+    of_key = {"type": "record", "name": "Key", "namespace": "shop.public.customers"}
+    return {
+        1: {**of_key, "fields": [{"name": key, "type": "int"}]},
+        2: {**of_value, "fields": fields},
+    }
+
+
+def avro_event(key: Row, payload: Row, schemas: Mapping[int, dict[str, Any]]) -> Record:
+    """Return an event in Avro, in the wire format of a schema registry."""
+    import fastavro
+
+    parts = []
+    for number, told in ((1, key), (2, payload)):
+        out = io.BytesIO()
+        out.write(struct.pack(">bI", 0, number))
+        fastavro.schemaless_writer(out, fastavro.parse_schema(schemas[number]), told)
+        parts.append(out.getvalue())
+    return parts[0], parts[1]

@@ -1,0 +1,260 @@
+"""Change events of Debezium become upserts and deletes of a feature group."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.errors import InvalidJob
+from featurestore.model.job import JobSpec
+from featurestore.store import FeatureStore
+
+pytest.importorskip("confluent_kafka")
+pytest.importorskip("fastavro")
+
+from tests.registry.conftest import postgres_server
+from tests.streams.change_events import (
+    MYSQL,
+    avro_event,
+    avro_schemas,
+    envelope,
+    json_event,
+)
+from tests.streams.memory_topics import MemoryTopics, Record, quarantined, rows_of, run
+from tests.streams.test_stream_values import schema_registry
+
+assert postgres_server
+NOON = 1_714_000_000_000
+COLUMNS = {"id": "int64", "name": "string", "born": "date", "seen": "timestamp"}
+TYPES = {
+    "id": {"type": "int32"},
+    "name": {"type": "string"},
+    "born": {"type": "int32", "name": "io.debezium.time.Date", "version": 1},
+    "seen": {"type": "int64", "name": "io.debezium.time.MicroTimestamp", "version": 1},
+    "price": {
+        "type": "bytes",
+        "name": "org.apache.kafka.connect.data.Decimal",
+        "version": 1,
+        "parameters": {"scale": "2", "connect.decimal.precision": "10"},
+    },
+}
+
+
+def job(**arguments: Any) -> JobSpec:
+    told = {
+        "schema": {**COLUMNS, "price": pa.decimal128(10, 2)},
+        "primary_key": "id",
+        "event_time": "changed_at",
+        "created_time": "known_at",
+        **arguments,
+    }
+    return featurestore.stream_job(
+        "customers", source="events", topic="shop.public.customers", format="debezium", **told
+    ).spec
+
+
+def at(milliseconds: int, microseconds: int = 7) -> datetime:
+    instant = timedelta(milliseconds=milliseconds, microseconds=microseconds)
+    return datetime(1970, 1, 1, tzinfo=UTC) + instant
+
+
+ROW = {"id": 1, "name": "Ann", "born": 19_782, "seen": 1_714_000_000_123_456, "price": "BII="}
+EXPECTED = {
+    "id": 1,
+    "name": "Ann",
+    "born": date(2024, 2, 29),
+    "seen": at(1_714_000_000_123, 456),
+    "price": Decimal("11.54"),
+    "changed_at": at(NOON),
+    "known_at": at(NOON + 150, 0),
+}
+
+
+@pytest.mark.parametrize("op", ["c", "r", "u"])
+def test_an_event_with_its_schema_is_a_row_of_exact_values(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    event = json_event({"id": 1}, envelope(op, None, ROW, NOON), TYPES)
+    run(monkeypatch, duckdb_store, job(), MemoryTopics([[event]]))
+    assert quarantined(duckdb_store, "customers") == []
+    assert rows_of(duckdb_store, "customers") == [EXPECTED]
+
+
+def test_an_event_of_mysql_without_schema_is_read_where_its_values_say_what_they_are(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = job(schema={"id": "int64", "name": "string", "seen": "timestamp"})
+    row = {"id": 1, "name": "Ann", "seen": "2024-04-24T23:06:40Z"}
+    number = {**row, "id": 2, "seen": 1_714_000_000_000}
+    events = []
+    for each in (row, number):
+        events.append(json_event({"id": each["id"]}, envelope("c", None, each, NOON, MYSQL)))
+    run(monkeypatch, duckdb_store, spec, MemoryTopics([events]))
+    (found,) = rows_of(duckdb_store, "customers")
+    assert found["seen"] == datetime(2024, 4, 24, 23, 6, 40, tzinfo=UTC)
+    (bad,) = quarantined(duckdb_store, "customers")
+    assert "seen is a number" in bad["reasons"][0]
+
+
+def test_events_in_avro_are_read_by_the_registered_envelope(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns: list[dict[str, Any]] = [
+        {"name": "id", "type": ["null", "int"]},
+        {"name": "name", "type": ["null", "string"]},
+        {
+            "name": "born",
+            "type": ["null", {"type": "int", "connect.name": "io.debezium.time.Date"}],
+        },
+        {
+            "name": "seen",
+            "type": ["null", {"type": "long", "connect.name": "io.debezium.time.MicroTimestamp"}],
+        },
+        {
+            "name": "price",
+            "type": [
+                "null",
+                {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2},
+            ],
+        },
+    ]
+    schemas = avro_schemas(columns, "id")
+    row = {**ROW, "price": Decimal("11.54")}
+    events = [
+        avro_event({"id": 1}, envelope("c", None, row, NOON), schemas),
+        avro_event({"id": 2}, envelope("c", None, {**row, "id": 2}, NOON), schemas),
+        avro_event({"id": 2}, envelope("d", {**row, "id": 2}, None, NOON + 1), schemas),
+        (avro_event({"id": 3}, envelope("c", None, row, NOON), schemas)[0], None),
+    ]
+    with schema_registry(schemas) as address:
+        spec = job(schema_registry=address)
+        run(monkeypatch, duckdb_store, spec, MemoryTopics([events]))
+    assert quarantined(duckdb_store, "customers") == []
+    assert rows_of(duckdb_store, "customers") == [EXPECTED]
+
+
+def test_deletes_and_tombstones_remove_the_rows_of_a_key(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key_only = {"id": 1, "name": None, "born": None, "seen": None, "price": None}
+    events: list[Record] = [
+        json_event({"id": 1}, envelope("c", None, ROW, NOON), TYPES),
+        json_event({"id": 1}, envelope("u", None, {**ROW, "name": "Bea"}, NOON + 1), TYPES),
+        json_event({"id": 2}, envelope("c", None, {**ROW, "id": 2}, NOON), TYPES),
+        json_event({"id": 1}, envelope("d", key_only, None, NOON + 2), TYPES),
+        (json_event({"id": 1}, {}, TYPES)[0], None),
+    ]
+    topics = MemoryTopics([events[:3]])
+    run(monkeypatch, duckdb_store, job(), topics)
+    names = [row["name"] for row in rows_of(duckdb_store, "customers")]
+    assert sorted(names) == ["Ann", "Ann", "Bea"]
+    run(monkeypatch, duckdb_store, job(), MemoryTopics([events], [1]))
+    assert [row["id"] for row in rows_of(duckdb_store, "customers")] == [2]
+    assert quarantined(duckdb_store, "customers") == []
+
+
+def test_what_is_no_change_of_a_row_is_quarantined_with_its_reason(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = {**ROW, "name": "__debezium_unavailable_value"}
+    events: list[Record] = [
+        json_event({"id": 1}, envelope("t", None, None, NOON), TYPES),
+        json_event({"id": 1}, envelope("c", None, None, NOON), TYPES),
+        json_event({"id": 1}, envelope("u", None, large, NOON), TYPES),
+        (b'{"id": 1}', b'{"id": 1}'),
+        (b'{"id": 1}', b"no JSON"),
+    ]
+    run(monkeypatch, duckdb_store, job(), MemoryTopics([events]))
+    reasons = [row["reasons"][0] for row in quarantined(duckdb_store, "customers")]
+    assert reasons == [
+        "the change event truncates the table (op 't')",
+        "the change event has no 'after'",
+        "name did not change and is not in the event (REPLICA IDENTITY FULL has it)",
+        "the value is no change event: it has no 'op'",
+        "the value is not JSON: Expecting value at column 1",
+    ]
+
+
+def test_a_job_of_change_events_that_cannot_delete_is_refused() -> None:
+    with pytest.raises(InvalidJob, match="replace and delete"):
+        job(mode="append")
+    with pytest.raises(InvalidJob, match="primary_key"):
+        job(primary_key=())
+
+
+_CHANGE = re.compile(r"table public\.customers: (INSERT|UPDATE|DELETE): (.*)")
+_COLUMN = re.compile(r"(\w+)\[[^\]]*\]:('(?:[^']|'')*'|\S+)")
+
+
+def decoded_changes(lines: list[str]) -> list[Record]:
+    """Return the change events that a connector makes of what logical decoding gives."""
+    events: list[Record] = []
+    for number, line in enumerate(lines):
+        match = _CHANGE.fullmatch(line)
+        if match is None:
+            continue
+        what, text = match.groups()
+        old, _, new = text.rpartition("new-tuple: ")
+        sides = []
+        for side in (old.removeprefix("old-key: "), new):
+            row: dict[str, Any] = {}
+            for name, value in _COLUMN.findall(side):
+                plain = value.strip("'").replace("''", "'")
+                row[name] = None if value == "null" else (int(plain) if name == "id" else plain)
+            sides.append(row)
+        moment = NOON + number
+        before, after = sides
+        if what == "DELETE":
+            events.append(json_event({"id": after["id"]}, envelope("d", after, None, moment)))
+            events.append((json.dumps({"id": after["id"]}).encode(), None))
+        elif what == "UPDATE" and before and before["id"] != after["id"]:
+            events.append(json_event({"id": before["id"]}, envelope("d", before, None, moment)))
+            events.append((json.dumps({"id": before["id"]}).encode(), None))
+            events.append(json_event({"id": after["id"]}, envelope("c", None, after, moment)))
+        else:
+            op = "c" if what == "INSERT" else "u"
+            events.append(json_event({"id": after["id"]}, envelope(op, None, after, moment)))
+    return events
+
+
+@pytest.mark.postgres
+def test_a_group_ends_as_the_table_whose_log_was_decoded(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, postgres_server: str
+) -> None:
+    import psycopg
+
+    with psycopg.connect(f"{postgres_server}/postgres", autocommit=True) as connection:
+        connection.execute("create table customers (id int primary key, name text)")
+        connection.execute("select pg_create_logical_replication_slot('shop', 'test_decoding')")
+        connection.execute("insert into customers select n, 'c' || n from generate_series(1, 40) n")
+        connection.execute("update customers set name = 'it''s ' || id where id % 3 = 0")
+        connection.execute("delete from customers where id % 5 = 0")
+        connection.execute("update customers set id = id + 100 where id % 7 = 0")
+        connection.execute("insert into customers values (5, 'again'), (200, null)")
+        changes = connection.execute(
+            "select data from pg_logical_slot_get_changes('shop', null, null)"
+        ).fetchall()
+        expected = connection.execute("select id, name from customers").fetchall()
+        connection.execute("select pg_drop_replication_slot('shop')")
+        connection.execute("drop table customers")
+    events = decoded_changes([text for (text,) in changes])
+    partitions: list[list[Record]] = [[], []]
+    for each in events:
+        assert each[0] is not None
+        partitions[json.loads(each[0])["id"] % 2].append(each)
+    spec = job(schema={"id": "int64", "name": "string"}, created_time=None)
+    run(monkeypatch, duckdb_store, spec, MemoryTopics(partitions, [7, 30, 1]))
+    assert quarantined(duckdb_store, "customers") == []
+    latest: dict[int, tuple[datetime, str]] = {}
+    for row in rows_of(duckdb_store, "customers"):
+        latest[row["id"]] = max(
+            latest.get(row["id"], (at(0), "")), (row["changed_at"], row["name"])
+        )
+    assert sorted((key, name) for key, (_, name) in latest.items()) == sorted(expected)

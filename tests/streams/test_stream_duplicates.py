@@ -1,0 +1,160 @@
+"""Records of one key: what lands depends on the records, and not on where micro-batches end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import featurestore
+from featurestore.errors import InvalidJob
+from featurestore.model.job import JobSpec
+from featurestore.store import FeatureStore
+
+pytest.importorskip("confluent_kafka")
+
+from tests.streams.memory_topics import MemoryTopics, Record, quarantined, rows_of, run
+
+DAYS = ("2024-01-01T00:00:00Z", "2024-01-02T00:00:00Z")
+COLD = [{"type": "expect_column_values_to_be_between", "kwargs": {"column": "x", "max_value": 5}}]
+
+
+def job(name: str, **arguments: Any) -> JobSpec:
+    return featurestore.stream_job(
+        name,
+        source="events",
+        topic="events",
+        schema={"id": "int64", "at": "timestamp", "x": "int64"},
+        primary_key="id",
+        event_time="at",
+        **arguments,
+    ).spec
+
+
+def record(key: int, day: int, x: int) -> Record:
+    value = {"id": key, "at": DAYS[day], "x": x}
+    return str(key).encode(), json.dumps(value).encode()
+
+
+def tombstone(key: int) -> Record:
+    return str(key).encode(), None
+
+
+def expected(
+    records: Sequence[Record], on_duplicates: str, mode: str, most: int | None
+) -> tuple[list[tuple[Any, ...]], int]:
+    """Return the rows after all records one by one, and how many records the quarantine has."""
+    rows: dict[tuple[int, str], int] = {}
+    aside = 0
+    for key, value in records:
+        if value is None:
+            aside += mode == "append"
+            if mode == "upsert":
+                assert key is not None
+                rows = {each: x for each, x in rows.items() if each[0] != int(key)}
+            continue
+        told = json.loads(value)
+        place = (told["id"], told["at"])
+        if most is not None and told["x"] > most:
+            aside += 1
+        elif place in rows and on_duplicates != "last":
+            aside += on_duplicates == "quarantine"
+        else:
+            rows[place] = told["x"]
+    return sorted((*place, x) for place, x in rows.items()), aside
+
+
+RECORDS = st.one_of(
+    st.builds(record, st.integers(0, 2), st.integers(0, 1), st.integers(0, 9)),
+    st.builds(tombstone, st.integers(0, 2)),
+)
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    records=st.lists(RECORDS, min_size=2, max_size=14),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    how=st.sampled_from(["last", "first", "quarantine", "upsert"]),
+    checked=st.booleans(),
+)
+def test_any_batch_boundaries_give_the_same_group(
+    tmp_path_factory: pytest.TempPathFactory,
+    records: list[Record],
+    sizes: list[int],
+    how: str,
+    checked: bool,
+) -> None:
+    mode = "upsert" if how == "upsert" else "append"
+    on_duplicates = "last" if how == "upsert" else how
+    partitions: list[list[Record]] = [[], []]
+    for each in records:
+        assert each[0] is not None
+        partitions[int(each[0]) % 2].append(each)  # one key is in one partition
+    store = featurestore.connect(tmp_path_factory.mktemp("stream") / "store")
+    spec = job(
+        "g", mode=mode, on_duplicates=on_duplicates, expectations=COLD if checked else (),
+        most_bad=1.0, statistics=False,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patched:
+        run(patched, store, spec, MemoryTopics(partitions, sizes))
+    rows, aside = expected(
+        [*partitions[0], *partitions[1]], on_duplicates, mode, 5 if checked else None
+    )
+    found = []
+    for row in rows_of(store, "g"):
+        found.append((row["id"], row["at"].strftime("%Y-%m-%dT%H:%M:%SZ"), row["x"]))
+    assert sorted(found) == rows
+    assert len(quarantined(store, "g")) == aside
+    store.close()
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_a_record_twice_lands_once_in_batches_of_any_size(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    topics = MemoryTopics([[record(1, 0, 5), record(1, 0, 5), record(2, 0, 6)]], [size])
+    run(monkeypatch, duckdb_store, job("g"), topics)
+    assert [(row["id"], row["x"]) for row in rows_of(duckdb_store, "g")] == [(1, 5), (2, 6)]
+    assert quarantined(duckdb_store, "g") == []
+
+
+def test_repeated_records_of_the_quarantine_have_place_value_and_reason(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = MemoryTopics([[record(1, 0, 5), record(1, 0, 6)]], [2])
+    run(monkeypatch, duckdb_store, job("g", on_duplicates="quarantine"), topics)
+    (row,) = quarantined(duckdb_store, "g")
+    assert (row["record_offset"], row["x"]) == (1, 6)
+    assert (row["record_key"], row["record_value"]) == record(1, 0, 6)
+    assert row["reasons"] == ["another record has the same key and times"]
+
+
+def test_a_tombstone_deletes_rows_that_landed_before_it_and_none_after(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [record(1, 0, 1), record(1, 1, 2), record(2, 0, 3), tombstone(1)]
+    topics = MemoryTopics([records], [3])
+    run(monkeypatch, duckdb_store, job("g", mode="upsert"), topics)
+    assert [row["id"] for row in rows_of(duckdb_store, "g")] == [2]
+    topics = MemoryTopics([[*records, record(1, 0, 9), (b"x", None), (None, None)]], [3])
+    run(monkeypatch, duckdb_store, job("g", mode="upsert"), topics)
+    assert [(row["id"], row["x"]) for row in rows_of(duckdb_store, "g")] == [(1, 9), (2, 3)]
+    reasons = [row["reasons"][0] for row in quarantined(duckdb_store, "g")]
+    assert reasons == [
+        "the key: id is a string ('x'), which is not int64",
+        "the record has neither key nor value",
+    ]
+
+
+def test_upserts_that_keep_the_first_record_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match="mode='upsert' replaces rows"):
+        job("g", mode="upsert", on_duplicates="first")
+    with pytest.raises(InvalidJob, match="on_duplicates='latest'"):
+        job("g", on_duplicates="latest")

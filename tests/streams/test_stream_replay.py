@@ -1,0 +1,168 @@
+"""The quarantine of streams: what it shows, and records that are tried again after a fix."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import featurestore
+from featurestore.cli.main import app
+from featurestore.errors import InvalidJob
+from featurestore.model.job import JobSpec
+from featurestore.registry import jobs
+from featurestore.store import FeatureStore
+from featurestore.streams import replay as replays
+
+pytest.importorskip("confluent_kafka")
+
+from tests.streams.memory_topics import MemoryTopics, Record, quarantined, rows_of, run
+
+COLUMNS = {"id": "int64", "at": "timestamp", "x": "int64"}
+AT = "2024-01-01T00:00:00Z"
+
+
+def job(**arguments: Any) -> JobSpec:
+    told = {"schema": COLUMNS, "primary_key": "id", "event_time": "at", **arguments}
+    return featurestore.stream_job("g", source="events", topic="events", **told).spec
+
+
+def record(**members: Any) -> Record:
+    return b"k", json.dumps({"at": AT, **members}).encode()
+
+
+def registered(
+    store: FeatureStore, monkeypatch: pytest.MonkeyPatch, spec: JobSpec, topics: MemoryTopics
+) -> None:
+    monkeypatch.setattr(replays, "streams_of", lambda session, stream: topics)
+    with store.session.registry.transaction() as connection:
+        jobs.register(connection, spec, origin="jobs.py", watermark=None)
+
+
+def test_the_quarantine_of_a_stream_shows_the_places_of_its_records(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = MemoryTopics([[record(id=1, x=1), (b"key", b"not json")]])
+    run(monkeypatch, duckdb_store, job(), topics)
+    columns = duckdb_store.get_featuregroup_quarantine("g").columns
+    assert columns == [
+        *("id", "at", "x", "reasons", "record_topic", "record_partition"),
+        *("record_offset", "record_timestamp", "record_key", "record_value"),
+    ]
+    table = duckdb_store.get_featuregroup_quarantine("g").to_arrow().to_pylist()
+    assert (table[0]["record_topic"], table[0]["record_offset"]) == ("events", 1)
+    assert (table[0]["record_key"], table[0]["record_value"]) == (b"key", b"not json")
+
+
+def test_a_replay_lands_what_can_be_read_now_and_says_why_the_rest_stays(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [record(id=1, x=1), record(id=2, x=2.5), record(id="three"), record(id=4, x=7.5)]
+    rule = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "x", "max_value": 4}}
+    first = job(expectations=[rule])
+    topics = MemoryTopics([records])
+    run(monkeypatch, duckdb_store, first, topics)
+    assert [row["id"] for row in rows_of(duckdb_store, "g")] == [1]
+    fixed = job(schema={"id": "int64", "at": "timestamp", "x": "int64", "y": "string"})
+    registered(duckdb_store, monkeypatch, fixed, topics)
+    found = duckdb_store.replay_stream("g")
+    assert (found.rows, found.left) == (0, 3)
+    monkeypatch.setattr(
+        MemoryTopics, "decoder", lambda self, spec, request: _rounding(spec, request)
+    )
+    found = duckdb_store.replay_stream("g")
+    assert found.rows == 1
+    assert dict(found.reasons) == {
+        "id is a string ('three'), which is not int64": 1,
+        "the row fails checks, or the group has a row of its key and times": 1,
+    }
+    assert sorted(row["id"] for row in rows_of(duckdb_store, "g")) == [1, 2]
+    assert [row["record_offset"] for row in quarantined(duckdb_store, "g")] == [2, 3]
+    assert duckdb_store.replay_stream("g").rows == 0
+    assert len(rows_of(duckdb_store, "g")) == 2
+
+
+def _rounding(spec: Any, request: Any) -> Any:
+    """Return a decoder after a fix: numbers are rounded down."""
+    from featurestore_connectors.kafka import decoding
+
+    decode = decoding.decoder(spec, request)
+
+    def fixed(batch: Any) -> Any:
+        import pyarrow as pa
+
+        values = [value.replace(b".5", b"") for value in batch.column("value").to_pylist()]
+        index = batch.schema.get_field_index("value")
+        columns = list(batch.columns)
+        columns[index] = pa.array(values, pa.binary())
+        return decode(pa.RecordBatch.from_arrays(columns, batch.schema.names))
+
+    return fixed
+
+
+@pytest.mark.parametrize("key", ["id", ()])
+def test_a_replay_that_dies_between_its_commits_lands_nothing_twice(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, key: Any
+) -> None:
+    topics = MemoryTopics([[record(id=1, x=1.5), record(id=2, x=2.5), record(id="three")]])
+    spec = job(primary_key=key)
+    run(monkeypatch, duckdb_store, spec, topics)
+    registered(duckdb_store, monkeypatch, spec, topics)
+    monkeypatch.setattr(
+        MemoryTopics, "decoder", lambda self, spec, request: _rounding(spec, request)
+    )
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(replays, "_remove", dies)
+        with pytest.raises(KeyboardInterrupt):
+            duckdb_store.replay_stream("g")
+    assert len(rows_of(duckdb_store, "g")) == 2
+    assert len(quarantined(duckdb_store, "g")) == 3
+    found = duckdb_store.replay_stream("g")
+    assert (found.rows, found.left) == (0, 1)
+    assert len(rows_of(duckdb_store, "g")) == 2
+    assert len(quarantined(duckdb_store, "g")) == 1
+
+
+def test_a_row_that_landed_since_is_not_replaced_by_a_replay(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = MemoryTopics([[record(id=1, x=1.5), record(id=1, x=9)]])
+    run(monkeypatch, duckdb_store, job(), topics)
+    registered(duckdb_store, monkeypatch, job(), topics)
+    monkeypatch.setattr(
+        MemoryTopics, "decoder", lambda self, spec, request: _rounding(spec, request)
+    )
+    found = duckdb_store.replay_stream("g")
+    assert (found.rows, found.left) == (0, 1)
+    assert [row["x"] for row in rows_of(duckdb_store, "g")] == [9]
+
+
+def test_replays_of_other_jobs_are_refused(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered(duckdb_store, monkeypatch, job(), MemoryTopics([[]]))
+    with pytest.raises(InvalidJob, match="no group of its columns yet"):
+        duckdb_store.replay_stream("g")
+
+
+def test_the_command_says_what_landed_and_why_the_rest_stays(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = MemoryTopics([[record(id=1, x=1.5), record(id="two")]])
+    run(monkeypatch, duckdb_store, job(), topics)
+    registered(duckdb_store, monkeypatch, job(), topics)
+    monkeypatch.setattr(
+        MemoryTopics, "decoder", lambda self, spec, request: _rounding(spec, request)
+    )
+    done = CliRunner().invoke(app, ["--location", duckdb_store.location, "stream", "replay", "g"])
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines() == [
+        "1 records landed, 1 stay in the quarantine",
+        "  1: id is a string ('two'), which is not int64",
+    ]

@@ -43,7 +43,7 @@ def serve(
         ),
     ] = None,
     query_seconds: Annotated[
-        float, typer.Option(help="How long a query of a page may take.", min=0.1)
+        float, typer.Option(help="How long a page or an answer may take.", min=0.1)
     ] = 30.0,
     behind_proxy: Annotated[
         bool, typer.Option("--behind-proxy", help="A proxy of this machine ends TLS.")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 import sys
 from typing import Annotated
 
@@ -25,14 +23,11 @@ FromInput = Annotated[
 
 
 def command_line() -> Actor:
-    """Return who types, by the name of this machine's account."""
+    """Return the account that runs the command."""
+    from featurestore.registry.audit_log import account
     from featurestore.server.access.changes import COMMAND_LINE
 
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):
-        name = str(os.getuid())
-    return Actor(name, COMMAND_LINE)
+    return account(COMMAND_LINE)
 
 
 @app.command(epilog="Example: featurestore user add ann --role admin")

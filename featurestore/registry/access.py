@@ -182,21 +182,43 @@ def remove_sign_ins(connection: Connection, user: str) -> None:
     connection.execute(sign_ins.delete().where(sign_ins.c.username == user))
 
 
-def put_failure(connection: Connection, who: str) -> None:
-    """Record that a sign-in failed."""
-    connection.execute(failed_sign_ins.insert().values(who=who, at=to_micros(utc_now())))
+def put_attempt(connection: Connection, who: str) -> int:
+    """Record an attempt to sign in, and return its id; it counts as failed until it is removed."""
+    values = {"who": who, "at": to_micros(utc_now())}
+    inserted = failed_sign_ins.insert().values(**values).returning(failed_sign_ins.c.id)
+    return int(connection.execute(inserted).scalar_one())
 
 
-def count_failures(connection: Connection, who: str, *, since: datetime) -> int:
-    """Return how often a sign-in failed since a time, and forget older failures of everybody."""
-    moment = to_micros(since)
-    connection.execute(failed_sign_ins.delete().where(failed_sign_ins.c.at < moment))
-    query = sa.select(sa.func.count()).where(failed_sign_ins.c.who == who)
-    return int(connection.execute(query).scalar_one())
+def remove_attempt(connection: Connection, identifier: int) -> None:
+    """Remove an attempt that succeeded."""
+    connection.execute(failed_sign_ins.delete().where(failed_sign_ins.c.id == identifier))
 
 
-def remove_failures(connection: Connection, who: str) -> None:
-    """Forget the failures of somebody who has signed in."""
+def remove_attempts_outside(connection: Connection, since: datetime, until: datetime) -> None:
+    """Remove old attempts, and those of a clock that was set back."""
+    at = failed_sign_ins.c.at
+    outside = sa.or_(at < to_micros(since), at > to_micros(until))
+    connection.execute(failed_sign_ins.delete().where(outside))
+
+
+def attempts(connection: Connection, pattern: str) -> dict[str, tuple[int, datetime]]:
+    """Return the number and the last time of attempts of each ``who`` that matches a pattern."""
+    at = failed_sign_ins.c.at
+    query = (
+        sa.select(
+            failed_sign_ins.c.who, sa.func.count().label("number"), sa.func.max(at).label("at")
+        )
+        .where(failed_sign_ins.c.who.like(pattern))
+        .group_by(failed_sign_ins.c.who)
+    )
+    by_who = {}
+    for row in connection.execute(query):
+        by_who[str(row.who)] = int(row.number), from_micros(row.at)
+    return by_who
+
+
+def remove_attempts(connection: Connection, who: str) -> None:
+    """Remove the failed attempts of a user from an address."""
     connection.execute(failed_sign_ins.delete().where(failed_sign_ins.c.who == who))
 
 

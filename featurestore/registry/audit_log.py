@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +15,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry.rows import readable
-from featurestore.registry.tables import audit_log
+from featurestore.registry.tables import audit_log, contains_text
 
 CREATE = "create"
 
@@ -24,6 +26,15 @@ class Actor:
 
     name: str
     how: str
+
+
+def account(how: str) -> Actor:
+    """Return the account of this machine that runs the process as an actor."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = str(os.getuid())
+    return Actor(name, how)
 
 
 @dataclass(frozen=True)
@@ -70,8 +81,8 @@ def entries(
     if who:
         query = query.where(audit_log.c.who == who)
     if text:
-        action = audit_log.c.action.icontains(text, autoescape=True)
-        query = query.where(action | audit_log.c.subject.icontains(text, autoescape=True))
+        action = contains_text(connection, audit_log.c.action, text)
+        query = query.where(action | contains_text(connection, audit_log.c.subject, text))
     return [_entry(row) for row in connection.execute(query.limit(limit).offset(offset))]
 
 

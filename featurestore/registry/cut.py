@@ -20,7 +20,7 @@ from featurestore.errors import NotAllowed
 from featurestore.registry import tables
 from featurestore.registry.change_watch import ChangeWatch
 from featurestore.registry.database import Registry
-from featurestore.registry.hidden import Hidden, hidden_from
+from featurestore.registry.hidden import HIDDEN, RUN, Hidden, hidden_from
 
 # What is hidden in a reading: in SQLite tables, in Postgres views on settings of the session, as a
 # transaction that writes, be it to a temporary table, is one more that all others have to look at.
@@ -29,8 +29,8 @@ _LISTS = {
     "hidden_outputs": {"kind": "text", "name": "text", "version": "integer"},
     "hidden_sources": {"source": "text", "version": "integer"},
     "hidden_jobs": {"name": "text"},
+    "hidden_kinds": {"kind": "text"},
 }
-_FILLED = "featurestore_hidden"
 # A connection makes some thirty views before it answers, so many are left open.
 _CONNECTIONS = 15
 _VISIBLE = (
@@ -70,13 +70,22 @@ CUTS = {
     "training_dataset_pins": "t.training_dataset_id in (select id from training_datasets)",
     "feature_views": _made("'feature_view'"),
     "models": _made("'model'"),
-    "experiment_runs": f"(t.dataset is null or {_made(_DATASET, 'dataset', 'dataset_version')})",
+    "experiment_runs": (
+        f"not exists (select 1 from hidden_kinds where kind = '{RUN}') "
+        f"and (t.dataset is null or {_made(_DATASET, 'dataset', 'dataset_version')}) "
+        f"and not exists (select 1 from hidden_outputs h where h.kind = '{RUN}' "
+        "and h.name in (t.id, t.parent)) "
+        "and (t.parent is null or not exists (select 1 from {base}experiment_runs p "
+        "join hidden_outputs h on h.name = p.dataset and h.version = p.dataset_version "
+        f"where p.id = t.parent and h.kind = {_DATASET}))"
+    ),
     "intents": f"{_GROUP.format('name')} and t.name not in (select name from hidden_outputs)",
     "job_definitions": _JOB.format("name"),
     "job_states": _JOB.format("name"),
     "runs": _JOB.format("job"),
     "windows": _JOB.format("job"),
     "monitor_results": _JOB.format("monitor"),
+    "monitor_acceptances": _JOB.format("monitor"),
     "incidents": _JOB.format("job"),
     "stream_offsets": _JOB.format("job"),
     "stream_progress": _JOB.format("job"),
@@ -118,6 +127,10 @@ class CutRegistry(Registry):
             _fill(connection, self._hidden)
             with connection.begin():
                 yield connection
+
+    def is_hidden(self, text: str) -> bool:
+        """Return whether a text names something hidden."""
+        return self._hidden.is_named(text)
 
     def check_writable(self) -> NoReturn:
         """Refuse: whoever may change something is given the whole store, after a look at roles."""
@@ -210,14 +223,15 @@ def _view(table: sa.Table, base: str) -> str:
 def _fill(connection: Connection, hidden: Hidden) -> None:
     """Write the lists of what is hidden, unless those of the reading before are the same."""
     known = connection.info
-    if known.get(_FILLED) is hidden:
+    if known.get(HIDDEN) is hidden:
         return
-    known.pop(_FILLED, None)
+    known.pop(HIDDEN, None)
     lists: dict[str, list[tuple[Any, ...]]] = {
         "hidden_groups": list(zip(hidden.groups)),
         "hidden_outputs": list(hidden.outputs),
         "hidden_sources": list(hidden.sources),
         "hidden_jobs": list(zip(hidden.jobs)),
+        "hidden_kinds": [(RUN,)] if hidden.runs else [],
     }
     with connection.begin():
         for name, rows in lists.items():
@@ -225,7 +239,7 @@ def _fill(connection: Connection, hidden: Hidden) -> None:
                 _write_table(connection, name, rows)
             else:
                 _write_setting(connection, name, rows)
-    known[_FILLED] = hidden
+    known[HIDDEN] = hidden
 
 
 def _write_table(connection: Connection, name: str, rows: list[tuple[Any, ...]]) -> None:

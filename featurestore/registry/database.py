@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.engine import Connection, Engine
 
+from featurestore._imports import uninterrupted
 from featurestore.errors import (
     ConfigurationError,
     LocationNotWritable,
@@ -102,6 +103,10 @@ class Registry:
         """Yield a connection for queries, which see one state."""
         with self._connection(immediate=False) as connection, connection.begin():
             yield connection
+
+    def is_hidden(self, text: str) -> bool:
+        """Return whether a text names something that those who read this registry may not see."""
+        return False
 
     @property
     def dialect(self) -> str:
@@ -372,7 +377,8 @@ def _engine(url: sa.URL, *, durable: bool, connections: int, schema: str | None 
         url = url.set(drivername="postgresql+psycopg")
     arguments = {"timeout": BUSY_SECONDS} if backend == "sqlite" else {}
     try:
-        engine = sa.create_engine(url, connect_args=arguments, pool_size=connections)
+        with uninterrupted():  # the driver is imported by its name
+            engine = sa.create_engine(url, connect_args=arguments, pool_size=connections)
     except (exc.ArgumentError, TypeError, ValueError):
         raise ConfigurationError(
             f"registry={shown(url)!r} has options that its driver does not know.",

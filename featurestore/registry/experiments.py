@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -11,9 +12,18 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import RunNotFound, listing
 from featurestore.model.run_record import RunRecord, check_run_id
 from featurestore.model.times import to_micros
-from featurestore.registry.tables import experiment_runs
+from featurestore.registry.hidden import RUN, words_of
+from featurestore.registry.tables import (
+    experiment_runs,
+    feature_views,
+    featuregroups,
+    tags,
+    training_datasets,
+)
 
 _columns = experiment_runs.c
+# Further words of a record are parameters, which name nothing.
+_MOST_WORDS = 1000
 
 
 def put(connection: Connection, record: RunRecord) -> None:
@@ -33,11 +43,26 @@ def put(connection: Connection, record: RunRecord) -> None:
             created=to_micros(datetime.fromisoformat(record.created)),
         )
     )
+    named = _named(connection, record)
+    if named:
+        rows = [{"kind": RUN, "name": record.id, "version": 1, "key": each} for each in named]
+        connection.execute(tags.insert().values(value=""), rows)
+
+
+def _named(connection: Connection, record: RunRecord) -> list[str]:
+    """Return the groups, views and datasets that a record names: a run is as private as these."""
+    stated = [record.name, record.params, record.settings, record.metrics, record.reason]
+    words = sorted(words_of(json.dumps(stated, ensure_ascii=False, default=str)))[:_MOST_WORDS]
+    queries = []
+    for column in (featuregroups.c.name, feature_views.c.name, training_datasets.c.name):
+        queries.append(sa.select(column).where(column.in_(words)))
+    return list(connection.execute(sa.union(*queries)).scalars())
 
 
 def remove(connection: Connection, run_id: str) -> None:
     """Forget a run."""
     connection.execute(experiment_runs.delete().where(_columns.id == run_id))
+    connection.execute(tags.delete().where(tags.c.kind == RUN, tags.c.name == run_id))
 
 
 def name_of(connection: Connection, run_id: str) -> str:

@@ -1,11 +1,18 @@
-"""What a user may not read: private groups without a role on them, and what was made with them."""
+"""What a user may not read: private groups without a role on them, and what follows from them.
+
+Privacy follows lineage: what was computed from, reads or names something hidden is hidden as well,
+groups included. A role on a group ends this: such a group is visible, and what is made of it alone.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -14,134 +21,265 @@ from featurestore.model.paths import FEATUREGROUPS, FEATUREVIEWS, MODELS, TRAINI
 from featurestore.registry import access
 from featurestore.registry.featuregroups import KIND as GROUP
 from featurestore.registry.tables import (
+    experiment_runs,
     featuregroups,
     job_definitions,
     lineage,
+    models,
+    tags,
     training_dataset_pins,
     training_datasets,
 )
 
-DATASET, MODEL = "training_dataset", "model"
-# What lineage calls sources that are no groups.
+# Where a connection notes what is hidden from those who read by it.
+HIDDEN = "featurestore_hidden"
+DATASET, MODEL, RUN = "training_dataset", "model", "experiment_run"
+# Where lineage says that something is made of these, it names their folders.
 _FOLDERS = {"feature_view": FEATUREVIEWS, DATASET: TRAININGDATASETS, MODEL: MODELS}
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_WORD = re.compile(r"[a-z0-9_]+")
+# The targets of these jobs are feature groups, filled with what the job computes or reads.
+_FILLING = ("python", "sql", "window", "stream")
 
 Artifact = tuple[str, str, int]
+
+
+def words_of(text: str) -> frozenset[str]:
+    """Return the words of a text that may be names.
+
+    >>> sorted(words_of("the rows of visits@2"))
+    ['2', 'of', 'rows', 'the', 'visits']
+    """
+    return frozenset(_WORD.findall(text))
+
+
+Source = tuple[str, int | None]
 
 
 @dataclass(frozen=True)
 class Hidden:
     """Groups, (kind, name, version) of what was made with them, sources, and jobs.
 
-    ``sources`` are what lineage calls all of it: with a version, or with None for every version.
+    ``sources`` are the names of all of it in lineage: with a version, or with None for every
+    version. ``runs`` says whether all runs of experiments are hidden: what a run read is stated by
+    its code alone, so they are shown only to those who read the store.
     """
 
     groups: frozenset[str] = frozenset()
     outputs: frozenset[Artifact] = frozenset()
-    sources: frozenset[tuple[str, int | None]] = frozenset()
+    sources: frozenset[Source] = frozenset()
     jobs: frozenset[str] = frozenset()
+    runs: bool = False
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names that no text for this user contains."""
+        return self.groups | self.jobs | {name for _, name, _ in self.outputs}
+
+    def is_named(self, text: str) -> bool:
+        """Return whether a text names something hidden."""
+        return not self.names.isdisjoint(words_of(text))
 
 
 def hidden_from(connection: Connection, *, granted: Collection[str], reads_store: bool) -> Hidden:
-    """Return what somebody may not read who has roles on some groups.
+    """Return what is hidden from a user with roles on some groups.
 
-    ``reads_store``: whoever has it reads every group that is not private; without it, only those
-    groups.
+    ``reads_store``: such a user reads every group that is not private; others only the groups on
+    which they have a role.
     """
     groups = set(access.private(connection))
     if not reads_store:
         groups |= _every_group(connection)
     groups -= set(granted)
-    if not groups:
+    if not groups and reads_store:
         return Hidden()
-    edges = _edges(connection)
-    sources: set[tuple[str, int | None]] = {(name, None) for name in groups}
-    sources |= {(path, None) for path in _paths(edges, groups)}
-    outputs = _pinning(connection, groups)
-    outputs |= _reached(edges, sources, outputs)
-    for kind, name, version in outputs:
-        sources.add((f"{_FOLDERS[kind]}/{name}", version))
+    closure = _Closure(connection, granted=frozenset(granted), hides_runs=not reads_store)
+    closure.hide_groups(groups)
+    closure.complete()
     return Hidden(
-        frozenset(groups), frozenset(outputs), frozenset(sources), _jobs(connection, groups)
+        frozenset(closure.groups),
+        frozenset(closure.outputs),
+        frozenset(closure.sources),
+        frozenset(closure.jobs),
+        runs=not reads_store,
     )
 
 
-_Edge = tuple[str, str, int, str, int | None]
+@dataclass(frozen=True)
+class _Job:
+    """A definition of a job: the words that it contains, and those of what it reads."""
+
+    name: str
+    target: str | None
+    words: frozenset[str]
+    reads: frozenset[str]
 
 
-def _edges(connection: Connection) -> list[_Edge]:
-    columns = lineage.c
-    chosen = (columns.kind, columns.name, columns.version, columns.source, columns.source_version)
-    found = connection.execute(sa.select(*chosen).distinct())
-    return [(row[0], row[1], row[2], row[3], row[4]) for row in found]
+@dataclass
+class _Closure:
+    """Everything that follows from hidden groups, by lineage and by what definitions name."""
+
+    connection: Connection
+    granted: frozenset[str]
+    hides_runs: bool
+    groups: set[str] = field(default_factory=set)
+    outputs: set[Artifact] = field(default_factory=set)
+    sources: set[Source] = field(default_factory=set)
+    jobs: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._waiting: list[Source] = []
+        self._following = _results_by_source(self.connection)
+        self._paths = _paths_of_groups(self._following)
+        self._jobs = _job_definitions(self.connection)
+        self._job_edges = _jobs_by_source(self.connection)
+        self._trained = _runs_of_models(self.connection)
+        named = sa.select(tags.c.name, tags.c.key).where(tags.c.kind == RUN)
+        self._named_by_runs = [(row[0], row[1]) for row in self.connection.execute(named)]
+
+    def hide_groups(self, names: Collection[str]) -> None:
+        """Hide groups without a role on them."""
+        for name in set(names) - self.groups - self.granted:
+            self.groups.add(name)
+            self._hide_source((name, None))
+            for path in self._paths.get(name, ()):
+                self._hide_source((path, None))
+
+    def complete(self) -> None:
+        """Hide what follows until nothing more does."""
+        before = None
+        while before != (len(self.sources), len(self.jobs), len(self.outputs)):
+            before = (len(self.sources), len(self.jobs), len(self.outputs))
+            self._follow_lineage()
+            self._hide_jobs()
+            self._hide_runs()
+
+    def _hide_source(self, source: Source) -> None:
+        if source not in self.sources:
+            self.sources.add(source)
+            self._waiting.append(source)
+
+    def _hide_output(self, output: Artifact) -> None:
+        self.outputs.add(output)
+        kind, name, version = output
+        if kind in _FOLDERS:  # nothing is made of a run but models
+            self._hide_source((f"{_FOLDERS[kind]}/{name}", version))
+
+    def _follow_lineage(self) -> None:
+        while self._waiting:
+            for kind, name, version in self._following.get(self._waiting.pop(), ()):
+                if kind == GROUP:
+                    self.hide_groups([name])
+                else:
+                    self._hide_output((kind, name, version))
+
+    def _hide_jobs(self) -> None:
+        names = self.groups | {name for _, name, _ in self.outputs}
+        for job in self._jobs:
+            if job.name not in self.jobs and names.isdisjoint(job.words):
+                continue
+            self.jobs.add(job.name)
+            # Also before the job has written anything: its refused rows and reports are there.
+            if job.target is not None and not names.isdisjoint(job.reads):
+                self.hide_groups([job.target])
+        for name, source in self._job_edges:
+            if source in self.sources or (source[0], None) in self.sources:
+                self.jobs.add(name)
+
+    def _hide_runs(self) -> None:
+        """Hide runs that name something hidden, and the models of hidden runs."""
+        names = self.groups | {name for _, name, _ in self.outputs}
+        for run, name in self._named_by_runs:
+            if name in names:
+                self._hide_output((RUN, run, 1))
+        for model, run, dataset in self._trained:
+            if self.hides_runs or dataset in self.outputs or (RUN, run, 1) in self.outputs:
+                self._hide_output(model)
 
 
 def _every_group(connection: Connection) -> set[str]:
-    """Return every name of a group that anything speaks of, also of groups that are gone."""
-    found: set[str] = set()
+    """Return every group name that the registry contains, also of groups that are deleted."""
+    known: set[str] = set()
     for column in (featuregroups.c.name, training_dataset_pins.c.featuregroup, lineage.c.source):
         for name in connection.execute(sa.select(column).distinct()).scalars():
             if _NAME.fullmatch(name):
-                found.add(name)
-    return found
+                known.add(name)
+    return known
 
 
-def _paths(edges: Iterable[_Edge], groups: Collection[str]) -> set[str]:
-    """Return sources that are paths of tables of groups, as jobs may name them."""
-    found = set()
-    for _, _, _, source, _ in edges:
-        parts = source.split("/")
-        for folder, name in pairwise(parts):
-            if folder == FEATUREGROUPS and name in groups:
-                found.add(source)
-    return found
-
-
-def _pinning(connection: Connection, groups: Collection[str]) -> set[Artifact]:
-    """Return the training datasets that pin a group."""
-    columns = training_datasets.c
-    query = sa.select(columns.name, columns.version, training_dataset_pins.c.featuregroup).join(
-        training_dataset_pins, training_dataset_pins.c.training_dataset_id == columns.id
+def _results_by_source(connection: Connection) -> dict[Source, set[Artifact]]:
+    """Return what was made of each source; datasets by their pins as well."""
+    results: dict[Source, set[Artifact]] = {}
+    columns = lineage.c
+    chosen = (columns.source, columns.source_version, columns.kind, columns.name, columns.version)
+    for source, source_version, *made in connection.execute(sa.select(*chosen).distinct()):
+        for key in {(source, source_version), (source, None)}:
+            results.setdefault(key, set()).add((made[0], made[1], made[2]))
+    dataset = training_datasets.c
+    pins = sa.select(dataset.name, dataset.version, training_dataset_pins.c.featuregroup).join(
+        training_dataset_pins, training_dataset_pins.c.training_dataset_id == dataset.id
     )
-    found = set()
-    for name, version, group in connection.execute(query.distinct()):
-        if group in groups:
-            found.add((DATASET, name, version))
-    return found
+    for name, version, group in connection.execute(pins.distinct()):
+        results.setdefault((group, None), set()).add((DATASET, name, version))
+    return results
 
 
-def _reached(
-    edges: Iterable[_Edge], sources: Collection[tuple[str, int | None]], known: Collection[Artifact]
-) -> set[Artifact]:
-    """Return what was made of sources, and what of that, except groups: these stand alone."""
-    following: dict[tuple[str, int | None], list[Artifact]] = {}
-    for kind, name, version, source, source_version in edges:
-        if kind != GROUP:
-            made = (kind, name, version)
-            for each in {(source, source_version), (source, None)}:
-                following.setdefault(each, []).append(made)
-    found: set[Artifact] = set()
-    waiting = list(sources)
-    for kind, name, version in known:
-        waiting.append((f"{_FOLDERS[kind]}/{name}", version))
-    while waiting:
-        for made in following.get(waiting.pop(), ()):
-            if made not in found:
-                found.add(made)
-                waiting.append((f"{_FOLDERS[made[0]]}/{made[1]}", made[2]))
-    return found
+def _paths_of_groups(sources: Collection[Source]) -> dict[str, set[str]]:
+    """Return the paths of tables by which lineage names groups, as jobs may read them."""
+    paths: dict[str, set[str]] = {}
+    for source, _ in sources:
+        for folder, name in pairwise(source.split("/")):
+            if folder == FEATUREGROUPS:
+                paths.setdefault(name, set()).add(source)
+    return paths
 
 
-def _jobs(connection: Connection, groups: Collection[str]) -> frozenset[str]:
-    """Return jobs in whose definition, code or target a group is named."""
-    words = re.compile(rf"\b(?:{'|'.join(sorted(groups))})\b")
+def _job_definitions(connection: Connection) -> list[_Job]:
+    """Return every definition that a job has or had."""
     columns = job_definitions.c
-    found = set()
-    for name, spec in connection.execute(sa.select(columns.name, columns.spec)):
-        if words.search(spec):
-            found.add(name)
-    query = sa.select(lineage.c.job, lineage.c.source).where(lineage.c.job.is_not(None)).distinct()
-    for job, source in connection.execute(query):
-        if source in groups:
-            found.add(job)
-    return frozenset(found)
+    found = []
+    for name, text in connection.execute(sa.select(columns.name, columns.spec)):
+        try:
+            spec = json.loads(text)
+        except ValueError:
+            spec = text  # a damaged definition hides its job by all of its words
+        found.append(_job(name, spec))
+    return found
+
+
+def _job(name: str, spec: Any) -> _Job:
+    words = frozenset(_words(spec))
+    if not isinstance(spec, dict):
+        return _Job(name, None, words, words)
+    kind, target = spec.get("kind"), spec.get("target")
+    # A query reads its inputs only; a function may open any group that it names.
+    fields = ("inputs",) if kind == "sql" else ("inputs", "code", "sources", "stream")
+    reads = frozenset(_words([spec.get(each) for each in fields]))
+    fills = kind in _FILLING and isinstance(target, str)
+    return _Job(name, target if fills else None, words, reads)
+
+
+def _words(value: Any) -> Iterator[str]:
+    """Yield the words of all texts of a JSON value; its keys are words of the format."""
+    if isinstance(value, str):
+        yield from _WORD.findall(value)
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _words(each)
+
+
+def _jobs_by_source(connection: Connection) -> list[tuple[str, Source]]:
+    columns = lineage.c
+    query = sa.select(columns.job, columns.source, columns.source_version)
+    rows = connection.execute(query.where(columns.job.is_not(None)).distinct())
+    return [(job, (source, version)) for job, source, version in rows]
+
+
+def _runs_of_models(connection: Connection) -> list[tuple[Artifact, str, Artifact]]:
+    """Return models that come from runs, the run, and the dataset that it read."""
+    run, model = experiment_runs.c, models.c
+    query = sa.select(model.name, model.version, run.id, run.dataset, run.dataset_version)
+    found = []
+    for row in connection.execute(query.join(experiment_runs, run.id == model.run)):
+        found.append(((MODEL, row[0], row[1]), str(row[2]), (DATASET, row[3], row[4])))
+    return found

@@ -103,6 +103,14 @@ def find(connection: Connection, name: str) -> RegisteredJob | None:
     return None if row is None else _job(connection, row)
 
 
+def registered_at(connection: Connection, name: str) -> datetime | None:
+    """Return when a job was first registered, None for one that is not."""
+    query = sa.select(sa.func.min(job_definitions.c.registered)).where(
+        job_definitions.c.name == name
+    )
+    return to_time(connection.execute(query).scalar())
+
+
 def definition(connection: Connection, name: str, version: int) -> JobSpec:
     """Return a definition that a job has or had."""
     same = sa.and_(job_definitions.c.name == name, job_definitions.c.version == version)

@@ -6,7 +6,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import ModelNotFound, listing
-from featurestore.model.paths import TRAININGDATASETS, check_version
+from featurestore.model.counts import check_version
+from featurestore.model.paths import TRAININGDATASETS
 from featurestore.model.registered_model import ModelDescribed, ModelSpec, model_source
 from featurestore.registry import lineage, tags
 from featurestore.registry.tables import models

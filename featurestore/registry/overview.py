@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import exists
 from sqlalchemy.engine import Connection
 
-from featurestore.model.times import from_micros, to_micros, utc_now
+from featurestore.model.times import from_micros, shifted, to_micros, utc_now
 from featurestore.model.window import Window
 from featurestore.registry import runs
 from featurestore.registry.featuregroups import KIND
@@ -155,7 +155,7 @@ def _conditions(connection: Connection, wanted: GroupFilter) -> list[sa.ColumnEl
     if wanted.owner:
         found.append(_is_tagged(OWNER, wanted.owner))
     if wanted.changed_within is not None:
-        found.append(columns.changed >= to_micros(utc_now() - wanted.changed_within))
+        found.append(columns.changed >= to_micros(shifted(utc_now(), -wanted.changed_within)))
     return found
 
 

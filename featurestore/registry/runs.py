@@ -16,6 +16,7 @@ from featurestore.model import html, times
 from featurestore.model.paths import is_relative_path
 from featurestore.model.times import from_micros, to_micros
 from featurestore.model.window import Window
+from featurestore.registry import stored_errors
 from featurestore.registry.rows import location_of, readable, to_column, to_time
 from featurestore.registry.tables import runs, windows
 
@@ -343,10 +344,14 @@ def _run(connection: Connection, row: Row[tuple[object, ...]]) -> Run:
             rows=row.rows,
             delta_version=row.delta_version,
             memory=row.memory,
-            error=row.error,
-            hint=row.hint,
+            error=_shown(connection, row.error),
+            hint=_shown(connection, row.hint),
             log=_absolute(connection, row.log),
         )
+
+
+def _shown(connection: Connection, text: str | None) -> str | None:
+    return None if text is None else stored_errors.shown(connection, text)
 
 
 def _relative(connection: Connection, log: str | None) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from featurestore.model.times import to_micros, utc_now
+from featurestore.model.times import shifted, to_micros, utc_now
 from featurestore.registry.overview import OWNER, GroupFilter, group_names
 from featurestore.registry.tables import (
     contains_text,
@@ -101,7 +101,7 @@ def _conditions(kind: str, wanted: SearchFilter) -> Iterator[sa.Select[tuple[str
     if wanted.owner:
         yield tagged.where(tags.c.key == OWNER, tags.c.value == wanted.owner)
     if wanted.changed_within is not None:
-        since = to_micros(utc_now() - wanted.changed_within)
+        since = to_micros(shifted(utc_now(), -wanted.changed_within))
         # Of what says no time, none is known to have changed.
         of, time = _TIMES.get(kind, (tags.c.name, sa.literal(since - 1)))
         yield sa.select(of).where(time >= since)

@@ -23,7 +23,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Connection
 
+from featurestore.errors import OutOfRange
+
 metadata = MetaData()
+# Letters of a text to search for.
+MOST_SEARCHED = 1_000
 
 featuregroups = Table(
     "featuregroups",
@@ -289,6 +293,21 @@ monitor_results = Table(
     Index("ix_monitor_results_end", "monitor", "window_end"),
 )
 
+# Windows out of bounds that a person accepted. ``subjects`` is a JSON list of [kind, name, start of
+# the new baseline or null]; a null ``window_start`` accepts all windows that end by ``until``.
+monitor_acceptances = Table(
+    "monitor_acceptances",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("monitor", String(63), nullable=False),
+    Column("window_start", BigInteger),
+    Column("until", BigInteger, nullable=False),
+    Column("subjects", Text, nullable=False),
+    Column("note", Text, nullable=False),
+    Column("created", BigInteger, nullable=False),
+    Index("ix_monitor_acceptances_monitor", "monitor", "until"),
+)
+
 # Where alerts go; ``secret`` is a reference.
 alert_channels = Table(
     "alert_channels",
@@ -475,8 +494,26 @@ def is_latest(groups: Table) -> ColumnElement[bool]:
     return ~exists(select(newer.c.id).where(same).correlate(groups))
 
 
+def check_search_text(text: str) -> None:
+    """Refuse a text that is longer than a search takes: databases limit patterns, SQLite to 50,000.
+
+    Raises:
+        OutOfRange: It is.
+    """
+    if len(text) > MOST_SEARCHED:
+        raise OutOfRange(
+            f"The text to search for has {len(text):,} letters; a search takes {MOST_SEARCHED:,}.",
+            hint=f"search for {text[:20]!r}",
+        )
+
+
 def contains_text(connection: Connection, column: Column[str], text: str) -> ColumnElement[bool]:
-    """Return the condition that a column contains a text, in whatever case."""
+    """Return the condition that a column contains a text, in whatever case.
+
+    Raises:
+        OutOfRange: The text is longer than a search takes.
+    """
+    check_search_text(text)
     if connection.dialect.name == "sqlite":
         # Its LIKE leaves case aside by itself, three times as fast as over lower().
         return column.contains(text, autoescape=True)

@@ -40,7 +40,7 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     from featurestore.server.etags import Tags
     from featurestore.server.failures import answer_errors
     from featurestore.server.guard import check_form, find_visitor
-    from featurestore.server.limits import BodyLimit
+    from featurestore.server.limits import AddressLimit, BodyLimit, TimeLimit
     from featurestore.server.pages import router as pages
     from featurestore.server.pages.sign_in import router as sign_in
 
@@ -67,7 +67,16 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     app.mount("/static", StaticFiles(directory=static), name="static")
     answer_errors(app)
     larger = app.state.settings.upload + app.state.settings.body
-    app.add_middleware(BodyLimit, most=app.state.settings.body, larger={RETRIEVAL.encode(): larger})
+    app.add_middleware(
+        BodyLimit,
+        most=app.state.settings.body,
+        larger={RETRIEVAL.encode(): larger},
+        seconds=max(app.state.settings.query_seconds, 1.0),
+    )
+    app.add_middleware(
+        TimeLimit, seconds=app.state.settings.query_seconds, but=(RETRIEVAL.encode(),)
+    )
+    app.add_middleware(AddressLimit, most=app.state.settings.url)
     app.add_middleware(Tags)
     app.add_middleware(BrowserGuard)
     # Who can make a browser resolve a name of theirs to this machine still cannot read from it.

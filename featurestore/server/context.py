@@ -46,4 +46,5 @@ def moment(text: str) -> int | str | None:
     text = text.strip()
     if not text:
         return None
-    return int(text) if text.isdecimal() else text
+    # As many digits as show that it is no Delta version, which the store refuses.
+    return int(text[:40]) if text.isdecimal() else text

@@ -39,11 +39,25 @@ def _answer(request: Request, status: int, told: dict[str, object]) -> Response:
 
 def _of_the_library(request: Request, error: Exception) -> Response:
     assert isinstance(error, FeatureStoreError)
-    told = problem(error)
+    told = _without_location(request, problem(error))
     if request.app.state.settings.auth and told["status"] == 404:
         # One answer for what is not there and for what is hidden.
         told["detail"] = f"{told['detail']} (not found or not allowed)"
     return _answer(request, status_of(error), told)
+
+
+def _without_location(request: Request, told: dict[str, object]) -> dict[str, object]:
+    """Return a problem whose texts name files from the store on: readers need not know the machine.
+
+    The log of the server has the whole paths.
+    """
+    location = str(request.app.state.store.location).rstrip("/")
+    shown: dict[str, object] = {}
+    for name, text in told.items():
+        if isinstance(text, str):
+            text = text.replace(f"{location}/", "").replace(location, "the store")
+        shown[name] = text
+    return shown
 
 
 def _of_strangers(request: Request, error: Exception) -> Response:
@@ -52,7 +66,8 @@ def _of_strangers(request: Request, error: Exception) -> Response:
     is_page = not request.url.path.startswith(API) and "authorization" not in request.headers
     if is_page and request.method == "GET":
         return RedirectResponse(sign_in_address(request), status_code=303)
-    answered = _answer(request, status_of(error), problem(error))
+    told = _without_location(request, problem(error))
+    answered = _answer(request, status_of(error), told)
     answered.headers["www-authenticate"] = "Bearer"
     return answered
 

@@ -49,13 +49,15 @@ def status_of(error: FeatureStoreError) -> int:
         return refused
     if isinstance(error, errors.QueryEnded):
         return 503
+    if isinstance(error, errors.LimitExceeded):
+        return 413
     if isinstance(error, _CONFLICTS):
         return 409
     if isinstance(error, _OF_THE_STORE):
         return 500
     if isinstance(error, LookupError):
         return 404
-    return 400
+    return 422 if isinstance(error, errors.OutOfRange) else 400
 
 
 def problem(error: FeatureStoreError) -> dict[str, Any]:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from featurestore.errors import QueryEnded
+from featurestore.model.time_limits import time_limit
 from featurestore.plugins.engine import Engine
 
 _AGAIN = 0.1
+WAIT_LONGER = "ask for less, or let the server wait longer: featurestore serve --query-seconds"
 
 
 @contextmanager
@@ -34,11 +36,12 @@ def at_most(seconds: float, engine: Engine) -> Iterator[None]:
 
     threading.Thread(target=watch, name="featurestore-query-time", daemon=True).start()
     try:
-        yield
+        with time_limit(seconds, hint=WAIT_LONGER):
+            yield
     except KeyboardInterrupt:  # what an engine makes of the end of a query
         raise QueryEnded(
             f"The query was ended: it took more than {seconds:g} seconds.",
-            hint="ask for less, or let the server wait longer: featurestore serve --query-seconds",
+            hint=WAIT_LONGER,
         ) from None
     finally:
         with lock:

@@ -7,6 +7,7 @@ import sys
 from featurestore.errors import missing_extra
 from featurestore.server.access.visitors import check_somebody
 from featurestore.server.app import create_app
+from featurestore.server.connections import protocol_of
 from featurestore.server.settings import ServerSettings, check_host, is_loopback
 from featurestore.store import FeatureStore
 
@@ -46,6 +47,8 @@ def serve(store: FeatureStore, settings: ServerSettings | None = None) -> None:
         ssl_keyfile=settings.key,
         proxy_headers=settings.behind_proxy,
         timeout_graceful_shutdown=5,
+        http=protocol_of(read_seconds=settings.seconds),
+        ws="none",
     )
     app.state.job_runs.close()
 

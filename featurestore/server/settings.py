@@ -48,10 +48,14 @@ class ServerSettings:
         upload: The most bytes of rows that a client sends (labels, writes); they lie on disk.
         seconds: How long the next rows of a query may take, to be computed or to be taken by the
             client, before it is ended.
-        query_seconds: How long a query of a page, or of an answer with some rows, may take.
+        query_seconds: How long a page or an answer of the REST interface may take, with its queries,
+            parsing, planning and rendering; uploads and streams of rows have ``seconds`` instead.
         provider: Who else says who somebody is.
         rows: The most rows that a page or an answer of the REST interface shows of a group.
         page: How many lines of a list are on a page.
+        url: The most bytes of the path and the query of an address.
+        condition: The most characters of SQL in one request, all conditions together.
+        windows: The most windows of one plan or backfill of a job in a browser.
     """
 
     host: str = DEFAULT_HOST
@@ -68,6 +72,9 @@ class ServerSettings:
     provider: Provider | None = None
     rows: int = 100
     page: int = 50
+    url: int = 65_536
+    condition: int = 20_000
+    windows: int = 10_000
 
     @property
     def address(self) -> str:

@@ -71,6 +71,7 @@ def postgres_server() -> Iterator[str]:
     try:
         run("initdb", "-D", data, "-U", "store", "-A", "trust", "--no-sync", "-E", "UTF8")
         options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
+        options += " -c wal_level=logical"
         run("pg_ctl", "-D", data, "-w", "-l", str(folder / "log"), "-o", options, "start")
         try:
             yield f"postgresql://store@127.0.0.1:{port}"

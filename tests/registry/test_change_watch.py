@@ -103,10 +103,10 @@ def test_states_are_told_apart(stores: tuple[FeatureStore, FeatureStore]) -> Non
     for store in (served, other, served):
         assert watch.state() == seen[-1]
         with store.session.registry.transaction() as connection:
-            access.put_failure(connection, "somebody")
+            access.put_attempt(connection, "somebody")
         assert watch.state() not in seen
         seen.append(watch.state())
     with served.session.registry.transaction() as connection:
-        access.put_failure(connection, "somebody")
+        access.put_attempt(connection, "somebody")
         uncommitted = watch.state()
     assert watch.state() != uncommitted

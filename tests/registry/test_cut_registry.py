@@ -118,7 +118,7 @@ def test_no_row_of_what_a_user_sees_names_a_private_group(filled: FeatureStore) 
 
 def test_the_library_finds_joins_and_counts_nothing_private(filled: FeatureStore) -> None:
     cut = seen_by(filled)
-    assert [group.name for group in cut.get_featuregroups()] == ["raises", "visits"]
+    assert [group.name for group in cut.get_featuregroups()] == ["visits"]
     assert not any("salaries" in str(each) for each in cut.search("pay"))
     assert len(filled.search("pay")) > len(cut.search("pay")) > 0
     assert [each.name for each in cut.get_training_datasets()] == ["by_view_visits", "of_visits"]
@@ -149,7 +149,7 @@ def test_the_library_finds_joins_and_counts_nothing_private(filled: FeatureStore
     assert cut.get_feature("pay", dataframe_type="python") == [{"pay": 0.0}, {"pay": 10.0}]
     with cut.session.registry.reading() as connection:
         counted = overview.counts(connection)
-    assert counted["feature groups"] == 2
+    assert counted["feature groups"] == 1
     assert counted["jobs"] == 0
 
 

@@ -26,8 +26,14 @@ class OpenIdProvider:
     name: str = "Rea@example.org"
     claims: dict[str, Any] = field(default_factory=dict)
     signer: Any = None
+    sign: Any = None
     key: Any = None
     asked: dict[str, dict[str, str]] = field(default_factory=dict)
+    header: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    back: dict[str, str] = field(default_factory=dict)
+    redirect: str | None = None
+    forms: list[dict[str, str]] = field(default_factory=list)
 
     def code(self, query: dict[str, str]) -> str:
         code = f"code-{len(self.asked)}"
@@ -49,7 +55,13 @@ class OpenIdProvider:
         now = int(time.time())
         told = {"iss": self.issuer, "sub": self.subject, "aud": CLIENT, "iat": now}
         told |= {"exp": now + 60, "nonce": query["nonce"], "preferred_username": self.name}
-        signed = jwt.encode({"alg": "RS256", "kid": "1"}, told | self.claims, self.signer)
+        header = {"alg": "RS256", "kid": "1"} | self.header
+        claims = {name: value for name, value in (told | self.claims).items() if value is not None}
+        algorithms = [header["alg"], "none"]
+        if self.sign is not None:
+            signed = self.sign(header, claims)
+        else:
+            signed = jwt.encode(header, claims, self.signer, algorithms=algorithms)
         return 200, {"access_token": "a", "token_type": "Bearer", "id_token": signed}
 
 
@@ -66,7 +78,7 @@ def running() -> Iterator[OpenIdProvider]:
             parts = urlsplit(self.path)
             if parts.path == "/authorize":
                 query = dict(parse_qsl(parts.query))
-                back = {"code": provider.code(query), "state": query["state"]}
+                back = {"code": provider.code(query), "state": query["state"]} | provider.back
                 self.send_response(303)
                 self.send_header("Location", f"{query['redirect_uri']}?{urlencode(back)}")
                 self.end_headers()
@@ -77,11 +89,17 @@ def running() -> Iterator[OpenIdProvider]:
                 for name in ("authorization", "token"):
                     path = name.removesuffix("ation").replace("authoriz", "authorize")
                     told[f"{name}_endpoint"] = f"{provider.issuer}/{path}"
-                self.tell(200, told)
+                self.tell(200, told | provider.metadata)
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
             form = dict(parse_qsl(body))
+            provider.forms.append(form)
+            if provider.redirect is not None:
+                self.send_response(307)
+                self.send_header("Location", provider.redirect)
+                self.end_headers()
+                return
             self.tell(*provider.token(form, self.headers.get("Authorization", "")))
 
         def tell(self, status: int, told: dict[str, Any]) -> None:

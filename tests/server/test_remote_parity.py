@@ -34,6 +34,7 @@ NAMED = {
     "update_featuregroup": {"description": "new"},
     "score": {"labels": [{"k": 1}]},
 }
+_VALUES: dict[str, Any] = {"key": {"k": 1}, "version": 1}
 # What is there without the server, looks at frames alone, or is answered by calls of the client.
 OF_ITSELF = {
     "close",
@@ -99,5 +100,5 @@ def needed(call: Any, given: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for each in inspect.signature(call).parameters.values():
         if each.kind is each.KEYWORD_ONLY and each.default is each.empty and each.name not in given:
-            found[each.name] = {"k": 1} if each.name == "key" else "g"
+            found[each.name] = _VALUES.get(each.name, "g")
     return found

@@ -22,7 +22,7 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.durations import parse_duration
-from featurestore.model.times import utc_now
+from featurestore.model.times import shifted, utc_now
 from featurestore.recovery import access as kept
 from featurestore.registry import access, audit_log, featuregroups
 from featurestore.registry.access import Token, User
@@ -154,7 +154,7 @@ def make_token(
         raise InvalidArgument(f"A label has at most {_LONGEST_LABEL} characters.")
     created, until = utc_now(), None
     if expires is not None:
-        until = created + parse_duration(expires, argument="expires")
+        until = shifted(created, parse_duration(expires, argument="expires"))
     text = TOKEN_PREFIX + new_secret()
     token = Token(uuid.uuid4().hex[:12], name, label, scope, created, until)
     with changing(session) as connection:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from featurestore.errors import (
     ConfigurationError,
@@ -35,6 +35,8 @@ _LEEWAY = 60
 # "none" is no signature, and with HS256 the secret that we share would be a key.
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA", "Ed25519")
 _NAME = "sign-in provider"
+_SHORTEST_SECRET = 43  # characters of 256 random bits, as new_secret makes them
+_ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,15 @@ class Attempt:
             NotSignedIn: It holds no attempt.
         """
         try:
-            return cls(**json.loads(text))
-        except (ValueError, TypeError):
+            attempt = cls(**json.loads(text))
+        except (ValueError, TypeError, RecursionError):
             raise NotSignedIn("This browser did not begin to sign in.") from None
+        secrets = (attempt.state, attempt.nonce, attempt.verifier)
+        # An empty state or nonce is one that libraries do not compare.
+        is_whole = all(isinstance(each, str) and len(each) >= _SHORTEST_SECRET for each in secrets)
+        if not is_whole or not isinstance(attempt.following, str):
+            raise NotSignedIn("This browser did not begin to sign in.")
+        return attempt
 
 
 class ProviderClient:
@@ -70,7 +78,7 @@ class ProviderClient:
         self._session = session
         self._provider = provider
         self._known: dict[str, Any] | None = None
-        _check_issuer(provider.issuer)
+        _check_address(provider.issuer)
         self._secret = _secret_of(session, provider)
 
     def begin(self, back: str, following: str) -> tuple[str, Attempt]:
@@ -100,14 +108,17 @@ class ProviderClient:
         from joserfc.errors import JoseError
         from requests import RequestException
 
+        self._check_answer(attempt, answered)
         try:
             with self._connected(back) as client:
                 client.state = attempt.state
+                # The code, its verifier and our secret go to the provider and to nobody else.
                 token = client.fetch_token(
                     self._metadata()["token_endpoint"],
                     authorization_response=answered,
                     code_verifier=attempt.verifier,
                     timeout=_SECONDS,
+                    allow_redirects=False,
                 )
                 claims = self._claims(client, token, attempt.nonce)
         except (AuthlibBaseError, JoseError, RequestException, KeyError, ValueError) as error:
@@ -116,13 +127,26 @@ class ProviderClient:
             ) from error
         return self._user(claims)
 
+    def _check_answer(self, attempt: Attempt, answered: str) -> None:
+        """Refuse an answer to another attempt, or of another provider (RFC 9207).
+
+        Raises:
+            NotSignedIn: It has no code, another state, or names another issuer.
+        """
+        values = parse_qs(urlsplit(answered).query, keep_blank_values=True, max_num_fields=20)
+        state, issuers = values.get("state", []), values.get("iss", [])
+        is_whole = state == [attempt.state] and len(values.get("code", [])) == 1
+        if not is_whole or issuers not in ([], [self._provider.issuer]):
+            raise NotSignedIn(f"{self._provider.label} did not answer what this browser asked.")
+
     def _claims(self, client: OAuth2Session, token: dict[str, Any], nonce: str) -> dict[str, Any]:
         """Return what a signed token says, once all of it holds."""
         from authlib.oidc.core import CodeIDToken
         from joserfc import jwt
         from joserfc.jwk import KeySet
 
-        answer = client.get(self._metadata()["jwks_uri"], timeout=_SECONDS, withhold_token=True)
+        address = self._metadata()["jwks_uri"]
+        answer = client.get(address, timeout=_SECONDS, withhold_token=True, allow_redirects=False)
         answer.raise_for_status()
         keys = KeySet.import_key_set(answer.json())
         decoded = jwt.decode(token["id_token"], keys, algorithms=list(_ALGORITHMS))
@@ -191,7 +215,7 @@ class ProviderClient:
 
             address = f"{self._provider.issuer.rstrip('/')}/.well-known/openid-configuration"
             try:
-                answer = requests.get(address, timeout=_SECONDS)
+                answer = requests.get(address, timeout=_SECONDS, allow_redirects=False)
                 answer.raise_for_status()
                 found = dict(answer.json())
             except (requests.RequestException, ValueError) as error:
@@ -204,21 +228,23 @@ class ProviderClient:
                     f"The provider at {address} calls itself {found.get('issuer')!r}.",
                     hint=f"--oidc-issuer {found.get('issuer')}",
                 )
+            for name in _ENDPOINTS:
+                _check_address(str(found.get(name)))
             self._known = found
         return self._known
 
 
-def _check_issuer(issuer: str) -> None:
-    """Refuse a provider whose word anybody on the way could change.
+def _check_address(address: str) -> None:
+    """Refuse an address of a provider whose word anybody on the way could change.
 
     Raises:
         ConfigurationError: It is neither https nor of this machine.
     """
-    parts = urlsplit(issuer)
+    parts = urlsplit(address)
     local = parts.hostname in ("localhost", "127.0.0.1", "::1")
     if parts.scheme != "https" and not (parts.scheme == "http" and local):
         raise ConfigurationError(
-            f"--oidc-issuer {issuer!r} is no address of https.", hint="https://login.example.org"
+            f"--oidc-issuer {address!r} is no address of https.", hint="https://login.example.org"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Path, Query
 from pydantic import BaseModel, Field
 
+from featurestore.model.counts import MOST_VERSION
 from featurestore.server.problems import MEDIA_TYPE
 from featurestore.server.records.jsonable import jsonable
 
@@ -15,7 +16,7 @@ T = TypeVar("T")
 Limit = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
 Offset = Annotated[int, Query(ge=0, le=10_000_000, description="How many to leave out before.")]
 Name = Annotated[str, Path(pattern="^[a-z][a-z0-9_]{0,62}$", description="A name.")]
-Version = Annotated[int, Path(ge=1, le=2_000_000_000, description="A version.")]
+Version = Annotated[int, Path(ge=1, le=MOST_VERSION, description="A version.")]
 
 
 class Problem(BaseModel):
@@ -39,6 +40,7 @@ _PROBLEM = {"model": Problem, "content": {MEDIA_TYPE: {}}}
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {**_PROBLEM, "description": "What was asked cannot be."},
     404: {**_PROBLEM, "description": "There is no such thing."},
+    413: {**_PROBLEM, "description": "More was asked or sent than a bound, which is named."},
     422: {**_PROBLEM, "description": "An argument has a wrong type."},
 }
 

@@ -13,7 +13,7 @@ from featurestore.errors import InvalidArgument
 from featurestore.plugins.remote import RETRIEVAL
 from featurestore.server.api.answers import REFUSALS
 from featurestore.server.context import Settings, Store
-from featurestore.server.records.retrievals import Retrieval, frame_of
+from featurestore.server.records.retrievals import Retrieval, check_conditions, frame_of
 from featurestore.server.streams.answers import Answer, Stream, parts_of
 from featurestore.server.streams.uploads import Upload, receive
 
@@ -42,6 +42,7 @@ async def stream_rows(
     """Return rows as an Arrow IPC stream; nothing is computed any more once the client is gone."""
     try:
         asked = upload.asked(Retrieval)
+        check_conditions(asked, most=settings.condition)
     except InvalidArgument:
         await asyncio.to_thread(upload.remove)
         raise

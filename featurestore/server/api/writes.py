@@ -13,8 +13,9 @@ from featurestore.registry import audit_log
 from featurestore.server.access import roles
 from featurestore.server.api.answers import REFUSALS, Name, Version
 from featurestore.server.api.rows import BODY, uploaded
-from featurestore.server.context import Store, Whole
+from featurestore.server.context import Settings, Store, Whole
 from featurestore.server.guard import Asking, log_change
+from featurestore.server.records.retrievals import check_sql
 from featurestore.server.records.writes import (
     Deletion,
     Insert,
@@ -32,10 +33,10 @@ router = APIRouter(prefix="/featuregroups", tags=["writes"], responses=REFUSALS)
 def makeable(name: Name, store: Store, whole: Whole, visitor: Asking) -> FeatureStore:
     """Return the store in which a visitor may make a version of a group."""
     if visitor is not None:
+        visitor.check(roles.WRITER, name)
         is_hidden = not store.get_latest_featuregroup_version(name)
         if is_hidden and whole.get_latest_featuregroup_version(name):
             raise FeatureGroupNotFound(f"There is no feature group {name!r} to add a version to.")
-        visitor.check(roles.WRITER, name)
     return whole
 
 
@@ -79,9 +80,15 @@ def insert(
 
 @router.post("/{name}/{version}/deletions")
 def delete_rows(
-    name: Name, version: Version, whole: Writable, visitor: Asking, asked: Deletion
+    name: Name,
+    version: Version,
+    whole: Writable,
+    visitor: Asking,
+    settings: Settings,
+    asked: Deletion,
 ) -> dict[str, Any]:
     """Delete the rows for which a condition is true."""
+    check_sql(asked.where, most=settings.condition)
     commit = commit_record(whole.delete_from_featuregroup(name, asked.where, version=version))
     told = {"where": asked.where, "delta_version": commit["delta_version"]}
     log_change(whole, visitor, "delete rows", f"{name}@v{version}", told)

@@ -10,6 +10,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from featurestore.errors import InvalidArgument, StatisticsNotFound
 from featurestore.featuregroups import FeatureGroup
+from featurestore.model.counts import parse_version
 from featurestore.model.validation import describe, outcome_text
 from featurestore.registry import overview
 from featurestore.registry.overview import GroupFilter
@@ -235,4 +236,4 @@ def _opened(store: FeatureStore, name: str, version: int) -> tuple[FeatureGroup,
 def _number(text: str) -> int:
     if not text.isdecimal():
         raise InvalidArgument(f"{text!r} is no version of a group.", hint="against=1")
-    return int(text)
+    return parse_version(text)

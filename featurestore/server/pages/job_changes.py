@@ -8,12 +8,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from featurestore.errors import InvalidArgument
+from featurestore.errors import InvalidArgument, LimitExceeded
 from featurestore.jobs import service
+from featurestore.model.job import JobSpec
 from featurestore.model.times import parse_moment
 from featurestore.registry.runs import Run
 from featurestore.server.access import roles
-from featurestore.server.context import Store, Whole
+from featurestore.server.context import Settings, Store, Whole
 from featurestore.server.guard import Asking, Form, actor_of, log_change
 from featurestore.server.job_runs import JobRuns, Work
 from featurestore.server.pages.rendering import page
@@ -71,13 +72,19 @@ def run(
 
 @router.get("/{name}/backfill")
 def plan_page(
-    request: Request, store: Store, name: str, start: str = "", end: str = ""
+    request: Request,
+    store: Store,
+    settings: Settings,
+    name: str,
+    start: str = "",
+    end: str = "",
 ) -> HTMLResponse:
     """Show which windows a range has, what they would read, and about how long they would take."""
     job = service.get_job(store.session, name)
     plan, command = None, ""
     if start.strip() and end.strip():
         window = _range(start, end)
+        _check_windows(job.spec, *window, most=settings.windows)
         plan, command = store.plan_job(name, window=window), _backfill_command(name, *window)
     return page(
         request,
@@ -93,10 +100,16 @@ def plan_page(
 
 @router.post("/{name}/backfill")
 def backfill(
-    request: Request, name: str, whole: Changeable, visitor: Asking, form: Form
+    request: Request,
+    name: str,
+    whole: Changeable,
+    visitor: Asking,
+    form: Form,
+    settings: Settings,
 ) -> RedirectResponse:
     """Compute the windows of a range that were planned."""
     first, last = _range(form.get("start", ""), form.get("end", ""))
+    _check_windows(service.get_job(whole.session, name).spec, first, last, most=settings.windows)
     anew = form.get("anew", "") == "yes"
     command = _backfill_command(name, first, last)
     _check_runs_here(request, f"{command} --anew" if anew else command)
@@ -121,6 +134,15 @@ def _range(start: str, end: str) -> tuple[datetime, datetime]:
     if first >= last:
         raise InvalidArgument(f"{first.isoformat()} is not before {last.isoformat()}.")
     return first, last
+
+
+def _check_windows(spec: JobSpec, first: datetime, last: datetime, *, most: int) -> None:
+    """Refuse a range of more windows than one plan may have."""
+    if len(service.complete_between(spec, first, last, limit=most + 1)) > most:
+        raise LimitExceeded(
+            f"The range has more than {most:,} windows, which is the bound of one plan.",
+            hint="a shorter range, or the command line: featurestore job backfill",
+        )
 
 
 def _check_runs_here(request: Request, command: str) -> None:

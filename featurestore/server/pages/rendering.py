@@ -20,10 +20,13 @@ from markupsafe import Markup
 from featurestore import __version__
 from featurestore.model.printable import printable_line, value_text
 from featurestore.model.statistics import ColumnStatistics, Statistics
+from featurestore.model.time_limits import in_time, time_limit
 from featurestore.server.access.secrets import form_token
 from featurestore.server.access.visitors import Visitor
 from featurestore.server.pages.markdown import markdown
 
+_OUTSIDE_FILE_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+_LONGEST_FILE_NAME = 200
 _SPACES = re.compile(r"[ \t\r\n]+")
 _STATISTICS = ["name", "kind", "missing", "distinct", "min", "median", "mean", "max", "std"]
 _LONGEST = 24
@@ -37,7 +40,9 @@ def page(request: Request, template: str, **values: Any) -> HTMLResponse:
 
 def error_page(request: Request, status: int, told: Mapping[str, object]) -> HTMLResponse:
     """Return the page of an error."""
-    return _render(request, "error.html", status, {"told": told, "title": told["title"]})
+    # Time that is over is what many of these pages say.
+    with time_limit(None):
+        return _render(request, "error.html", status, {"told": told, "title": told["title"]})
 
 
 def is_partial(request: Request) -> bool:
@@ -52,10 +57,19 @@ def csv_file(name: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(columns)
-    for row in rows:
+    for row in in_time(rows):
         writer.writerow([_cell(value) for value in row])
-    headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
+    headers = {"Content-Disposition": f'attachment; filename="{file_name(name)}.csv"'}
     return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def file_name(text: str) -> str:
+    r"""Return a name for a file to download: nothing in it ends a header or leads to a folder.
+
+    >>> file_name('of_visits-v1-train'), file_name('../a"\r\nSet-Cookie: b')
+    ('of_visits-v1-train', '_a_Set-Cookie_b')
+    """
+    return _OUTSIDE_FILE_NAMES.sub("_", text)[:_LONGEST_FILE_NAME]
 
 
 def csv_of(name: str, columns: Sequence[str], items: Iterable[object]) -> Response:
@@ -92,10 +106,10 @@ def _render(
     state = request.app.state
     visitor: Visitor | None = getattr(request.state, "visitor", None)
     known = visitor is not None or not state.settings.auth
-    text = (
+    parts = (
         _environment()
         .get_template(template)
-        .render(
+        .generate(
             request=request,
             path=request.url.path,
             partial=is_partial(request),
@@ -106,7 +120,7 @@ def _render(
             **values,
         )
     )
-    return HTMLResponse(text, status_code=status)
+    return HTMLResponse("".join(in_time(parts)), status_code=status)
 
 
 def _form_field(visitor: Visitor | None) -> Markup:

@@ -58,7 +58,7 @@ def dataset_page(
     """Show what a manifest says: splits, columns, sources, and the statistics of a split."""
     dataset = store.get_training_dataset(name, version=version)
     shown = _shown(store, name, version)
-    chosen = split or dataset.splits[0]
+    chosen = dataset.manifest.split(split or dataset.splits[0]).name
     counted = None
     if chosen in dataset.manifest.statistics:
         counted = dataset.statistics(chosen)

@@ -13,6 +13,7 @@ from featurestore.featuregroups.statistics import stored_statistics
 from featurestore.featuregroups.table import TableVersion
 from featurestore.model.featuregroup import Commit
 from featurestore.model.statistics import ColumnStatistics, Statistics
+from featurestore.model.times import python_rows
 from featurestore.registry import audit_log, featuregroups, overview
 from featurestore.registry.cut import CutRegistry
 from featurestore.registry.overview import GroupFilter, GroupLine
@@ -137,7 +138,7 @@ def _first(
     with at_most(seconds, group._session.engine):
         table = frame.head(limit)
     values = []
-    for row in table.to_pylist():
+    for row in python_rows(table):
         values.append(jsonable(list(row.values())))
     return {"columns": table.column_names, "rows": values}
 

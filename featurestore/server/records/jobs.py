@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from featurestore.jobs import service
+from featurestore.jobs.run import names_of
 from featurestore.model.window import Window
-from featurestore.registry import overview
+from featurestore.registry import overview, stored_errors
+from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
+from featurestore.server.job_runs import AskedRun
 from featurestore.store import FeatureStore
 
 
@@ -58,6 +61,18 @@ def run(found: Run) -> dict[str, Any]:
         "error": found.error,
         "hint": found.hint,
     }
+
+
+def outcome(
+    store: FeatureStore, whole: FeatureStore, job: RegisteredJob, asked: AskedRun | None
+) -> str:
+    """Return what became of a run that was asked for, with the names that its reader may see."""
+    if asked is None:
+        return ""
+    own = names_of(job.spec)
+    stored = stored_errors.unlisted(whole.session.registry, asked.told, own=own)
+    with store.session.registry.reading() as connection:
+        return stored_errors.shown(connection, stored)
 
 
 def strip(store: FeatureStore, name: str, *, limit: int = 400) -> list[JobWindow]:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from featurestore.errors import InvalidArgument
+from featurestore.errors import InvalidArgument, LimitExceeded
+from featurestore.model.counts import MOST, MOST_VERSION
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.on_demand import OnDemandFeature, feature
+from featurestore.model.time_limits import check_time
 from featurestore.model.window_features import WindowFeature
 from featurestore.model.window_json import window_from_json
 from featurestore.retrieval import FeatureFrame
 from featurestore.store import FeatureStore
 
-Name = str
+Name = Annotated[str, Field(max_length=255)]
+Names = Annotated[list[Name], Field(max_length=10_000)]
+Reference = Annotated[str, Field(max_length=1000)]
+Version = Annotated[int, Field(ge=1, le=MOST_VERSION)]
+DeltaVersion = Annotated[int, Field(ge=0, le=MOST)]
+AsOf = DeltaVersion | Annotated[str, Field(max_length=100)]
+# By name of a group: its version, or what it is read as of.
+Versions = Annotated[dict[Name, Version], Field(max_length=10_000)]
+Moments = Annotated[dict[Name, AsOf], Field(max_length=10_000)]
 
 
 class _Strict(BaseModel, extra="forbid"):
@@ -27,8 +37,8 @@ class ReadGroup(_Strict):
 
     kind: Literal["featuregroup"]
     name: Name
-    version: int | None = None
-    as_of: int | str | None = None
+    version: Version | None = None
+    as_of: AsOf | None = None
 
 
 class ReadFeatures(_Strict):
@@ -39,14 +49,14 @@ class ReadFeatures(_Strict):
     """
 
     kind: Literal["features"]
-    features: list[str | dict[str, Any]] = Field(min_length=1, max_length=10_000)
-    labels: str | None = None
+    features: list[Reference | dict[str, Any]] = Field(min_length=1, max_length=10_000)
+    labels: Name | None = None
     uploaded: bool = False
-    label_time: str | None = None
-    versions: dict[str, int] | None = None
-    join_key: str | list[str] | dict[str, Any] | None = None
+    label_time: Name | None = None
+    versions: Versions | None = None
+    join_key: Name | Names | dict[Name, Any] | None = None
     join: Literal["left", "inner"] = "left"
-    as_of: int | str | dict[str, int | str] | None = None
+    as_of: AsOf | Moments | None = None
     include_keys: bool = False
     created_time_filter: bool = True
 
@@ -56,23 +66,23 @@ class ReadSplit(_Strict):
 
     kind: Literal["split"]
     name: Name
-    version: int
-    split: str
+    version: Version
+    split: Name
 
 
 class Sample(_Strict):
     """A share of the rows."""
 
     fraction: float
-    seed: int = 0
-    by: list[str] | None = None
+    seed: int = Field(default=0, ge=-MOST, le=MOST)
+    by: Names | None = None
 
 
 class Step(_Strict):
     """One cut: columns, a condition, or a sample; exactly one of them is given."""
 
-    select: list[str] | None = None
-    filter: str | None = Field(default=None, max_length=100_000)
+    select: Names | None = None
+    filter: str | None = None
     sample: Sample | None = None
 
 
@@ -82,12 +92,44 @@ class Retrieval(_Strict):
     read: ReadGroup | ReadFeatures | ReadSplit = Field(discriminator="kind")
     steps: list[Step] = Field(default_factory=list, max_length=100)
     answer: Literal["rows", "schema", "count"] = "rows"
-    limit: int | None = Field(default=None, ge=0)
+    limit: int | None = Field(default=None, ge=0, le=MOST)
     batch_rows: int = Field(default=65_536, ge=1, le=1_048_576)
+
+
+def check_conditions(asked: Retrieval, *, most: int) -> None:
+    """Refuse a retrieval whose SQL, all of it together, has more characters than it may.
+
+    Raises:
+        LimitExceeded: Names the bound.
+    """
+    texts = [step.filter for step in asked.steps if step.filter is not None]
+    if isinstance(asked.read, ReadFeatures):
+        texts += [_sql_of(each) for each in asked.read.features if not isinstance(each, str)]
+    check_sql(*texts, most=most)
+
+
+def check_sql(*texts: str, most: int) -> None:
+    """Refuse texts of SQL that have more characters together than one request may have.
+
+    Raises:
+        LimitExceeded: Names the bound.
+    """
+    characters = sum(map(len, texts))
+    if characters > most:
+        raise LimitExceeded(
+            f"The conditions of the request have {characters:,} characters; the bound is {most:,}.",
+            hint="join a group of the values instead of listing them",
+        )
+
+
+def _sql_of(feature: Mapping[str, Any]) -> str:
+    on_demand = feature.get("on_demand")
+    return str(on_demand.get("sql", "")) if isinstance(on_demand, dict) else ""
 
 
 def frame_of(store: FeatureStore, asked: Retrieval, labels: object | None) -> FeatureFrame:
     """Return the lazy frame that a client asks for; no row is read."""
+    check_time()
     frame = _read(store, asked.read, labels)
     for step in asked.steps:
         given = [each for each in (step.select, step.filter, step.sample) if each is not None]

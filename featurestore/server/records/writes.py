@@ -59,7 +59,7 @@ class Insert(BaseModel, extra="forbid"):
 class Deletion(BaseModel, extra="forbid"):
     """Rows to delete: those for which a condition is true."""
 
-    where: str = Field(max_length=100_000)
+    where: str
 
 
 class Tag(BaseModel, extra="forbid"):

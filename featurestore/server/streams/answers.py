@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from featurestore.errors import FeatureStoreError, QueryEnded
 from featurestore.model.arrow_stream import stream_parts
+from featurestore.model.time_limits import time_limit
 from featurestore.retrieval import FeatureFrame
 from featurestore.server.records.retrievals import Retrieval
 
@@ -132,7 +133,8 @@ class Answer:
     def _make(self) -> bytes | None:
         self._thread = threading.get_ident()
         try:
-            return next(self._parts, None)
+            with time_limit(self._seconds):
+                return next(self._parts, None)
         except KeyboardInterrupt:  # what an engine makes of the end of a query
             raise QueryEnded(
                 f"The query was ended: it took more than {self._seconds:g} seconds.",

@@ -14,11 +14,16 @@ from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from featurestore.errors import InvalidArgument
+from featurestore.errors import InvalidArgument, LimitExceeded, OutOfRange
+from featurestore.server.streams.arrow_bounds import check_messages
+from featurestore.server.streams.unpacking import has_repeats, write_plain
 
 _LONGEST_LINE = 4 << 20
 Asked = TypeVar("Asked", bound=BaseModel)
 _SECONDS = 60.0
+# What pydantic calls numbers and lengths that lie outside of their bounds.
+_RANGE_ERRORS = {"greater_than_equal", "less_than_equal", "int_parsing_size"}
+_LENGTH_ERRORS = {"string_too_long", "too_long"}
 
 
 @dataclass
@@ -37,46 +42,65 @@ class Upload:
 
         Raises:
             InvalidArgument: It asks for something else.
+            OutOfRange: A number is too large.
+            LimitExceeded: A text or a list is longer than it may be.
         """
         try:
             return kind.model_validate_json(self.line)
         except ValidationError as error:
-            wrong = error.errors()[0]
+            wrong = min(error.errors(), key=lambda each: each["type"] not in _LENGTH_ERRORS)
             where = ".".join(map(str, wrong["loc"]))
-            raise InvalidArgument(f"The first line is wrong: {where}: {wrong['msg']}.") from None
+            raise _refusal(error)(f"The first line is wrong: {where}: {wrong['msg']}.") from None
 
     def table(self) -> pa.Table | None:
-        """Return the rows, mapped from the file: pages come and go as they are needed.
+        """Return the rows, mapped from a file: pages come and go as they are needed.
+
+        Rows that are compressed, have dictionaries or come in many small batches are written into
+        a second file before, as plain values.
 
         Raises:
-            InvalidArgument: They are no Arrow stream, or more than may come once unpacked.
+            InvalidArgument: They are not an Arrow stream.
+            LimitExceeded: They exceed a bound once unpacked.
         """
         if self.file is None:
             return None
-        mapped = mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
+        data = _mapped(self.file)
         try:
-            return self._read(pa.BufferReader(pa.py_buffer(mapped)))
-        except (pa.ArrowException, OSError) as error:
+            shape = check_messages(data, most=self.most)
+            reader = pa.ipc.open_stream(data)
+            if has_repeats(reader.schema) or not shape.is_mapped:
+                unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - closed by remove()
+                compressed, self.file = self.file, unpacked
+                compressed.close()
+                write_plain(reader, unpacked, most=self.most)
+                unpacked.flush()
+                reader = pa.ipc.open_stream(_mapped(unpacked))
+            batches = []
+            for batch in reader:
+                # Offsets and lengths come from elsewhere: none may point outside of the buffers.
+                batch.validate(full=True)
+                batches.append(batch)
+            return pa.Table.from_batches(batches, reader.schema)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InvalidArgument(f"The rows are no Arrow stream: {error}.") from error
-
-    def _read(self, file: pa.NativeFile) -> pa.Table:
-        reader = pa.ipc.open_stream(file)
-        batches = []
-        size = 0
-        for batch in reader:
-            # Offsets and lengths come from elsewhere: nothing may follow them out of the buffers.
-            batch.validate(full=True)
-            size += batch.nbytes
-            if size > self.most:
-                raise InvalidArgument(f"The rows have more than {self.most:,} bytes, unpacked.")
-            batches.append(batch)
-        return pa.Table.from_batches(batches, reader.schema)
 
     def remove(self) -> None:
         """Remove the file."""
         if self.file is not None:
             self.file.close()
             self.file = None
+
+
+def _refusal(error: ValidationError) -> type[InvalidArgument]:
+    """Return the error for a line that pydantic refuses."""
+    kinds = {each["type"] for each in error.errors()}
+    if kinds & _LENGTH_ERRORS:
+        return LimitExceeded
+    return OutOfRange if kinds & _RANGE_ERRORS else InvalidArgument
+
+
+def _mapped(file: IO[bytes]) -> pa.Buffer:
+    return pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 async def receive(parts: AsyncIterator[bytes], *, most: int) -> Upload:

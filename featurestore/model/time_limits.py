@@ -1,0 +1,74 @@
+"""A time limit of the present call, for loops in Python: parsing, planning, unpacking, rendering.
+
+An engine ends its own queries (``Engine.interrupt``). Loops in Python that a caller makes long call
+``check_time``. The limit is a context variable: threads that ``asyncio.to_thread`` starts keep it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TypeVar
+
+from featurestore.errors import QueryEnded
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Limit:
+    end: float
+    seconds: float
+    hint: str
+
+
+_limit: ContextVar[_Limit | None] = ContextVar("time_limit", default=None)
+
+
+@contextmanager
+def time_limit(seconds: float | None, *, hint: str = "ask for less") -> Iterator[None]:
+    """Limit the time of the block; None: without a limit, also inside of another one.
+
+    >>> with time_limit(0):
+    ...     check_time()
+    Traceback (most recent call last):
+        ...
+    featurestore.errors.QueryEnded: The call was ended: it took more than 0 seconds.
+    Hint: ask for less
+    """
+    limit = None if seconds is None else _Limit(time.monotonic() + seconds, seconds, hint)
+    token = _limit.set(limit)
+    try:
+        yield
+    finally:
+        _limit.reset(token)
+
+
+def check_time() -> None:
+    """Return while there is time left.
+
+    Raises:
+        QueryEnded: The time of ``time_limit`` is over.
+    """
+    limit = _limit.get()
+    if limit is not None and time.monotonic() >= limit.end:
+        raise QueryEnded(
+            f"The call was ended: it took more than {limit.seconds:g} seconds.", hint=limit.hint
+        )
+
+
+def in_time(items: Iterable[T]) -> Iterator[T]:
+    """Yield items as long as there is time.
+
+    Raises:
+        QueryEnded: The time of ``time_limit`` is over.
+
+    >>> list(in_time("ab"))
+    ['a', 'b']
+    """
+    for item in items:
+        check_time()
+        yield item

@@ -1,0 +1,195 @@
+"""The port at which workers reach the process that started them, and their end of the connection.
+
+Connections are those of ``multiprocessing.connection``: each side proves that it knows the key, which
+workers get with their task, before a byte of a message is read. Messages are bytes; nothing is
+pickled. They are neither encrypted nor signed, so whoever can change packets on the network can
+change them.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import secrets
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
+
+from featurestore.errors import EngineError
+
+_MOST_BYTES = 1 << 24
+# Connections that have not proved yet that they know the key. Further ones displace the oldest, so
+# that those of strangers take neither all file descriptors nor the place of a worker for long.
+_MOST_PENDING = 32
+_PROOF_SECONDS = 10.0
+_ACCEPT_SECONDS = 0.2
+_CONNECT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class Peer:
+    """A worker that has proved that it knows the key."""
+
+    connection: Connection
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message of a peer; ``data`` is None when its connection has ended."""
+
+    peer: Peer
+    data: bytes | None
+
+
+class WorkerPort:
+    """Listens for workers. One thread calls it; threads of its own wait for connections.
+
+    Args:
+        host: The address to listen at; of this machine alone unless workers run elsewhere.
+
+    Attributes:
+        address: Host and port.
+        key: What workers need to connect, as text.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.key = secrets.token_hex(32)
+        self._listening = socket.create_server((host, 0), backlog=512)
+        self._listening.settimeout(_ACCEPT_SECONDS)
+        self.address = host, int(self._listening.getsockname()[1])
+        self._received: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._pending: OrderedDict[Connection, float] = OrderedDict()
+        self._peers: set[Peer] = set()
+        self._is_closed = False
+        self._accepting = threading.Thread(
+            target=self._accept, name="featurestore-worker-port", daemon=True
+        )
+        self._accepting.start()
+
+    def poll(self, seconds: float) -> list[Received]:
+        """Return what peers sent within some seconds, as soon as any did."""
+        messages: list[Received] = []
+        with suppress(queue.Empty):
+            messages.append(self._received.get(timeout=seconds))
+            while True:
+                messages.append(self._received.get_nowait())
+        return messages
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether a worker is connected; False: ``poll`` returns all that was ever received."""
+        with self._lock:
+            return bool(self._peers)
+
+    def send(self, peer: Peer, data: bytes) -> None:
+        """Send a message; a peer whose connection has ended gets nothing."""
+        try:
+            peer.connection.send_bytes(data)
+        except (OSError, ValueError):
+            self.drop(peer)
+
+    def drop(self, peer: Peer) -> None:
+        """End the connection of a peer."""
+        self._end([peer.connection])
+
+    def close(self) -> None:
+        """Stop listening and end all connections."""
+        self._is_closed = True
+        self._listening.close()
+        with self._lock:
+            connections = [*self._pending, *[peer.connection for peer in self._peers]]
+        self._end(connections)
+        self._accepting.join()
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            self._end_slow_proofs()
+            try:
+                accepted, _ = self._listening.accept()
+            except TimeoutError:
+                continue
+            except OSError:  # closed, or no file descriptor is left
+                time.sleep(_ACCEPT_SECONDS)
+                continue
+            connection = Connection(accepted.detach())
+            with self._lock:
+                self._pending[connection] = time.monotonic() + _PROOF_SECONDS
+                oldest = next(iter(self._pending)) if len(self._pending) > _MOST_PENDING else None
+            if oldest is not None:
+                self._end([oldest])
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _end_slow_proofs(self) -> None:
+        """End connections that have not proved in time that they know the key."""
+        now = time.monotonic()
+        with self._lock:
+            slow = [each for each, end in self._pending.items() if end < now]
+        self._end(slow)
+
+    def _end(self, connections: Iterable[Connection]) -> None:
+        """End connections, also where threads wait for their next message."""
+        with self._lock:
+            for connection in connections:
+                self._pending.pop(connection, None)
+                if connection.closed:
+                    continue
+                # A closed descriptor would not wake the thread, and may be reused by then.
+                duplicate = socket.socket(fileno=os.dup(connection.fileno()))
+                with duplicate, suppress(OSError):
+                    duplicate.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self, connection: Connection) -> None:
+        """Receive the messages of one connection, once it has proved that it knows the key."""
+        peer = None
+        try:
+            key = self.key.encode()
+            deliver_challenge(connection, key)
+            answer_challenge(connection, key)
+            with self._lock:
+                if self._pending.pop(connection, None) is None:
+                    return
+                peer = Peer(connection)
+                self._peers.add(peer)
+            while not self._is_closed:
+                self._received.put(Received(peer, connection.recv_bytes(_MOST_BYTES)))
+        except (OSError, EOFError, AuthenticationError, ValueError, AssertionError):
+            pass  # the connection has ended, or is not one of a worker
+        finally:
+            if peer is not None:
+                self._received.put(Received(peer, None))
+            with self._lock:
+                self._pending.pop(connection, None)
+                if peer is not None:
+                    self._peers.discard(peer)
+                connection.close()
+
+
+def connect_to_driver(address: tuple[str, int], key: str) -> Connection:
+    """Return the connection of a worker to the process that started it.
+
+    Raises:
+        EngineError: The driver does not answer, or does not know the key.
+    """
+    end = time.monotonic() + _CONNECT_SECONDS
+    while True:
+        try:
+            connection = Client(address, authkey=key.encode())
+        except (OSError, EOFError, AuthenticationError) as error:
+            # Connections of strangers may displace this one before it has proved anything.
+            if time.monotonic() > end:
+                raise EngineError(
+                    f"The driver at {address[0]}:{address[1]} does not answer: "
+                    f"{type(error).__name__}: {error}."
+                ) from error
+            time.sleep(random.uniform(0.05, 0.5))
+            continue
+        assert isinstance(connection, Connection)
+        return connection

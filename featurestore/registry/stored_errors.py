@@ -1,0 +1,116 @@
+"""Errors as records and logs store them: without listings of names.
+
+A listing ("there are 'a', 'b'") names what its reader may not read. A mark is stored in its place,
+and the listing is made when the error is shown, from what the reader's registry contains.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from featurestore.errors import FeatureStoreError, listing
+from featurestore.registry import tables
+from featurestore.registry.database import Registry
+from featurestore.registry.hidden import HIDDEN, Hidden, hidden_from
+
+_NAMED = {
+    "feature groups": tables.featuregroups.c.name,
+    "training datasets": tables.training_datasets.c.name,
+    "feature views": tables.feature_views.c.name,
+    "jobs": tables.job_states.c.name,
+    "models": tables.models.c.name,
+    "experiments": tables.experiment_runs.c.name,
+    "runs": tables.experiment_runs.c.id,
+    "sources": tables.sources.c.name,
+    "alert channels": tables.alert_channels.c.name,
+    "users": tables.users.c.name,
+}
+_LISTED = 10  # as many as listings show
+_OTHER = "[...]"
+# A quoted name, alone or with a feature, a version or a parameter: 'visits', "visits.pay", 'a=3'.
+_QUOTED = re.compile(r"""(['"`])([a-z0-9][a-z0-9_-]*)((?:[.@:=][^'"`\s]*| version \d+)?)\1""")
+_WORD = re.compile(r"[a-z0-9_]+")
+_MARK = rf"\[list of (?:{'|'.join(_NAMED)})\]|{re.escape(_OTHER)}"
+_MARKS = re.compile(rf"({_MARK})(?:(?:, | and )(?:{_MARK}))*(?: and \d+ more)?")
+_SHOWN = re.compile(rf"\[list of ({'|'.join(_NAMED)})\]")
+_WITHHELD = "The error names what you may not read."
+
+
+def unlisted(registry: Registry, text: str, *, own: Collection[str]) -> str:
+    """Return an error's text as it is stored: marks in place of names that are not its own.
+
+    Args:
+        registry: The registry of the whole store.
+        text: The text of the error, or of its hint.
+        own: The names that may stay: those that the job or run is made of.
+    """
+    names: Mapping[str, str] | None = None
+    private: frozenset[str] = frozenset()
+    with suppress(FeatureStoreError), registry.reading() as connection:
+        names = _names(connection, {match[2] for match in _QUOTED.finditer(text)})
+        private = hidden_from(connection, granted=(), reads_store=True).names
+    return _without_names(text, names, private=private.difference(own), own=own)
+
+
+def unlisted_hint(registry: Registry, hint: str | None, *, own: Collection[str]) -> str | None:
+    """Return a hint as it is stored; one that names anything else is left out."""
+    if hint is None or unlisted(registry, hint, own=own) != hint:
+        return None
+    return hint
+
+
+def shown(connection: Connection, text: str) -> str:
+    """Return a stored error for the reader of a connection, with listings of what is visible."""
+    text = _SHOWN.sub(lambda match: _listing(connection, match[1]), text)
+    hidden: Hidden | None = connection.info.get(HIDDEN)
+    if hidden is not None and hidden.is_named(text):
+        return _WITHHELD
+    return text
+
+
+def _without_names(
+    text: str, names: Mapping[str, str] | None, *, private: Collection[str], own: Collection[str]
+) -> str:
+    """Return a text without names; without ``names`` every quoted one counts as a name.
+
+    >>> there = {"visits": "feature groups", "pay": "feature groups"}
+    >>> text = "There is no group 'visitz'; there are 'pay', 'visits' and 3 more."
+    >>> _without_names(text, there, private=(), own=["visitz"])
+    "There is no group 'visitz'; there are [list of feature groups]."
+    """
+
+    def mark(match: re.Match[str]) -> str:
+        _, name, rest = match.groups()
+        if name in own or (names is not None and name not in names):
+            return match[0]
+        return _OTHER if rest or names is None else f"[list of {names[name]}]"
+
+    text = _QUOTED.sub(mark, text)
+    if private:
+        text = _WORD.sub(lambda match: _OTHER if match[0] in private else match[0], text)
+    return _MARKS.sub(lambda match: match[1], text)
+
+
+def _names(connection: Connection, quoted: Collection[str]) -> dict[str, str]:
+    """Return which quoted texts are names of things of the store, with their kinds."""
+    names: dict[str, str] = {}
+    if not quoted:
+        return names
+    for kind, column in _NAMED.items():
+        query = sa.select(column).where(column.in_(sorted(quoted))).distinct()
+        for name in connection.execute(query).scalars():
+            names.setdefault(str(name), kind)
+    return names
+
+
+def _listing(connection: Connection, kind: str) -> str:
+    column = _NAMED[kind]
+    count = connection.execute(sa.select(sa.func.count(sa.distinct(column)))).scalar_one()
+    first = sa.select(column).distinct().order_by(column).limit(_LISTED)
+    text = listing(connection.execute(first).scalars())
+    return f"{text} and {count - _LISTED} more" if count > _LISTED else text

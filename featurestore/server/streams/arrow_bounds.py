@@ -1,0 +1,191 @@
+"""Sizes of Arrow IPC messages before anything of them is unpacked.
+
+A compressed buffer begins with its unpacked length, and the metadata of a message names its buffers
+(https://arrow.apache.org/docs/format/Columnar.html#recordbatch-message). Arrow allocates what is
+declared there, so the sum of what a message declares is the memory that it takes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from featurestore.errors import InvalidArgument, LimitExceeded
+
+# Bytes of one message unpacked, of all dictionaries together, and of the metadata of a message.
+MESSAGE_BYTES = 64 << 20
+DICTIONARY_BYTES = 256 << 20
+METADATA_BYTES = 4 << 20
+# Rows that need no bytes, as those of null columns.
+EMPTY_ROWS = 1 << 20
+MESSAGES = 1 << 18
+# Batches, and bytes of their metadata, that are used where they are: each has objects in memory.
+_MAPPED_BATCHES, _MAPPED_METADATA = 4096, 64 << 20
+_DICTIONARY, _BATCH = "dictionary", "record batch"
+_SPLIT_HINT = "send smaller batches, or leave out compression"
+
+
+@dataclass(frozen=True)
+class StreamShape:
+    """What the messages of a stream declare.
+
+    ``is_mapped``: its batches can be used where they are, without memory of their own.
+    """
+
+    batches: int
+    bytes: int
+    is_mapped: bool
+
+
+def check_messages(data: pa.Buffer, *, most: int) -> StreamShape:
+    """Return the shape of a stream whose messages keep to the bounds.
+
+    Args:
+        data: The stream, in memory or mapped.
+        most: The bytes that all messages may have together, unpacked.
+
+    Raises:
+        LimitExceeded: A message, the dictionaries or the rows exceed a bound, which is named.
+        InvalidArgument: The metadata of a message contradicts its body.
+        pyarrow.ArrowException: The data is not a stream.
+    """
+    total = dictionaries = batches = metadata = 0
+    is_mapped = True
+    for message in _messages(data):
+        if message.metadata.size > METADATA_BYTES:
+            raise LimitExceeded(
+                f"The metadata of an Arrow message has {message.metadata.size:,} bytes; the bound "
+                f"is {METADATA_BYTES:,}.",
+                hint="send fewer columns",
+            )
+        if message.type not in (_BATCH, _DICTIONARY):
+            continue
+        rows, unpacked, is_compressed = _declared(message)
+        total += unpacked
+        metadata += message.metadata.size
+        if is_compressed and unpacked > MESSAGE_BYTES:
+            raise LimitExceeded(
+                f"A batch of the rows has {unpacked:,} bytes unpacked; the bound is "
+                f"{MESSAGE_BYTES:,}.",
+                hint=_SPLIT_HINT,
+            )
+        if total > most:
+            raise LimitExceeded(f"The rows have more than {most:,} bytes, unpacked.")
+        if rows > EMPTY_ROWS + 8 * unpacked:
+            raise LimitExceeded(
+                f"A batch declares {rows:,} rows, and {unpacked:,} bytes hold them.",
+                hint="leave out columns of type null",
+            )
+        if message.type == _DICTIONARY:
+            dictionaries += unpacked
+            is_mapped = False
+        else:
+            batches += 1
+        is_mapped = is_mapped and not is_compressed
+        if batches > MESSAGES:
+            raise LimitExceeded(
+                f"The rows come in more than {MESSAGES:,} batches.", hint="send larger batches"
+            )
+        if dictionaries > DICTIONARY_BYTES:
+            raise LimitExceeded(
+                f"The dictionaries of the rows have more than {DICTIONARY_BYTES:,} bytes.",
+                hint="send plain values, without dictionaries",
+            )
+    is_small = batches <= _MAPPED_BATCHES and metadata <= _MAPPED_METADATA
+    return StreamShape(batches, total, is_mapped and is_small)
+
+
+def _messages(data: pa.Buffer) -> Iterator[pa.Message]:
+    reader = pa.ipc.MessageReader.open_stream(pa.BufferReader(data))
+    while True:
+        try:
+            yield reader.read_next_message()
+        except StopIteration:
+            return
+
+
+def _declared(message: pa.Message) -> tuple[int, int, bool]:
+    """Return the rows and unpacked bytes that a message declares, and whether it is compressed."""
+    try:
+        batch = _Table.root(message.metadata).table(2)
+        if batch is not None and message.type == _DICTIONARY:
+            batch = batch.table(1)
+        if batch is None:
+            raise InvalidArgument("A message of the rows has no batch.")
+        buffers = batch.pairs(2)
+        rows = batch.integer(0)
+        is_compressed = batch.table(3) is not None
+    except struct.error as error:
+        raise InvalidArgument(f"The metadata of a batch is damaged: {error}.") from error
+    if rows < 0:
+        raise InvalidArgument(f"A batch declares {rows:,} rows.")
+    size = sum(_unpacked(message.body, buffer, is_compressed) for buffer in buffers)
+    return rows, size, is_compressed
+
+
+def _unpacked(body: pa.Buffer, buffer: tuple[int, int], is_compressed: bool) -> int:
+    """Return the bytes that one buffer has unpacked."""
+    offset, length = buffer
+    if offset < 0 or length < 0 or offset + length > body.size:
+        raise InvalidArgument("A buffer of the rows is outside of its message.")
+    if not is_compressed or length == 0:
+        return length
+    if length < 8:
+        raise InvalidArgument("A compressed buffer of the rows is shorter than its length field.")
+    (declared,) = struct.unpack_from("<q", body, offset)
+    if declared < -1:
+        raise InvalidArgument("A compressed buffer of the rows declares a negative length.")
+    # -1: this buffer is not compressed.
+    return length - 8 if declared == -1 else int(declared)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table of a FlatBuffer (https://flatbuffers.dev/internals): fields by their number."""
+
+    data: bytes
+    start: int
+
+    @staticmethod
+    def root(data: pa.Buffer) -> _Table:
+        content = data.to_pybytes()
+        return _Table(content, struct.unpack_from("<I", content)[0])
+
+    def integer(self, field: int) -> int:
+        """Return a field of 64 bits, 0 where it is absent."""
+        position = self._position(field)
+        return 0 if position is None else int(struct.unpack_from("<q", self.data, position)[0])
+
+    def table(self, field: int) -> _Table | None:
+        position = self._position(field)
+        return None if position is None else _Table(self.data, self._follow(position))
+
+    def pairs(self, field: int) -> list[tuple[int, int]]:
+        """Return a vector of structs of two integers of 64 bits."""
+        position = self._position(field)
+        if position is None:
+            return []
+        start = self._follow(position)
+        (count,) = struct.unpack_from("<I", self.data, start)
+        end = start + 4 + 16 * count
+        if end > len(self.data):
+            raise struct.error("a vector is longer than the metadata")
+        pairs = struct.iter_unpack("<qq", self.data[start + 4 : end])
+        return [(int(first), int(second)) for first, second in pairs]
+
+    def _position(self, field: int) -> int | None:
+        """Return the position of a field; the table's vtable has it, 0 for absent ones."""
+        (back,) = struct.unpack_from("<i", self.data, self.start)
+        vtable = self.start - back
+        (size,) = struct.unpack_from("<H", self.data, vtable)
+        entry = 4 + 2 * field
+        if entry + 2 > size:
+            return None
+        (offset,) = struct.unpack_from("<H", self.data, vtable + entry)
+        return self.start + offset if offset else None
+
+    def _follow(self, position: int) -> int:
+        return position + int(struct.unpack_from("<I", self.data, position)[0])

@@ -1,0 +1,144 @@
+"""Clocks that are set back or ahead by a day while leases, jobs, streams and alerts are at work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import featurestore
+from featurestore.errors import JobLeased
+from featurestore.jobs.scheduler import Options
+from featurestore.model import times
+from featurestore.model.times import has_passed
+from featurestore.recovery import leases, owners
+from featurestore.registry import alerts
+from featurestore.store import FeatureStore
+from tests.attacks.hourly_job import JOB
+
+DAY = timedelta(days=1)
+NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
+
+
+class Clock:
+    """The time of day, which a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = NOON
+        monkeypatch.setattr(times, "utc_now", lambda: self.now)
+
+    def set(self, hours: float, days: int = 0) -> None:
+        """Set the clock to some hours after noon of the first day, and days off."""
+        self.now = NOON + timedelta(hours=hours, days=days)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Iterator[FeatureStore]:
+    with featurestore.connect(tmp_path / "store") as store:
+        insert(store, 0)
+        (tmp_path / "hourly_jobs.py").write_text(JOB)
+        store.register_jobs(tmp_path / "hourly_jobs.py")
+        yield store
+
+
+def insert(store: FeatureStore, hour: int) -> None:
+    """Insert the row of an hour after noon."""
+    rows = [{"k": hour, "t": NOON + timedelta(hours=hour, minutes=30), "x": 1.0}]
+    if not store.get_latest_featuregroup_version("numbers"):
+        store.create_featuregroup(rows, "numbers", primary_key="k", event_time="t")
+    else:
+        store.insert_into_featuregroup(rows, "numbers")
+
+
+def computed(store: FeatureStore) -> list[int]:
+    return sorted(store.get_featuregroup("more").to_pandas()["k"])
+
+
+@pytest.mark.parametrize("days", [1, -1])
+def test_a_clock_that_jumps_loses_and_doubles_no_rows(
+    store: FeatureStore, clock: Clock, days: int
+) -> None:
+    scheduler = store.scheduler(Options(stale=True))
+    clock.set(1.1)
+    scheduler.run_due()
+    clock.set(1.2, days)
+    scheduler.run_due()
+    clock.set(1.3)
+    insert(store, 1)
+    clock.set(2.1)
+    scheduler.run_due()
+    assert computed(store) == [0, 1]
+    insert(store, 2)
+    clock.set(3.1)
+    scheduler.run_due()
+    scheduler.run_due()
+    assert computed(store) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("days", [1, -1])
+def test_a_clock_that_jumps_hands_over_no_lease(
+    store: FeatureStore, clock: Clock, days: int
+) -> None:
+    session = store.session
+    holds, ends = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with leases.leased(session, "hourly"):
+            holds.set()
+            ends.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        assert holds.wait(30)
+        clock.set(0, days)
+        with pytest.raises(JobLeased), leases.leased(session, "hourly"):
+            pass
+        mine = owners.this_process(session.location)
+        with session.registry.reading() as connection:
+            assert owners.is_alive(connection, session.location, mine)
+    finally:
+        ends.set()
+        holder.join()
+    with leases.leased(session, "hourly"):
+        pass
+
+
+@pytest.mark.parametrize("days", [1, -1])
+def test_alerts_of_before_a_jump_are_sent(store: FeatureStore, clock: Clock, days: int) -> None:
+    registry = store.session.registry
+    clock.set(0, days)
+    with registry.transaction() as connection:
+        alerts.send(connection, "begin", "hourly", {"failed": ["a"]}, ["people"])
+    clock.set(0)
+    with registry.transaction() as connection:
+        (message,) = alerts.waiting(connection)
+        alerts.failed(connection, message, "refused", alerts.LONGEST_WAIT)
+        assert alerts.waiting(connection) == []
+    clock.set(1)
+    with registry.reading() as connection:
+        assert len(alerts.waiting(connection)) == 1
+
+
+MOMENTS = st.integers(-2 * 86_400, 2 * 86_400).map(
+    lambda seconds: NOON + timedelta(seconds=seconds)
+)
+
+
+@given(
+    since=MOMENTS, now=MOMENTS, wait=st.integers(0, 3600).map(lambda each: timedelta(seconds=each))
+)
+def test_no_clock_makes_a_wait_longer(since: datetime, now: datetime, wait: timedelta) -> None:
+    """From any time on a wait is over after its length, also when the clock was set back."""
+    assert has_passed(since, wait, now=max(now, since) + wait)
+    assert has_passed(since, wait, now=now) == (not since <= now < since + wait)

@@ -1,0 +1,103 @@
+"""Records of runs that a forger has written: the checksum is right, the content is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from featurestore.errors import FeatureStoreError, RunDamaged, StorageError
+from featurestore.experiments import run_files
+from featurestore.model.json_object import MalformedJson
+from featurestore.model.run_record import RUN_FILE, RunDataset, RunRecord
+from featurestore.model.sealed import sealed
+from featurestore.recovery import experiments
+
+ID = "20240301-120000-abcdef"
+RECORD = RunRecord(
+    id=ID,
+    name="late_flights",
+    kind="launch",
+    state="finished",
+    created="2024-03-01T12:00:00+00:00",
+    metrics={"auc": 0.9},
+    dataset=RunDataset("flights", 1, "0" * 64, "/store/trainingdatasets/flights/v1"),
+    settings={"workers": 1, "on": "local"},
+    code={"function": "train:train_fn"},
+    files={"metrics.jsonl": "0" * 64},
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+def written(tmp_path: Path, **changes: Any) -> str:
+    """Write a forged record into the directory of a run, and return the directory."""
+    data = {
+        name: value for name, value in json.loads(RECORD.to_bytes()).items() if name != "checksum"
+    }
+    directory = tmp_path / "late_flights" / ID
+    directory.mkdir(parents=True)
+    (directory / RUN_FILE).write_bytes(sealed({**data, **changes}))
+    return str(directory)
+
+
+def test_an_honest_record_is_read(tmp_path: Path) -> None:
+    assert experiments.read(written(tmp_path)) == RECORD
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"id": "20240301-120000-fedcba"},
+        {"id": "../../x"},
+        {"name": "other"},
+        {"name": "../late_flights"},
+        {"name": "late_flights/../other"},
+        {"parent": "../x"},
+        {"state": "won"},
+        {"created": "yesterday"},
+        {"metrics": {"auc": "0.9"}},
+        {"metrics": {"auc": True}},
+        {"files": {"a": 1}},
+        {"seed": -1},
+        {"number": "1"},
+        {"dataset": {"name": "flights"}},
+        {"format": 99},
+    ],
+)
+def test_a_record_of_another_run_or_type_is_damaged(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(RunDamaged):
+        experiments.read(written(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    "path", ["../../secret", "/etc/passwd", "a/../../../secret", "", "a\x00b", "link"]
+)
+def test_files_that_a_record_names_are_of_its_run(tmp_path: Path, path: str) -> None:
+    directory = written(tmp_path, files={path: "0" * 64})
+    (tmp_path / "secret").write_text("secret")
+    (Path(directory) / "link").symlink_to(tmp_path / "secret")
+    record = experiments.read(directory)
+    with pytest.raises(StorageError):
+        run_files.check_files(directory, record, below=[path])
+
+
+@settings(max_examples=200, deadline=None)
+@given(name=st.sampled_from(sorted(json.loads(RECORD.to_bytes()))), value=VALUES)
+def test_no_record_ends_in_a_traceback(name: str, value: Any) -> None:
+    data = {key: each for key, each in json.loads(RECORD.to_bytes()).items() if key != "checksum"}
+    try:
+        RunRecord.from_bytes(sealed({**data, name: value}))
+    except (MalformedJson, FeatureStoreError):
+        return

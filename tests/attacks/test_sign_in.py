@@ -1,0 +1,143 @@
+"""Guesses of passwords: failures alone count, by account and address, and the waits double."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import featurestore
+from featurestore.errors import NotSignedIn, TooManyAttempts
+from featurestore.registry import access as registry
+from featurestore.server.access import changes, secrets
+from featurestore.server.access import sign_in as access
+from featurestore.store import FeatureStore
+from tests.server.guarded import PASSWORD, ROOT
+
+USERS = [f"user{number}" for number in range(8)]
+HERE, ELSEWHERE = "192.0.2.1", "198.51.100.7"
+
+
+class Clock:
+    """The time of day, which a test sets."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2024, 3, 1, 12, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (access, registry):
+        monkeypatch.setattr(module, "utc_now", clock)
+    return clock
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[FeatureStore]:
+    from argon2 import PasswordHasher
+
+    fast = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
+    monkeypatch.setattr(secrets, "_hasher", lambda: fast)
+    with featurestore.connect(tmp_path / "store") as store:
+        for name in USERS:
+            changes.add_user(store.session, ROOT, name, role="reader", password=PASSWORD)
+        yield store
+
+
+def outcome(store: FeatureStore, name: str, password: str, address: str = HERE) -> str:
+    """Return "in", "wrong", or the wait of an attempt in seconds."""
+    try:
+        access.sign_in(store.session, name, password, address=address)
+    except TooManyAttempts as error:
+        seconds = re.fullmatch(r"wait (\d+) seconds", str(error.hint))
+        assert seconds is not None
+        return seconds[1]
+    except NotSignedIn:
+        return "wrong"
+    return "in"
+
+
+def test_right_passwords_never_count(store: FeatureStore) -> None:
+    assert {outcome(store, "user0", PASSWORD) for _ in range(40)} == {"in"}
+    with ThreadPoolExecutor(16) as pool:
+        parallel = pool.map(lambda number: outcome(store, USERS[number % 8], PASSWORD), range(40))
+        assert set(parallel) == {"in"}
+
+
+def test_parallel_guesses_count(store: FeatureStore) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        outcomes = list(
+            pool.map(lambda number: outcome(store, "user0", f"guess {number}"), range(40))
+        )
+    assert outcomes.count("wrong") == 5
+    assert "in" not in outcomes
+
+
+def test_waits_double_up_to_a_quarter_of_an_hour(store: FeatureStore, clock: Clock) -> None:
+    for _ in range(5):
+        assert outcome(store, "user0", "wrong") == "wrong"
+    waits = []
+    for _ in range(7):
+        waits.append(int(outcome(store, "user0", PASSWORD)))
+        clock.now += timedelta(seconds=waits[-1] - 1)
+        assert outcome(store, "user0", PASSWORD) == "1"
+        clock.now += timedelta(seconds=1)
+        assert outcome(store, "user0", "wrong") == "wrong"
+    assert waits == [30, 60, 120, 240, 480, 900, 900]
+    clock.now += timedelta(minutes=15)
+    assert outcome(store, "user0", PASSWORD) == "in"
+    assert outcome(store, "user0", "wrong") == "wrong"
+    assert outcome(store, "user0", PASSWORD) == "in"
+
+
+def test_a_locked_account_locks_nobody_else(store: FeatureStore, clock: Clock) -> None:
+    for _ in range(30):
+        if outcome(store, "user0", "wrong") != "wrong":
+            clock.now += timedelta(minutes=2)
+    assert outcome(store, "user0", PASSWORD) not in ("in", "wrong")
+    assert outcome(store, "user0", PASSWORD, ELSEWHERE) == "in"
+    assert outcome(store, "user1", PASSWORD) == "in"
+
+
+def test_one_password_for_many_accounts_locks_the_address(store: FeatureStore) -> None:
+    for number in range(30):
+        assert outcome(store, f"name % _ {number}", "wrong") == "wrong"
+        if number % 10 == 0:  # who knows one password guesses no further for it
+            assert outcome(store, "user1", PASSWORD) == "in"
+    assert outcome(store, "user1", PASSWORD) == "30"
+    assert outcome(store, "user1", PASSWORD, ELSEWHERE) == "in"
+
+
+def test_many_addresses_lock_the_account(store: FeatureStore) -> None:
+    outcomes = [outcome(store, "user0", "wrong", f"10.0.{number}.1") for number in range(101)]
+    assert outcomes == ["wrong"] * 100 + ["30"]
+    assert outcome(store, "user1", PASSWORD, "10.0.0.1") == "in"
+
+
+def test_addresses_of_one_ipv6_network_are_one(store: FeatureStore) -> None:
+    outcomes = [outcome(store, "user0", "wrong", f"2001:db8::{number}") for number in range(1, 7)]
+    assert outcomes == ["wrong"] * 5 + ["30"]
+
+
+@pytest.mark.parametrize("days", [1, -1])
+def test_a_clock_that_jumps_locks_nobody(store: FeatureStore, clock: Clock, days: int) -> None:
+    for _ in range(5):
+        assert outcome(store, "user0", "wrong") == "wrong"
+    clock.now += timedelta(days=days)
+    assert outcome(store, "user0", PASSWORD) == "in"
+
+
+def test_the_registry_holds_no_name_that_was_typed(store: FeatureStore) -> None:
+    outcome(store, "my secret password", "ann")
+    with store.session.registry.reading() as connection:
+        rows = connection.exec_driver_sql("select who from failed_sign_ins").scalars().all()
+    assert len(rows) == 1
+    assert "secret" not in rows[0]

@@ -1,0 +1,133 @@
+"""Clients that send half a request, a byte at a time, or read nothing of an answer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import featurestore
+from featurestore.server import ServerSettings, create_app
+from featurestore.server.connections import protocol_of
+
+SECONDS = 0.5
+PATIENCE = 8.0
+PARTS = {
+    "nothing": b"",
+    "half a line": b"GET /gro",
+    "half a header": b"GET /groups HTTP/1.1\r\nHost: localhost\r\nX-A: b",
+    "half a second request": b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /gr",
+    "half a body": b"POST /api/v1/rows HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
+    "half an upload": b"POST /api/v1/rows HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/vnd.featurestore.retrieval\r\nContent-Length: 1000000\r\n\r\n{",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    import uvicorn
+
+    with featurestore.connect(tmp_path_factory.mktemp("store")) as store:
+        store.create_featuregroup([{"k": 1, "text": "x" * 30_000_000}], "wide", primary_key="k")
+        app = create_app(store, ServerSettings(query_seconds=SECONDS))
+        protocol = protocol_of(read_seconds=SECONDS, header_seconds=SECONDS)
+        config = uvicorn.Config(app, port=0, log_level="critical", http=protocol, ws="none")
+        config.timeout_keep_alive = 1
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield server.servers[0].sockets[0].getsockname()
+        server.should_exit = True
+        thread.join()
+
+
+def connected(address: tuple[str, int]) -> socket.socket:
+    connection = socket.create_connection(address)
+    connection.settimeout(PATIENCE)
+    return connection
+
+
+def read_to_the_end(connection: socket.socket) -> bytes:
+    """Return what comes until the server ends the connection."""
+    parts = []
+    try:
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_half_open_connections_are_ended(address: tuple[str, int], part: str) -> None:
+    begun = time.monotonic()
+    with connected(address) as connection:
+        connection.sendall(PARTS[part])
+        answer = read_to_the_end(connection)
+    assert time.monotonic() - begun < PATIENCE
+    if part in ("half a body", "half an upload"):
+        assert answer.startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("part", ["half a header", "half a body"])
+def test_a_byte_at_a_time_is_too_slow(address: tuple[str, int], part: str) -> None:
+    begun = time.monotonic()
+    with connected(address) as connection:
+        connection.sendall(PARTS[part])
+        with pytest.raises((ConnectionError, socket.timeout)):
+            drip(connection)
+    assert time.monotonic() - begun < PATIENCE
+
+
+def drip(connection: socket.socket) -> None:
+    for _ in range(200):
+        connection.sendall(b"a")
+        time.sleep(0.05)
+
+
+def test_an_answer_that_is_not_read_is_given_up(address: tuple[str, int]) -> None:
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(PATIENCE)
+        connection.connect(address)
+        request = b"GET /api/v1/featuregroups/wide/1/rows HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        connection.sendall(request)
+        time.sleep(4 * SECONDS)
+        assert len(read_to_the_end(connection)) < 20_000_000
+
+
+def test_others_are_served_beside_slow_clients(address: tuple[str, int]) -> None:
+    slow = [connected(address) for _ in range(100)]
+    for number, connection in enumerate(slow):
+        connection.sendall(list(PARTS.values())[number % len(PARTS)])
+    begun = time.monotonic()
+    with connected(address) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert read_to_the_end(connection).endswith(b"ok\n")
+    assert time.monotonic() - begun < PATIENCE
+    for connection in slow:
+        connection.close()
+
+
+def test_a_client_at_work_keeps_its_connection(address: tuple[str, int]) -> None:
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connected(address) as connection:
+        for _ in range(3):
+            connection.sendall(request)
+            assert b"ok\n" in receive(connection, 3)
+            time.sleep(0.6 * SECONDS)
+
+
+def receive(connection: socket.socket, least: int) -> Any:
+    received = b""
+    while len(received) < least or not received.endswith(b"ok\n"):
+        part = connection.recv(1 << 16)
+        assert part
+        received += part
+    return received

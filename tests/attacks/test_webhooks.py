@@ -1,0 +1,73 @@
+"""Webhooks whose server redirects: to this machine, to files, to itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from featurestore.alerts.senders import NotDelivered, deliver
+from featurestore.errors import FeatureStoreError
+from featurestore.model.alert import Alert, Channel
+
+ALERT = Alert("a" * 32, "begin", "job", ("failed",), ("a line",), datetime(2024, 3, 1, tzinfo=UTC))
+
+
+@contextmanager
+def server(status: int, location: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the address of a server that redirects, and the requests that it has got."""
+    requests: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.do_POST()
+
+        def do_POST(self) -> None:
+            requests.append(f"{self.command} {self.path}")
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.send_header("Location", location)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=listening.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.server_address[1]}", requests
+    finally:
+        listening.shutdown()
+        listening.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 307, 308])
+def test_redirects_of_webhooks_are_not_followed(tmp_path: Path, status: int) -> None:
+    (tmp_path / "secret").write_text("secret")
+    with server(200, "") as (loopback, reached):
+        for location in (
+            f"{loopback}/admin",
+            (tmp_path / "secret").as_uri(),
+            "ftp://127.0.0.1/",
+            "//",
+        ):
+            with server(status, location) as (address, requests):
+                channel = Channel("people", f"webhook+{address}/hook")
+                with pytest.raises(NotDelivered, match=str(status)):
+                    deliver(channel, ALERT, location=str(tmp_path), seconds=5)
+                assert requests == ["POST /hook"]
+        assert reached == []
+
+
+@pytest.mark.parametrize("scheme", ["file", "ftp", "data", "gopher", "webhook+file", "webhook+ftp"])
+def test_channels_are_of_no_other_scheme(tmp_path: Path, scheme: str) -> None:
+    channel = Channel("people", f"{scheme}://127.0.0.1/etc/passwd")
+    with pytest.raises((FeatureStoreError, NotDelivered)):
+        deliver(channel, ALERT, location=str(tmp_path), seconds=5)

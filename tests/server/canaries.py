@@ -1,0 +1,210 @@
+"""A public store, and everything that can be derived from a private group, full of canaries."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from featurestore.errors import JobFailed
+from featurestore.experiments import catalog
+from featurestore.model.run_record import RunRecord
+from featurestore.registry import tables
+from featurestore.registry.audit_log import Actor
+from featurestore.server.access import changes
+from featurestore.server.access.secrets import form_token
+from featurestore.server.access.sign_in import open_browser
+from featurestore.store import FeatureStore
+from tests.server.trained import train
+
+ROOT = Actor("root", "test")
+NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
+PRIVATE = "canary_pay"
+# In values, texts and tags of what is private.
+SECRETS = ("canary", "7717177")
+# User: role on the store, groups with a role, and whether requests carry a browser's cookie.
+USERS = {
+    "rea": ("reader", (), False),
+    "wil": ("writer", (), True),
+    "vis": ("none", ("visits",), False),
+    "non": ("none", (), True),
+}
+SEES = {"adm": ("admin", ()), "mia": ("reader", (PRIVATE,))}
+_SCHEDULE = 'schedule="0 * * * *", window="1h", start="2024-03-01T12:00Z", catchup=1'
+PUBLIC_JOBS = f"""
+import featurestore
+
+doubled = featurestore.sql_job(
+    "doubled", sql="select who, seen, 2 * pay as twice from visits", inputs={{"visits": "visits"}},
+    featuregroup="doubled", primary_key=["who"], event_time="seen", {_SCHEDULE},
+)
+watch = featurestore.monitor_job("watch", featuregroup="visits", volume=(0.5, 2.0), {_SCHEDULE})
+"""
+# It names nothing that is private; its error lists every group of the store.
+LOST_JOB = f"""
+import featurestore
+
+@featurestore.job(featuregroup="lost", event_time="seen", {_SCHEDULE})
+def lost(window):
+    raise RuntimeError("no visitz")
+
+lost_sql = featurestore.sql_job(
+    "lost_sql", sql="select who, seen from visitz", inputs={{"visitz": "visitz"}},
+    featuregroup="lost", event_time="seen", {_SCHEDULE},
+)
+"""
+PRIVATE_JOBS = f"""
+import featurestore
+
+canary_sql = featurestore.sql_job(
+    "canary_sql", sql="select who, seen, 2 * canary_amount as canary_twice from p",
+    inputs={{"p": "canary_pay"}}, featuregroup="canary_twice", primary_key=["who"],
+    event_time="seen", {_SCHEDULE},
+)
+
+@featurestore.job(
+    inputs={{"p": "canary_twice"}}, featuregroup="canary_third", event_time="seen", {_SCHEDULE}
+)
+def canary_python(window, p):
+    return p
+
+@featurestore.job(inputs={{"p": "canary_pay"}}, featuregroup="canary_never", event_time="seen",
+                  alert="canary_channel", retries=0, {_SCHEDULE})
+def canary_failing(window, p):
+    raise ValueError("canaryvalue 7717177")
+
+@featurestore.training_job(
+    training_dataset="canary_trained", schedule="0 0 1 1 *", start="2023-01-01T00:00Z"
+)
+def canary_training(store, window):
+    return {{"data": store.get_features(["canary_pay.canary_amount"]), "label": "canary_amount"}}
+
+canary_window = featurestore.window_job(
+    "canary_window", [featurestore.window("canary_pay.canary_amount", "sum", over="1h")],
+    every="1h", featuregroup="canary_windows", start="2024-03-01T12:00Z", catchup=1,
+)
+canary_watch = featurestore.monitor_job(
+    "canary_watch", featuregroup="canary_pay", volume=(0.5, 2.0), {_SCHEDULE}
+)
+# A public group is compared with a dataset of the private one.
+canary_baseline = featurestore.monitor_job(
+    "canary_baseline", featuregroup="visits", alert="canary_channel", confirm=1,
+    baseline=featurestore.baseline(training_dataset="canary_likeness", split="train"), {_SCHEDULE},
+)
+"""
+
+
+def _rows(amount: str, secret: str, value: float) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for number, who in enumerate("abcdef"):
+        at = NOON + timedelta(minutes=30)
+        rows.append({"who": who, "seen": at, amount: value + number, "text": secret})
+    return rows
+
+
+def _labels() -> list[dict[str, object]]:
+    at = NOON + timedelta(hours=2)
+    return [{"who": who, "at": at, "good": who < "d"} for who in "abcdef"]
+
+
+def fill_public(store: FeatureStore, folder: Path) -> None:
+    """Make what everybody sees, and the users."""
+    store.create_featuregroup(
+        _rows("pay", "open", 1.0), "visits", primary_key="who", event_time="seen",
+        tags={"owner": "ann", "team": "web"}, description="Visits.",
+    )  # fmt: skip
+    frame = store.get_features(["visits.pay"], labels=_labels())
+    for _ in range(2):
+        store.create_training_dataset(frame, "of_visits", label="good", progress=False)
+    store.create_feature_view("view_visits", features=["visits.pay"])
+    train(store, "of_visits", "model_visits")
+    (folder / "public_jobs.py").write_text(PUBLIC_JOBS)
+    store.register_jobs(folder / "public_jobs.py")
+    for name in ("doubled", "watch"):
+        store.backfill_job(name, NOON, NOON + timedelta(hours=1))
+    for name, (role, groups, _) in USERS.items():
+        changes.add_user(store.session, ROOT, name, role=role)
+        for group in groups:
+            changes.set_group_role(store.session, ROOT, group, name, "reader")
+
+
+def fill_private(store: FeatureStore, folder: Path) -> None:
+    """Make a private group, and a thing of every kind that is derived from it."""
+    store.add_alert_channel("canary_channel", "log")
+    bounds = {"column": "canary_amount", "max_value": 8e6}
+    expectation = {"type": "expect_column_values_to_be_between", "kwargs": bounds}
+    store.create_featuregroup(
+        _rows("canary_amount", "canaryvalue", 7717177.25), PRIVATE, primary_key="who",
+        event_time="seen", tags={"owner": "canary", "canary": "canary"}, description="canary",
+        descriptions={"canary_amount": "canary"}, expectations=[expectation],
+        validation="quarantine",
+    )  # fmt: skip
+    changes.set_private(store.session, ROOT, PRIVATE, True)
+    refused = _rows("canary_amount", "canaryvalue", 7717177e9)[:1]
+    store.insert_into_featuregroup(refused, PRIVATE, mode="upsert")
+    frame = store.get_features([f"{PRIVATE}.canary_amount"], labels=_labels())
+    for _ in range(2):
+        store.create_training_dataset(frame, "canary_set", label="good", progress=False)
+    likeness = store.sql("select who, seen, canary_amount as pay, text from canary_pay")
+    store.create_training_dataset(likeness, "canary_likeness", label="pay", progress=False)
+    store.create_feature_view("canary_view", features=[f"{PRIVATE}.canary_amount"])
+    view = store.get_feature_view("canary_view")
+    view.create_training_dataset("canary_by_view", labels=_labels())
+    train(store, "canary_set", "canary_model", text="canaryvalue")
+    copied = store.get_featuregroup(PRIVATE)
+    store.create_featuregroup(copied, "canary_copy", primary_key="who", event_time="seen")
+    store.create_featuregroup(
+        store.get_training_dataset("canary_set").read("train"), "canary_split"
+    )
+    store.create_featuregroup(store.featuregroup(PRIVATE).quarantine(), "canary_refused")
+    store.score("canary_model", labels=_labels(), featuregroup="canary_scores", trust=True)
+    (folder / "private_jobs.py").write_text(PRIVATE_JOBS)
+    store.register_jobs(folder / "private_jobs.py")
+    for name in ("canary_sql", "canary_python", "canary_window", "canary_watch", "canary_baseline"):
+        store.backfill_job(name, NOON, NOON + timedelta(hours=1))
+    store.run_job("canary_training")
+    with pytest.raises(JobFailed):
+        store.backfill_job("canary_failing", NOON, NOON + timedelta(hours=1))
+    store.accept_monitor("canary_baseline", note="canary")
+    # A run on a public dataset that names the private group.
+    params = {"group": PRIVATE, "note": "canaryvalue"}
+    record = RunRecord(
+        "20240304-120000-names", "names", "launch", "failed", "2024-03-04T12:00:00+00:00",
+        params=params, reason="canaryvalue",
+    )  # fmt: skip
+    catalog.save(store.session, record)
+    for name, (role, groups) in SEES.items():
+        changes.add_user(store.session, ROOT, name, role=role)
+        for group in groups:
+            changes.set_group_role(store.session, ROOT, group, name, "reader")
+
+
+def headers_of(store: FeatureStore, user: str, *, browser: bool = False) -> dict[str, str]:
+    """Return the headers of a user's requests: a token, or the cookie of a browser."""
+    if browser:
+        cookie = open_browser(store.session, user, "test")
+        return {"Cookie": f"featurestore={cookie}", "X-Form-Token": form_token(cookie)}
+    text, _ = changes.make_token(store.session, ROOT, user, scope="admin")
+    return {"Authorization": f"Bearer {text}"}
+
+
+_NAMES = {
+    "featuregroups": tables.featuregroups.c.name,
+    "training-datasets": tables.training_datasets.c.name,
+    "views": tables.feature_views.c.name,
+    "jobs": tables.job_states.c.name,
+    "monitors": tables.monitor_results.c.monitor,
+    "models": tables.models.c.name,
+    "experiments": tables.experiment_runs.c.id,
+}
+
+
+def names_in(store: FeatureStore) -> dict[str, set[str]]:
+    """Return the names of everything in a store, by kind."""
+    names = {}
+    with store.session.registry.reading() as connection:
+        for kind, column in _NAMES.items():
+            names[kind] = set(connection.execute(sa.select(column).distinct()).scalars())
+    return names

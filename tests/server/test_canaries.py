@@ -1,0 +1,298 @@
+"""Nothing that a user is answered depends on what is hidden: each route, role and derived thing.
+
+Every request is made before and after a private group, and a thing of every kind that derives from
+it, come into a store. Each answer has to be the same, with its status, headers and tag.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.routing import iter_route_contexts
+from starlette.testclient import TestClient
+
+import featurestore
+from featurestore.errors import JobFailed
+from featurestore.plugins.remote import RETRIEVAL
+from featurestore.store import FeatureStore
+from tests.server import canaries
+from tests.server.canaries import PRIVATE, SECRETS, SEES, USERS, headers_of, names_in
+from tests.server.guarded import client_of
+
+_RUN = "20240301-120000-canary-model"
+# What comes into the store in between, by the noun of its routes.
+HIDDEN = {
+    "featuregroups": [
+        PRIVATE, "canary_twice", "canary_third", "canary_copy", "canary_split", "canary_refused",
+        "canary_scores", "canary_windows", "canary_never",
+    ],
+    "training-datasets": ["canary_set", "canary_likeness", "canary_by_view", "canary_trained"],
+    "views": ["canary_view"],
+    "jobs": [
+        "canary_sql", "canary_python", "canary_failing", "canary_training", "canary_window",
+        "canary_watch", "canary_baseline",
+    ],
+    "monitors": ["canary_watch", "canary_baseline"],
+    "models": ["canary_model"],
+    "experiments": [
+        _RUN, "20240302-120000-canary-model", "20240303-120000-canary-model",
+        "20240303-120000-canary-model-0", "20240304-120000-names",
+    ],
+}  # fmt: skip
+PUBLIC = {
+    "featuregroups": ["visits", "doubled"], "training-datasets": ["of_visits"],
+    "views": ["view_visits"], "jobs": ["doubled"], "monitors": ["watch"],
+    "models": ["model_visits"], "experiments": ["20240301-120000-model-visits"],
+}  # fmt: skip
+_SYNONYMS = {"groups": "featuregroups", "datasets": "training-datasets"}
+_TYPO = "canary_pai"
+# Values of query parameters by their name; a parameter of another name gets the first of them.
+QUERIES = {
+    "q": ["canary", "pay"],
+    "node": [
+        f"featuregroup:{PRIVATE}@1", f"feature:{PRIVATE}.canary_amount@1", "job:canary_sql",
+        "training_dataset:canary_set@1", "model:canary_model@1", "featuregroup:visits@1",
+        "experiment:canary_model", "feature:visits.pay@1",
+    ],
+    "feature": [f"{PRIVATE}.canary_amount", "canary_amount"],
+    "run": [_RUN], "name": ["canary_model", "names"], "dataset": ["canary_set"],
+    "tag": ["canary=canary"], "owner": ["canary"], "format": ["csv"],
+}  # fmt: skip
+_UNTOUCHED = {"limit", "offset", "number", "up", "down", "sort", "fresh", "partial"}
+READS: list[dict[str, Any]] = [
+    {"kind": "featuregroup", "name": PRIVATE},
+    {"kind": "featuregroup", "name": "canary_copy"},
+    {"kind": "features", "features": [f"{PRIVATE}.canary_amount"]},
+    {"kind": "features", "features": ["canary_amount"]},
+    {"kind": "features", "features": ["visits.pay"], "labels": PRIVATE},
+    {"kind": "split", "name": "canary_set", "version": 1, "split": "train"},
+]
+# The time that has passed between two answers.
+_PASSING = re.compile(
+    r"(\d+ (second|minute|hour|day)s? ago|just now"
+    r"|featurestore_job_watermark_lag_seconds\{.*|_created\{.*"
+    r'|"at": "[^"]*")'
+)
+
+
+# They would end the session that the requests are made in.
+_OF_THE_ACCOUNT = ("/sign-out", "/sign-in", "/account")
+_REQUESTS = 4  # of a user on a route, unless all are made
+_CREATE = ("POST", "/api/v1/featuregroups/{name}")
+# The body of changes: each is refused before it is read.
+_CHANGE = b'{"where": "true", "key": "a"}'
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of a user."""
+
+    user: str
+    method: str
+    route: str
+    address: str
+    content: bytes = b""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a request was answered."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+
+    @property
+    def lasting(self) -> tuple[int, dict[str, str], str]:
+        """The answer without the time that has passed."""
+        text = _PASSING.sub("", self.text)
+        changing = {"date"} if text == self.text else {"date", "etag", "content-length"}
+        headers = {name: each for name, each in self.headers.items() if name not in changing}
+        return self.status, headers, text
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A store with canaries, and what every request was answered before and after they came."""
+
+    store: FeatureStore
+    client: TestClient
+    headers: dict[str, dict[str, str]]
+    before: dict[Request, Answer]
+    after: dict[Request, Answer]
+    came: dict[str, set[str]]
+
+
+@pytest.fixture(scope="module", params=["some", pytest.param("all", marks=pytest.mark.soak)])
+def guarded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Guarded]:
+    folder = tmp_path_factory.mktemp("canaries")
+    with featurestore.connect(folder / "store") as store, client_of(store) as client:
+        canaries.fill_public(store, folder)
+        headers = {}
+        for user, (_, _, browser) in USERS.items():
+            headers[user] = headers_of(store, user, browser=browser)
+        requests = [Request(user, *each) for each in requests_of(client.app) for user in USERS]
+        if request.param == "some":
+            requests = some_of(requests)
+        before = {each: answer_of(client, headers, each) for each in requests}
+        known = names_in(store)
+        canaries.fill_private(store, folder)
+        came = {kind: names - known[kind] for kind, names in names_in(store).items()}
+        after = {each: answer_of(client, headers, each) for each in requests}
+        yield Guarded(store, client, headers, before, after, came)
+
+
+def some_of(requests: list[Request]) -> list[Request]:
+    """Return a few requests of each user on each route, others for each user."""
+    chosen: dict[tuple[str, ...], list[Request]] = {}
+    for asked in sorted(requests, key=lambda each: zlib.crc32(repr(each).encode())):
+        of_route = chosen.setdefault((asked.user, asked.method, asked.route), [])
+        if len(of_route) < _REQUESTS:
+            of_route.append(asked)
+    return [asked for of_route in chosen.values() for asked in of_route]
+
+
+def answer_of(client: TestClient, headers: dict[str, dict[str, str]], asked: Request) -> Answer:
+    sent = dict(headers[asked.user])
+    if asked.content:
+        is_retrieval = asked.route == "/api/v1/rows"
+        sent["Content-Type"] = RETRIEVAL if is_retrieval else "application/json"
+    answer = client.request(asked.method, asked.address, content=asked.content, headers=sent)
+    return Answer(answer.status_code, dict(answer.headers), answer.text)
+
+
+def requests_of(app: Any) -> Iterator[tuple[str, str, str, bytes]]:
+    """Yield (method, route, address, content) of what can be asked of an application."""
+    for route in iter_route_contexts(app.routes):
+        path = str(route.path)
+        for method in sorted(set(route.methods or ["GET"]) - {"HEAD"}):
+            if path.startswith(_OF_THE_ACCOUNT) or path == "/static":
+                continue
+            for address in addresses_of(path, method):
+                if path == "/api/v1/rows":
+                    for read in READS:
+                        yield method, path, address, json.dumps({"read": read}).encode() + b"\n"
+                    continue
+                yield method, path, address, b"" if method == "GET" else _CHANGE
+                for name in query_names(route) if method == "GET" else ():
+                    for value in QUERIES.get(name, []):
+                        yield method, path, f"{address}?{name}={value}", b""
+
+
+def query_names(route: Any) -> list[str]:
+    dependant = getattr(route, "dependant", None)
+    known = [] if dependant is None else [each.alias for each in dependant.query_params]
+    return [name for name in known if name not in _UNTOUCHED]
+
+
+def addresses_of(path: str, method: str) -> Iterator[str]:
+    """Yield addresses of a route: with each name that fits its noun, hidden, mistyped and public."""
+    noun = path.removeprefix("/api/v1").split("/")[1]
+    kind = _SYNONYMS.get(noun, noun)
+    parameters = re.findall(r"{([^}]+)}", path)
+    choices = []
+    for parameter in parameters:
+        fixed = {"version": "1", "split": "train", "path:path": "train/tfrecord-00000-of-00001"}
+        if parameter in fixed:
+            choices.append([fixed[parameter]])
+            continue
+        hidden = HIDDEN.get(kind) or [name for names in HIDDEN.values() for name in names]
+        if kind == "jobs" and parameter == "run_id":
+            hidden = [_RUN]
+        # A change of something public would be another one the second time.
+        public = PUBLIC.get(kind, []) if method == "GET" else []
+        choices.append([*hidden, _TYPO, *public])
+    for values in product(*choices):
+        address = path
+        for parameter, value in zip(parameters, values, strict=True):
+            address = address.replace(f"{{{parameter}}}", value)
+        yield address
+
+
+def leaks(asked: Request, answer: Answer) -> list[str]:
+    """Return the secrets that an answer contains and its request does not."""
+    sent = asked.address + asked.content.decode()
+    received = answer.text + json.dumps(answer.headers)
+    return [each for each in SECRETS if each in received and each not in sent]
+
+
+def test_no_answer_depends_on_what_is_hidden(guarded: Guarded) -> None:
+    different = []
+    for asked, before in guarded.before.items():
+        after = guarded.after[asked]
+        if leaks(asked, after):
+            different.append((asked, leaks(asked, after)))
+        is_hidden = asked.address.rpartition("/")[2] in HIDDEN["featuregroups"]
+        if (asked.method, asked.route) == _CREATE and asked.user == "wil" and is_hidden:
+            assert after.status in (400, 404)  # a writer cannot make what is there
+            continue
+        if after.lasting != before.lasting:
+            different.append((asked, [before.status, after.status]))
+    assert not different, different[:5]
+    routes = {asked.route for asked in guarded.after}
+    assert len(routes) > 60
+    assert {asked.user for asked in guarded.after} == set(USERS)
+
+
+def test_everything_that_came_was_asked_for_and_is_seen_with_a_role(guarded: Guarded) -> None:
+    for kind, names in guarded.came.items():
+        assert names
+        assert names <= set(HIDDEN[kind]), kind
+    for user in SEES:
+        headers = headers_of(guarded.store, user)
+        for kind, names in guarded.came.items():
+            pages = {"featuregroups": "groups", "training-datasets": "datasets"}
+            for name in names:
+                page = guarded.client.get(f"/{pages.get(kind, kind)}/{name}", headers=headers)
+                assert page.status_code in (200, 307), (user, kind, name)
+
+
+def test_users_without_a_role_on_the_store_see_no_runs(guarded: Guarded) -> None:
+    for user in ("vis", "non"):
+        answer = guarded.client.get("/api/v1/experiments", headers=guarded.headers[user])
+        assert answer.json()["items"] == []
+        page = f"/experiments/{PUBLIC['experiments'][0]}"
+        assert guarded.client.get(page, headers=guarded.headers[user]).status_code == 404
+    answer = guarded.client.get("/api/v1/experiments", headers=guarded.headers["rea"])
+    assert len(answer.json()["items"]) == 3
+
+
+def test_errors_of_jobs_list_what_their_reader_may_see(guarded: Guarded, tmp_path: Path) -> None:
+    store, client = guarded.store, guarded.client
+    (tmp_path / "lost_jobs.py").write_text(canaries.LOST_JOB)
+    store.register_jobs(tmp_path / "lost_jobs.py")
+    for name in ("lost", "lost_sql"):
+        with pytest.raises(JobFailed):
+            store.backfill_job(name, canaries.NOON, canaries.NOON + timedelta(hours=1))
+    with store.session.registry.reading() as connection:
+        stored = connection.exec_driver_sql("select error, hint from runs where job like 'lost%'")
+        texts = str(stored.all())
+    assert "there are [list of feature groups]" in texts
+    assert "visits" not in texts
+    for job in ("lost", "lost_sql"):
+        run = store.get_runs(job)[-1]
+        assert run.log is not None
+        texts += Path(run.log).read_text()
+        addresses = ["/", "/jobs", "/jobs?format=csv", "/api/v1/jobs", f"/jobs/{job}"]
+        addresses += [f"/jobs/{job}?format=csv", f"/api/v1/jobs/{job}/runs"]
+        addresses += [f"/jobs/{job}/runs/{run.run_id}/log", "/metrics"]
+        for user, address in product(["rea", "wil"], addresses):
+            answer = client.get(address, headers=guarded.headers[user])
+            assert answer.status_code == 200
+            assert not any(each in answer.text for each in SECRETS), (user, address)
+        log = client.get(f"/jobs/{job}/runs/{run.run_id}/log", headers=guarded.headers["rea"]).text
+        assert ("'doubled', 'visits'" in log) == (job == "lost_sql")
+    assert not any(each in texts for each in SECRETS)
+    answer = client.get("/jobs/lost_sql", headers=headers_of(store, "adm"))
+    assert PRIVATE in answer.text

@@ -1,0 +1,64 @@
+"""Texts of a request end no header of its answer: each route, each parameter, hostile texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+from urllib.parse import quote
+
+from fastapi.routing import iter_route_contexts
+from starlette.testclient import TestClient
+
+HOSTILE = [
+    'a"; filename="evil.exe',
+    "a\r\nSet-Cookie: featurestore=x",
+    "\u00e9\u4e16",
+    "../../x\x00",
+]
+# The texts that could be filtered, and values with which a route answers.
+_VALUES = {
+    "name": {
+        "groups": "visits", "featuregroups": "visits", "datasets": "sells", "views": "selling",
+        "training-datasets": "sells", "jobs": "doubled", "monitors": "watch", "models": "seller",
+    },
+    "run_id": {"experiments": "20240301-120000-seller"},
+}  # fmt: skip
+
+
+def addresses(app: Any) -> Iterator[str]:
+    """Yield an address of each route for each of its parameters, with each hostile text there."""
+    for route in iter_route_contexts(app.routes):
+        if "GET" not in (route.methods or ()) or getattr(route, "dependant", None) is None:
+            continue
+        path = str(route.path)
+        noun = path.removeprefix("/api/v1").split("/")[1]
+        names = re.findall(r"{([^}]+)}", path)
+        usual = {name: _VALUES.get(name, {}).get(noun, "1") for name in names}
+        for name, text in product(names, HOSTILE):
+            yield _filled(path, {**usual, name: quote(text, safe="")})
+        asked = [each.alias for each in route.dependant.query_params]
+        for name, text in product(asked, HOSTILE):
+            query = f"{quote(name)}={quote(text)}"
+            if "format" in asked and name != "format":
+                query += "&format=csv"
+            yield f"{_filled(path, usual)}?{query}"
+
+
+def _filled(path: str, values: dict[str, str]) -> str:
+    for name, value in values.items():
+        path = path.replace(f"{{{name}}}", value)
+    return path
+
+
+def test_texts_of_requests_end_no_header(client: TestClient) -> None:
+    answered = set()
+    for address in addresses(client.app):
+        answer = client.get(address, follow_redirects=False)
+        answered.add(answer.status_code)
+        assert answer.status_code < 500, (address, answer.text[:500])
+        for name, value in answer.headers.raw:
+            assert not re.search(rb"[\r\n\x00]|evil|featurestore=x", value), (address, name, value)
+            value.decode("ascii")
+    assert answered >= {200, 404, 400}

@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from featurestore._imports import uninterrupted
+
 __version__ = "0.1.0"
 
 # Where public names that are not methods of FeatureStore live.
@@ -100,8 +102,10 @@ _FUNCTIONS = (
     "backfill_job",
     "get_runs",
     "pause_job",
+    "replay_stream",
     "unpause_job",
     "check_monitor",
+    "accept_monitor",
     "get_monitors",
     "get_monitor_history",
     "visualize_monitor",
@@ -124,7 +128,9 @@ __all__ = ["__version__", *_HOMES, *_FUNCTIONS]
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        with uninterrupted():
+            home = importlib.import_module(_HOMES[name])
+        return getattr(home, name)
     if name in _FUNCTIONS:
         return _function(name)
     raise AttributeError(f"module 'featurestore' has no attribute {name!r}")
@@ -139,8 +145,9 @@ def _function(name: str) -> Any:
     import functools
     import inspect
 
-    from featurestore._current import current_store
-    from featurestore.store import FeatureStore
+    with uninterrupted():
+        from featurestore._current import current_store
+        from featurestore.store import FeatureStore
 
     method = getattr(FeatureStore, name)
 

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame as SparkDataFrame
 from featurestore.errors import FeatureStoreError as FeatureStoreError
 from featurestore.experiments.models import Model
 from featurestore.featuregroups import FeatureGroup as FeatureGroup
+from featurestore.featuregroups.declared_types import TypeName
 from featurestore.featuregroups.discovery import Match
 from featurestore.featuregroups.table import TableVersion
 from featurestore.jobs import baseline as baseline
@@ -34,6 +35,7 @@ from featurestore.jobs.plan import JobPlan
 from featurestore.jobs.service import JobStatus
 from featurestore.model.alert import Channel
 from featurestore.model.featuregroup import Commit
+from featurestore.model.monitor_acceptance import Acceptance
 from featurestore.model.monitor_report import MonitorReport
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.on_demand import feature as feature
@@ -55,8 +57,10 @@ from featurestore.registry.runs import Run
 from featurestore.retrieval import FeatureFrame as FeatureFrame
 from featurestore.retrieval import LeakReport
 from featurestore.retrieval.join_keys import JoinKey
+from featurestore.sources import SourceFrame
 from featurestore.statistics import compare_statistics as compare_statistics
 from featurestore.store import FeatureStore as FeatureStore
+from featurestore.streams.replay import Replayed
 from featurestore.training import TrainingDataset as TrainingDataset
 from featurestore.transform import Chain
 from featurestore.views import FeatureView as FeatureView
@@ -90,6 +94,9 @@ def create_featuregroup(
     event_time_tolerance: timedelta | str | None = None,
     statistics: bool = True,
     compact: Literal["auto"] | None = None,
+    rename: Mapping[str, str] | str | None = None,
+    dtypes: Mapping[str, TypeName] | None = None,
+    decimal_type: TypeName | None = None,
 ) -> FeatureGroup: ...
 def get_or_create_featuregroup(
     df: object,
@@ -109,6 +116,9 @@ def get_or_create_featuregroup(
     event_time_tolerance: timedelta | str | None = None,
     statistics: bool = True,
     compact: Literal["auto"] | None = None,
+    rename: Mapping[str, str] | str | None = None,
+    dtypes: Mapping[str, TypeName] | None = None,
+    decimal_type: TypeName | None = None,
 ) -> FeatureGroup: ...
 def insert_into_featuregroup(
     df: object,
@@ -120,6 +130,7 @@ def insert_into_featuregroup(
     on_duplicates: Literal["error", "last"] = "error",
     transaction: tuple[str, int] | None = None,
     validation: str | None = None,
+    rename: Mapping[str, str] | str | None = None,
 ) -> Commit: ...
 def delete_from_featuregroup(name: str, where: str, *, version: int | None = None) -> Commit: ...
 def featuregroup(name: str, *, version: int | None = None) -> FeatureGroup: ...
@@ -682,8 +693,16 @@ def backfill_job(
 ) -> list[Run]: ...
 def get_runs(name: str) -> list[Run]: ...
 def pause_job(name: str) -> None: ...
+def replay_stream(name: str) -> Replayed: ...
 def unpause_job(name: str) -> None: ...
 def check_monitor(name: str, *, window: Window | datetime | str | None = None) -> MonitorReport: ...
+def accept_monitor(
+    name: str,
+    *,
+    window: Window | datetime | str | None = None,
+    until: datetime | str | None = None,
+    note: str = "",
+) -> Acceptance: ...
 def get_monitors() -> list[MonitorStatus]: ...
 def get_monitor_history(
     name: str, *, limit: int | None = 100, offset: int = 0
@@ -700,7 +719,7 @@ def add_source(
     uri: str,
     *,
     secret: str | None = None,
-    options: Mapping[str, str] | None = None,
+    options: Mapping[str, object] | None = None,
     description: str = "",
 ) -> SourceSpec: ...
 def get_sources() -> list[SourceSpec]: ...
@@ -714,7 +733,25 @@ def read_source(
     path: str | None = None,
     at: int | datetime | str | None = None,
     columns: Sequence[str] | None = None,
-) -> FeatureFrame: ...
+    rename: Mapping[str, str] | str | None = None,
+    format: Literal["parquet", "csv", "jsonl", "json"] | None = None,
+    delimiter: str | None = None,
+    quote: str | None = None,
+    escape: str | None = None,
+    header: bool | None = None,
+    names: Sequence[str] | None = None,
+    encoding: str | None = None,
+    decimal: str | None = None,
+    thousands: str | None = None,
+    null_values: Sequence[str] | None = None,
+    date_format: str | Mapping[str, str] | None = None,
+    timestamp_format: str | Mapping[str, str] | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    skip_rows: int | None = None,
+    comment: str | None = None,
+    on_bad_rows: Literal["error", "quarantine"] | None = None,
+    timestamp_precision: Literal["us"] | None = None,
+) -> SourceFrame: ...
 def create_external_featuregroup(
     name: str,
     *,
@@ -726,6 +763,7 @@ def create_external_featuregroup(
     primary_key: str | Sequence[str] = (),
     event_time: str | None = None,
     created_time: str | None = None,
+    rename: Mapping[str, str] | str | None = None,
     version: int | None = None,
     ttl: timedelta | str | None = None,
     description: str = "",

@@ -38,6 +38,14 @@ class InvalidArgument(FeatureStoreError, ValueError):
     """An argument has a value that the call cannot take."""
 
 
+class OutOfRange(InvalidArgument):
+    """A time, duration or whole number lies outside of what the store holds."""
+
+
+class LimitExceeded(InvalidArgument):
+    """An argument is longer, or asks for more, than a bound that the message names."""
+
+
 class UnknownArgument(FeatureStoreError, TypeError):
     """A call was given an argument that it does not take, or lacks one that it needs."""
 
@@ -297,6 +305,10 @@ class ExternalRowsError(FeatureStoreError, ValueError):
 
 class SourceChanged(FeatureStoreError, RuntimeError):
     """A source was changed while it was read, or no longer has what was registered."""
+
+
+class InvalidSourceFile(FeatureStoreError, ValueError):
+    """A file of a source does not fit its dialect or its schema; names the file, and where it is."""
 
 
 class OffsetsLost(SourceChanged):

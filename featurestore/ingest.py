@@ -4,8 +4,8 @@ The frame itself is never changed and never copied as a whole; streams stay stre
 Conversions are those of ``model.types``; what they mean for values:
 
 * times without zone are taken as UTC, with one warning a call; finer than microseconds is refused;
-* dictionaries (categories) become their values; null columns take the type that the group has, else
-are refused;
+* dictionaries (categories) become their values; columns without a type (nulls, empty lists) take
+that of the column that they meet (``model.untyped``);
 * a pandas index without name is dropped, a named one (after ``groupby``, ``set_index``) becomes
 columns;
 * 2-D arrays and rows without names have the columns ``col_0``, ``col_1``, ...; arrays with more
@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -30,38 +30,43 @@ import pyarrow.types as pat
 
 from featurestore.errors import (
     DataWarning,
+    FeatureStoreError,
     InvalidName,
+    SchemaMismatch,
     UnsupportedDataframe,
     UnsupportedType,
     listing,
 )
-from featurestore.model.arrays import (
-    UNEQUAL,
-    column_of_cells,
-    first_of_other_shape,
-    from_tensors,
-    one_array,
-)
+from featurestore.model.arrays import UNEQUAL, first_of_other_shape, from_tensors, one_array
 from featurestore.model.arrow_cast import cast_array
+from featurestore.model.arrow_rows import values_at
 from featurestore.model.callers import warn_caller
-from featurestore.model.codecs import binary_columns, refuse_encoded_arrays
-from featurestore.model.fitting import may_fit
+from featurestore.model.cast_lines import cast_line
+from featurestore.model.codecs import EncodedArrayCheck, binary_columns
+from featurestore.model.column_lines import language_of
+from featurestore.model.duckdb_columns import refusals_of_queries, storable
+from featurestore.model.fitting import Misfit, fitted, may_fit
 from featurestore.model.found_shapes import FindShapes, is_list_of_numbers, with_found_shape
-from featurestore.model.names import check_feature_names
-from featurestore.model.odd_columns import check_dtype, refusal
+from featurestore.model.instants import checked_batches, time_columns
+from featurestore.model.names import check_feature_names, feature_names_for, is_text
+from featurestore.model.odd_columns import CONVERSION_ERRORS, Unstorable, refusal
+from featurestore.model.pandas_frames import table_of_pandas
+from featurestore.model.polars_columns import table_of_polars
 from featurestore.model.python_columns import table_of_array, table_of_columns, table_of_rows
-from featurestore.model.shapes import is_tensor, shape_of, shaped_type
+from featurestore.model.shapes import describe, is_tensor, shape_of, shaped_type
 from featurestore.model.times import NaiveTimeWarning
-from featurestore.model.types import feature_schema, is_nested, widens
+from featurestore.model.type_lines import nanoseconds_line
+from featurestore.model.types import check_nesting, feature_schema, is_nested, widens
+from featurestore.model.untyped import typed_like
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine, Relation
 
 _BATCH_ROWS = 65_536
 _LOOKED_AT = 20
-# Where the type of a column is not the user's word: bytes may be arrays that a codec has encoded.
-_UNTYPED = ("pandas", "builtins", "pyspark")
 _PEEK_ROWS = 1000
+# Whose dataframes no engine has for its own: their rows become Arrow here.
+_CHECKED_LIBRARIES = ("pandas", "polars", "pyarrow", "numpy", "builtins")
 _KINDS = (
     "pandas or polars DataFrame, pyarrow Table or RecordBatchReader, anything with "
     "__arrow_c_stream__, "
@@ -112,6 +117,16 @@ def handed_over(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
         engine.release(shipped)
 
 
+def may_be_native(df: object) -> bool:
+    """Return whether an engine may read the rows itself, without the checks of this module.
+
+    Neither is a lazy frame asked for its relation, which may open what it reads, nor does an engine
+    adopt the rows for it, which warns of naive times.
+    """
+    is_checked = library_of(df) in _CHECKED_LIBRARIES or isinstance(df, Iterator)
+    return hasattr(type(df), "relation") or not is_checked
+
+
 def schema_of(df: object, *, engine: Engine, like: pa.Schema | None = None) -> pa.Schema:
     """Return the feature types of a dataframe argument, none of whose rows is read.
 
@@ -127,10 +142,11 @@ def _adopted(df: object, engine: Engine, like: pa.Schema | None) -> Relation | N
     """Return a frame that is the engine's own as a relation, None for any other."""
     lazy: Relation | None = getattr(df, "relation", None)
     if lazy is not None and getattr(lazy, "engine", None) == engine.name:
-        return lazy
+        check_nesting(lazy.schema)
+        return refuse_encoded_arrays(lazy, df, engine=engine, like=like)
     adopted = adopt_native(df, engine=engine, like=like)
     if adopted is not None:
-        _check_names(adopted.schema)
+        _check_names(adopted.schema, language=language_of(df))
     return adopted
 
 
@@ -141,12 +157,33 @@ def adopt_native(df: object, *, engine: Engine, like: pa.Schema | None = None) -
     the lengths of those that ``like`` does not have.
     """
     adopted = engine.adopt(df)
-    if adopted is None or library_of(df) != "pyspark":
-        return adopted
+    if adopted is None:
+        return None
+    check_nesting(adopted.schema)
     new = _new_fields(adopted.schema, like)
-    _refuse_encoded_bytes(adopted, binary_columns(new), engine)
+    refuse_encoded_bytes(adopted, engine=engine, like=like, language=language_of(df))
+    if library_of(df) != "pyspark":
+        return adopted
     lists = [field.name for field in new if is_list_of_numbers(field.type)]
     return _with_found_shapes(adopted, lists, engine)
+
+
+def refuse_encoded_arrays(
+    relation: Relation, df: object, *, engine: Engine, like: pa.Schema | None = None
+) -> Relation:
+    """Return the rows of a frame of the store; reading them refuses arrays encoded as bytes.
+
+    Bytes of groups were looked at when they were written, and columns that ``like`` has are meant
+    to be bytes: those that come from a source are neither.
+    """
+    names = binary_columns(_new_fields(relation.schema, like))
+    if not names or getattr(df, "reads", None) is None or getattr(df, "plan", None) is not None:
+        return relation
+    if engine.is_distributed:  # whose rows are files of the cluster, read again at little cost
+        refuse_encoded_bytes(relation, engine=engine, like=like, language=language_of(df))
+        return relation
+    check = EncodedArrayCheck(names, language=language_of(df))
+    return engine.map_batches(relation, check, schema=relation.schema)
 
 
 def _new_fields(given: pa.Schema, like: pa.Schema | None) -> pa.Schema:
@@ -169,11 +206,26 @@ def _in_shapes_of(like: pa.Schema | None, given: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _refuse_encoded_bytes(relation: Relation, names: Sequence[str], engine: Engine) -> None:
+def refuse_encoded_bytes(
+    relation: Relation, *, engine: Engine, like: pa.Schema | None, language: str
+) -> None:
+    """Refuse rows that can be read again, where the first bytes of a new column are an array."""
+    names = binary_columns(_new_fields(relation.schema, like))
+    check = EncodedArrayCheck(names, language=language)
     if names:
-        cells = engine.select(relation, dict(zip(names, names, strict=True)))
-        for batch in engine.stream(cells, limit=_LOOKED_AT):
-            refuse_encoded_arrays(batch, library="pyspark")
+        _check_rows(relation, names, check, engine)
+    for name in sorted(check.undecided):  # columns of few values
+        _check_rows(relation, [name], check, engine)
+
+
+def _check_rows(
+    relation: Relation, names: Sequence[str], check: EncodedArrayCheck, engine: Engine
+) -> None:
+    plain = {f"c{number}": name for number, name in enumerate(names)}  # nothing to quote
+    has_bytes = " OR ".join(f"{column} IS NOT NULL" for column in plain)
+    cells = engine.filter(engine.select(relation, plain), has_bytes)
+    for batch in engine.stream(cells, limit=_LOOKED_AT):
+        check(pa.RecordBatch.from_arrays(batch.columns, names))
 
 
 def _with_found_shapes(relation: Relation, lists: Sequence[str], engine: Engine) -> Relation:
@@ -193,12 +245,12 @@ def _with_found_shapes(relation: Relation, lists: Sequence[str], engine: Engine)
     return replace(relation, schema=pa.schema(fields))
 
 
-def _check_names(schema: pa.Schema) -> None:
+def _check_names(schema: pa.Schema, *, language: str) -> None:
     if not schema.names:
         raise UnsupportedDataframe(
             "The dataframe has no columns.", hint="give one with a column for each feature"
         )
-    check_feature_names(schema.names)
+    check_feature_names(schema.names, language=language)
 
 
 def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchReader:
@@ -206,37 +258,43 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
 
     Arguments as in ``to_relation``.
     """
+    df, language = with_language(df)
     reader = open_stream(_untyped_where_empty(df, like))
-    _check_names(reader.schema)
-    if library_of(df) in _UNTYPED:
-        reader = _without_encoded_arrays(reader, like, library=library_of(df))
+    _check_names(reader.schema, language=language)
+    reader = _without_encoded_arrays(reader, like, language=language)
     if like is None:
         _warn_of_date_texts(df)
-    target = _target(reader.schema, like)
+    target = _target(reader.schema, like, language=language)
     naive = _naive_columns(reader.schema)
     if naive:
         listed = ", ".join(map(repr, naive))
         warn_caller(f"times without a zone are taken as UTC: {listed}", NaiveTimeWarning)
-    if target.equals(reader.schema, check_metadata=True):
+    if time_columns(reader.schema):
+        checked = checked_batches(reader, reader.schema)
+        reader = pa.RecordBatchReader.from_batches(reader.schema, checked)
+    if target.equals(reader.schema, check_metadata=True) and language != "duckdb":
         return reader
-    return pa.RecordBatchReader.from_batches(target, _converted(reader, target))
+    return pa.RecordBatchReader.from_batches(target, _converted(reader, target, language))
 
 
 def _without_encoded_arrays(
-    reader: pa.RecordBatchReader, like: pa.Schema | None, *, library: str
+    reader: pa.RecordBatchReader, like: pa.Schema | None, *, language: str
 ) -> pa.RecordBatchReader:
-    """Return a stream of the same rows, the first of which hold no encoded arrays.
+    """Return a stream of the same rows, the first of which are looked at now.
 
     Columns of bytes that ``like`` has are meant to be bytes.
     """
-    columns = binary_columns(_new_fields(reader.schema, like))
-    if not columns:
-        return reader
-    first = next(iter(reader), None)
+    check = EncodedArrayCheck(binary_columns(_new_fields(reader.schema, like)), language=language)
+    first = next(iter(reader), None) if check.undecided else None
     if first is None:
         return reader
-    refuse_encoded_arrays(first.select(columns), library=library)
-    return pa.RecordBatchReader.from_batches(reader.schema, itertools.chain([first], reader))
+    try:
+        check(first)
+    except UnsupportedType:
+        reader.close()  # a database takes no other query before
+        raise
+    batches = itertools.chain([first], map(check, reader))
+    return pa.RecordBatchReader.from_batches(reader.schema, batches)
 
 
 def _untyped_where_empty(df: Any, like: pa.Schema | None) -> Any:
@@ -265,6 +323,39 @@ def known_rows(df: object) -> int | None:
     if library_of(df) in ("pandas", "polars", "pyarrow") and isinstance(df, Sized):
         return len(df)
     return None
+
+
+@dataclass
+class Chunks:
+    """An iterator of dataframes whose first one was looked at."""
+
+    parts: Iterator[object]
+    language: str
+
+    def __iter__(self) -> Iterator[object]:
+        """Return the iterator itself."""
+        return self
+
+    def __next__(self) -> object:
+        """Return the next dataframe."""
+        return next(self.parts)
+
+
+def with_language(df: object) -> tuple[object, str]:
+    """Return a dataframe argument, and the kind of dataframe whose words hints use.
+
+    That of an iterator is the kind of its first part, so the iterator returned has to be used.
+
+    >>> with_language(iter([[{"a": 1}]]))[1]
+    'rows'
+    """
+    if isinstance(df, Chunks):
+        return df, df.language
+    if not isinstance(df, Iterator) or hasattr(df, "__arrow_c_stream__"):
+        return df, language_of(df)
+    first = list(itertools.islice(df, 1))
+    language = language_of(first[0]) if first else "pandas"
+    return Chunks(itertools.chain(first, df), language), language
 
 
 def library_of(df: object) -> str:
@@ -306,7 +397,7 @@ def _is_date_text(value: object) -> bool:
     return True
 
 
-def open_stream(df: object) -> pa.RecordBatchReader:
+def open_stream(df: Any) -> pa.RecordBatchReader:
     """Return a dataframe argument as an Arrow stream with the types that it was given with."""
     if isinstance(df, pa.RecordBatchReader):
         return df
@@ -325,7 +416,11 @@ def open_stream(df: object) -> pa.RecordBatchReader:
         return opener(df)
     if module.endswith("duckdb") and hasattr(df, "fetch_arrow_reader"):
         # The other name came with DuckDB 1.4, which deprecates the first one.
-        return getattr(df, "to_arrow_reader", df.fetch_arrow_reader)(_BATCH_ROWS)
+        # Refused before its connection has an open result, which would block the caller's next query.
+        check_feature_names(df.columns, language="duckdb")
+        rows = storable(df)
+        with refusals_of_queries():
+            return getattr(rows, "to_arrow_reader", rows.fetch_arrow_reader)(_BATCH_ROWS)
     if hasattr(df, "__arrow_c_stream__"):
         return _from_capsule(df)
     if hasattr(df, "scanner"):
@@ -352,30 +447,16 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
         df = df.to_frame(name) if hasattr(df, "index") else df.to_frame(index=False, name=name)
     if not hasattr(df, "columns"):
         raise _not_a_dataframe(df)
+    _check_pandas_names(df)
     if set(df.index.names) != {None}:
         df = df.reset_index()
     elif index_holds_values(df):
         warn_caller(
             "the index of the dataframe has no name and is left out; "
-            "df.rename_axis('name').reset_index() keeps it",
+            "df = df.rename_axis('name').reset_index() keeps it",
             DataWarning,
         )
-    wrong = []
-    for name in df.columns:
-        if not isinstance(name, str):
-            wrong.append(name)
-    if wrong:
-        raise InvalidName(
-            f"Column names must be texts; these are not: {', '.join(map(repr, wrong[:20]))}.",
-            hint=_renaming(wrong[:20]),
-        )
-    if not df.columns.is_unique:
-        raise InvalidName(
-            f"Column names must be unique; these are not: "
-            f"{listing(df.columns[df.columns.duplicated()].unique())}.",
-            hint=f"df.columns = {_unique_names(df.columns)!r}",
-        )
-    return _reader(_pandas_table(df))
+    return _reader(table_of_pandas(df))
 
 
 def index_holds_values(df: object) -> bool:
@@ -388,70 +469,43 @@ def index_holds_values(df: object) -> bool:
     return dtype is not None and dtype.kind not in "iu"
 
 
-def _unique_names(names: Iterable[str]) -> list[str]:
-    """Return names of which none repeats: a, a, b become a, a_2, b."""
-    counts: dict[str, int] = {}
-    unique = []
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-        unique.append(name if counts[name] == 1 else f"{name}_{counts[name]}")
-    return unique
+def _check_pandas_names(df: Any) -> None:
+    """Refuse names of columns that are not texts or repeat, and names of the index that clash."""
+    clashes: dict[Any, str] = {}
+    for name in df.index.names:
+        if name is not None and (not isinstance(name, str) or name in df.columns):
+            clashes[name] = f"index_{feature_names_for([name])[0].removeprefix('col_')}"
+    if clashes:
+        raise InvalidName(
+            f"The index has names that are not texts or are columns as well: {listing(clashes)}.",
+            hint=f"df = df.rename_axis(index={clashes!r})",
+        )
+    wrong = [name for name in df.columns if not is_text(name)]
+    if wrong:
+        raise InvalidName(
+            f"Column names must be texts; these are not: {', '.join(map(repr, wrong[:20]))}.",
+            hint=_new_columns(df),
+        )
+    if not df.columns.is_unique:
+        raise InvalidName(
+            f"Column names must be unique; these are not: "
+            f"{listing(df.columns[df.columns.duplicated()].unique())}.",
+            hint=_new_columns(df),
+        )
 
 
-def _pandas_table(df: Any) -> pa.Table:
-    """Return a pandas frame as a table; arrays and lists of one length keep their shape."""
-    shaped = {}
-    for name in df.columns:
-        check_dtype(name, df[name].dtype)
-        if df[name].dtype == object:
-            column = column_of_cells(df[name].tolist(), name=name)
-            if column is not None:
-                shaped[name] = column
-    plain = df.drop(columns=list(shaped))
-    try:
-        table = pa.Table.from_pandas(plain, preserve_index=False)
-    except (pa.ArrowException, OverflowError) as error:
-        raise _refused_column(plain) from error
-    if not shaped:
-        return table.replace_schema_metadata(None)
-    columns = {}
-    for name in df.columns:
-        columns[name] = shaped[name] if name in shaped else table[name]
-    return pa.table(columns)
-
-
-def _refused_column(df: Any) -> UnsupportedType:
-    """Return the error for the first column of a pandas frame that cannot be stored."""
-    for name in df.columns:
-        try:
-            pa.Array.from_pandas(df[name])
-        except (pa.ArrowException, OverflowError):
-            return refusal(name, df[name].tolist(), dtype=df[name].dtype)
-    return UnsupportedType("The dataframe cannot be stored.", hint="give each column one type")
-
-
-def _renaming(names: list[Any]) -> str:
-    """Return what to write so that columns have texts as names."""
-    renames: dict[Any, str] = {}
-    for name in names:
-        if isinstance(name, int):
-            renames[name] = f"col_{name}"
-        elif isinstance(name, tuple):
-            renames[name] = "_".join(map(str, name))
-    if not renames:
-        return "rename the columns"
-    return f"df.rename(columns={renames!r})"
+def _new_columns(df: Any) -> str:
+    return f"df.columns = {feature_names_for(df.columns)!r}"
 
 
 def _from_polars(df: Any) -> pa.RecordBatchReader:
     if hasattr(df, "collect"):
-        raise UnsupportedDataframe("A polars LazyFrame has no rows yet.", hint="frame.collect()")
+        raise UnsupportedDataframe("A polars LazyFrame has no rows yet.", hint="df = df.collect()")
     if not hasattr(df, "columns"):
         raise UnsupportedDataframe(
-            f"A polars {type(df).__name__} is not a dataframe.", hint="series.to_frame()"
+            f"A polars {type(df).__name__} is not a dataframe.", hint="df = df.to_frame()"
         )
-    # Its own stream would use string views, which pyarrow reads from version 16 on only.
-    return _reader(df.to_arrow())
+    return _reader(table_of_polars(df))
 
 
 def _from_numpy(array: Any) -> pa.RecordBatchReader:
@@ -461,7 +515,7 @@ def _from_numpy(array: Any) -> pa.RecordBatchReader:
 def _from_spark(df: Any) -> pa.RecordBatchReader:
     if not hasattr(df, "toArrow"):
         raise UnsupportedDataframe(
-            f"A {type(df).__name__} of pyspark is not a dataframe.", hint="df.toDF(...)"
+            f"A {type(df).__name__} of pyspark is not a dataframe.", hint="df = df.toDF(...)"
         )
     table = df.toArrow()
     for index, name in enumerate(table.column_names):
@@ -496,51 +550,84 @@ def _from_iterator(parts: Iterator[Any]) -> pa.RecordBatchReader:
             hint="hand over all rows at once: list(rows)",
         )
     opened = open_stream(first)
-    schema = opened.schema
+    schema, language = opened.schema, language_of(first)
 
     def batches() -> Iterator[pa.RecordBatch]:
         row = 0
         for part in itertools.chain([opened], parts):
             for batch in open_stream(part):
                 if batch.schema != schema:
-                    batch = _by_name(batch, schema)
-                    _refuse_other_shapes(batch, schema, row)
-                    batch = _convert_batch(batch, schema)
+                    batch = _like_first(batch, schema, row, language=language)
                 row += batch.num_rows
                 yield batch
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def _by_name(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _like_first(
+    batch: pa.RecordBatch, schema: pa.Schema, rows_before: int, *, language: str
+) -> pa.RecordBatch:
+    """Return rows of a later part of an iterator with the types of the first part.
+
+    Raises:
+        UnsupportedDataframe: The part has other columns.
+        UnsupportedType: The arrays of a column have another shape.
+        SchemaMismatch: The values of a column do not fit, by the rule of a later write.
+    """
     if sorted(batch.schema.names) != sorted(schema.names):
         raise UnsupportedDataframe(
             f"A later part of the iterator has the columns {batch.schema.names}; the first one "
             f"has {schema.names}."
         )
     columns = []
-    for name in schema.names:
-        columns.append(batch.column(batch.schema.get_field_index(name)))
-    return pa.RecordBatch.from_arrays(columns, schema.names)
-
-
-def _refuse_other_shapes(batch: pa.RecordBatch, schema: pa.Schema, rows_before: int) -> None:
     for field in schema:
-        other = first_of_other_shape(batch.column(field.name), field.type)
-        if other is not None:
-            row, shape = other
-            raise UnsupportedType(
-                f"The arrays of column {field.name!r} differ in shape: those of the first part "
-                f"have {shape_of(field.type)}, row {rows_before + row} has {shape}.",
-                hint=f"{UNEQUAL}; lists of any length are declared by Arrow's type: "
-                "pa.list_(pa.int64())",
-            )
+        column = batch.column(batch.schema.get_field_index(field.name))
+        _refuse_other_shape(column, field, rows_before)
+        columns.append(_fitted(column, field, language=language))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _fitted(column: pa.Array, field: pa.Field, *, language: str) -> pa.Array:
+    """Return a column of a later part with the type of the first, if each value has an equal."""
+    if pat.is_null(column.type):
+        return pa.nulls(len(column), field.type)
+    given, wanted = feature_schema(
+        pa.schema([(field.name, column.type), ("wanted", field.type)]), language=language
+    ).types
+    if given == wanted:
+        return convert_array(column, field.type, name=field.name, language=language)
+    column = convert_array(column, given, name=field.name, language=language)
+    problem = f"'{field.name}' is {describe(given)} where the rows before have {describe(wanted)}"
+    if not may_fit(given, wanted):
+        line = cast_line(language, field.name, given, wanted)
+        raise SchemaMismatch(f"{problem}.", hint=line or "cast the column")
+    try:
+        return convert_array(fitted(column, wanted), field.type, name=field.name)
+    except Misfit as misfit:
+        line = cast_line(language, field.name, given, wanted)
+        raise SchemaMismatch(
+            f"{problem}, and {misfit}.", hint=line or "cast the column"
+        ) from misfit
+
+
+def _refuse_other_shape(column: pa.Array, field: pa.Field, rows_before: int) -> None:
+    other = first_of_other_shape(column, field.type)
+    if other is not None:
+        row, shape = other
+        raise UnsupportedType(
+            f"The arrays of column {field.name!r} differ in shape: those of the first part "
+            f"have {shape_of(field.type)}, row {rows_before + row} has {shape}.",
+            hint=f"{UNEQUAL}; lists of any length are declared by Arrow's type: "
+            "pa.list_(pa.int64())",
+        )
 
 
 # -- types ----------------------------------------------------------------------------------
 
 
-def convert_array(array: pa.Array, kind: pa.DataType, *, name: str = "") -> pa.Array:
+def convert_array(
+    array: pa.Array, kind: pa.DataType, *, name: str = "", language: str = "pandas"
+) -> pa.Array:
     """Return an array as a feature type that holds all its values.
 
     Raises:
@@ -558,29 +645,36 @@ def convert_array(array: pa.Array, kind: pa.DataType, *, name: str = "") -> pa.A
         if _holds_half(array.type):
             return _rebuilt(array, kind)
         if pat.is_dictionary(array.type):
-            return convert_array(array.dictionary_decode(), kind, name=name)
+            options = convert_array(array.dictionary, kind, name=name, language=language)
+            return values_at(options, array.indices)
         return cast_array(array, kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        hint = None
-        if pat.is_timestamp(array.type) and array.type.unit == "ns":
-            hint = f"times are kept to the microsecond: df[{name!r}] = df[{name!r}].dt.floor('us')"
-        raise UnsupportedType(
-            f"Column {name!r} ({array.type}) cannot become {kind}: {error}.", hint=hint
-        ) from error
+    except CONVERSION_ERRORS as error:
+        if isinstance(error, FeatureStoreError):
+            raise
+        problem = f"of type {array.type} cannot become {kind}: {_first_line(error)}"
+        line = "give the column that type"
+        if _is_of_nanoseconds(array.type):
+            problem = f"{problem} (times are kept to the microsecond)"
+            line = nanoseconds_line(language, name)
+        raise refusal(name, Unstorable(problem, line=line), language=language) from error
 
 
-def _target(given: pa.Schema, like: pa.Schema | None) -> pa.Schema:
+def _is_of_nanoseconds(kind: pa.DataType) -> bool:
+    return bool(pat.is_timestamp(kind)) and kind.unit == "ns"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+def _target(given: pa.Schema, like: pa.Schema | None, *, language: str) -> pa.Schema:
     """Return feature types for given types, those of ``like`` where the values surely fit."""
+    check_nesting(given)
+    features = feature_schema(given, language=language)
     if like is None:
-        return feature_schema(given)
-    typed = []
-    for field in given:
-        index = like.get_field_index(field.name)
-        if pat.is_null(field.type) and index >= 0:
-            field = pa.field(field.name, like.field(index).type)
-        typed.append(field)
+        return features
     fields = []
-    for field in feature_schema(pa.schema(typed)):
+    for field in typed_like(features, like):
         index = like.get_field_index(field.name)
         if index >= 0 and widens(field.type, like.field(index).type):
             field = pa.field(field.name, like.field(index).type)
@@ -588,16 +682,20 @@ def _target(given: pa.Schema, like: pa.Schema | None) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _converted(reader: pa.RecordBatchReader, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for batch in reader:
-        yield _convert_batch(batch, target)
+def _converted(
+    reader: pa.RecordBatchReader, target: pa.Schema, language: str
+) -> Iterator[pa.RecordBatch]:
+    for batch in _batches(reader):
+        columns = []
+        for column, field in zip(batch.columns, target, strict=True):
+            columns.append(convert_array(column, field.type, name=field.name, language=language))
+        yield pa.RecordBatch.from_arrays(columns, schema=target)
 
 
-def _convert_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    columns = []
-    for column, field in zip(batch.columns, target, strict=True):
-        columns.append(convert_array(column, field.type, name=field.name))
-    return pa.RecordBatch.from_arrays(columns, schema=target)
+def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a stream; what its query refuses is raised as the refusal."""
+    with refusals_of_queries():
+        yield from reader
 
 
 def _naive_columns(schema: pa.Schema) -> list[str]:

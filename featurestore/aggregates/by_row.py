@@ -18,6 +18,8 @@ from featurestore.model.plan import WindowJoin, WindowOutput
 Row = Mapping[str, Any]
 # More than any sum of decimals of 38 digits has.
 _DIGITS = 100
+# More than the square of a double has before its point.
+_SQUARE_DIGITS = 700
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,21 @@ def _of_some(function: str, values: Sequence[Any]) -> Any:
         return _sum(values)
     if function == "mean":
         return _mean(values)
+    if function == "var":
+        variance = _variance(values)
+        return _rounded(variance) if isinstance(variance, Fraction) else variance
+    return _deviation(values)
+
+
+def _deviation(values: Sequence[Any]) -> float | None:
     variance = _variance(values)
-    if variance is None or function == "var":
+    if not isinstance(variance, Fraction):
         return variance
-    return math.sqrt(variance)
+    rounded = _rounded(variance)
+    if math.isfinite(rounded):
+        return math.sqrt(rounded)
+    with localcontext(prec=_SQUARE_DIGITS):
+        return float((Decimal(variance.numerator) / Decimal(variance.denominator)).sqrt())
 
 
 def _identity(value: Any) -> Any:
@@ -163,7 +176,7 @@ def _mean(values: Sequence[Any]) -> float:
     return float(total) / len(values)
 
 
-def _variance(values: Sequence[Any]) -> float | None:
+def _variance(values: Sequence[Any]) -> Fraction | float | None:
     count = len(values)
     if count < 2:
         return None
@@ -172,7 +185,7 @@ def _variance(values: Sequence[Any]) -> float | None:
         return math.nan
     exact = list(map(Fraction, numbers))
     squares = sum((number * number for number in exact), Fraction(0))
-    return _rounded((count * squares - sum(exact) ** 2) / (count * (count - 1)))
+    return Fraction(count * squares - sum(exact) ** 2) / (count * (count - 1))
 
 
 def _rounded(number: Fraction) -> float:

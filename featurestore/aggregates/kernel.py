@@ -15,6 +15,7 @@ import pyarrow.types as pat
 from featurestore.aggregates import counts, extremes, sums
 from featurestore.aggregates.chunk import Aggregate, Chunk, Function, Totals
 from featurestore.aggregates.ranges import Labels, Rows, Timeline, TooLong
+from featurestore.model.types import is_nested
 
 
 def aggregate(
@@ -93,14 +94,17 @@ def result_type(function: Function, kind: pa.DataType, *, n: int = 0) -> pa.Data
     >>> result_type("sum", pa.decimal128(10, 2)), result_type("mean", pa.string())
     (Decimal128Type(decimal128(38, 2)), None)
     """
-    if function == "count" or function == "count_distinct":
+    if function == "count":
         return pa.int64()
+    if function == "count_distinct":
+        return None if is_nested(kind) else pa.int64()
     if function in ("min", "max"):
-        return None if pat.is_nested(kind) or pat.is_boolean(kind) else kind
+        return None if is_nested(kind) or pat.is_boolean(kind) else kind
     if function in ("first", "last"):
         return kind
     if function == "last_n":
-        return None if pat.is_nested(kind) else pa.list_(kind, n)
+        is_array = pat.is_fixed_size_list(kind)
+        return pa.list_(kind, n) if is_array or not is_nested(kind) else None
     if function in ("any", "all"):
         return pa.bool_() if pat.is_boolean(kind) else None
     if pat.is_decimal(kind):

@@ -20,7 +20,7 @@ from featurestore.aggregates.column_codes import decimal_words, doubles_of_decim
 from featurestore.aggregates.counts import counted, ones
 from featurestore.aggregates.exact import FixedPoint
 from featurestore.aggregates.rounding import Sums
-from featurestore.aggregates.variance import variances
+from featurestore.aggregates.variance import deviations, variances
 from featurestore.aggregates.windows import Summands
 from featurestore.errors import InvalidArgument
 
@@ -203,7 +203,10 @@ def _var(chunk: Chunk, each: Aggregate) -> pa.Array:
 
 def _std(chunk: Chunk, each: Aggregate) -> pa.Array:
     count = counted(chunk, each)
-    return nulls_where(np.sqrt(_variances(chunk, each)), count < 2, pa.float64())
+    sums = limb_sums(chunk, each, "doubles", finite_doubles)
+    squares = limb_sums(chunk, each, "squares", finite_squares)
+    roots = deviations(count, _variances(chunk, each), sums, squares)
+    return nulls_where(roots, count < 2, pa.float64())
 
 
 def _variances(chunk: Chunk, each: Aggregate) -> Doubles:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import numpy as np
 
 from featurestore.aggregates import pairs
@@ -30,6 +33,26 @@ def variances(counts: Integers, sums: Sums, squares: Sums) -> Doubles:
         found[row] = _in_integers(int(counts[row]), sums, squares, row=int(row))
     found[counts < 2] = 0.0
     return found
+
+
+def deviations(counts: Integers, found: Doubles, sums: Sums, squares: Sums) -> Doubles:
+    """Return the roots of variances; of one above the doubles the root of the exact number."""
+    roots: Doubles = np.sqrt(found)
+    for row in np.flatnonzero(np.isposinf(found)):
+        roots[row] = _root(_exactly(int(counts[row]), sums, squares, row=int(row)))
+    return roots
+
+
+def _root(number: Fraction) -> float:
+    """Return the nearest double to the root of a number far above 1."""
+    floor = number.numerator // number.denominator
+    root = math.isqrt(floor)
+    # A last bit that says that the root has a rest: what is half-way is rounded up for it.
+    has_rest = root * root != number
+    try:
+        return float(Fraction(2 * root + has_rest, 2))
+    except OverflowError:
+        return float("inf")
 
 
 def _in_doubles(
@@ -62,8 +85,12 @@ def _in_doubles(
 
 
 def _in_integers(count: int, sums: Sums, squares: Sums, *, row: int) -> float:
-    total, total_of_squares = sums.exactly(row), squares.exactly(row)
     try:
-        return float((count * total_of_squares - total * total) / (count * (count - 1)))
+        return float(_exactly(count, sums, squares, row=row))
     except OverflowError:
         return float("inf")
+
+
+def _exactly(count: int, sums: Sums, squares: Sums, *, row: int) -> Fraction:
+    total, total_of_squares = sums.exactly(row), squares.exactly(row)
+    return (count * total_of_squares - total * total) / (count * (count - 1))

@@ -163,6 +163,9 @@ def backfill(
             name, _time(start, "--start"), _time(end, "--end"), resume=not anew, progress=progress
         )
     _show_runs(context, found, empty="every window was computed already")
+    note = getattr(found, "note", "")
+    if note and settings(context).output is not OutputFormat.JSON:
+        show_text(context, note, data=None)
 
 
 @app.command(epilog="Example: featurestore job history origin_traffic --last 5 --output json")

@@ -47,6 +47,7 @@ _NOUNS = {
     "fv": "feature_views",
     "td": "training_datasets",
     "job": "jobs",
+    "stream": "streams",
     "monitor": "monitors",
     "alert": "alerts",
     "scheduler": "scheduler",

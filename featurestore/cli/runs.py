@@ -109,10 +109,13 @@ def tensorboard(
     port: Annotated[int, typer.Option(min=0, help="Port to listen on; 0: a free one.")] = 6006,
 ) -> None:
     """Show the runs of an experiment side by side in TensorBoard; as JSON its directory alone."""
+    from featurestore.experiments.run_files import check_tensorboard
+
     paths = store(context).session.paths
     directory = paths.experiments if name is None else paths.experiment(name)
     if settings(context).output is OutputFormat.JSON:
         show_json({"log_dir": directory})
         return
+    check_tensorboard(directory)
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", directory, "--port", str(port)]
     raise typer.Exit(subprocess.run(command, check=False).returncode)

@@ -36,9 +36,45 @@ _INSTEAD = {
     "disable_featuregroup_online": "there is no online store",
     "get_online_featurestore_connector": "there is no online store",
 }
+# Modules beside ``hops.featurestore``, and what does their work here.
+_MODULES = {
+    "experiment": "experiments.launch(train, dataset=...) runs a function, experiments.search(...) "
+    "many: from featurestore import experiments",
+    "tensorboard": "context.log_dir is where a training function writes, 'featurestore run "
+    "tensorboard' shows it",
+    "hdfs": "connect('hdfs://host:port/folder') puts a store there, files are read with "
+    "pyarrow.fs.HadoopFileSystem",
+    "serving": "store.score(model, labels=...) applies a registered model",
+    "model": "experiments.register_model(run, name) and experiments.get_model(name): from "
+    "featurestore import experiments",
+    "kafka": "featurestore.stream_job(...) keeps a group up to date with a topic",
+}
+
+
+class _Module:
+    """Stands for a module of ``hops``: each call of it answers what does its work here."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return lambda *_args, **_kwargs: self._refuse(f".{attribute}")
+
+    def __call__(self, *_args: object, **_kwargs: object) -> None:
+        self._refuse("")
+
+    def _refuse(self, attribute: str) -> None:
+        raise InvalidArgument(
+            f"hops.{self._name}{attribute} has no meaning in this store.",
+            hint=_MODULES[self._name],
+        )
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return _Module(name)
     if name in _INSTEAD:
         return lambda *_args, **_kwargs: _refuse(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,15 +11,16 @@ import bisect
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 from featurestore.delta import log
 from featurestore.delta.datafile import file_path, rows_in_statistics, rows_of
 from featurestore.delta.log import Actions, FileState
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import VersionNotFound
-from featurestore.model.times import from_micros, to_micros
+from featurestore.errors import InvalidArgument, OutOfRange, VersionNotFound
+from featurestore.model.counts import check_count
+from featurestore.model.times import from_micros, parse_moment, to_micros
 from featurestore.storage import files
 
 # Rows that a rewrite carried over unchanged: one key for each writer and operation.
@@ -96,6 +97,26 @@ def commit_at(path: str, version: int) -> LogCommit:
             f"{path} has no commit {version}; the last one is {log.latest_version(path)}."
         )
     return found[0]
+
+
+def version_as_of(path: str, as_of: object, *, argument: str = "as_of") -> int:
+    """Return the Delta version that a time or a version means.
+
+    Raises:
+        InvalidArgument: It is neither.
+        VersionNotFound: The table began later.
+    """
+    if isinstance(as_of, date | str):
+        return version_at(path, parse_moment(as_of, argument=argument))
+    try:
+        return check_count(as_of, argument=argument)
+    except OutOfRange:
+        raise
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f"{argument}={as_of!r:.80} is neither a time nor a Delta version.",
+            hint=f"{argument}=3, or {argument}='2024-01-31T00:00:00Z'",
+        ) from error
 
 
 def version_at(path: str, moment: datetime) -> int:

@@ -14,6 +14,7 @@ from featurestore.errors import SchemaMismatch, listing
 from featurestore.model.callers import warn_caller
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import feature_schema
+from featurestore.model.untyped import refuse_untyped, sql_casts
 
 _PRIMITIVES = {
     "string": pa.string(),
@@ -87,8 +88,15 @@ def requested_schema(
     wanted = given
     if schema is None:
         wanted = feature_schema(given)
+        refuse_untyped(wanted, what=f"The table {path}", hint=_typing)
     _warn_of_naive_times(path, stored, wanted)
     return wanted
+
+
+def _typing(columns: pa.Schema) -> str:
+    return (
+        f"leave them out with columns=, or cast them where the table is made: {sql_casts(columns)}"
+    )
 
 
 def _warn_of_naive_times(path: str, stored: pa.Schema, wanted: pa.Schema) -> None:

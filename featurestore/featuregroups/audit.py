@@ -39,7 +39,9 @@ class AuditedRows:
     """Rows that may land.
 
     ``unique``: no key occurs twice among them and none has nulls; None: not known. ``counted`` are
-    the statistics of the rows, where they were counted while the rows were staged.
+    the statistics of the rows, where they were counted while the rows were staged. ``mode`` is how
+    they have to be written, None for what the write says, and ``deletes`` the keys of rows of the
+    table that go in the same commit.
     """
 
     relation: Relation
@@ -47,6 +49,8 @@ class AuditedRows:
     quarantined: Relation | None = None
     unique: bool | None = None
     counted: StatisticsState | None = None
+    mode: str | None = None
+    deletes: Relation | None = None
 
     @property
     def outcome(self) -> str | None:

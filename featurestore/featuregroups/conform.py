@@ -6,6 +6,7 @@ Types that do not hold all values of the group's are fitted value by value (``mo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,7 +18,8 @@ from featurestore.model.cast_lines import cast_line
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.fitting import Misfit, fitted, may_fit
 from featurestore.model.shapes import describe, shape_of
-from featurestore.model.types import is_nested, widens
+from featurestore.model.types import is_nested, widens, wider_decimal
+from featurestore.model.untyped import refuse_untyped, typing_lines
 from featurestore.plugins.engine import Engine, Relation
 
 if TYPE_CHECKING:
@@ -41,12 +43,14 @@ class Conformed:
 class Fit:
     """Gives record batches the types of a group; runs where the rows are.
 
-    ``group`` and ``library`` are what messages name: the group, the package of the dataframe.
+    ``group`` and ``library`` are what messages name: the group, the kind of the dataframe.
+    ``way_out`` ends their hints.
     """
 
     schema: pa.Schema
     group: str
     library: str
+    way_out: str = _NEXT_VERSION
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch with the types of ``schema``.
@@ -74,9 +78,13 @@ class Fit:
     def _way_out(self, given: pa.DataType, field: pa.Field, misfit: Misfit) -> str:
         if misfit.value is None:
             return UNEQUAL
-        is_fraction = misfit.value % 1 != 0
-        line = cast_line(self.library, field.name, given, field.type, rounds=is_fraction)
-        return f"{line or 'cast the column'}, or {_NEXT_VERSION}"
+        line = cast_line(self.library, field.name, given, field.type)
+        way_out = self.way_out
+        wider = wider_decimal(given, field.type)
+        if wider is not None and way_out == _NEXT_VERSION:
+            types = f"dtypes={{{field.name!r}: 'decimal({wider.precision}, {wider.scale})'}}"
+            way_out = f"make the next version of the group with create_featuregroup(..., {types})"
+        return f"{line or 'cast the column'}, or {way_out}"
 
 
 def conform(
@@ -86,10 +94,12 @@ def conform(
     engine: Engine,
     schema_change: str | None,
     library: str = "pandas",
+    beside: Sequence[pa.Field] = (),
 ) -> Conformed:
     """Return the rows with the columns of the group, in its order and types.
 
-    ``library`` is the package of the dataframe that the rows come from, whose words hints use.
+    ``library`` is the kind of the dataframe that the rows come from, whose words hints use.
+    ``beside`` are columns that the rows have and keep, and that the group does not get.
 
     Raises:
         SchemaMismatch: Lists every column that is missing, unknown or of a type that does not fit.
@@ -98,14 +108,17 @@ def conform(
         raise InvalidArgument(
             f"schema_change={schema_change!r} is not known.", hint="schema_change='add', or None"
         )
-    added = check_columns(relation.schema, spec, schema_change=schema_change, library=library)
+    apart = {field.name for field in beside}
+    given = pa.schema([field for field in relation.schema if field.name not in apart])
+    added = check_columns(given, spec, schema_change=schema_change, library=library)
     wider = spec.with_columns(added)
-    if relation.schema.names != wider.schema.names:
-        relation = engine.select(relation, {name: name for name in wider.schema.names})
-    unchecked = not all(map(widens, relation.schema.types, wider.schema.types))
-    if not _equal(relation.schema, wider.schema):
-        fit = Fit(wider.schema, _title(spec), library)
-        relation = engine.map_batches(relation, fit, schema=wider.schema)
+    schema = pa.schema([*wider.schema, *beside])
+    if relation.schema.names != schema.names:
+        relation = engine.select(relation, {name: name for name in schema.names})
+    unchecked = not all(map(widens, relation.schema.types, schema.types))
+    if not _equal(relation.schema, schema):
+        fit = Fit(schema, _title(spec), library)
+        relation = engine.map_batches(relation, fit, schema=schema)
     return Conformed(relation, wider, tuple(added), unchecked)
 
 
@@ -137,7 +150,14 @@ def check_columns(
             f"The rows do not fit {_title(spec)}: {'; '.join(problems)}.",
             hint=_way_out(problems, _casts(given, held, library), only_new=only_new),
         )
+    refuse_untyped(pa.schema(new), what="The dataframe", hint=partial(_typing, library))
     return [field.with_nullable(True) for field in new]
+
+
+def _typing(language: str, columns: pa.Schema) -> str:
+    """Return what gives new columns without values a type."""
+    lines = typing_lines(language, columns)
+    return lines or f"leave {listing(columns.names)} out until a row has a value there"
 
 
 def _unfitting(given: pa.Schema, held: Mapping[str, pa.DataType]) -> list[str]:

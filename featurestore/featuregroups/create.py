@@ -13,21 +13,23 @@ from dataclasses import replace
 from featurestore.delta import commits
 from featurestore.delta.log import latest_version
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import FeatureGroupExists, InvalidArgument
+from featurestore.errors import FeatureGroupExists
 from featurestore.featuregroups import keys
 from featurestore.featuregroups.audit import LandedRows, quarantine, transaction_of
 from featurestore.featuregroups.conform import Conformed
+from featurestore.featuregroups.declared_types import typed_relation
 from featurestore.featuregroups.definition import Declaration, check_key, check_same, define
 from featurestore.featuregroups.dependents import warn_views
 from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.featuregroups.times import check_time_types
 from featurestore.featuregroups.write import Write, note, prepare, with_reads
-from featurestore.ingest import handed_over, schema_of
+from featurestore.ingest import handed_over, may_be_native, schema_of, with_language
+from featurestore.model.counts import check_version
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.names import check_name
 from featurestore.model.paths import version_of
-from featurestore.plugins.engine import Relation, TableWrite
+from featurestore.plugins.engine import TableWrite
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.owners import versions_in_flight
@@ -55,14 +57,13 @@ def create(
     """
     check_name(name)
     check_key(declared)
-    if version is not None and (
-        isinstance(version, bool) or not isinstance(version, int) or version < 1
-    ):
-        raise InvalidArgument(
-            f"version={version!r} is no version of a group.", hint="versions are 1, 2, ..."
-        )
+    if version is not None:
+        version = check_version(version)
     asked = write or Write()
     write = with_reads(replace(asked, mode="create", validation=asked.validation), df)
+    if not may_be_native(df):
+        write = replace(write, has_checked_times=True)
+    df, language = with_language(df)
     while True:
         number = version if version is not None else next_version(session, name)
         with ExitStack() as held:
@@ -78,10 +79,16 @@ def create(
                     raise
                 continue
             rows = held.enter_context(handed_over(df, engine=session.engine))
+            given = rows.schema
+            rows = typed_relation(
+                rows, declared.types, name=name, engine=session.engine, library=language
+            )
+            unchecked = rows.schema != given
             check_time_types(rows, declared, df=df, engine=session.engine)
             spec = define(declared, name=name, version=number, schema=rows.schema)
             warn_views(session, spec)
-            return spec, _create(session, rows, spec, declared, write, run)
+            conformed = Conformed(rows, spec, unchecked=unchecked)
+            return spec, _create(session, conformed, declared, write, run)
 
 
 def get_or_create(
@@ -107,7 +114,10 @@ def get_or_create(
             if _wait_for_creator(session, name, number):
                 return get_or_create(session, df, name, declared=declared, version=version)
     stored = open_group(session, name, version).spec
-    check_same(declared, stored, given=schema_of(df, engine=session.engine, like=stored.schema))
+    df, language = with_language(df)
+    given = schema_of(df, engine=session.engine, like=stored.schema)
+    given = declared.types.schema(given, library=language)
+    check_same(declared, stored, given=given)
     return stored
 
 
@@ -151,13 +161,13 @@ def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
 
 def _create(
     session: Session,
-    rows: Relation,
-    spec: FeatureGroupSpec,
+    conformed: Conformed,
     declared: Declaration,
     write: Write,
     run: InFlight,
 ) -> Commit:
-    audited = prepare(session, Conformed(rows, spec), write, run)
+    spec = conformed.spec
+    audited = prepare(session, conformed, write, run)
     path = session.featuregroup_path(spec.name, spec.version)
     meta = commits.Meta(
         declared.description, dict(declared.tags), dict(declared.descriptions or {})

@@ -16,6 +16,7 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
+from featurestore.featuregroups.declared_types import DeclaredTypes
 from featurestore.model.durations import format_duration, parse_duration, parse_ttl
 from featurestore.model.external import ExternalRows
 from featurestore.model.featuregroup import VALIDATION_POLICIES, FeatureGroupSpec, check_tags
@@ -42,6 +43,7 @@ class Declaration:
     event_time_tolerance: timedelta | str | None = None
     compact: str | None = None
     external: ExternalRows | None = None
+    types: DeclaredTypes = field(default_factory=DeclaredTypes)
 
 
 def define(
@@ -172,7 +174,7 @@ def check_same(declared: Declaration, stored: FeatureGroupSpec, *, given: pa.Sch
         before, now = getattr(stored, label), getattr(asked, label)
         if before != now:
             differences.append(f"{label}: stored {_shown(before)}, given {_shown(now)}")
-    differences += _column_differences(stored.schema, asked.schema)
+    differences += _column_differences(stored.schema, asked.schema, declared.types)
     if differences:
         raise DefinitionMismatch(
             f"Feature group {stored.name!r} version {stored.version} is defined otherwise: "
@@ -181,17 +183,24 @@ def check_same(declared: Declaration, stored: FeatureGroupSpec, *, given: pa.Sch
         )
 
 
-def _column_differences(stored: pa.Schema, asked: pa.Schema) -> list[str]:
+def _column_differences(stored: pa.Schema, asked: pa.Schema, declared: DeclaredTypes) -> list[str]:
     given = {column.name: column.type for column in asked}
     found = []
     for column in stored:
         kind = given.pop(column.name, None)
         if kind is None:
             found.append(f"column {column.name!r} ({column.type}) is missing")
-        elif kind != column.type:
+        elif kind != column.type and not _follows_batch(kind, column, declared):
             found.append(f"column {column.name!r}: stored {column.type}, given {kind}")
     found += [f"column {name!r} is new" for name in given]
     return found
+
+
+def _follows_batch(kind: pa.DataType, stored: pa.Field, declared: DeclaredTypes) -> bool:
+    """Tell whether a type differs by the digits of a batch alone: nobody declared them."""
+    if declared.decimal is not None or stored.name in declared.columns:
+        return False
+    return pat.is_decimal(kind) and pat.is_decimal(stored.type)
 
 
 def _tolerance(declared: Declaration) -> timedelta:

@@ -12,6 +12,7 @@ from featurestore.delta import commits
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
 from featurestore.featuregroups.descriptions import write_meta
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
+from featurestore.model.counts import check_count
 from featurestore.model.featuregroup import Commit, check_tags
 from featurestore.model.paths import FEATUREVIEWS, TRAININGDATASETS
 from featurestore.model.references import parse_reference
@@ -27,6 +28,7 @@ from featurestore.registry import (
     window_features,
 )
 from featurestore.registry.search_filters import SearchFilter, groups_within, within
+from featurestore.registry.tables import check_search_text
 from featurestore.session import Session
 
 # Where a search found an aggregate: a reference, or the folder below the location.
@@ -109,8 +111,9 @@ def search(
     """
     if not isinstance(text, str) or not text.strip():
         raise InvalidArgument("search needs a text.", hint="search('weather')")
-    if limit is not None and limit < 1:
-        raise InvalidArgument(f"limit={limit!r} is no number of matches.", hint="limit=100")
+    check_search_text(text)
+    if limit is not None:
+        check_count(limit, argument="limit", least=1)
     wanted = wanted or SearchFilter()
     with session.registry.reading() as connection:
         among = groups_within(connection, wanted)

@@ -15,7 +15,7 @@ from featurestore.featuregroups.registration import advance
 from featurestore.featuregroups.table import open_group
 from featurestore.model.durations import parse_duration
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
-from featurestore.model.times import utc_now
+from featurestore.model.times import shifted, utc_now
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import RECLAIM, pinned_versions
 from featurestore.session import Session
@@ -64,7 +64,7 @@ def vacuum(
     The log that describes pinned versions stays, so that they can be read for ever.
     """
     group = open_group(session, name, version)
-    oldest = utc_now() - parse_duration(retain, argument="retain")
+    oldest = shifted(utc_now(), -parse_duration(retain, argument="retain"))
     spec = group.spec
     with in_flight(session, kind=RECLAIM, name=spec.name, version=spec.version) as run:
         pinned = pinned_versions(session, spec.name, spec.version)

@@ -7,13 +7,14 @@ import pyarrow as pa
 from featurestore.delta import commits
 from featurestore.delta.log import is_delta_table
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import InvalidArgument
 from featurestore.external import LiveSource, check_snapshot
 from featurestore.featuregroups.table import OpenGroup, TableVersion, open_group, resolve
+from featurestore.model.counts import check_count
 from featurestore.model.featuregroup import Commit
 from featurestore.model.html import Listing
 from featurestore.model.plan import Source, plan_of_group
 from featurestore.plugins.engine import Relation
+from featurestore.plugins.stream import STORED_COLUMNS
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.validation import quarantine_schema
@@ -83,7 +84,8 @@ def frame_of(session: Session, group: OpenGroup) -> FeatureFrame:
 def quarantined(session: Session, name: str, *, version: int | None = None) -> FeatureFrame:
     """Return the rows that a group's writes put aside, each with its ``reasons``.
 
-    The rows of a quarantine keep the columns that the group had when they were put aside.
+    The rows of a quarantine keep the columns that the group had when they were put aside. Those of a
+    stream also tell of their records: topic, partition, offset, timestamp, key and value.
     """
     name, version = resolve(session, name, version)
     spec = open_group(session, name, version).spec
@@ -95,6 +97,9 @@ def quarantined(session: Session, name: str, *, version: int | None = None) -> F
     snapshot = read_snapshot(path)
     stored = set(snapshot.schema.names)
     fields = [field for field in schema if field.name in stored]
+    for name in STORED_COLUMNS:
+        if name in stored and name not in schema.names:
+            fields.append(snapshot.schema.field(name))
     schema = pa.schema(fields)
     return FeatureFrame(
         session,
@@ -102,7 +107,7 @@ def quarantined(session: Session, name: str, *, version: int | None = None) -> F
             path, version=snapshot.version, schema=schema, columns=schema.names
         ),
         schema=schema,
-    )
+    ).made_of({"featuregroup": spec.name, "version": version})
 
 
 def pinned(group: OpenGroup) -> Source:
@@ -122,12 +127,9 @@ def history(
     before: int | None = None,
 ) -> list[Commit]:
     """Return the last ``limit`` commits of a group's data before a Delta version, newest first."""
-    for argument, value in (("limit", limit), ("before", before)):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise InvalidArgument(
-                f"{argument}={value!r} is no number of commits or Delta version.",
-                hint=f"{argument}=100",
-            )
+    check_count(limit, argument="limit", least=1)
+    if before is not None:
+        check_count(before, argument="before", least=1)
     name, version = resolve(session, name, version)
     path = session.featuregroup_path(name, version)
     return Listing(commits.history(path, limit=limit, before=before))

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from featurestore.delta import commits
-from featurestore.delta.history import version_at
+from featurestore.delta.history import version_as_of
 from featurestore.delta.log import is_delta_table, looked_at_once
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import (
@@ -17,9 +17,9 @@ from featurestore.errors import (
     TableDamaged,
     VersionNotFound,
 )
+from featurestore.model.counts import check_version, parse_version
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import check_name
-from featurestore.model.times import parse_moment
 from featurestore.registry import featuregroups
 from featurestore.session import Session
 
@@ -114,12 +114,8 @@ def wanted_version(name: str, version: int | None) -> tuple[str, int | None]:
         InvalidArgument: It is no version, or the name says another one.
     """
     name, spelled = _split(name)
-    if version is not None and (
-        isinstance(version, bool) or not isinstance(version, int) or version < 1
-    ):
-        raise InvalidArgument(
-            f"version={version!r} is no version of a group.", hint="versions are 1, 2, ..."
-        )
+    if version is not None:
+        version = check_version(version)
     if spelled is not None and version is not None and spelled != version:
         raise InvalidArgument(f"{name}@v{spelled} and version={version} contradict each other.")
     return name, spelled if version is None else version
@@ -130,24 +126,16 @@ def delta_version(path: str, as_of: TableVersion) -> int:
 
     The first that can be read is 1.
     """
-    if isinstance(as_of, bool):
-        raise InvalidArgument(
-            f"as_of={as_of!r} is neither a time nor a Delta version.", hint="as_of=3"
-        )
-    if isinstance(as_of, int):
-        found, asked = as_of, f"as_of={as_of}"
-    else:
-        instant = parse_moment(as_of, argument="as_of")
-        found, asked = version_at(path, instant), f"as_of={instant.isoformat()}"
+    found = version_as_of(path, as_of)
     if found < 1:
         raise VersionNotFound(
-            f"{asked}: the group held no data yet.", hint="its first Delta version is 1"
+            f"as_of={as_of!s}: the group held no data yet.", hint="its first Delta version is 1"
         )
     return found
 
 
 def _split(name: str) -> tuple[str, int | None]:
     head, mark, tail = str(name).partition("@v")
-    if mark and tail.isdigit():
-        return check_name(head), int(tail)
+    if mark and tail.isascii() and tail.isdigit():
+        return check_name(head), parse_version(tail)
     return check_name(name), None

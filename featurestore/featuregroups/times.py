@@ -9,7 +9,7 @@ import pyarrow.types as pat
 from featurestore.errors import DataWarning, InvalidArgument, SchemaMismatch
 from featurestore.featuregroups.audit import AuditedRows
 from featurestore.featuregroups.definition import Declaration
-from featurestore.ingest import library_of
+from featurestore.ingest import with_language
 from featurestore.model.callers import warn_caller
 from featurestore.model.epochs import conversion_hint, is_number, misread_advice
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -37,7 +37,7 @@ def check_time_types(rows: Relation, declared: Declaration, *, df: object, engin
             values = _first(rows, name, engine=engine)
         raise InvalidArgument(
             f"Time column {name!r} has type {kind}; times are timestamps or dates.",
-            hint=conversion_hint(name, kind, values, library=library_of(df)),
+            hint=conversion_hint(name, kind, values, library=with_language(df)[1]),
         )
 
 
@@ -53,7 +53,7 @@ def check_time_numbers(
             values = _first(rows, name, engine=engine)
             raise SchemaMismatch(
                 f"{name!r}, a time of feature group {spec.name!r}, is {kind} in these rows.",
-                hint=conversion_hint(name, kind, values, library=library_of(df)),
+                hint=conversion_hint(name, kind, values, library=with_language(df)[1]),
             )
 
 

@@ -18,12 +18,13 @@ from featurestore.errors import (
     DuplicateKeys,
     InvalidArgument,
     KeyRequired,
+    OutOfRange,
     RegistryError,
     SchemaMismatch,
     ValidationFailed,
     did_you_mean,
 )
-from featurestore.featuregroups import keys, partitions
+from featurestore.featuregroups import keys, stored_values
 from featurestore.featuregroups.audit import (
     AuditedRows,
     LandedRows,
@@ -34,11 +35,13 @@ from featurestore.featuregroups.audit import (
 from featurestore.featuregroups.conform import Conformed, conform
 from featurestore.featuregroups.definition import check_policy
 from featurestore.featuregroups.maintenance import compact_when_due
+from featurestore.featuregroups.records import RecordOrder, prepare_records, ranges_of_places
 from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.repeats import warn_of_repeats
 from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.featuregroups.times import check_time_numbers, warn_of_odd_times
-from featurestore.ingest import handed_over, known_rows, library_of
+from featurestore.ingest import handed_over, known_rows, may_be_native, with_language
+from featurestore.model.counts import MOST
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
 from featurestore.model.source import SourceRead
 from featurestore.model.validation import ValidationReport
@@ -62,8 +65,9 @@ class Write:
     rows lie in files of the engine already, which the caller removes. ``reads`` fills with what is
     read of registered sources while the rows come; None where they come from elsewhere. ``offsets``
     moves the numbers of a stream's partitions (``TableWrite``), ``stream`` says which records the
-    rows are. ``plan`` is that of the retrieval whose rows these are. ``rows`` is how many they are,
-    where that is known before they come.
+    rows are, and ``order`` how rows of one key become one. ``plan`` is that of the retrieval whose
+    rows these are. ``rows`` is how many they are, where that is known before they come.
+    ``has_checked_times``: their times are known to lie in the years 1 to 9999.
     """
 
     mode: str = "append"
@@ -81,6 +85,8 @@ class Write:
     stream: Mapping[str, Any] | None = None
     plan: Mapping[str, Any] | None = None
     rows: int | None = None
+    order: RecordOrder | None = None
+    has_checked_times: bool = False
 
 
 def insert(
@@ -97,6 +103,9 @@ def insert(
     group = open_stored(session, name, version, to="write them")
     _check(write, group.spec)
     write = with_reads(write, df)
+    if not may_be_native(df):
+        write = replace(write, has_checked_times=True)
+    df, language = with_language(df)
     if write.transaction is not None and read_snapshot(group.path).holds(write.transaction):
         return replace(commits.commit_of(group.path, group.delta_version), applied=False)
     with (
@@ -107,7 +116,7 @@ def insert(
             version=group.spec.version,
             run_id=write.run_id,
         ) as run,
-        handed_over(df, engine=session.engine, like=group.spec.schema) as rows,
+        handed_over(df, engine=session.engine, like=_known_columns(group.spec, write)) as rows,
     ):
         check_time_numbers(rows, group.spec, df=df, engine=session.engine)
         conformed = conform(
@@ -115,7 +124,8 @@ def insert(
             group.spec,
             engine=session.engine,
             schema_change=write.schema_change,
-            library=library_of(df),
+            library=language,
+            beside=() if write.order is None else tuple(write.order.columns),
         )
         try:
             return commit(session, conformed, group, write, run)
@@ -124,12 +134,21 @@ def insert(
             raise
 
 
+def _known_columns(spec: FeatureGroupSpec, write: Write) -> pa.Schema:
+    """Return the columns whose types are known before the rows come."""
+    if write.order is None:
+        return spec.schema
+    return pa.schema([*spec.schema, *write.order.columns])
+
+
 def with_reads(write: Write, df: object) -> Write:
     """Return a write that tells how many its rows are, or what a frame of the store is made of."""
     if not isinstance(df, FeatureFrame):
         return replace(write, rows=known_rows(df))
     if df.plan is not None:
         write = replace(write, plan=df.plan.to_json())
+    if not write.inputs:
+        write = replace(write, inputs=df.inputs)
     if df.reads is None:
         return write
     return replace(write, reads=df.reads)
@@ -139,27 +158,39 @@ def commit(
     session: Session, conformed: Conformed, group: OpenGroup, write: Write, run: InFlight
 ) -> Commit:
     """Stage, audit, commit and register conformed rows; the group's table exists."""
-    audited = prepare(session, conformed, write, run)
+    if write.order is None:
+        audited = prepare(session, conformed, write, run)
+    else:
+        audited = prepare_records(
+            session,
+            conformed.relation,
+            conformed.spec,
+            group,
+            order=write.order,
+            validation=write.validation or group.spec.validation,
+            run=run,
+        )
+    mode = audited.mode or write.mode
     if conformed.added:
         _announce_columns(session, group, conformed)
-    unique = keys.claim(
-        session.engine, audited.relation, group, write.mode, unique_batch=audited.unique
-    )
+    unique = keys.claim(session.engine, audited.relation, group, mode, unique_batch=audited.unique)
     how = TableWrite(
-        mode=write.mode,  # type: ignore[arg-type]
-        key=conformed.spec.upsert_key if write.mode == "upsert" else (),
+        mode=mode,  # type: ignore[arg-type]
+        key=conformed.spec.upsert_key if mode == "upsert" else (),
         replace=write.replace,
         add_columns=_added(conformed),
         note=note(write, run, group.spec, validation=audited.outcome, claim=unique),
         transaction=transaction_of(audited, write, run),
         offsets=write.offsets,
+        deletes=audited.deletes,
     )
-    quarantine(session, audited, conformed.spec, how)
+    if write.order is None or write.order.landed is None:
+        quarantine(session, audited, conformed.spec, how)
     written = write_rows(session, group, audited.relation, how, run)
     if written is None:
         state = read_snapshot(group.path)
         return replace(commits.commit_of(group.path, state.version), applied=False)
-    landed = LandedRows(group, conformed.spec, written, write.mode, audited)
+    landed = LandedRows(group, conformed.spec, written, mode, audited)
     committed = register(session, landed, run=run)
     if write.mode == "append" and not group.spec.primary_key and not _is_marked(write):
         warn_of_repeats(group, written)
@@ -187,15 +218,16 @@ def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight)
     is_plain = not checked and write.mode != "upsert" and write.on_duplicates != "last"
     # What was read of a source is known when its rows are here, which is before the commit.
     is_plain = is_plain and write.reads is None
+    rules = stored_values.ValueRules.of(spec, has_checked_times=write.has_checked_times)
     if is_plain and not conformed.unchecked:
-        return AuditedRows(partitions.refuse_empty(relation, spec, engine=engine))
+        return AuditedRows(stored_values.refuse_while_written(relation, rules, engine=engine))
     if write.on_duplicates == "last":
         # Before the rows are staged: files come back in another order on a cluster.
         relation = engine.last_per_key(relation, spec.upsert_key)
     counted = None
     if not write.staged or conformed.unchecked or write.on_duplicates == "last":
         relation, counted = _staged(session, relation, spec, run, write)
-    partitions.check_staged(relation, spec, engine=engine)
+    stored_values.check_staged(relation, rules, engine=engine)
     if checked:
         audited = audit_staged(
             session, relation, spec, validation=validation, run=run, mode=write.mode
@@ -253,6 +285,8 @@ def note(
         told["window"] = dict(write.window)
     if write.stream is not None:
         told["stream"] = dict(write.stream)
+    if write.order is not None and write.order.landed:
+        told["replayed"] = ranges_of_places(write.order.landed[0])
     if validation is not None:
         told["validation"] = validation
     return told
@@ -314,6 +348,11 @@ def _check_transaction(transaction: object) -> None:
         app, number = transaction
         is_number = isinstance(number, int) and not isinstance(number, bool)
         if isinstance(app, str) and app and is_number and number >= 0:
+            if number > MOST:
+                raise OutOfRange(
+                    f"transaction=({app!r}, n) has an n above {MOST}.",
+                    hint=f"transaction=({app!r}, 42)",
+                )
             return
     raise InvalidArgument(
         f"transaction={transaction!r} is not (app, n).", hint="transaction=('nightly', 42)"

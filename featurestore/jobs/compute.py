@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidJob, RowsOutsideWindow, SchemaMismatch
-from featurestore.ingest import handed_over
+from featurestore.ingest import handed_over, refuse_encoded_bytes
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.digests import BoundsAccumulator, DigestAccumulator, PartsAccumulator
 from featurestore.jobs.inputs import PinnedInput, TimeBounds, cut, parquet_files, read, time_bounds
@@ -28,8 +28,10 @@ from featurestore.jobs.window_jobs.rows import WindowRows
 from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
 from featurestore.model.types import TIMESTAMP, widens
+from featurestore.model.untyped import typed_like
 from featurestore.model.window import Window
 from featurestore.plugins.engine import Engine, Relation, TimeRange
+from featurestore.retrieval.untyped_rows import typed_relation
 from featurestore.session import Session
 
 _log = logging.getLogger("featurestore.jobs")
@@ -37,7 +39,10 @@ _log = logging.getLogger("featurestore.jobs")
 
 @dataclass(frozen=True)
 class Computation:
-    """The definition of a run, its inputs pinned, where to stage, and the schema known so far."""
+    """The definition of a run, its inputs pinned, where to stage, and the schema known so far.
+
+    ``has_rows`` tells whether the group has rows already.
+    """
 
     session: Session
     definition: JobDefinition
@@ -45,6 +50,7 @@ class Computation:
     staging: str
     sources: SourceInputs
     like: pa.Schema | None = None
+    has_rows: bool = False
 
     @property
     def spec(self) -> JobSpec:
@@ -134,7 +140,7 @@ def _each(run: Computation, windows: Sequence[Window]) -> Relation | None:
     sources = _inputs(run, whole)
     if len(windows) > 1:
         sources = _staged_inputs(run, sources)
-    places: list[str] = []
+    places: dict[str, pa.Schema] = {}
     schema, first = run.like, None
     for number, window in enumerate(windows):
         rows = _result(run, _seen(run, sources, window), window)
@@ -150,12 +156,27 @@ def _each(run: Computation, windows: Sequence[Window]) -> Relation | None:
         first = first or part
         schema = _wide(part.schema, schema if places else None, run.spec)
         if bounds.rows:
-            places.append(os.path.join(run.staging, place))
+            places[os.path.join(run.staging, place)] = part.schema
     if first is None or schema is None or not places:
         return first
     if len(windows) == 1:
         return first
-    return engine.read_files(places, schema=schema)
+    files = [_typed_files(engine, path, part, schema) for path, part in places.items()]
+    return engine.read_files(files, schema=schema)
+
+
+def _typed_files(engine: Engine, path: str, part: pa.Schema, schema: pa.Schema) -> str:
+    """Return staged files in which columns without values have the types of other windows."""
+    if typed_like(part, schema) == part:
+        return path
+    rows = engine.read_files([path], schema=part)
+    engine.stage(_typed(engine, rows, schema), f"{path}-typed")
+    return f"{path}-typed"
+
+
+def _typed(engine: Engine, rows: Relation, like: pa.Schema | Mapping[str, pa.DataType]) -> Relation:
+    """Return rows whose columns without a type have those of the columns of these names."""
+    return typed_relation(engine, rows, typed_like(rows.schema, like))
 
 
 def _not_again(spec: JobSpec, engine: Engine, window: Window, rows: Relation) -> Relation:
@@ -178,6 +199,7 @@ def _wide(part: pa.Schema, known: pa.Schema | None, spec: JobSpec) -> pa.Schema:
             f"Job {spec.name!r} gave the columns {known.names}, and later {part.names}."
         )
     fields = []
+    known, part = typed_like(known, part), typed_like(part, known)
     for field in known:
         given = part.field(field.name)
         if not widens(given.type, field.type) and not widens(field.type, given.type):
@@ -246,9 +268,14 @@ def _staged(
     column = str(spec.event_time)
     if column not in rows.schema.names:
         rows = _stamped(run, window, rows)
+    rows = _typed(engine, rows, {column: TIMESTAMP})
     _check_time(spec, rows.schema.field(column).type)
     folder = os.path.join(run.staging, place)
     staged = engine.stage(rows, folder)
+    if any(each.kind == "source" for each in run.inputs):
+        # A group without rows may be what an empty window has left.
+        like = run.like if run.has_rows else None
+        refuse_encoded_bytes(staged, engine=engine, like=like, language="pyarrow")
     bounds = _bounds(run, staged, folder)
     if bounds.nulls:
         raise RowsOutsideWindow(f"Job {spec.name!r}: {bounds.nulls:,} rows have no {column!r}.")

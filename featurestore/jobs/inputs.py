@@ -20,7 +20,7 @@ from featurestore.featuregroups.table import open_group
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
 from featurestore.model.references import parse_group_reference
-from featurestore.model.times import to_micros
+from featurestore.model.times import shifted, to_micros
 from featurestore.model.types import feature_type
 from featurestore.model.window import Window
 from featurestore.model.window_job import WindowJob, input_name
@@ -102,7 +102,10 @@ def seen_by(spec: JobSpec) -> Callable[[Window], tuple[int, int]]:
     later = timedelta(0)
     if spec.watched is not None and spec.watched.model is not None:
         later = spec.watched.model.within  # labels may come so long after their predictions
-    return lambda window: (to_micros(window.start - spec.lookback), to_micros(window.end + later))
+    return lambda window: (
+        to_micros(shifted(window.start, -spec.lookback)),
+        to_micros(shifted(window.end, later)),
+    )
 
 
 def read(session: Session, given: PinnedInput, window: Window, *, lookback: timedelta) -> Relation:
@@ -130,7 +133,7 @@ def cut(
     """Return the rows of a relation that a window may see."""
     if time_column is None:
         return relation
-    visible = TimeRange(time_column, window.start - lookback, window.end)
+    visible = TimeRange(time_column, shifted(window.start, -lookback), window.end)
     return session.engine.within(relation, visible)
 
 

@@ -6,14 +6,13 @@ what that is good for. What the library and the job's code log meanwhile goes in
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import resource
 import sys
-import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.alerts import incidents
 from featurestore.errors import (
+    BadRecord,
     FeatureStoreError,
     InvalidJob,
     JobLeased,
@@ -36,6 +36,7 @@ from featurestore.jobs import deletions
 from featurestore.jobs.compute import Computation, compute
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import PinnedInput, pin
+from featurestore.jobs.run_log import LOGGER, logging_to
 from featurestore.jobs.schedule import moved_watermark
 from featurestore.jobs.source_inputs import SourceInputs
 from featurestore.jobs.specs import schedule_of
@@ -48,18 +49,17 @@ from featurestore.plugins.observers import Work, observed
 from featurestore.recovery import recover as recover_writes
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import jobs, reports, runs
+from featurestore.registry.hidden import words_of
 from featurestore.registry.runs import Run
+from featurestore.registry.stored_errors import unlisted, unlisted_hint
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
-from featurestore.storage import files
 from featurestore.training import catalog
 
 # Calls the function of a training job with the store and a window; the facade gives it, as the
 # store is its.
 TrainingCall = Callable[[JobDefinition, Window], object]
 
-LOGGER = "featurestore.jobs"
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _log = logging.getLogger(LOGGER)
 # A peak is in KiB on Linux and in bytes on macOS.
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -136,7 +136,8 @@ def recorded(session: Session, attempt: Attempt, work: Callable[[Recording], Wri
         owner=attempt.owner,
         log=log,
     )
-    with logging_to(log):
+    own = names_of(spec)
+    with logging_to(log, without_names=partial(unlisted, session.registry, own=own)):
         _log.info(
             "%s, %d windows from %s to %s", spec.name, run.windows, run.window.start, run.window.end
         )
@@ -182,7 +183,13 @@ def _compute_and_write(session: Session, attempt: Attempt, recording: Recording)
         staging = computing.rows
         sources = SourceInputs(session, attempt.spec, recording.inputs, staging)
         computation = Computation(
-            session, attempt.definition, recording.inputs, staging, sources, schema
+            session,
+            attempt.definition,
+            recording.inputs,
+            staging,
+            sources,
+            schema,
+            has_rows=group is not None and group.state.rows > 0,
         )
         rows = compute(computation, attempt.windows)
         if rows is None and (group is None or attempt.spec.mode != "replace_window"):
@@ -332,7 +339,7 @@ def _tell_of_success(connection: Connection, spec: JobSpec, run: Run) -> None:
         return
     if not runs.windows_of(connection, spec.name, states=[runs.FAILED]):
         incidents.update(connection, spec, {}, families=[incidents.FAILURE])
-    if spec.fills_group:
+    if spec.fills_group or spec.stream is not None:
         present = {}
         bad = reports.failed_of_run(connection, run.run_id)
         if bad:
@@ -348,16 +355,25 @@ def _failed(session: Session, spec: JobSpec, run_id: str, error: Exception) -> R
         text, hint = f"{type(error).__name__}: {error}", None
         explained = False
     _log.error("failed: %s", text, exc_info=None if explained else error)
+    own = names_of(spec)
+    text = unlisted(session.registry, text, own=own)
+    hint = unlisted_hint(session.registry, hint, own=own)
     with session.registry.transaction() as connection:
         runs.end(connection, run_id, runs.FAILED, memory=_peak(), error=text, hint=hint)
-        if isinstance(error, ValidationFailed):  # the same rows fail however often they are tried
+        if isinstance(error, ValidationFailed | BadRecord):  # the same rows fail again
             incidents.update(
                 connection,
                 spec,
                 {incidents.VALIDATION: [text]},
                 families=[incidents.VALIDATION],
             )
-        return runs.get(connection, run_id)
+        # Alerts and commands are told of the error as it is stored.
+        return replace(runs.get(connection, run_id), error=text, hint=hint)
+
+
+def names_of(spec: JobSpec) -> frozenset[str]:
+    """Return the names that an error of a job may contain: those of its definition."""
+    return words_of(json.dumps(spec.to_json(), ensure_ascii=False))
 
 
 def _peak() -> int:
@@ -369,28 +385,3 @@ def last_dataset(session: Session, name: str) -> int:
     """Return the last version of a dataset, also one whose process died before registering it."""
     recover_writes(session)
     return catalog.last_version(session, name)
-
-
-@contextmanager
-def logging_to(path: str) -> Iterator[None]:
-    """Write this thread's log records into a file; below a URI it is there at the end."""
-    with files.written_here(path) as here, _records_into(here):
-        yield
-
-
-@contextmanager
-def _records_into(path: str) -> Iterator[None]:
-    thread = threading.get_ident()
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
-    handler.addFilter(lambda record: record.thread == thread)
-    own = logging.getLogger(LOGGER)
-    if own.level == logging.NOTSET:
-        own.setLevel(logging.INFO)
-    root = logging.getLogger()
-    root.addHandler(handler)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        handler.close()

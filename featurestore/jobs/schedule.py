@@ -16,6 +16,7 @@ repeats, twice.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -23,8 +24,9 @@ from itertools import islice, pairwise
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from featurestore.errors import InvalidJob, missing_extra
+from featurestore.errors import InvalidJob, OutOfRange, missing_extra
 from featurestore.model import times
+from featurestore.model.time_limits import in_time
 from featurestore.model.window import Window
 
 # Compared to find overlapping windows: enough for a year of daily ones, daylight saving included.
@@ -76,8 +78,8 @@ def due_windows(
     since = watermark or schedule.start
     if since is None:
         return found
-    for window in windows_after(schedule, since):
-        if window.end + schedule.allowed_lateness > now or len(found) == limit:
+    for window in in_time(windows_after(schedule, since)):
+        if times.shifted(window.end, schedule.allowed_lateness) > now or len(found) == limit:
             break
         begun = schedule.start is None or window.start >= schedule.start
         if begun and window not in done:
@@ -114,7 +116,9 @@ def windows_between(
 ) -> list[Window]:
     """Return the windows that lie whole in ``[start, end)``, oldest first, ``limit`` at most."""
     found: list[Window] = []
-    for window in windows_after(schedule, start):
+    if start >= end:
+        return found
+    for window in in_time(windows_after(schedule, start)):
         if window.end > end or len(found) == limit:
             break
         if window.start >= start:
@@ -123,10 +127,14 @@ def windows_between(
 
 
 def windows_after(schedule: Schedule, instant: datetime) -> Iterator[Window]:
-    """Yield the windows that end after ``instant``, without end."""
+    """Yield the windows that end after ``instant``, without end.
+
+    Raises:
+        OutOfRange: The next one begins or ends outside of the years 1 to 9999.
+    """
     if schedule.width is not None:
         for end in _schedule_times(schedule, instant):
-            yield Window(end - schedule.width, end)
+            yield Window(times.shifted(end, -schedule.width), end)
     previous = last_schedule_time(schedule, instant)
     for end in _schedule_times(schedule, instant):
         yield Window(previous, end)
@@ -135,7 +143,7 @@ def windows_after(schedule: Schedule, instant: datetime) -> Iterator[Window]:
 
 def window_ending(schedule: Schedule, end: datetime) -> Window:
     """Return the window that ends at a schedule time; InvalidJob when ``end`` is none."""
-    before = end - timedelta(microseconds=1)
+    before = times.shifted(end, -timedelta(microseconds=1))
     window = next(windows_after(schedule, before))
     if window.end != end:
         raise InvalidJob(
@@ -148,8 +156,8 @@ def window_ending(schedule: Schedule, end: datetime) -> Window:
 
 def window_starting(schedule: Schedule, start: datetime) -> Window:
     """Return the window that begins at an instant; InvalidJob when there is none."""
-    ending = start + (schedule.width or timedelta(microseconds=1))
-    window = next(windows_after(schedule, ending - timedelta(microseconds=1)))
+    ending = times.shifted(start, schedule.width or timedelta(microseconds=1))
+    window = next(windows_after(schedule, times.shifted(ending, -timedelta(microseconds=1))))
     if window.start != start:
         raise InvalidJob(
             f"No window of the schedule {schedule.cron!r} ({schedule.timezone}) begins at "
@@ -164,18 +172,25 @@ def latest_complete(schedule: Schedule, now: datetime) -> Window | None:
 
     None when the first one is still to come.
     """
-    window = window_ending(schedule, last_schedule_time(schedule, now - schedule.allowed_lateness))
+    window = window_ending(
+        schedule, last_schedule_time(schedule, times.shifted(now, -schedule.allowed_lateness))
+    )
     if schedule.start is not None and window.start < schedule.start:
         return None
     return window
 
 
 def last_schedule_time(schedule: Schedule, instant: datetime) -> datetime:
-    """Return the last schedule time at or before an instant."""
-    just_after = instant + timedelta(microseconds=1)
-    found = _croniter(schedule.cron, just_after.astimezone(ZoneInfo(schedule.timezone)))
-    local: datetime = found.get_prev(datetime)
-    return local.astimezone(UTC)
+    """Return the last schedule time at or before an instant.
+
+    Raises:
+        OutOfRange: There is none from year 1 on.
+    """
+    just_after = times.shifted(instant, timedelta(microseconds=1))
+    with _within_calendar(schedule, instant):
+        found = _croniter(schedule.cron, just_after.astimezone(ZoneInfo(schedule.timezone)))
+        local: datetime = found.get_prev(datetime)
+        return local.astimezone(UTC)
 
 
 def overlaps(schedule: Schedule) -> bool:
@@ -192,11 +207,32 @@ def _schedule_times(schedule: Schedule, instant: datetime) -> Iterator[datetime]
     """Yield the schedule times after an instant, without end."""
     fields = _plain_fields(schedule.cron) if schedule.timezone == "UTC" else None
     if fields is not None:
-        yield from _utc_schedule_times(fields, instant)
+        every = _utc_schedule_times(fields, instant)
+    else:
+        every = _local_schedule_times(schedule, instant)
+    while True:
+        with _within_calendar(schedule, instant):
+            instant = next(every)
+        yield instant
+
+
+def _local_schedule_times(schedule: Schedule, instant: datetime) -> Iterator[datetime]:
     found = _croniter(schedule.cron, instant.astimezone(ZoneInfo(schedule.timezone)))
     while True:
         local: datetime = found.get_next(datetime)
         yield local.astimezone(UTC)
+
+
+@contextmanager
+def _within_calendar(schedule: Schedule, instant: datetime) -> Iterator[None]:
+    """Say that a schedule has no time near an instant in the years that Python has."""
+    try:
+        yield
+    except (OverflowError, ValueError) as error:
+        raise OutOfRange(
+            f"The schedule {schedule.cron!r} has no time near {instant.isoformat()}.",
+            hint="give a start and an end within the years that data has, for example 2024",
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ class Scheduler:
                 failures=state.tries,
                 failed_at=state.updated,
                 retries=job.spec.retries,
-                complete_at=latest.end + job.spec.allowed_lateness,
+                complete_at=times.shifted(latest.end, job.spec.allowed_lateness),
                 now=now,
             ):
                 found.append(window)
@@ -230,7 +230,8 @@ def retry_is_due(
     if failed_at > now:  # a clock that was set back must not hold it up
         return True
     if failures <= retries:
-        return now >= failed_at + min(_FIRST_WAIT * 2 ** (failures - 1), _LONGEST_WAIT)
+        wait = min(_FIRST_WAIT * 2 ** (failures - 1), _LONGEST_WAIT)
+        return times.has_passed(failed_at, wait, now=now)
     return complete_at > failed_at
 
 

@@ -37,7 +37,7 @@ from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
 from featurestore.recovery import owners
 from featurestore.recovery.leases import leased
-from featurestore.registry import alerts, jobs, runs, streams
+from featurestore.registry import alerts, jobs, monitors, runs, streams
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
 from featurestore.registry.streams import StreamStatus
@@ -95,7 +95,7 @@ def register_jobs(
         if spec.stream is not None:
             check_stream_job(session, spec)
         elif spec.start is None:  # the past is left alone: the job begins with the window open now
-            now = times.utc_now() - spec.allowed_lateness
+            now = times.shifted(times.utc_now(), -spec.allowed_lateness)
             begin = last_schedule_time(schedule_of(spec), now)
         with session.registry.transaction() as connection:
             known = jobs.find(connection, name)
@@ -212,7 +212,7 @@ def run_job(
         )
 
     def one(session: Session, job: RegisteredJob) -> list[Window]:
-        found = _one(job, window)
+        found = resolve_window(job, window)
         _refuse_to_append_again(session, job, [found])
         return [found]
 
@@ -227,7 +227,7 @@ def run_job(
         _refuse_windows(name, window is not None or stale)
     outcome = attempt(session, name, choose, call=call, due=due)
     send_waiting(session)
-    return _checked(name, outcome, stream=stream is not None)
+    return _checked(session, name, outcome, stream=stream is not None)
 
 
 def _refuse_windows(name: str, asked: bool) -> None:
@@ -266,7 +266,38 @@ def backfill_job(
     parallel = min(_MOST_AT_ONCE, usable_cores())
     outcome = attempt(session, name, choose, call=call, watch=watch, parallel=parallel)
     send_waiting(session)
-    return _checked(name, outcome)
+    done = _checked(session, name, outcome)
+    return Backfill(done, note=_backfill_note(session, name, done))
+
+
+class Backfill(Listing[Run]):
+    """The runs of a backfill. ``note`` says in a sentence what a monitor found, "" for other jobs."""
+
+    def __init__(self, done: Sequence[Run], *, note: str = "") -> None:
+        super().__init__(done)
+        self.note = note
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        return f"{text}\n{self.note}" if self.note else text
+
+    def _repr_html_(self) -> str:
+        return super()._repr_html_() + (html.paragraph(self.note) if self.note else "")
+
+
+def _backfill_note(session: Session, name: str, done: Sequence[Run]) -> str:
+    """Return how many windows a monitor judged in some runs, and how many were out of bounds."""
+    if not done or get_job(session, name).spec.kind != "monitor":
+        return ""
+    with session.registry.reading() as connection:
+        states = monitors.states_of_runs(connection, name, [run.run_id for run in done])
+    judged = states.total() - states["learning"]
+    out = states["alarm"] + states["suspect"]
+    return (
+        f"{judged:,} windows judged ({states['learning']:,} more had too little before them), "
+        f"{out:,} out of bounds, {states['alarm']:,} of them alarms. Alerts are sent for the "
+        f"newest window only: featurestore monitor history {name} lists the others."
+    )
 
 
 def attempt(
@@ -346,10 +377,16 @@ def definition_of(session: Session, job: RegisteredJob) -> JobDefinition:
     return definition
 
 
-def complete_between(spec: JobSpec, start: datetime, end: datetime) -> list[Window]:
-    """Return the windows of a range that are complete, allowed lateness included."""
+def complete_between(
+    spec: JobSpec, start: datetime, end: datetime, *, limit: int | None = None
+) -> list[Window]:
+    """Return the windows of a range that are complete, allowed lateness included.
+
+    Oldest first, ``limit`` at most.
+    """
     now = times.utc_now()
-    return windows_between(schedule_of(spec), start, min(end, now - spec.allowed_lateness))
+    until = min(end, times.shifted(now, -spec.allowed_lateness))
+    return windows_between(schedule_of(spec), start, until, limit=limit)
 
 
 def _refuse_to_append_again(
@@ -416,7 +453,8 @@ def all_stale(session: Session, job: RegisteredJob) -> list[Window]:
     return stale_windows(session, job.spec)
 
 
-def _one(job: RegisteredJob, asked: Window | datetime | str | None) -> Window:
+def resolve_window(job: RegisteredJob, asked: Window | datetime | str | None) -> Window:
+    """Return the window of a job that an argument means; None means the latest complete one."""
     schedule = schedule_of(job.spec)
     if asked is None:
         latest = latest_complete(schedule, times.utc_now())
@@ -436,9 +474,11 @@ def _one(job: RegisteredJob, asked: Window | datetime | str | None) -> Window:
     return asked
 
 
-def _checked(name: str, outcome: Outcome, *, stream: bool = False) -> list[Run]:
+def _checked(session: Session, name: str, outcome: Outcome, *, stream: bool = False) -> list[Run]:
     if outcome.failed:
         worst = next(run for run in reversed(outcome.runs) if run.state == runs.FAILED)
+        with session.registry.reading() as connection:
+            worst = runs.get(connection, worst.run_id)
         hint = f"{worst.hint or 'the traceback is in the log'}; log: {worst.log}"
         if stream:
             raise JobFailed(f"Job {name!r}: {worst.error}", hint=hint)

@@ -11,15 +11,16 @@ import pyarrow as pa
 
 from featurestore import usersql
 from featurestore.external.ahead import read_ahead
-from featurestore.external.opening import open_source
+from featurestore.external.opening import open_snapshot
 from featurestore.external.reading import counted, has_parts, stage_counted
+from featurestore.external.renaming import RenamedSnapshot
 from featurestore.jobs.inputs import PinnedInput
 from featurestore.model.job import JobSpec
 from featurestore.model.names import check_feature_names
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.model.window import Window
 from featurestore.plugins.engine import Relation, TimeRange
-from featurestore.plugins.source import PartitionedSnapshot, SourceQuery, SourceSnapshot
+from featurestore.plugins.source import PartitionedSnapshot, SourceQuery
 from featurestore.session import Session
 from featurestore.sources.frame import asked, check_time
 from featurestore.sources.registration import get
@@ -62,7 +63,7 @@ class SourceInputs:
         staged = {}
         for name, inputs in by_source.items():
             registered = get(self.session, name)
-            snapshot = open_source(self.session, registered).snapshot()
+            snapshot = open_snapshot(self.session, registered)
             try:
                 for each in inputs:
                     staged[each.name] = self._stage(each, window, registered, snapshot)
@@ -73,7 +74,7 @@ class SourceInputs:
         return staged
 
     def _stage(
-        self, given: PinnedInput, window: Window, registered: SourceSpec, snapshot: SourceSnapshot
+        self, given: PinnedInput, window: Window, registered: SourceSpec, snapshot: RenamedSnapshot
     ) -> Relation:
         query = self._query(given, window, snapshot)
         schema = snapshot.schema(query)
@@ -89,13 +90,16 @@ class SourceInputs:
             assert isinstance(snapshot, PartitionedSnapshot)
             directory = os.path.join(self.staging, place)
             return stage_counted(self.session, snapshot, query, read, directory, time=given.time)
+        before = snapshot.bad_row_count
         reader = snapshot.read(query)
         batches = read_ahead(partial(counted, reader, read, time=given.time))
-        return self._staged_rows(batches, reader.schema, place)
+        staged = self._staged_rows(batches, reader.schema, place)
+        read.quarantined = snapshot.bad_row_count - before
+        return staged
 
-    def _keys(self, given: PinnedInput, snapshot: SourceSnapshot) -> Relation:
+    def _keys(self, given: PinnedInput, snapshot: RenamedSnapshot) -> Relation:
         of_job = self.spec.sources[given.name]
-        query = asked(table=of_job.table, sql=of_job.sql, path=of_job.path)
+        query = asked(table=of_job.table, sql=of_job.sql, path=of_job.path, rename=of_job.rename)
         reader = snapshot.read(replace(query, columns=self.spec.primary_key))
         return self._staged_rows(read_ahead(partial(iter, reader)), reader.schema, "source-keys")
 
@@ -109,10 +113,10 @@ class SourceInputs:
         finally:
             engine.release(rows)
 
-    def _query(self, given: PinnedInput, window: Window, snapshot: SourceSnapshot) -> SourceQuery:
+    def _query(self, given: PinnedInput, window: Window, snapshot: RenamedSnapshot) -> SourceQuery:
         """Return the query for what the job needs of an input: columns by its SQL, rows by time."""
         of_job = self.spec.sources[given.name]
-        query = asked(table=of_job.table, sql=of_job.sql, path=of_job.path)
+        query = asked(table=of_job.table, sql=of_job.sql, path=of_job.path, rename=of_job.rename)
         columns = None
         if self.spec.kind == "sql":
             needed = usersql.columns_read(self.spec.code, list(snapshot.names(query)))
@@ -120,7 +124,7 @@ class SourceInputs:
         cut = None
         if given.time is not None:
             cut = TimeRange(given.time, window.start - self.spec.lookback, window.end)
-        return SourceQuery(query.table, query.sql, query.path, None, columns, cut)
+        return replace(query, columns=columns, window=cut)
 
 
 def _with(columns: Iterable[str], time: str | None) -> list[str]:

@@ -17,6 +17,7 @@ from featurestore.model.window import Window
 from featurestore.registry import featuregroups
 from featurestore.session import Session
 from featurestore.storage import files
+from featurestore.streams.opening import differing_columns
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class JobCommit:
 def target(session: Session, spec: JobSpec) -> OpenGroup | None:
     """Return the group that a job fills; None when it must be made.
 
-    That is so when it is absent, or when its key, times or partitions differ from the job's, which
-    calls for the next version.
+    That is so when it is absent, or when its key, times or partitions (of a stream also its columns)
+    differ from the job's, which calls for the next version.
     """
     with session.registry.reading() as connection:
         if featuregroups.find(connection, spec.target) is None:
@@ -49,7 +50,11 @@ def target(session: Session, spec: JobSpec) -> OpenGroup | None:
         group.spec.partition_by,
     )
     wanted = (spec.primary_key, spec.event_time, spec.created_time, spec.partition_by)
-    return group if known == wanted else None
+    if known != wanted:
+        return None
+    if spec.stream is not None and differing_columns(spec.stream, group.spec):
+        return None
+    return group
 
 
 def declaration(spec: JobSpec) -> Declaration:

@@ -1,4 +1,4 @@
-"""Arguments that a call does not take: answered with the one that is meant.
+"""Arguments that a call does not take: answered with the one that is meant; counts are judged.
 
 One place for every public call. It knows the words of other feature stores and readers.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from featurestore.errors import UnknownArgument, did_you_mean, listing
+from featurestore.model.counts import COUNTS, check_counts
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=type)
@@ -75,9 +77,15 @@ INSTEAD: Mapping[str, str] = {
 
 def answering(function: F) -> F:
     """Return a public function that answers arguments which it does not take."""
+    positions = _positions_of_counts(function)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        for name, position in positions.items():
+            if name in kwargs:
+                check_counts({name: kwargs[name]})
+            elif position is not None and position < len(args):
+                check_counts({name: args[position]})
         try:
             return function(*args, **kwargs)
         except TypeError as error:
@@ -87,6 +95,19 @@ def answering(function: F) -> F:
             raise _refusal(function, args, kwargs, error) from None
 
     return call  # type: ignore[return-value]
+
+
+def _positions_of_counts(function: Callable[..., Any]) -> dict[str, int | None]:
+    """Return the arguments of a function that are counts, None where they have no position.
+
+    ``before=`` is a version of one call, and a table of another: the annotation decides.
+    """
+    positions: dict[str, int | None] = {}
+    for position, parameter in enumerate(inspect.signature(function).parameters.values()):
+        if parameter.name in COUNTS and re.search(r"\bint\b", str(parameter.annotation)):
+            is_positional = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+            positions[parameter.name] = position if is_positional else None
+    return positions
 
 
 def answers_calls(owner: T) -> T:

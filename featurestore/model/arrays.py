@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.errors import UnsupportedType
-from featurestore.model.found_shapes import with_found_shape
+from featurestore.model.numpy_columns import plain_array
+from featurestore.model.odd_columns import Unstorable
 from featurestore.model.shapes import items_of, shape_of, shaped_type
 from featurestore.model.types import is_nested
 
@@ -78,26 +79,22 @@ def to_cells(column: pa.Array) -> list[Any]:
     return cells
 
 
-def column_of_cells(cells: Sequence[Any], *, name: str) -> pa.Array | None:
-    """Return cells that hold arrays or lists of numbers of one shape as a column of that shape.
+def column_of_arrays(cells: Sequence[Any], *, name: str) -> pa.Array | None:
+    """Return cells that hold arrays, or lists beside arrays, of numbers as a column of one shape.
 
-    None where this module has nothing to say: cells of another kind, lists of different lengths.
+    None where this module has nothing to say: other items than numbers, different lengths.
 
-    >>> str(column_of_cells([[1, 2], None, [3, 4]], name="x").type)
+    >>> str(column_of_arrays([np.array([1, 2]), None, [3, 4]], name="x").type)
     'fixed_size_list<item: int64>[2]'
 
     Raises:
-        UnsupportedType: Arrays of two or more dimensions differ in shape, or stand beside other
-            values; names the rows.
+        UnsupportedType: Arrays of two or more dimensions differ in shape; names the rows.
     """
-    first = _first_cell(cells)
-    if isinstance(first, list | tuple):
-        return _column_of_lists(cells)
-    if not _is_array(first):
+    arrays = _arrays_by_row(cells)
+    if any(array.ndim == 0 for array in arrays.values()):
         return None
-    arrays = _arrays_by_row(cells, name=name)
     if not all(map(_is_plain, arrays.values())):
-        return _column_of_objects(arrays, len(cells), name=name)
+        return None
     shape = _common_shape(arrays, name=name)
     if shape is None or 0 in shape:
         return None
@@ -107,7 +104,9 @@ def column_of_cells(cells: Sequence[Any], *, name: str) -> pa.Array | None:
     for row, array in arrays.items():
         values[row] = array
         valid[row] = True
-    return from_numpy(values, valid=valid)
+        if array.dtype.kind in "iu" and values.dtype.kind == "f":
+            _refuse_rounding(array, values[row], row=row)
+    return from_numpy(plain_array(values), valid=valid)
 
 
 def first_of_other_shape(column: pa.Array, kind: pa.DataType) -> tuple[int, tuple[int, ...]] | None:
@@ -146,31 +145,24 @@ def from_tensors(column: Any) -> pa.Array:
     return from_numpy(flat, valid=np.asarray(storage.is_valid()))
 
 
-def _column_of_lists(cells: Sequence[Any]) -> pa.Array | None:
-    present = []
-    for cell in cells:
-        present.append(None if _is_missing(cell) else cell)
-    try:
-        return with_found_shape(pa.array(present))
-    except (pa.ArrowException, OverflowError):
-        return None  # whoever converts the column says what is wrong with it
-
-
-def _arrays_by_row(cells: Sequence[Any], *, name: str) -> dict[int, Any]:
+def _arrays_by_row(cells: Sequence[Any]) -> dict[int, Any]:
     """Return the arrays by the numbers of their rows, without the rows that have none."""
     arrays = {}
     for row, cell in enumerate(cells):
         if isinstance(cell, np.ndarray):
             arrays[row] = cell
-        elif _is_array(cell) or isinstance(cell, list | tuple):
-            arrays[row] = np.asarray(cell)
         elif not _is_missing(cell):
-            raise UnsupportedType(
-                f"Column {name!r} mixes arrays and other values: row {row} has "
-                f"{type(cell).__name__} {cell!r}.",
-                hint="give each row an array of one shape, and None where there is none",
-            )
+            arrays[row] = np.asarray(cell)
     return arrays
+
+
+def _refuse_rounding(array: Any, rounded: Any, *, row: int) -> None:
+    """Refuse integers that have no equals among the floats of the column's other arrays."""
+    if (rounded.astype(array.dtype) != array).any():
+        raise Unstorable(
+            f"mixes arrays of {array.dtype} and of floats, which would round row {row}",
+            expression="{v}.tolist()",
+        )
 
 
 def _common_shape(arrays: Mapping[int, Any], *, name: str) -> tuple[int, ...] | None:
@@ -190,26 +182,6 @@ def _common_shape(arrays: Mapping[int, Any], *, name: str) -> tuple[int, ...] | 
     return shape
 
 
-def _column_of_objects(arrays: Mapping[int, Any], rows: int, *, name: str) -> pa.Array | None:
-    """Return arrays of texts, objects and masked numbers as lists; numbers keep their shape."""
-    cells: list[Any] = [None] * rows
-    for row, array in arrays.items():
-        if array.dtype.kind not in "biufOUS":
-            if array.ndim < 2:
-                return None
-            raise UnsupportedType(
-                f"Column {name!r} holds arrays of {array.dtype} and shape {array.shape}.",
-                hint="arrays hold numbers or booleans: array.astype('float32'), or view('int64')",
-            )
-        cells[row] = array.tolist()
-    try:
-        column = pa.array(cells)
-    except (pa.ArrowException, OverflowError):
-        return None
-    found = with_found_shape(column)
-    return column if found is None else found
-
-
 def _shape_of_row(cell: Any) -> tuple[int, ...]:
     """Return the shape of one list: of its first items, where they differ."""
     shape = []
@@ -221,28 +193,11 @@ def _shape_of_row(cell: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _first_cell(cells: Sequence[Any]) -> Any:
-    for cell in cells:
-        if not _is_missing(cell):
-            return cell
-    return None
-
-
 def _is_missing(cell: Any) -> bool:
     if cell is None:
         return True
     is_nan = isinstance(cell, float) and cell != cell
     return is_nan or type(cell).__name__ in ("NAType", "NaTType")
-
-
-def _is_array(cell: Any) -> bool:
-    """Tell whether a cell is an array: numpy's, a tensor, an image."""
-    if isinstance(cell, np.ndarray):
-        return cell.ndim > 0
-    if isinstance(cell, np.generic) or cell is None:
-        return False
-    is_tensor_like = hasattr(cell, "__array__") and bool(getattr(cell, "shape", ()))
-    return is_tensor_like or hasattr(cell, "__array_interface__")
 
 
 def _is_plain(array: Any) -> bool:

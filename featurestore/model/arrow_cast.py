@@ -15,7 +15,7 @@ import pyarrow.types as pat
 
 from featurestore.errors import SchemaMismatch, UnsupportedType
 from featurestore.model.fixed_bytes import cast_bytes
-from featurestore.model.types import is_nested
+from featurestore.model.types import holds_items, is_exact, is_nested
 
 
 def cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -52,14 +52,18 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array
     if isinstance(array, pa.ExtensionArray):
         return cast_array(array.storage, kind)
+    if pat.is_null(array.type) or pat.is_null(kind):
+        return _nulls_of(array, kind)
     if pat.is_dictionary(array.type):
         return cast_array(array.dictionary_decode(), kind)
+    if str(array.type).startswith("run_end_encoded"):
+        return cast_array(pc.run_end_decode(array), kind)
     if is_nested(kind) and is_nested(array.type):
         return _cast_nested(array, kind)
-    if pat.is_decimal(array.type) and pat.is_unsigned_integer(kind):
-        return _unsigned(array, kind)
-    if pat.is_uint64(array.type) and pat.is_decimal(kind):
-        return _decimal(array, kind)
+    if pat.is_decimal(array.type) and is_exact(kind):
+        return _of_decimals(array, kind)
+    if pat.is_integer(array.type) and pat.is_decimal(kind):
+        return _rescaled(_whole_decimals(array), kind)
     if pat.is_float16(array.type):
         wider = array.to_numpy(zero_copy_only=False).astype("f4")
         return pa.array(wider, mask=_mask(array)).cast(kind)
@@ -70,24 +74,27 @@ def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if array.null_count == len(array):
         # Spark sends lists of nulls with no offsets at all, which must not be read.
         return pa.nulls(len(array), kind)
-    if pat.is_fixed_size_list(kind) and _is_list(array.type):
+    # pyarrow's own cast of views gives lists without their last offset.
+    if pat.is_fixed_size_list(kind) and holds_items(array.type):
         return _fixed_size(array, kind)
     if pat.is_list(kind) and pat.is_fixed_size_list(array.type):
         return _variable_size(array, kind)
-    if pat.is_list(kind) and _is_list(array.type):
+    if pat.is_list(kind) and holds_items(array.type):
         return _list(array, kind)
     if pat.is_struct(kind) and pat.is_struct(array.type):
         return _struct(array, kind)
     return cast_bytes(array, kind)
 
 
+def _nulls_of(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if array.null_count < len(array):
+        raise pa.ArrowInvalid("a column of nulls has a value")
+    return pa.nulls(len(array), kind)
+
+
 def _same(left: pa.DataType, right: pa.DataType) -> bool:
     # Equality of Arrow's nested types overlooks the names of list items, which schemas then show.
     return bool(left == right) and (not is_nested(left) or str(left) == str(right))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind))
 
 
 def _nulls(array: pa.Array) -> pa.Array | None:
@@ -157,11 +164,30 @@ def _struct(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.StructArray.from_arrays(parts, fields=fields, mask=_nulls(array))
 
 
+def _of_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pat.is_decimal(kind):
+        return _rescaled(array, kind)
+    whole = _rescaled(array, pa.decimal128(38, 0))
+    if pat.is_unsigned_integer(kind):
+        return _unsigned(whole, kind)
+    return whole.cast(pa.int64()).cast(kind)
+
+
+def _rescaled(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return decimals as another type of decimals; ArrowInvalid where a value has no equal."""
+    places = kind.scale - array.type.scale
+    if places > 0:
+        # Arrow does not see numbers that leave 128 bits when they get more places.
+        digits = kind.precision - places
+        if digits > 0:
+            array = array.cast(pa.decimal128(digits, array.type.scale))
+        elif pc.any(pc.not_equal(array, pa.scalar(0, array.type))).as_py():
+            raise pa.ArrowInvalid(f"a value does not fit {kind}")
+    return array.cast(kind)
+
+
 def _unsigned(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    width = 16 if pat.is_decimal128(array.type) else 32
-    if array.type.scale:
-        return array.cast(pa.int64()).cast(kind)
-    words = np.frombuffer(array.buffers()[1], dtype="<u8").reshape(-1, width // 8)
+    words = np.frombuffer(array.buffers()[1], dtype="<u8").reshape(-1, 2)
     words = words[array.offset : array.offset + len(array)]
     valid = np.asarray(array.is_valid())
     if words[valid, 1:].any():
@@ -170,11 +196,15 @@ def _unsigned(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return whole.cast(kind)
 
 
-def _decimal(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    if kind.scale or not pat.is_decimal128(kind) or kind.precision < 20:
-        return array.cast(pa.int64()).cast(kind)
+def _whole_decimals(array: pa.Array) -> pa.Array:
+    """Return integers as decimals without places."""
+    if not pat.is_uint64(array.type):
+        return array.cast(pa.int64()).cast(pa.decimal128(19, 0))
     words = np.zeros((len(array), 2), dtype="<u8")
     words[:, 0] = np.asarray(pc.fill_null(array, 0))
     return pa.Array.from_buffers(
-        kind, len(array), [_bitmap(array), pa.py_buffer(words)], array.null_count
+        pa.decimal128(20, 0),
+        len(array),
+        [_bitmap(array), pa.py_buffer(words)],
+        array.null_count,
     )

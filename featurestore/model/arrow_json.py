@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,8 +27,10 @@ _PLAIN_TYPES = (
     pa.binary(),
     pa.date32(),
     pa.timestamp("us", tz="UTC"),
+    pa.null(),
 )
 _NAMED = {str(kind): kind for kind in _PLAIN_TYPES}
+_DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 # Words of people for some of them.
 _SHORT = {
     "bytes": pa.binary(),
@@ -97,13 +100,18 @@ def named_type(given: Any, *, column: str) -> pa.DataType:
     if isinstance(given, pa.DataType):
         return given
     words = {**_NAMED, **_SHORT}
+    del words["null"]
     if isinstance(given, str):
         text = given.strip()
         if text.startswith("list<") and text.endswith(">"):
             return pa.list_(pa.field("item", named_type(text[5:-1], column=column)))
         if text in words:
             return words[text]
+        digits = _DECIMAL.fullmatch(text)
+        if digits is not None and 0 < int(digits[1]) <= 38 and int(digits[2]) <= int(digits[1]):
+            return pa.decimal128(int(digits[1]), int(digits[2]))
     raise UnsupportedType(
         f"Column {column!r}: there is no type {given!r}.",
-        hint=f"a type of Arrow, or one of {listing(sorted(words), limit=50)}, list<...>",
+        hint=f"a type of Arrow, or one of {listing(sorted(words), limit=50)}, decimal(38, 10), "
+        "list<...>",
     )

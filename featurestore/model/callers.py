@@ -1,9 +1,11 @@
-"""Warnings that point at the line of the caller, whatever lies between it and the library."""
+"""Who calls: warnings that point at the line of the caller, and frames of other libraries."""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Collection
+from types import FrameType
 from typing import Any
 
 _WRAPPER = "featurestore.model.arguments"
@@ -28,3 +30,19 @@ def calling_globals() -> dict[str, Any]:
     while frame.f_globals.get("__name__") == _WRAPPER and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_globals
+
+
+def calling_frame(functions: Collection[str], packages: Collection[str]) -> FrameType | None:
+    """Return the frame of a function with one of these names that calls this library.
+
+    None where the nearest caller outside of this library and these packages comes first.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        package = frame.f_globals.get("__name__", "").split(".")[0]
+        if package in packages and frame.f_code.co_name in functions:
+            return frame
+        if package not in packages and package != "featurestore":
+            return None
+        frame = frame.f_back
+    return None

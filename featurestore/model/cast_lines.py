@@ -7,26 +7,31 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.model.column_lines import TEXT, cell_line, quoted
 from featurestore.model.shapes import items_of, shape_of
-from featurestore.model.types import integer_range, is_nested
+from featurestore.model.types import integer_range, is_nested, numpy_type
 
 
 @dataclass(frozen=True)
 class _Language:
     """How a library writes casts: its names of types, and a line for each kind of cast.
 
-    ``{c}`` is the column's name, ``{t}`` the type, ``{low}`` and ``{high}`` its range. Where
-    ``ranged`` rounds fractions or parses texts as well, ``whole`` and ``parsed`` are empty.
+    ``{c}`` is the column's name, ``{q}`` the same in SQL, ``{t}`` the type, ``{low}`` and
+    ``{high}`` its range. Where ``ranged`` rounds fractions or parses texts as well, ``whole`` and
+    ``parsed`` are empty. ``flag`` makes booleans of zeros and ones.
     """
 
     types: dict[str, str]
     plain: str
     time: str
+    midnight: str
     ranged: str
+    flag: str
     whole: str = ""
     parsed: str = ""
     items: str = ""
     whole_items: str = ""
+    of_flags: str = ""
 
 
 # pandas and polars call them alike.
@@ -37,11 +42,15 @@ _WHOLE_NUMBERS = {
 _PANDAS = _Language(
     types=_WHOLE_NUMBERS
     | {"float": "float32", "double": "float64", "string": "string", "bool": "boolean"},
-    whole='df["{c}"] = df["{c}"].round().astype("{t}")',
+    whole='df["{c}"] = df["{c}"].round(); df["{c}"] = df["{c}"].where('
+    'df["{c}"].between({low}, {high} + 1, inclusive="left")).astype("{t}")',
+    flag='df["{c}"] = df["{c}"].map({{0: False, 1: True}}).astype("boolean")',
+    of_flags='df["{c}"] = df["{c}"].astype("boolean").astype("{T}")',
     ranged='df["{c}"] = df["{c}"].where(df["{c}"].between({low}, {high})).astype("{t}")',
     parsed='df["{c}"] = pd.to_numeric(df["{c}"], errors="coerce").astype("{t}")',
     plain='df["{c}"] = df["{c}"].astype("{t}")',
     time='df["{c}"] = pd.to_datetime(df["{c}"], utc=True)',
+    midnight='df["{c}"] = pd.to_datetime(df["{c}"], utc=True)',
     items='df["{c}"] = [np.asarray(cell).astype("{t}") for cell in df["{c}"]]',
     whole_items='df["{c}"] = [np.clip(np.round(cell), {low}, {high}).astype("{t}") '
     'for cell in df["{c}"]]',
@@ -51,8 +60,11 @@ _POLARS = _Language(
     | {"float": "Float32", "double": "Float64", "string": "String", "bool": "Boolean"},
     whole='df = df.with_columns(pl.col("{c}").round().cast(pl.{t}, strict=False))',
     ranged='df = df.with_columns(pl.col("{c}").cast(pl.{t}, strict=False))',
+    flag='df = df.with_columns(pl.col("{c}").replace_strict({{0: False, 1: True}}, default=None))',
     plain='df = df.with_columns(pl.col("{c}").cast(pl.{t}))',
     time='df = df.with_columns(pl.col("{c}").str.to_datetime(time_zone="UTC"))',
+    midnight='df = df.with_columns('
+    'pl.col("{c}").cast(pl.Datetime("us")).dt.replace_time_zone("UTC"))',
 )  # fmt: skip
 _SPARK = _Language(
     types={
@@ -62,60 +74,138 @@ _SPARK = _Language(
     },
     whole='df = df.withColumn("{c}", F.expr("try_cast(round({c}) AS {t})"))',
     ranged='df = df.withColumn("{c}", F.expr("try_cast({c} AS {t})"))',
+    flag='df = df.withColumn("{c}", F.expr("CASE {c} WHEN 0 THEN false WHEN 1 THEN true END"))',
     plain='df = df.withColumn("{c}", F.col("{c}").cast("{t}"))',
     time='df = df.withColumn("{c}", F.to_timestamp("{c}"))',
+    midnight='df = df.withColumn("{c}", F.to_timestamp("{c}"))',
     items='df = df.withColumn("{c}", F.col("{c}").cast("array<{t}>"))',
 )  # fmt: skip
+# Names of types in SQL, as DuckDB has them.
+SQL_TYPES = {
+    "int8": "TINYINT", "int16": "SMALLINT", "int32": "INTEGER", "int64": "BIGINT",
+    "uint8": "UTINYINT", "uint16": "USMALLINT", "uint32": "UINTEGER", "uint64": "UBIGINT",
+    "float": "FLOAT", "double": "DOUBLE", "string": "VARCHAR", "bool": "BOOLEAN",
+}  # fmt: skip
 _DUCKDB = _Language(
-    types={
-        "int8": "TINYINT", "int16": "SMALLINT", "int32": "INTEGER", "int64": "BIGINT",
-        "uint8": "UTINYINT", "uint16": "USMALLINT", "uint32": "UINTEGER", "uint64": "UBIGINT",
-        "float": "FLOAT", "double": "DOUBLE", "string": "VARCHAR", "bool": "BOOLEAN",
-    },
-    ranged='rows = rows.select("* REPLACE (try_cast({c} AS {t}) AS {c})")',
-    plain='rows = rows.select("* REPLACE ({c}::{t} AS {c})")',
-    time='rows = rows.select("* REPLACE ({c}::TIMESTAMPTZ AS {c})")',
+    types=SQL_TYPES,
+    ranged="rows = rows.select('* REPLACE (try_cast({q} AS {t}) AS {q})')",
+    flag="rows = rows.select('* REPLACE (CASE {q} WHEN 0 THEN false WHEN 1 THEN true END AS {q})')",
+    plain="rows = rows.select('* REPLACE ({q}::{t} AS {q})')",
+    time="rows = rows.select('* REPLACE ({q}::TIMESTAMPTZ AS {q})')",
+    midnight="rows = rows.select('* REPLACE (make_timestamptz(epoch_us({q}::TIMESTAMP)) AS {q})')",
 )  # fmt: skip
-_LANGUAGES = {"polars": _POLARS, "pyspark": _SPARK, "duckdb": _DUCKDB, "_duckdb": _DUCKDB}
+_LANGUAGES = {"pandas": _PANDAS, "polars": _POLARS, "pyspark": _SPARK, "duckdb": _DUCKDB}
+# Expressions over a cell, for dataframes whose cells are Python's, by what they do.
+_TIME = "datetime.datetime.fromisoformat({v})"
+_MIDNIGHT = "datetime.datetime({v}.year, {v}.month, {v}.day, tzinfo=datetime.UTC)"
+_WHOLE = "round({v}) if {low} <= {v} <= {high} else None"
+_RANGED = "{v} if {low} <= {v} <= {high} else None"
+_FLAG = "{0: False, 1: True}.get({v})"
+_PARSED = "int({v}) if {v}.strip().lstrip('-').isdecimal() else None"
+_PARSED_FLOAT = "float({v}) if {v}.strip().lstrip('-').replace('.', '', 1).isdecimal() else None"
+_ITEMS = 'np.asarray({v}).astype("{t}")'
+_WHOLE_ITEMS = 'np.clip(np.round({v}), {low}, {high}).astype("{t}")'
 
 
-def cast_line(
-    library: str, column: str, given: pa.DataType, wanted: pa.DataType, *, rounds: bool = True
-) -> str | None:
+def cast_line(library: str, column: str, given: pa.DataType, wanted: pa.DataType) -> str | None:
     """Return the line that casts a column; values that have no equal are rounded or become null.
 
     Args:
-        library: The package of the dataframe; pandas' words for those that are not known.
+        library: The kind of the dataframe (``column_lines.language_of``).
         column: A feature name.
         given: The type that the column has.
         wanted: The type that it has to get.
-        rounds: Whether floats have fractions; else they lie out of range.
 
-    >>> cast_line("pandas", "n", pa.float64(), pa.int64())
-    'df["n"] = df["n"].round().astype("Int64")'
+    >>> cast_line("pandas", "n", pa.bool_(), pa.int64())
+    'df["n"] = df["n"].astype("boolean").astype("Int64")'
     >>> cast_line("pyspark", "n", pa.int64(), pa.int32())
     'df = df.withColumn("n", F.expr("try_cast(n AS int)"))'
 
     None where there is no such line, as for whole numbers that are times in a unit
     which only the caller knows.
     """
-    words = _LANGUAGES.get(library, _PANDAS)
+    words = _LANGUAGES.get(library)
+    if words is None or (words is _PANDAS and pat.is_decimal(given)):
+        expression = _expression(given, wanted)
+        return None if expression is None else cell_line(library, column, expression)
     if pat.is_timestamp(wanted):
-        return words.time.format(c=column) if pat.is_string(given) else None
+        line = {True: words.time, False: words.midnight}[bool(pat.is_string(given))]
+        return _line(line, column) if pat.is_string(given) or pat.is_date(given) else None
     if shape_of(wanted):
         return _line_of_items(words, column, wanted)
     name = words.types.get(str(wanted))
-    if name is None or is_nested(given):
+    if name is None or not _can_be_cast(given, wanted):
         return None
-    if pat.is_string(given) and (pat.is_integer(wanted) or pat.is_floating(wanted)):
-        return (words.parsed or words.ranged).format(c=column, t=name)
+    low, high = integer_range(wanted) if pat.is_integer(wanted) else (0, 0)
+    line = _template(words, given, wanted)
+    return _line(line, column, t=name, T=name.capitalize(), low=low, high=high)
+
+
+def _template(words: _Language, given: pa.DataType, wanted: pa.DataType) -> str:
+    if pat.is_boolean(given):
+        return words.of_flags or words.plain
+    if pat.is_boolean(wanted):
+        return words.flag
+    if pat.is_string(given) and not pat.is_string(wanted):
+        return words.parsed or words.ranged
     if not pat.is_integer(wanted):
-        return words.plain.format(c=column, t=name)
+        return words.plain
+    return (words.whole if pat.is_floating(given) else "") or words.ranged
+
+
+def _line(template: str, column: str, **parts: object) -> str:
+    return template.format(c=column, q=quoted(column), **parts)
+
+
+def _can_be_cast(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Tell whether there is a cast that means something: numbers, and texts of or for them."""
+    if is_nested(given):
+        return False
+    if pat.is_string(wanted):
+        return not pat.is_binary(given)
+    is_number = pat.is_integer(given) or pat.is_floating(given) or pat.is_boolean(given)
+    if pat.is_boolean(wanted):
+        return bool(is_number)
+    return bool(is_number or pat.is_string(given) or pat.is_decimal(given))
+
+
+def _expression(given: pa.DataType, wanted: pa.DataType) -> str | None:
+    """Return the expression over a cell of Python that casts it; None: there is none."""
+    if pat.is_timestamp(wanted):
+        midnight = _MIDNIGHT if pat.is_date(given) else None
+        return _TIME if pat.is_string(given) else midnight
+    if shape_of(wanted):
+        return _of_items(items_of(wanted))
+    if not _can_be_cast(given, wanted):
+        return None
+    if pat.is_string(wanted):
+        return TEXT
+    if pat.is_boolean(wanted):
+        return _FLAG
+    if pat.is_floating(wanted):
+        return _PARSED_FLOAT if pat.is_string(given) else _as_float(wanted)
+    if pat.is_boolean(given):
+        return "int({v})"
+    expression = _RANGED if pat.is_integer(given) else _WHOLE
+    return _in_range(_PARSED if pat.is_string(given) else expression, wanted)
+
+
+def _of_items(items: pa.DataType) -> str:
+    name = numpy_type(items).name
+    if pat.is_integer(items):
+        return _in_range(_WHOLE_ITEMS, items).replace("{t}", name)
+    return _ITEMS.replace("{t}", name)
+
+
+def _as_float(wanted: pa.DataType) -> str:
+    return "float({v})" if pat.is_float64(wanted) else "float(np.float32({v}))"
+
+
+def _in_range(expression: str, wanted: pa.DataType) -> str:
+    if not pat.is_integer(wanted):
+        return expression
     low, high = integer_range(wanted)
-    line = words.ranged
-    if pat.is_floating(given) and rounds:
-        line = words.whole or line
-    return line.format(c=column, t=name, low=low, high=high)
+    return expression.replace("{low}", str(low)).replace("{high}", str(high))
 
 
 def _line_of_items(words: _Language, column: str, wanted: pa.DataType) -> str | None:
@@ -125,5 +215,5 @@ def _line_of_items(words: _Language, column: str, wanted: pa.DataType) -> str | 
         return None
     if pat.is_integer(items_of(wanted)) and words.whole_items:
         low, high = integer_range(items_of(wanted))
-        return words.whole_items.format(c=column, t=name.lower(), low=low, high=high)
-    return words.items.format(c=column, t=name.lower())
+        return _line(words.whole_items, column, t=name.lower(), low=low, high=high)
+    return _line(words.items, column, t=name.lower())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-from featurestore.errors import InvalidArgument
+from featurestore.errors import InvalidArgument, OutOfRange
 
 _UNITS = {
     "us": 1,
@@ -16,6 +16,8 @@ _UNITS = {
     "d": 86_400_000_000,
 }
 _UNITS["w"] = 7 * _UNITS["d"]
+# Durations are stored as microseconds of 64 bits.
+LONGEST = timedelta(days=106_751_991)
 # The ttl of a group whose values answer at their exact event time alone.
 EXACT = "exact"
 _TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|min|h|d|w)\s*")
@@ -30,7 +32,10 @@ def parse_duration(value: timedelta | str, *, argument: str = "duration") -> tim
     if isinstance(value, timedelta):
         result = value
     elif isinstance(value, str) and (match := _TEXT.fullmatch(value)):
-        result = timedelta(microseconds=round(float(match[1]) * _UNITS[match[2]]))
+        try:
+            result = timedelta(microseconds=round(float(match[1]) * _UNITS[match[2]]))
+        except OverflowError:
+            result = timedelta.max
     else:
         raise InvalidArgument(
             f"{argument}={value!r} is not a duration.",
@@ -39,6 +44,11 @@ def parse_duration(value: timedelta | str, *, argument: str = "duration") -> tim
     if result < timedelta(0):
         raise InvalidArgument(
             f"{argument}={value!r} is negative.", hint="durations are zero or longer"
+        )
+    if result > LONGEST:
+        raise OutOfRange(
+            f"{argument}={value!r:.80} is longer than {LONGEST.days:,} days.",
+            hint=f"at most {argument}='{LONGEST.days}d'",
         )
     return result
 

@@ -10,6 +10,7 @@ import pyarrow.types as pat
 
 from featurestore.model import types
 from featurestore.model.cast_lines import cast_line
+from featurestore.model.column_lines import cell_line, quoted
 
 # Times before it are warned about: numbers that were read in a wrong unit end up in 1970.
 PLAUSIBLE_FROM = datetime(1980, 1, 1, tzinfo=UTC)
@@ -17,25 +18,29 @@ _PLAUSIBLE_TO = datetime(2100, 1, 1, tzinfo=UTC)
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 _PANDAS = "df[{c!r}] = pd.to_datetime(df[{c!r}], unit={u!r}, utc=True)"
-_POLARS = "df.with_columns(pl.from_epoch({c!r}, time_unit={u!r}).dt.replace_time_zone('UTC'))"
-_NUMBERS = {
-    "pandas": dict.fromkeys(_PER_SECOND, _PANDAS),
-    "polars": dict.fromkeys(_PER_SECOND, _POLARS),
+_POLARS = "df = df.with_columns(pl.from_epoch({c!r}, time_unit={u!r}).dt.replace_time_zone('UTC'))"
+_ARROW = (
+    "table = table.set_column(table.column_names.index({c!r}), {c!r}, "
+    "table[{c!r}].cast('int64').cast(pa.timestamp({u!r}, tz='UTC')))"
+)
+_DUCKDB = "rows = rows.select('* REPLACE (make_timestamptz(({q} {by})::BIGINT) AS {q})')"
+_SPARK = "df = df.withColumn({c!r}, {by})"
+_NUMBERS = {"pandas": _PANDAS, "polars": _POLARS, "pyarrow": _ARROW}
+_NUMBERS |= {"duckdb": _DUCKDB, "pyspark": _SPARK}
+# How each library counts microseconds, or its own unit.
+_FACTORS = {
+    "duckdb": {"s": "* 1000000", "ms": "* 1000", "us": "* 1", "ns": "// 1000"},
     "pyspark": {
-        "s": "df.withColumn({c!r}, F.timestamp_seconds({c!r}))",
-        "ms": "df.withColumn({c!r}, F.timestamp_millis({c!r}))",
-        "us": "df.withColumn({c!r}, F.timestamp_micros({c!r}))",
-        "ns": "df.withColumn({c!r}, F.timestamp_micros((F.col({c!r}) / 1000).cast('long')))",
-    },
-    "pyarrow": dict.fromkeys(_PER_SECOND, "table[{c!r}].cast(pa.timestamp({u!r}, tz='UTC'))"),
-    "duckdb": {
-        "s": 'rows.select("* replace (make_timestamptz({c} * 1000000) as {c})")',
-        "ms": 'rows.select("* replace (make_timestamptz({c} * 1000) as {c})")',
-        "us": 'rows.select("* replace (make_timestamptz({c}) as {c})")',
-        "ns": 'rows.select("* replace (make_timestamptz({c} // 1000) as {c})")',
+        "s": "F.timestamp_seconds({c!r})",
+        "ms": "F.timestamp_millis({c!r})",
+        "us": "F.timestamp_micros({c!r})",
+        "ns": "F.timestamp_micros((F.col({c!r}) / 1000).cast('long'))",
     },
 }
-_NAMES = {"pyspark": "on Spark", "pyarrow": "with Arrow", "duckdb": "in DuckDB"}
+# The same over a cell of Python.
+_COUNTS = {"s": "seconds={v}", "ms": "milliseconds={v}", "us": "microseconds={v}"}
+_COUNTS["ns"] = "microseconds={v} // 1000"
+_SINCE = "datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta({n})"
 
 
 def epoch_unit(values: Iterable[float | None]) -> str | None:
@@ -94,25 +99,27 @@ def misread_advice(times: Iterable[datetime]) -> str:
 def conversion_hint(
     column: str, kind: pa.DataType, values: Iterable[float | None] = (), *, library: str = "pandas"
 ) -> str:
-    """Return what makes a column of numbers or texts a time, for the library of its dataframe.
+    """Return the line that makes a column of numbers or texts a time.
+
+    ``library`` is the kind of dataframe whose words it uses (``column_lines.language_of``).
 
     >>> conversion_hint("ts", pa.int64(), [1618491906])
-    "convert it first, with pandas: df['ts'] = pd.to_datetime(df['ts'], unit='s', utc=True)"
+    "df['ts'] = pd.to_datetime(df['ts'], unit='s', utc=True)"
     """
-    library = library.lstrip("_")
-    if library not in _NUMBERS:
-        library = "pandas"
-    name = _NAMES.get(library, f"with {library}")
     if not is_number(kind):
         line = cast_line(library, column, pa.string(), types.TIMESTAMP) or ""
-        quoted = f'"{column}"'
-        return f"convert it first, {name}: {line.replace(quoted, repr(column))}"
+        return line.replace(f'"{column}"', repr(column))
     unit = epoch_unit(values)
     if unit is not None:
-        line = _NUMBERS[library][unit].format(c=column, u=unit)
-        return f"convert it first, {name}: {line}"
-    line = _NUMBERS[library]["s"].format(c=column, u="s")
-    return (
-        f"convert it first, {name}: {line} where the numbers count seconds since 1970; say it "
-        "where they count 'ms' or 'us'"
-    )
+        return _line_of_numbers(library, column, unit)
+    line = _line_of_numbers(library, column, "s")
+    return f"{line}  # where they count seconds since 1970; say it where they count 'ms' or 'us'"
+
+
+def _line_of_numbers(library: str, column: str, unit: str) -> str:
+    template = _NUMBERS.get(library)
+    if template is None:
+        expression = _SINCE.replace("{n}", _COUNTS[unit])
+        return cell_line(library, column, expression) or ""
+    factor = _FACTORS.get(library, {}).get(unit, "").format(c=column)
+    return template.format(c=column, q=quoted(column), u=unit, by=factor)

@@ -18,7 +18,7 @@ class ExternalRows:
     """Where the rows of an external feature group are: a table, a query or files of a source.
 
     ``snapshots`` "training" copies them into the store when a training dataset is made of them,
-    which can then be made again; "never" keeps no copy.
+    which can then be made again; "never" keeps no copy. ``rename`` is the option of that name.
     """
 
     source: str
@@ -26,6 +26,7 @@ class ExternalRows:
     sql: str | None = None
     path: str | None = None
     snapshots: str = "training"
+    rename: str | None = None
 
     def __post_init__(self) -> None:
         check_name(self.source, noun="source")
@@ -47,7 +48,7 @@ class ExternalRows:
     def to_json(self) -> dict[str, Any]:
         """Return the definition as a JSON object that ``from_json`` reads back equal."""
         told: dict[str, Any] = {"source": self.source, "snapshots": self.snapshots}
-        for name in ("table", "sql", "path"):
+        for name in ("table", "sql", "path", "rename"):
             if getattr(self, name) is not None:
                 told[name] = getattr(self, name)
         return told

@@ -19,6 +19,7 @@ from featurestore.model.arrow_json import schema_from_json, schema_to_json
 from featurestore.model.durations import format_duration, parse_duration
 from featurestore.model.external import ExternalRows
 from featurestore.model.names import check_feature_names, check_name
+from featurestore.model.untyped import dtypes_line, refuse_untyped, sql_casts
 
 VALIDATION_POLICIES = ("strict", "warn", "quarantine", "off")
 COMPACTIONS = ("auto",)
@@ -56,6 +57,14 @@ class FeatureGroupSpec:
     def __post_init__(self) -> None:
         check_name(self.name)
         check_feature_names(self.schema.names)
+        refuse_untyped(
+            self.schema,
+            what=f"Feature group {self.name!r}",
+            hint=lambda columns: (
+                f"{dtypes_line(columns)} when the group is created, or cast the columns, "
+                f"in SQL: {sql_casts(columns)}"
+            ),
+        )
         _check_roles(self)
         _check_choices(self)
 

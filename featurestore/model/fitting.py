@@ -9,6 +9,9 @@ types (``may_fit``), and of the values, where the rows are (``fitted``).
 given, wanted       a value fits when
 ==================  ===========================================================
 integer, integer    it lies within the range
+decimal, decimal    it has at most the digits before and after the point; zeros at the end are none
+integer, decimal    it has at most the digits before the point
+decimal, integer    it is whole and lies within the range
 integer, float      it is at most 2**53 (float64) or 2**24 (float32), either sign
 float, integer      it is whole and lies within the range; no NaN, no infinity
 float64, float32    float32 has the same value; NaN and infinities do
@@ -19,6 +22,7 @@ fixed size, list    each of its items fits
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -30,8 +34,9 @@ from featurestore.model.arrays import first_of_other_shape
 from featurestore.model.arrow_cast import cast_array
 from featurestore.model.types import (
     exact_in_float,
+    holds_items,
     integer_range,
-    is_any_list,
+    is_exact,
     is_nested,
     numpy_type,
     widens,
@@ -41,7 +46,7 @@ from featurestore.model.types import (
 class Misfit(ValueError):
     """A value has no equal in the type that it should get; ``value`` is None for arrays."""
 
-    def __init__(self, text: str, value: float | None = None) -> None:
+    def __init__(self, text: str, value: float | Decimal | None = None) -> None:
         super().__init__(text)
         self.value = value
 
@@ -56,7 +61,9 @@ def may_fit(given: pa.DataType, wanted: pa.DataType) -> bool:
         return True
     if _is_numeric(given) and _is_numeric(wanted):
         return True
-    if not (_is_list(given) and _is_list(wanted)):
+    if is_exact(given) and is_exact(wanted):
+        return True
+    if not (holds_items(given) and holds_items(wanted)):
         return False
     are_fixed = pat.is_fixed_size_list(given) and pat.is_fixed_size_list(wanted)
     if are_fixed and given.list_size != wanted.list_size:
@@ -79,7 +86,7 @@ def fitted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
             raise Misfit(f"an array of shape {other[1]} does not fit")
         value = first_misfit(array, wanted)
         if value is not None:
-            raise Misfit(f"{value!r} does not fit", value)
+            raise Misfit(f"{value} does not fit", value)
     return cast_array(array, wanted)
 
 
@@ -93,11 +100,49 @@ def first_misfit(array: pa.Array, wanted: pa.DataType) -> Any:
         if array.null_count == len(array):
             return None
         array, wanted = array.flatten(), wanted.value_type
-    values = pc.drop_null(array).to_numpy(zero_copy_only=False)
+    array = pc.drop_null(array)
+    if pat.is_decimal(array.type) or pat.is_decimal(wanted):
+        return _first_that_raises(array, wanted)
+    values = array.to_numpy(zero_copy_only=False)
     wrong = np.flatnonzero(_misfits(values, wanted))
     if not len(wrong):
         return None
     return values[wrong[0]].item()
+
+
+def label_values(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Return keys of labels as the type of the key that they meet, null where it has no equal.
+
+    >>> label_values(pa.array([1, 300]), pa.int8()).to_pylist()
+    [1, None]
+    """
+    try:
+        return cast_array(array, wanted)
+    except pa.ArrowInvalid:
+        parts = [_equal_value(array.slice(row, 1), wanted) for row in range(len(array))]
+        return pa.concat_arrays(parts)
+
+
+def _equal_value(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    try:
+        return cast_array(array, wanted)
+    except pa.ArrowInvalid:
+        return pa.nulls(1, wanted)
+
+
+def _first_that_raises(array: pa.Array, wanted: pa.DataType) -> Any:
+    """Return the first value that cannot be cast; halves that can be are not looked into."""
+    try:
+        cast_array(array, wanted)
+        return None
+    except pa.ArrowInvalid:
+        if len(array) == 1:
+            return array[0].as_py()
+    half = len(array) // 2
+    first = _first_that_raises(array.slice(0, half), wanted)
+    if first is not None:
+        return first
+    return _first_that_raises(array.slice(half), wanted)
 
 
 def _misfits(values: Any, wanted: pa.DataType) -> Any:
@@ -126,7 +171,3 @@ def _whole_bounds(wanted: pa.DataType) -> tuple[int, int]:
 
 def _is_numeric(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind) or pat.is_floating(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return is_any_list(kind) or bool(pat.is_fixed_size_list(kind))

@@ -7,9 +7,12 @@ import unicodedata
 from collections.abc import Iterable
 
 from featurestore.errors import InvalidName
+from featurestore.model.column_lines import rename_line
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _FEATURE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SNAKE = re.compile(r"(?!__fs_)[a-z_][a-z0-9_]*")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 RESERVED_PREFIX = "__fs_"
 
 
@@ -41,47 +44,114 @@ def suggest_name(name: str) -> str:
     return cleaned[:63]
 
 
-def check_feature_names(names: Iterable[str]) -> tuple[str, ...]:
+def check_feature_names(names: Iterable[str], *, language: str = "pandas") -> tuple[str, ...]:
     """Return ``names`` if each is a valid feature name and none repeats, ignoring case.
+
+    ``language`` is the kind of dataframe whose words hints use (``column_lines.language_of``).
 
     Raises:
         InvalidName: Lists every offending column and the rename to paste.
     """
     names = tuple(names)
-    renames: dict[str, str] = {}
+    wrong = [name for name in names if not _is_feature_name(name)]
     seen: dict[str, str] = {}
     twins: list[str] = []
     for name in names:
-        if not _FEATURE.fullmatch(name) or name.lower().startswith(RESERVED_PREFIX):
-            renames[name] = _unused(suggest_feature_name(name), {*names, *renames.values()})
         folded = name.lower()
         if folded in seen:
             twins.append(f"{seen[folded]!r} and {name!r}")
         seen.setdefault(folded, name)
-    if renames:
-        listed = ", ".join(repr(name) for name in renames)
+    if wrong or twins:
+        line = rename_line(language, names, feature_names_for(names))
+    if wrong:
+        listed = ", ".join(map(repr, dict.fromkeys(wrong)))
         raise InvalidName(
             f"Not feature names: {listed}. "
             f"Names match [A-Za-z_][A-Za-z0-9_]* and do not begin with '{RESERVED_PREFIX}'.",
-            hint=f"rename the columns, for example with pandas: df.rename(columns={renames!r})",
+            hint=line,
         )
     if twins:
         raise InvalidName(
             f"Feature names must be unique ignoring case; these are not: {'; '.join(twins)}.",
-            hint=f"with pandas: df.rename(columns={_apart(names)!r})",
+            hint=line,
         )
     return names
 
 
-def _apart(names: tuple[str, ...]) -> dict[str, str]:
-    """Return new names for those that differ from earlier ones in case only."""
+def _is_feature_name(name: str) -> bool:
+    return bool(_FEATURE.fullmatch(name)) and not name.lower().startswith(RESERVED_PREFIX)
+
+
+def renames_to_features(names: Iterable[str]) -> dict[str, str]:
+    """Return new names for those that are no names of features, or repeat ignoring case.
+
+    >>> renames_to_features(["id", "Country Name", "1978"])
+    {'Country Name': 'Country_Name', '1978': 'f_1978'}
+    """
+    names = tuple(names)
     renames: dict[str, str] = {}
     seen: set[str] = set()
     for name in names:
-        if name.lower() in seen:
-            renames[name] = _unused(name, {*names, *renames.values()})
+        if not _is_feature_name(name) or name.lower() in seen:
+            renames[name] = _unused(suggest_feature_name(name), {*names, *renames.values()})
         seen.add(name.lower())
     return renames
+
+
+def snake_case_names(names: Iterable[str]) -> dict[str, str]:
+    """Return names in snake case for those that are not, each of them another.
+
+    >>> snake_case_names(["id", "Country Name", "unitPrice", "1978", "Año"])
+    {'Country Name': 'country_name', 'unitPrice': 'unit_price', '1978': 'f_1978', 'Año': 'ano'}
+    """
+    names = tuple(names)
+    renames: dict[str, str] = {}
+    snakes = {name for name in names if _SNAKE.fullmatch(name)}
+    for name in names:
+        if name in snakes:
+            continue
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+        renames[name] = _unused(suggest_feature_name(words).lower(), {*snakes, *renames.values()})
+    return renames
+
+
+def feature_names_for(names: Iterable[object]) -> list[str]:
+    """Return feature names for all columns of a dataframe, valid ones first come unchanged.
+
+    >>> feature_names_for(["a", "a", "wind speed", 0, ("mean", "x")])
+    ['a', 'a_2', 'wind_speed', 'col_0', 'mean_x']
+    """
+    names = list(names)
+    taken = {name for name in names if isinstance(name, str) and _is_feature_name(name)}
+    seen: set[str] = set()
+    renamed = []
+    for name in names:
+        new_name = _text_for(name)
+        if new_name != name or new_name.lower() in seen:
+            new_name = _unused(new_name, {*taken, *seen})
+        seen.add(new_name.lower())
+        renamed.append(new_name)
+    return renamed
+
+
+def is_text(name: object) -> bool:
+    """Tell whether a label is a text that UTF-8 can encode.
+
+    >>> is_text("a"), is_text(0), is_text(chr(0xD800))
+    (True, False, False)
+    """
+    return isinstance(name, str) and not _SURROGATES.search(name)
+
+
+def _text_for(name: object) -> str:
+    """Return the feature name nearest to the label of a column."""
+    if isinstance(name, str):
+        return name if _is_feature_name(name) else suggest_feature_name(name)
+    if isinstance(name, tuple):
+        return suggest_feature_name("_".join(str(part) for part in name if part != ""))
+    if isinstance(name, int) and name >= 0:
+        return f"col_{name}"
+    return suggest_feature_name(f"col_{name}")
 
 
 def _unused(name: str, taken: set[str]) -> str:

@@ -1,81 +1,186 @@
-"""Columns that cannot be taken as they are: what is wrong with them, and the line to paste."""
+"""Refusals: columns whose values Arrow or the store cannot hold, and the line that keeps the values.
+
+Code below the front door raises ``Unstorable``; ``refusals`` makes each error of a conversion an
+``UnsupportedType`` with a hint in the words of the caller's library.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from featurestore.errors import UnsupportedType
+import pyarrow as pa
+
+from featurestore.errors import FeatureStoreError, UnsupportedType
+from featurestore.model.column_lines import TEXT, cell_line
 
 _SHOWN = 60
-# Kinds of numpy and pandas that have no feature type, and what keeps their values.
-_CASTS = {
-    "complex": "df['{0}_real'], df['{0}_imag'] = df[{0!r}].to_numpy().real, "
-    "df[{0!r}].to_numpy().imag; df = df.drop(columns={0!r})",
-    "timedelta": "df[{0!r}] = df[{0!r}].dt.total_seconds()",
-    "period": "df[{0!r}] = df[{0!r}].dt.to_timestamp()",
-    "decimal": "df[{0!r}] = df[{0!r}].astype(float)",
+CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, NotImplementedError)
+# Kinds of pandas' types without a feature type: the cast of a column, and that of its cells.
+_DTYPES = {
+    "complex": (
+        "df[{0!r}] = [[cell.real, cell.imag] for cell in df[{0!r}]]",
+        "[{v}.real, {v}.imag]",
+    ),
+    "timedelta": (
+        "df[{0!r}] = df[{0!r}].astype('duration[{1}][pyarrow]').astype('int64[pyarrow]')",
+        "{v}.value",
+    ),
+    "period": ("df[{0!r}] = df[{0!r}].dt.to_timestamp()", "{v}.to_timestamp()"),
 }
 
 
-def refusal(name: str, values: Iterable[Any], *, dtype: object = None) -> UnsupportedType:
-    """Return the error for a column that Arrow refuses: the rows to look at, and what to paste.
+class Unstorable(ValueError):
+    """Cells that cannot be stored.
 
-    >>> print(refusal("a", [1, "x", None]))
-    Column 'a' holds values of more than one type: row 0 is int (1), row 1 is str ('x').
-    Hint: df['a'] = pd.to_numeric(df['a'], errors='coerce') makes other values null, ...
+    Args:
+        problem: What the column has, continuing "Column 'x' ...".
+        expression: An expression over a cell ``{v}`` that keeps its value, for the hint.
+        missing: The condition of cells that have no value, where ``is None`` is not enough.
+        cells: The cells in question, whose rows the message names; None where there are no cells.
+        line: The whole line to paste, where no expression over cells does.
     """
-    kind = _kind(dtype)
-    if kind is not None:
-        return UnsupportedType(
-            f"Column {name!r} has type {dtype}, which cannot be stored.",
-            hint=_CASTS[kind].format(name),
-        )
-    first: dict[type, tuple[int, Any]] = {}
-    for row, value in enumerate(values):
-        if value is not None and value == value and type(value) not in first:  # not NaN
-            first[type(value)] = (row, value)
-    if len(first) > 1:
-        told = []
-        for found, (row, value) in list(first.items())[:2]:
-            told.append(f"row {row} is {found.__name__} ({repr(value)[:_SHOWN]})")
-        return UnsupportedType(
-            f"Column {name!r} holds values of more than one type: {', '.join(told)}.",
-            hint=f"df[{name!r}] = pd.to_numeric(df[{name!r}], errors='coerce') makes other values "
-            f"null, df[{name!r}] = df[{name!r}].astype(str) makes all of them texts, "
-            f"df = df.drop(columns={name!r}) leaves the column out",
-        )
-    if not first:
-        return UnsupportedType(
-            f"Column {name!r} cannot be stored.", hint=f"df = df.drop(columns={name!r})"
-        )
-    (found, (row, value)) = next(iter(first.items()))
-    if found.__name__ in _CASTS:
-        hint = _CASTS[found.__name__].format(name)
-    elif found is int:
-        hint = f"df[{name!r}] = df[{name!r}].astype(float), or as texts: .astype(str)"
-    else:
-        hint = f"as texts: df[{name!r}] = df[{name!r}].astype(str)"
-    return UnsupportedType(
-        f"Column {name!r} holds {found.__name__} values that cannot be stored, for example in "
-        f"row {row}: {repr(value)[:_SHOWN]}.",
-        hint=hint,
-    )
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        expression: str = TEXT,
+        missing: str = "",
+        cells: Sequence[Any] = (),
+        line: str | None = None,
+    ) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.expression = expression
+        self.missing = missing
+        self.cells = cells
+        self.line = line
 
 
-def check_dtype(name: str, dtype: object) -> None:
+@contextmanager
+def refusals(name: str, values: Sequence[Any], *, language: str) -> Iterator[None]:
+    """Raise every error of a conversion of one column as a refusal.
+
+    Args:
+        name: The column.
+        values: Its cells, as they were handed over.
+        language: The kind of dataframe whose words the hint uses.
+
+    Raises:
+        UnsupportedType: Names the column, the row, and the line to paste.
+    """
+    try:
+        yield
+    except FeatureStoreError:
+        raise
+    except Unstorable as error:
+        raise refusal(name, error, values, language=language) from error
+    except CONVERSION_ERRORS as error:
+        raise refusal(name, _of_library(error, values), values, language=language) from error
+
+
+def refusal(
+    name: str, error: Unstorable, values: Sequence[Any] = (), *, language: str
+) -> UnsupportedType:
+    """Return the error for a column that cannot be stored.
+
+    >>> print(refusal("z", Unstorable("holds complex values", cells=[1j]), [1, 1j], language="rows"))
+    Column 'z' holds complex values: row 1 is complex (1j).
+    Hint: rows = [{**row, 'z': None if cell is None else str(cell)} for row in rows ...]
+    """
+    shown = []
+    for cell in error.cells:
+        row = _row_of(cell, values)
+        place = "a row" if row is None else f"row {row}"
+        shown.append(f"{place} is {type(cell).__name__} ({_short(cell)})")
+    told = f": {', '.join(shown)}" if shown else ""
+    hint = error.line
+    if hint is None:
+        hint = cell_line(
+            language, name, error.expression, missing=error.missing or _missing_among(values)
+        )
+    return UnsupportedType(f"Column {name!r} {error.problem}{told}.", hint=hint)
+
+
+def check_dtype(name: str, dtype: Any, *, language: str = "pandas") -> None:
     """Refuse a pandas type whose meaning would be lost, such as a month stored as a number.
 
     Raises:
         UnsupportedType: Names the cast to paste.
     """
-    if _kind(dtype) is not None:
-        raise refusal(name, (), dtype=dtype)
+    categories = getattr(dtype, "categories", None)
+    shown = str(dtype if categories is None else categories.dtype)
+    for kind, (line, expression) in _DTYPES.items():
+        if not shown.lower().startswith(kind):
+            continue
+        hint = line.format(name, shown.partition("[")[2].rstrip("]"))
+        if language != "pandas" or categories is not None:
+            hint = cell_line(language, name, expression, missing="pd.isna({v})") or hint
+        raise UnsupportedType(
+            f"Column {name!r} has type {dtype}, which cannot be stored.", hint=hint
+        )
 
 
-def _kind(dtype: object) -> str | None:
-    text = str(dtype)
-    for kind in ("complex", "timedelta", "period"):
-        if text.startswith(kind):
-            return kind
+def _of_library(error: Exception, values: Sequence[Any]) -> Unstorable:
+    """Return what an error of Arrow or Python says of a column, in the words of this store."""
+    if isinstance(error, UnicodeError):
+        return Unstorable(
+            "holds texts that UTF-8 cannot encode (lone surrogates)",
+            expression="{v}.encode('utf-8', 'surrogatepass')",
+            cells=[cell for cell in values if _is_unencodable(cell)][:1],
+        )
+    if isinstance(error, OverflowError):
+        return Unstorable(
+            "holds integers of more than 64 bits", cells=[max(values, key=_magnitude)]
+        )
+    text = str(error).partition("\n")[0].rstrip(".")
+    return Unstorable(f"cannot be stored ({text})")
+
+
+def _is_unencodable(cell: object) -> bool:
+    if not isinstance(cell, str):
+        return False
+    try:
+        cell.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _magnitude(cell: object) -> int:
+    return abs(cell) if isinstance(cell, int) else -1
+
+
+def _missing_among(values: Sequence[Any]) -> str:
+    """Return the condition of missing cells: None alone, unless pandas' are among them."""
+    for cell in values:
+        if type(cell).__name__ in ("NAType", "NaTType") or _is_nan(cell):
+            return "pd.isna({v})"
+    return ""
+
+
+def _is_nan(cell: object) -> bool:
+    return isinstance(cell, float) and cell != cell
+
+
+def _row_of(wanted: object, values: Sequence[Any]) -> int | None:
+    """Return the first row that is or contains an object; None where it was made on the way."""
+    for row, cell in enumerate(values):
+        if _holds(cell, wanted):
+            return row
     return None
+
+
+def _holds(cell: Any, wanted: object) -> bool:
+    if cell is wanted:
+        return True
+    if isinstance(cell, dict):
+        return any(_holds(item, wanted) for item in cell.values())
+    return isinstance(cell, list | tuple) and any(_holds(item, wanted) for item in cell)
+
+
+def _short(cell: object) -> str:
+    text = repr(cell)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 from featurestore.errors import InvalidArgument
+from featurestore.model.counts import check_version
 from featurestore.model.names import check_name
 
 FEATUREGROUPS = "featuregroups"
@@ -60,6 +61,10 @@ class StorePaths:
     def source(self, name: str) -> str:
         """Return the file of the definition of a registered source."""
         return os.path.join(self.sources, f"{check_name(name, noun='source')}.json")
+
+    def source_decisions(self, name: str) -> str:
+        """Return the directory of what a registered source decided about its tables."""
+        return os.path.join(self.sources, f"{check_name(name, noun='source')}.decisions")
 
     @property
     def access(self) -> str:
@@ -140,17 +145,6 @@ class StorePaths:
         if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
             raise InvalidArgument(f"run_id={run_id!r} is not the id of a run.")
         return os.path.join(self.staging, run_id)
-
-
-def check_version(version: int, *, noun: str = "version") -> int:
-    """Return ``version`` if it is one: 1, 2, ...
-
-    >>> check_version(3)
-    3
-    """
-    if isinstance(version, int) and not isinstance(version, bool) and 1 <= version < 10**9:
-        return version
-    raise InvalidArgument(f"version={version!r} is not a {noun}.", hint="versions are 1, 2, ...")
 
 
 def version_of(directory: str) -> int | None:

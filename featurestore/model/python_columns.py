@@ -10,8 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.errors import InvalidName, UnsupportedDataframe, UnsupportedType, listing
-from featurestore.model.arrays import column_of_cells, from_numpy
-from featurestore.model.odd_columns import refusal
+from featurestore.model.arrays import from_numpy
+from featurestore.model.cells import array_of_cells
+from featurestore.model.column_lines import language_of, rename_line
+from featurestore.model.names import feature_names_for, is_text
+from featurestore.model.numpy_columns import array_of_numbers, plain_array
+from featurestore.model.odd_columns import check_dtype, refusals
+from featurestore.model.polars_columns import column_of_polars
 
 
 def table_of_rows(rows: Sequence[Any]) -> pa.Table:
@@ -43,7 +48,7 @@ def table_of_rows(rows: Sequence[Any]) -> pa.Table:
             f"A list of {kinds} is not a dataframe.",
             hint="give a list of dicts, or of rows: [[1, 2.0], [3, 4.0]]",
         )
-    return _table(columns)
+    return _table(columns, language=language_of(rows))
 
 
 def table_of_columns(columns: Mapping[Any, Any]) -> pa.Table:
@@ -75,48 +80,69 @@ def table_of_columns(columns: Mapping[Any, Any]) -> pa.Table:
         raise UnsupportedDataframe(
             f"The columns have different lengths: {told}.", hint="give each one value a row"
         )
-    return _table(columns)
+    return _table(columns, language="columns")
 
 
 def table_of_array(array: Any) -> pa.Table:
     """Return a numpy array: (rows, columns) as ``col_0``, ``col_1``; more axes as one ``col_0``.
 
+    The fields of a structured array of one axis are columns.
+
     >>> table_of_array(np.zeros((3, 28, 28, 1))).column_names
     ['col_0']
     """
+    if array.dtype.names is not None and array.ndim == 1:
+        columns = {name: array[name] for name in array.dtype.names}
+        return _table(columns, language="records of numpy")
     if array.ndim < 2 or array.dtype.names is not None:
         raise UnsupportedDataframe(
             f"A numpy array of shape {array.shape} is not a dataframe; arrays have two "
             "dimensions, (rows, columns), or more: (rows, height, width).",
-            hint="array.reshape(len(array), -1)",
-        )
-    if array.dtype.kind not in "biufUSM":
-        raise UnsupportedType(
-            f"A numpy array of {array.dtype} cannot be stored.", hint="array.astype('float64')"
+            hint="array = array.reshape(-1, 1)",
         )
     if array.ndim > 2:
-        return _table({"col_0": array})
-    masks: Any = None
-    if isinstance(array, np.ma.MaskedArray):
-        masks = np.ma.getmaskarray(array)  # type: ignore[no-untyped-call]
-    plain = np.asarray(array)
-    if plain.dtype == np.float16:
-        plain = plain.astype(np.float32)
-    columns = {}
-    for index in range(plain.shape[1]):
-        mask = None
-        if masks is not None:
-            mask = masks[:, index]
-        columns[f"col_{index}"] = pa.array(np.ascontiguousarray(plain[:, index]), mask=mask)
+        return _table({"col_0": array}, language="numpy images")
+    columns = {f"col_{index}": array[:, index] for index in range(array.shape[1])}
     if not columns:
         raise UnsupportedDataframe(f"A numpy array of shape {array.shape} has no columns.")
-    return pa.table(columns)
+    return _table(columns, language="numpy")
 
 
-def _table(columns: Mapping[Any, Any]) -> pa.Table:
+def array_of_values(
+    values: Any, *, name: str, language: str, nan_is_null: bool = False
+) -> pa.Array | pa.ChunkedArray:
+    """Return one column (a list, a numpy array, a series, an Arrow array) as an Arrow array.
+
+    Arguments as in ``cells.array_of_cells``.
+
+    >>> array_of_values(np.array([1, 2], ">i8"), name="a", language="columns").to_pylist()
+    [1, 2]
+
+    Raises:
+        UnsupportedType: Names the column, the row, and the line to paste.
+    """
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    if hasattr(values, "to_arrow"):  # a series of polars
+        return column_of_polars(values, name=name, language=language)
+    if isinstance(values, np.ndarray):
+        return _of_numpy(values, name=name, language=language, nan_is_null=nan_is_null)
+    if type(values).__module__.split(".")[0] == "pandas":
+        return _of_pandas(values, name=name, language=language)
+    return array_of_cells(list(values), name=name, language=language, nan_is_null=nan_is_null)
+
+
+def _table(columns: Mapping[Any, Any], *, language: str) -> pa.Table:
+    wrong = [title for title in columns if not is_text(title)]
+    if wrong:
+        names = list(columns)
+        raise InvalidName(
+            f"Column names must be texts; {wrong[0]!r} is not.",
+            hint=rename_line(language, names, feature_names_for(names)),
+        )
     arrays = {}
     for title, values in columns.items():
-        arrays[title] = _column(title, values)
+        arrays[title] = array_of_values(values, name=title, language=language)
     return pa.table(arrays)
 
 
@@ -141,46 +167,54 @@ def _columns_of_rows(rows: Iterable[Any]) -> dict[str, list[Any]]:
     return columns
 
 
-def _column(name: object, values: Any) -> pa.Array | pa.ChunkedArray:
-    if not isinstance(name, str):
-        raise InvalidName(
-            f"Column names must be texts; {name!r} is not.", hint=f"use {str(name)!r}"
-        )
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        return values
-    if hasattr(values, "to_arrow"):  # a series of polars
-        return values.to_arrow()
-    if isinstance(values, np.ndarray) and values.ndim > 1:
-        return _stacked(name, values)
-    try:
-        column = column_of_cells(values, name=name)
-        if column is None:
-            column = pa.array(values, from_pandas=_is_of_pandas(values))
-        return column
-    except (
-        pa.ArrowInvalid,
-        pa.ArrowTypeError,
-        pa.ArrowNotImplementedError,
-        OverflowError,
-    ) as error:
-        raise refusal(name, values, dtype=getattr(values, "dtype", None)) from error
+def _of_pandas(values: Any, *, name: str, language: str) -> pa.Array | pa.ChunkedArray:
+    """Return a series, an index or an array of pandas as an Arrow array; NaN is null."""
+    dtype = values.dtype
+    check_dtype(name, dtype, language=language)
+    if str(dtype).startswith("Sparse"):
+        values = np.asarray(values)
+    if isinstance(values.dtype, np.dtype):
+        array = np.asarray(values)
+        return array_of_values(array, name=name, language=language, nan_is_null=True)
+    categories = getattr(dtype, "categories", None)
+    if categories is not None:
+        try:
+            options = array_of_values(categories, name=name, language=language)
+        except UnsupportedType:
+            # Of the cells themselves the message names the rows.
+            return array_of_cells(values.tolist(), name=name, language=language, nan_is_null=True)
+        if isinstance(options, pa.ExtensionArray):
+            options = options.storage
+        codes = np.asarray(getattr(values, "array", values).codes)
+        return options.take(pa.array(codes, mask=codes < 0))
+    with refusals(name, values.tolist(), language=language):
+        return pa.array(values, from_pandas=True)
 
 
-def _stacked(name: str, values: Any) -> pa.Array:
+def _of_numpy(values: Any, *, name: str, language: str, nan_is_null: bool) -> pa.Array:
+    if values.ndim > 1:
+        return _stacked(name, values, language=language)
+    if values.dtype.kind in "OSUT":
+        # Arrow cuts fixed texts and bytes at their first NUL; numpy's own cells are whole.
+        cells = values.tolist()
+        return array_of_cells(cells, name=name, language=language, nan_is_null=nan_is_null)
+    with refusals(name, (), language=language):
+        return array_of_numbers(plain_array(values), nan_is_null=nan_is_null)
+
+
+def _stacked(name: str, values: Any, *, language: str) -> pa.Array:
     """Return an array of shape (rows, ...) as the column of its rows."""
-    is_masked = isinstance(values, np.ma.MaskedArray) and bool(np.ma.getmaskarray(values).any())  # type: ignore[no-untyped-call]
-    if values.dtype.kind not in "biuf" or is_masked or 0 in values.shape[1:]:
-        given = "masked values" if is_masked else f"{values.dtype} and shape {values.shape}"
+    if 0 in values.shape[1:]:
         raise UnsupportedType(
-            f"Column {name!r} is an array of {given}, which cannot be stored.",
-            hint="arrays hold numbers or booleans, none missing: array.astype('float32'), "
-            "array.filled(0)",
+            f"Column {name!r} is an array of {values.dtype} and shape {values.shape}, whose rows "
+            "hold no values.",
+            hint="give arrays whose axes have a length",
         )
-    return from_numpy(np.asarray(values))
-
-
-def _is_of_pandas(values: Any) -> bool:
-    return type(values).__module__.split(".")[0] == "pandas"
+    is_masked = isinstance(values, np.ma.MaskedArray) and bool(np.ma.getmaskarray(values).any())  # type: ignore[no-untyped-call]
+    if values.dtype.kind not in "biuf" or is_masked:
+        return array_of_cells(list(values), name=name, language=language)
+    with refusals(name, (), language=language):
+        return from_numpy(plain_array(np.asarray(values)))
 
 
 def _is_column(values: Any) -> bool:

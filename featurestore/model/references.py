@@ -13,6 +13,7 @@ from featurestore.errors import (
     InvalidReference,
     did_you_mean,
 )
+from featurestore.model.counts import parse_version
 
 _REFERENCE = re.compile(
     r"\s*(?:(?P<group>[a-z][a-z0-9_]{0,62})(?:@v(?P<version>[1-9][0-9]*))?[.:])?"
@@ -120,4 +121,4 @@ def meant_group(name: str, known: Iterable[str], *, feature: str | None = None) 
 
 
 def _version(text: str | None) -> int | None:
-    return None if text is None else int(text)
+    return None if text is None else parse_version(text)

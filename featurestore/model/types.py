@@ -15,18 +15,22 @@ uint8 / 16 / 32        the same                int16 / 32 / 64
 uint64                 the same                decimal(20, 0)
 float16, float32       float32                 float32
 float64                float64                 float64
-decimal128(p, s>=0)    the same                the same
+decimal of 38 digits   decimal128(p, s)        the same
 string kinds           string                  string
 binary kinds           binary                  binary
-dictionary             its value type          of its value type
+dictionary, run-end    its value type          of its value type
 date32, date64         date32                  date32
 timestamp(any)         timestamp[us, UTC]      timestamp[us, UTC]
 list kinds             list of feature type    list of storage type
 fixed-size list        the same size           list, its shape in the column's metadata
 struct                 fields alike            fields alike
+null                   null                    bool
 =====================  ======================  ========================================
 
-Everything else (null, time of day, durations, intervals, maps, unions, decimal256) is refused.
+Lists and structs are nested at most 16 deep: what DuckDB needs to read lists from Parquet doubles
+with each level. Tables that are deeper can be read.
+
+Everything else (time of day, durations, intervals, maps, unions, decimal256) is refused.
 """
 
 from __future__ import annotations
@@ -41,12 +45,22 @@ import pyarrow.types as pat
 
 from featurestore.errors import UnsupportedType
 from featurestore.model.shapes import is_tensor, shape_of, tensor_type
+from featurestore.model.type_lines import type_line
 
+MOST_LEVELS = 16
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 # The key of Delta's column metadata that holds the shape of arrays.
 SHAPE = "featurestore.shape"
 
+# Extension types whose storage alone does not say what the values are.
+_OPAQUE = (
+    "pandas.period",
+    "arrow.opaque",
+    "arrow.parquet.variant",
+    "arrow.variable_shape_tensor",
+)
+_DECIMAL_DIGITS = 38
 # Whole numbers up to here are exact.
 _EXACT_IN_FLOAT32, _EXACT_IN_FLOAT64 = 2**24, 2**53
 _WIDER = {
@@ -64,6 +78,7 @@ _PLAIN = (
     *_WIDER,
     pa.float32(),
     pa.float64(),
+    pa.null(),
 )
 
 
@@ -75,12 +90,20 @@ def feature_type(given: pa.DataType) -> pa.DataType | None:
     >>> feature_type(pa.duration("s")) is None
     True
     """
+    kind = _feature_type(given)
+    if kind is None or is_untyped(kind):
+        return None
+    return kind
+
+
+def _feature_type(given: pa.DataType) -> pa.DataType | None:
+    """Return the feature type, which may hold nulls without a type."""
     if given in _PLAIN:
         return given
     if isinstance(given, pa.BaseExtensionType):
-        return feature_type(tensor_type(given) if is_tensor(given) else given.storage_type)
-    if pat.is_dictionary(given):
-        return feature_type(given.value_type)
+        return _of_extension(given)
+    if pat.is_dictionary(given) or str(given).startswith("run_end_encoded"):
+        return _feature_type(given.value_type)
     if pat.is_float16(given):
         return pa.float32()
     if _is_text(given):
@@ -91,9 +114,58 @@ def feature_type(given: pa.DataType) -> pa.DataType | None:
         return pa.date32()
     if pat.is_timestamp(given):
         return TIMESTAMP
-    if pat.is_decimal128(given) and given.scale >= 0:
-        return given
-    return _nested(given)
+    return _decimal(given) if pat.is_decimal(given) else _nested(given)
+
+
+def _decimal(given: pa.DataType) -> pa.DataType | None:
+    if given.scale < 0 or given.precision > _DECIMAL_DIGITS:
+        return None
+    return pa.decimal128(given.precision, given.scale)
+
+
+def _of_extension(given: pa.BaseExtensionType) -> pa.DataType | None:
+    """Return the feature type of what an extension type holds; None where that has no meaning."""
+    if given.extension_name in _OPAQUE:
+        return None
+    if given.extension_name == "arrow.bool8":
+        return pa.bool_()
+    return _feature_type(tensor_type(given) if is_tensor(given) else given.storage_type)
+
+
+def check_nesting(schema: pa.Schema) -> None:
+    """Refuse columns whose lists and structs are nested deeper than the engines can read.
+
+    Raises:
+        UnsupportedType: Lists every column that is.
+    """
+    refused = []
+    for field in schema:
+        levels = _levels(field.type)
+        if levels > MOST_LEVELS:
+            refused.append(f"{field.name} ({levels} levels)")
+    if refused:
+        raise UnsupportedType(
+            f"These columns are nested deeper than {MOST_LEVELS} levels of lists and structs: "
+            f"{', '.join(refused)}.",
+            hint="flatten them into fewer levels, or store them as JSON text: json.dumps(value)",
+        )
+
+
+def _levels(kind: pa.DataType) -> int:
+    """Return how deep lists and structs are nested; without recursion, which deep types exhaust."""
+    deepest = 0
+    waiting = [(kind, 0)]
+    while waiting:
+        each, levels = waiting.pop()
+        if pat.is_dictionary(each):
+            waiting.append((each.value_type, levels))
+        elif isinstance(each, pa.BaseExtensionType):
+            waiting.append((each.storage_type, levels))
+        elif is_nested(each):
+            deepest = max(deepest, levels + 1)
+            for index in range(each.num_fields):
+                waiting.append((each.field(index).type, levels + 1))
+    return deepest
 
 
 def storage_type(feature: pa.DataType) -> pa.DataType:
@@ -104,6 +176,8 @@ def storage_type(feature: pa.DataType) -> pa.DataType:
     """
     if feature in _WIDER:
         return _WIDER[feature]
+    if pat.is_null(feature):
+        return pa.bool_()
     if pat.is_fixed_size_list(feature) or pat.is_list(feature):
         return pa.list_(pa.field("element", storage_type(feature.value_type)))
     if pat.is_struct(feature):
@@ -111,24 +185,28 @@ def storage_type(feature: pa.DataType) -> pa.DataType:
     return feature
 
 
-def feature_schema(given: pa.Schema) -> pa.Schema:
-    """Return the schema of feature types for a given schema.
+def feature_schema(given: pa.Schema, *, language: str = "pyarrow") -> pa.Schema:
+    """Return the schema of feature types for a given schema; columns without a type stay so.
+
+    ``language`` is the kind of dataframe whose words hints use (``column_lines.language_of``).
 
     Raises:
         UnsupportedType: Lists every column that cannot be stored.
     """
     fields, refused, pasted = [], [], []
     for field in given:
-        result = feature_type(field.type)
+        result = None if _is_opaque(field) else _feature_type(field.type)
         if result is None:
             refused.append(f"{field.name}: {field.type} ({_way_out(field.type)})")
-            pasted.append(_paste(field.name, field.type))
+            line = type_line(language, field.name, field.type)
+            if line is not None:
+                pasted.append(line)
         else:
             fields.append(pa.field(field.name, result, nullable=True))
     if refused:
         raise UnsupportedType(
             f"These columns have types that cannot be stored: {'; '.join(refused)}.",
-            hint=f"with pandas: {'; '.join(pasted)}",
+            hint="; ".join(pasted) or "give these columns another type",
         )
     return pa.schema(fields)
 
@@ -159,6 +237,17 @@ def can_be_key(feature: pa.DataType) -> bool:
     return not (pat.is_floating(feature) or is_nested(feature))
 
 
+def is_untyped(kind: pa.DataType) -> bool:
+    """Tell whether a type is null, alone or inside of lists and structs.
+
+    >>> is_untyped(pa.list_(pa.null())), is_untyped(pa.list_(pa.int8()))
+    (True, False)
+    """
+    if not is_nested(kind):
+        return bool(pat.is_null(kind))
+    return any(is_untyped(kind.field(index).type) for index in range(kind.num_fields))
+
+
 def is_nested(kind: pa.DataType) -> bool:
     """Tell whether a type holds values of other types.
 
@@ -187,12 +276,43 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
         return narrow.scale <= wide.scale and digits_before <= wide.precision - wide.scale
     if pat.is_fixed_size_list(narrow) and pat.is_fixed_size_list(wide):
         return narrow.list_size == wide.list_size and widens(narrow.value_type, wide.value_type)
-    is_list = is_any_list(narrow) or pat.is_fixed_size_list(narrow)
+    is_list = holds_items(narrow)
     if is_list and pat.is_list(wide):
         return widens(narrow.value_type, wide.value_type)
     if pat.is_struct(narrow) and pat.is_struct(wide):
         return _widens_struct(narrow, wide)
     return False
+
+
+def is_exact(kind: pa.DataType) -> bool:
+    """Tell whether a type holds integers or decimals, which compare by value.
+
+    >>> is_exact(pa.decimal128(4, 2)), is_exact(pa.float64())
+    (True, False)
+    """
+    return bool(pat.is_integer(kind) or pat.is_decimal(kind))
+
+
+def decimal_places(kind: pa.DataType) -> int:
+    """Return the digits behind the point of a type of decimals, 0 for others.
+
+    >>> decimal_places(pa.decimal128(4, 2)), decimal_places(pa.int64())
+    (2, 0)
+    """
+    return int(kind.scale) if pat.is_decimal(kind) else 0
+
+
+def wider_decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds the values of two types of decimals; None beyond 38 digits.
+
+    >>> wider_decimal(pa.decimal128(3, 2), pa.decimal128(3, 0))
+    Decimal128Type(decimal128(5, 2))
+    """
+    if not (pat.is_decimal(one) and pat.is_decimal(other)):
+        return None
+    scale = max(one.scale, other.scale)
+    precision = max(one.precision - one.scale, other.precision - other.scale) + scale
+    return pa.decimal128(precision, scale) if precision <= 38 else None
 
 
 def exact_in_float(kind: pa.DataType) -> int:
@@ -209,6 +329,8 @@ def _widens_integer(narrow: pa.DataType, wide: pa.DataType) -> bool:
     if pat.is_integer(wide):
         wide_least, wide_greatest = integer_range(wide)
         return wide_least <= least and greatest <= wide_greatest
+    if pat.is_decimal(wide):
+        return greatest < 10 ** (wide.precision - wide.scale)
     return bool(pat.is_floating(wide)) and greatest <= exact_in_float(wide)
 
 
@@ -239,9 +361,9 @@ def integer_range(kind: pa.DataType) -> tuple[int, int]:
 def _nested(given: pa.DataType) -> pa.DataType | None:
     if pat.is_struct(given):
         return _struct(given)
-    if not (is_any_list(given) or pat.is_fixed_size_list(given)):
+    if not holds_items(given):
         return None
-    value = feature_type(given.value_type)
+    value = _feature_type(given.value_type)
     if value is None:
         return None
     item = pa.field("item", value)
@@ -255,7 +377,7 @@ def _nested(given: pa.DataType) -> pa.DataType | None:
 def _struct(given: pa.DataType) -> pa.DataType | None:
     fields = []
     for field in _fields(given):
-        kind = feature_type(field.type)
+        kind = _feature_type(field.type)
         if kind is None:
             return None
         fields.append(pa.field(field.name, kind, nullable=True))
@@ -283,6 +405,15 @@ def is_any_list(kind: pa.DataType) -> bool:
     )
 
 
+def holds_items(kind: pa.DataType) -> bool:
+    """Tell whether values of a type are lists, of any length or of a fixed one.
+
+    >>> holds_items(pa.list_(pa.int8(), 3)), holds_items(pa.struct([]))
+    (True, False)
+    """
+    return is_any_list(kind) or bool(pat.is_fixed_size_list(kind))
+
+
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pat.is_string(kind) or pat.is_large_string(kind) or str(kind) == "string_view")
 
@@ -296,20 +427,16 @@ def _is_bytes(kind: pa.DataType) -> bool:
     )
 
 
-def _paste(name: str, kind: pa.DataType) -> str:
-    """Return the line that makes a column storable, for a dataframe of pandas."""
-    if pat.is_null(kind) or pat.is_decimal(kind):
-        return f"df[{name!r}] = df[{name!r}].astype('float64')"
-    if pat.is_duration(kind):
-        return f"df[{name!r}] = df[{name!r}].dt.total_seconds()"
-    if pat.is_time(kind):
-        return f"df[{name!r}] = df[{name!r}].astype(str)"
-    return f"df = df.drop(columns={name!r})"
+def _is_opaque(field: pa.Field) -> bool:
+    """Tell whether a field holds bytes that one library alone can read.
+
+    Older releases of pyarrow know such a type by the field's metadata only.
+    """
+    name = (field.metadata or {}).get(b"ARROW:extension:name", b"").decode()
+    return name in _OPAQUE
 
 
 def _way_out(kind: pa.DataType) -> str:
-    if pat.is_null(kind):
-        return "all values are null: give the column a type"
     if pat.is_duration(kind) or pat.is_time(kind):
         return "store it as int64 microseconds"
     if pat.is_map(kind):
@@ -319,7 +446,7 @@ def _way_out(kind: pa.DataType) -> str:
             "a struct needs at least one field, names that differ in more than case, "
             "and fields that can be stored"
         )
-    if is_any_list(kind) or pat.is_fixed_size_list(kind):
+    if holds_items(kind):
         return "its values cannot be stored"
     if pat.is_decimal(kind):
         return "use decimal128 of at most 38 digits and scale >= 0"

@@ -16,7 +16,7 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
-from featurestore.plugins.lookup import find_plugin, plugin_names
+from featurestore.plugins.lookup import find_plugin, load_plugin, plugin_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,13 +121,14 @@ class TimeRange:
 class TableWrite:
     """One write into a Delta table.
 
-    ``key`` holds the merge columns of an upsert. ``replace`` is the range that mode "replace"
+    ``key`` holds the merge columns of an upsert, ``deletes`` more keys (columns ``key``) whose rows
+    go in its commit; none of them is among the rows. ``replace`` is the range that mode "replace"
     empties in the same commit. ``add_columns`` are new nullable columns (feature types). ``note``
     is a JSON object that the commit's info carries (run, inputs, validation, unique).
     ``transaction`` is (app, n): an n at or below the last one of that app is a no-op. ``offsets``
     moves applications from the number that they have (None: none yet) to the next, all of them in
     the commit of the rows, or raises ``StreamOvertaken`` where one has another number by then; for
-    mode "append".
+    modes "append" and "upsert".
     """
 
     mode: Literal["append", "upsert", "overwrite", "replace"]
@@ -137,6 +138,7 @@ class TableWrite:
     note: Mapping[str, Any] = field(default_factory=dict)
     transaction: tuple[str, int] | None = None
     offsets: Mapping[str, tuple[int | None, int]] = field(default_factory=dict)
+    deletes: Relation | None = None
 
 
 class Engine(Protocol):
@@ -459,5 +461,5 @@ def find_engine(name: str, *, durability: str = "full") -> Engine:
             hint=did_you_mean(name, plugin_names("engines"), write="engine={!r}")
             or "engine='duckdb'",
         )
-    engine: Engine = found.load()(durability=durability)
+    engine: Engine = load_plugin(found)(durability=durability)
     return engine

@@ -15,7 +15,7 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
-from featurestore.plugins.lookup import find_plugin, plugin_names
+from featurestore.plugins.lookup import find_plugin, load_plugin, plugin_names
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -377,5 +377,5 @@ def find_format(name: str) -> DatasetFormat:
             hint=did_you_mean(name, plugin_names("formats"), write="data_format={!r}")
             or "data_format='tfrecord'",
         )
-    result: DatasetFormat = found.load()()
+    result: DatasetFormat = load_plugin(found)()
     return result

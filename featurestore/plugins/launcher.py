@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from featurestore.errors import LauncherNotFound, did_you_mean, listing
-from featurestore.plugins.lookup import find_plugin, plugin_names
+from featurestore.plugins.lookup import find_plugin, load_plugin, plugin_names
 
 # What a worker's process runs; it reads the task and the function from its standard input.
 WORKER_MODULE = "featurestore.experiments.worker"
@@ -108,5 +108,5 @@ def find_launcher(name: str | Launcher) -> Launcher:
             f"There is no launcher {name!r}; installed are {listing(known)}.",
             hint=did_you_mean(name, known) or "on='local'",
         )
-    launcher: Launcher = found.load()()
+    launcher: Launcher = load_plugin(found)()
     return launcher

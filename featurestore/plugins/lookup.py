@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from featurestore._imports import uninterrupted
 
 
 def find_plugin(group: str, name: str) -> EntryPoint | None:
@@ -11,6 +14,12 @@ def find_plugin(group: str, name: str) -> EntryPoint | None:
     if name not in _installed(group):
         _installed.cache_clear()  # it may have been installed since
     return _installed(group).get(name)
+
+
+def load_plugin(found: EntryPoint) -> Any:
+    """Return what an entry point names, whose imports no signal interrupts."""
+    with uninterrupted():
+        return found.load()
 
 
 def plugin_names(group: str) -> list[str]:

@@ -26,22 +26,28 @@ class ValueLengths:
 
 
 @dataclass(frozen=True)
+class NullMark:
+    """A byte that the template holds for rows with a value, and its value where there is none."""
+
+    offset: int
+    value: int
+
+
+@dataclass(frozen=True)
 class RecordPlace:
     """A column that has one place in every record.
 
     Whole numbers are varints of ``width`` bytes, numbers with a fraction little-endian floats, texts
     and bytes stand as they are. Those of one length (``lengths`` is None) fill the place; others are
     followed by the byte ``filler`` and a varint of ``filler_width`` bytes that counts what is left
-    of ``width``. Where a value is null, zero stands for it and the byte at ``key_offset`` is
-    ``masked``.
+    of ``width``. Where a value is null, zero stands for it and ``null_mark`` is set; None: the
+    column has no nulls.
     """
 
     column: str
     offset: int
     width: int
-    key_offset: int
-    masked: int
-    nullable: bool
+    null_mark: NullMark | None
     lengths: ValueLengths | None = None
     filler: int = 0
     filler_width: int = 0
@@ -53,9 +59,7 @@ class RecordTail:
 
     column: str
     head: bytes
-    key_offset: int
-    masked: int
-    nullable: bool
+    null_mark: NullMark | None
     lengths: ValueLengths
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from featurestore.errors import ConfigurationError, listing
-from featurestore.plugins.lookup import find_plugin, plugin_names
+from featurestore.plugins.lookup import find_plugin, load_plugin, plugin_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,5 +101,5 @@ def open_client(address: str, *, token: str | None) -> Client:
             f"{listing(plugin_names('clients'))}.",
             hint="pip install --force-reinstall featurestore",
         )
-    client: Client = found.load()(address, token=token)
+    client: Client = load_plugin(found)(address, token=token)
     return client

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from featurestore.errors import missing_extra
-from featurestore.plugins.lookup import find_plugin
+from featurestore.plugins.lookup import find_plugin, load_plugin
 
 if TYPE_CHECKING:
     import numpy as np
@@ -140,7 +140,7 @@ def find_validator(name: str = "great_expectations") -> Validator:
     if found is None:
         raise missing_extra(name, "validation")
     try:
-        validator: Validator = found.load()()
+        validator: Validator = load_plugin(found)()
     except ImportError as error:
         raise missing_extra(name, "validation") from error
     return validator

@@ -7,8 +7,9 @@ import logging
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import DatasetDamaged, StorageError, TrainingDatasetExists
+from featurestore.model.counts import check_version
 from featurestore.model.manifest import Manifest
-from featurestore.model.paths import StorePaths, check_version, version_of
+from featurestore.model.paths import StorePaths, version_of
 from featurestore.recovery import claims
 from featurestore.recovery.owners import versions_in_flight
 from featurestore.registry import manifests, reports, tags, training_datasets

@@ -32,7 +32,7 @@ def read(directory: str) -> RunRecord:
     if not files.is_file(path):
         raise RunNotFound(f"There is no run in {directory!r}: it has no {RUN_FILE}.")
     try:
-        record = RunRecord.from_json(files.read_json(path))
+        record = RunRecord.from_bytes(files.read_bytes(path))
     except (MalformedJson, FeatureStoreError) as error:
         raise RunDamaged(
             f"The record {path!r} of a run is damaged: {error}",
@@ -40,12 +40,14 @@ def read(directory: str) -> RunRecord:
         ) from error
     if record.id != os.path.basename(directory):
         raise RunDamaged(f"The record {path!r} tells of another run, {record.id!r}.")
+    if record.name != os.path.basename(os.path.dirname(directory)):
+        raise RunDamaged(f"The record {path!r} is of another experiment, {record.name!r}.")
     return record
 
 
 def write(directory: str, record: RunRecord) -> None:
     """Write the record of a run whole."""
-    files.write_json(os.path.join(directory, RUN_FILE), record.to_json())
+    files.write_atomically(os.path.join(directory, RUN_FILE), record.to_bytes())
 
 
 def every(paths: StorePaths) -> Iterator[tuple[str, str]]:

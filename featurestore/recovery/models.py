@@ -7,8 +7,9 @@ import os
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import ModelDamaged, ModelExists
+from featurestore.model.counts import check_version
 from featurestore.model.json_object import MalformedJson
-from featurestore.model.paths import StorePaths, check_version, version_of
+from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.registered_model import (
     DESCRIBED_FILE,
     MODEL_FILE,

@@ -16,7 +16,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 from featurestore.delta.presence import check_files
@@ -29,7 +29,6 @@ from featurestore.errors import (
 )
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.plan import Source
-from featurestore.model.times import utc_now
 from featurestore.recovery import owners
 from featurestore.recovery.in_flight import InFlight
 from featurestore.recovery.owners import Store
@@ -103,14 +102,14 @@ def _reclaiming(store: Store, groups: Collection[tuple[str, int]]) -> list[Inten
 
 def _wait_for(store: Store, reclaim: Intent) -> None:
     """Wait until a vacuum or deletion has ended, or its process has died."""
-    since = utc_now()
+    since = monotonic()
     while True:
         with store.registry.reading() as connection:
             at_work = intents.find(connection, reclaim.run_id) is not None
             at_work = at_work and owners.is_alive(connection, store.location, reclaim.owner)
         if not at_work:
             return
-        if utc_now() - since > _LONGEST_WAIT:
+        if monotonic() - since > _LONGEST_WAIT.total_seconds():
             raise WriteConflict(
                 f"A vacuum or deletion of feature group {reclaim.name!r} version "
                 f"{reclaim.version} by {reclaim.owner} is at work, for more than "

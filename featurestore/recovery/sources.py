@@ -27,8 +27,9 @@ def write(location: str, spec: SourceSpec) -> None:
 
 
 def remove(location: str, name: str) -> None:
-    """Remove the definition of a source, if there is one."""
+    """Remove the definition of a source, if there is one, and what it decided about its tables."""
     files.remove(StorePaths(location).source(name), below=location)
+    files.remove(StorePaths(location).source_decisions(name), below=location)
 
 
 def defined(location: str) -> Iterator[tuple[str, str]]:

@@ -7,8 +7,9 @@ import os
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureViewDamaged, FeatureViewExists
+from featurestore.model.counts import check_version
 from featurestore.model.feature_view import VIEW_FILE, FeatureViewSpec
-from featurestore.model.paths import StorePaths, check_version, version_of
+from featurestore.model.paths import StorePaths, version_of
 from featurestore.recovery import claims
 from featurestore.recovery.owners import versions_in_flight
 from featurestore.registry import feature_views

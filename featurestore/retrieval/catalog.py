@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import datetime
 
 from featurestore.delta import commits
-from featurestore.delta.history import version_at
+from featurestore.delta.history import version_as_of, version_at
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureGroupNotFound, InvalidArgument, VersionNotFound, listing
 from featurestore.external import LiveSource, check_snapshot
@@ -147,10 +147,7 @@ class Pins:
     def _wanted(self, name: str, version: int, *, path: str) -> int | None:
         for key in (f"{name}@v{version}", name):
             if key in self._by_group:
-                wanted = self._by_group[key]
-                if isinstance(wanted, int):
-                    return wanted
-                return version_at(path, parse_moment(wanted, argument=f"as_of[{key!r}]"))
+                return version_as_of(path, self._by_group[key], argument=f"as_of[{key!r}]")
         if self._timestamp is None:
             return None
         return version_at(path, self._timestamp)

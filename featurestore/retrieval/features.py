@@ -13,10 +13,11 @@ from featurestore.model.epochs import PLAUSIBLE_FROM, misread_advice
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.plan import FeaturePlan, JoinKind
 from featurestore.model.times import SuspiciousTimeWarning
+from featurestore.model.types import TIMESTAMP
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
 from featurestore.retrieval.frame import FeatureFrame
-from featurestore.retrieval.join_keys import JoinKey
+from featurestore.retrieval.join_keys import JoinKey, key_types
 from featurestore.retrieval.labels import OpenedLabels, open_labels
 from featurestore.retrieval.on_demand import plan_on_demand
 from featurestore.retrieval.planner import (
@@ -51,11 +52,13 @@ def get_features(
     include_keys: bool = False,
     created_time_filter: bool = True,
     pins: Pins | None = None,
+    label_types: Mapping[str, pa.DataType] | None = None,
 ) -> FeatureFrame:
     """Return the features as a lazy frame: one row per label row, each as of the label's time.
 
     See ``FeatureStore.get_features`` for the arguments. ``pins`` are those of a call that this one
-    goes on from, so that both read the same versions; ``as_of`` is left out then.
+    goes on from, so that both read the same versions; ``as_of`` is left out then. ``label_types``
+    are for columns of the labels without a type that meet no key.
 
     Raises:
         FeatureNotFound, AmbiguousFeature, FeatureGroupNotFound: A reference means nothing, or too
@@ -73,7 +76,13 @@ def get_features(
     )
     given = pins or Pins(session, RegisteredSpecs(session), as_of=as_of)
     plan, opened = _plan(
-        session, features, labels=labels, versions=versions, options=options, pins=given
+        session,
+        features,
+        labels=labels,
+        versions=versions,
+        options=options,
+        pins=given,
+        label_types=label_types or {},
     )
     if pins is None:
         given.check_used()
@@ -138,6 +147,7 @@ def _plan(
     versions: Mapping[str, int] | None,
     options: RetrievalOptions,
     pins: Pins,
+    label_types: Mapping[str, pa.DataType],
 ) -> tuple[FeaturePlan, OpenedLabels | None]:
     registered = RegisteredSpecs(session)
     specs = pins.specs()
@@ -156,7 +166,11 @@ def _plan(
             "anyway.",
             hint="leave include_keys out",
         )
-    opened = open_labels(session, labels, pins=pins, specs=specs, versions=versions)
+
+    def types(left: pa.Schema) -> dict[str, pa.DataType]:
+        return {**label_types, **asked.types_of_labels(left, options)}
+
+    opened = open_labels(session, labels, pins=pins, specs=specs, versions=versions, types=types)
     plan = _with_labels(asked.stored(), opened.left, pins=pins, options=options)
     plan = _with_on_demand(plan, asked)
     _warn_of_early_times(opened.left, plan)
@@ -238,6 +252,15 @@ class _Asked:
         computed = {each.name for each in self.on_demand}
         names = tuple(name for name in self.names if name not in computed)
         return replace(self, on_demand=(), names=names)
+
+    def types_of_labels(self, left: pa.Schema, options: RetrievalOptions) -> dict[str, pa.DataType]:
+        """Return the types of the keys and of the time that columns of labels meet."""
+        specs = [feature.spec for feature in self.features]
+        specs += [matched_spec(feature, wanted) for feature, wanted in self.windows]
+        types = key_types(left, specs, options.join_key)
+        if isinstance(options.label_time, str) and options.label_time in left.names:
+            types[options.label_time] = TIMESTAMP
+        return types
 
     def options_of_windows(self, options: RetrievalOptions) -> RetrievalOptions:
         """Return the options of the step that adds the aggregates."""

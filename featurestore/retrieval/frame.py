@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -75,6 +76,7 @@ class FeatureFrame:
         self._labels: Labels | None = None
         self._view: tuple[str, int] | None = None
         self._reads: list[SourceRead] | None = None
+        self._inputs: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def planned(
@@ -101,6 +103,7 @@ class FeatureFrame:
         """Return the frame of another plan over the same labels."""
         frame = FeatureFrame.planned(self._session, plan, labels=self._labels, reads=self._reads)
         frame._view = self._view
+        frame._inputs = self._inputs
         return frame
 
     def of_view(self, name: str, version: int) -> FeatureFrame:
@@ -159,6 +162,18 @@ class FeatureFrame:
         if self._reads is None:
             return SourceReads(live) if live else None
         return SourceReads(self._reads, live)
+
+    @property
+    def inputs(self) -> tuple[Mapping[str, Any], ...]:
+        """What the rows are made of, as lineage records it: groups, datasets, models."""
+        sources = () if self._plan is None else self._plan.sources
+        return (*self._inputs, *(source.to_json() for source in sources))
+
+    def made_of(self, *inputs: Mapping[str, Any]) -> FeatureFrame:
+        """Return the frame with further inputs for the lineage of what is written of it."""
+        frame = copy(self)
+        frame._inputs = (*self._inputs, *inputs)
+        return frame
 
     @property
     def label_reads(self) -> list[SourceRead] | None:
@@ -312,6 +327,7 @@ class FeatureFrame:
         """Return a frame of some of these rows or columns."""
         frame = FeatureFrame(self._session, make, schema=schema)
         frame._reads = self._reads
+        frame._inputs = self._inputs
         return frame
 
     def _sampled_by(self) -> list[str]:

@@ -10,7 +10,7 @@ import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument, NoJoinKey, listing
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.types import can_be_key
+from featurestore.model.types import can_be_key, is_exact
 
 Pairs = tuple[tuple[str, str], ...]
 Keys = str | Sequence[str] | Mapping[str, str]
@@ -136,12 +136,32 @@ def show_keys(groups: Sequence[FeatureGroupSpec]) -> str:
 
 
 def comparable(left: pa.DataType, right: pa.DataType) -> bool:
-    """Tell whether values of two types can be equal without a conversion that loses something."""
-    if pat.is_integer(left) and pat.is_integer(right):
-        return True
-    if pat.is_decimal(left) and pat.is_decimal(right):
-        return bool(left.scale == right.scale)
-    return bool(left == right)
+    """Tell whether values of two types can be equal without a conversion that loses something.
+
+    Whole numbers and decimals compare by value. Nulls without a type meet no key.
+
+    >>> comparable(pa.decimal128(2, 1), pa.decimal128(4, 2)), comparable(pa.float64(), pa.int64())
+    (True, False)
+    """
+    return bool(left == right) or pat.is_null(left) or (is_exact(left) and is_exact(right))
+
+
+def key_types(
+    left: pa.Schema, groups: Sequence[FeatureGroupSpec], join_key: JoinKey | None
+) -> dict[str, pa.DataType]:
+    """Return for each left column that meets a key the type of that key.
+
+    Raises:
+        NoJoinKey: A key column has no partner on the left side.
+    """
+    names = pa.schema([pa.field(name, pa.null()) for name in left.names])
+    said = per_group(join_key, left=names, groups=groups)
+    types: dict[str, pa.DataType] = {}
+    for spec in groups:
+        keys = said[spec.name, spec.version]
+        for column, key in pairs(spec, left=names, said=keys, groups=groups):
+            types.setdefault(column, spec.schema.field(key).type)
+    return types
 
 
 def _named(spec: FeatureGroupSpec, *, left: pa.Schema, said: Keys | None) -> dict[str, str]:

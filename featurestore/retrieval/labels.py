@@ -20,6 +20,12 @@ from featurestore.retrieval.execution import Labels
 from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.planner import LabelSide
 from featurestore.retrieval.resolve import Specs, find_spec
+from featurestore.retrieval.untyped_rows import (
+    TypesFor,
+    typed_relation,
+    typed_schema,
+    typed_table,
+)
 from featurestore.session import Session
 
 _PEEK_ROWS = 1000
@@ -41,8 +47,11 @@ def open_labels(
     pins: Pins,
     specs: Specs,
     versions: Mapping[str, int] | None,
+    types: TypesFor,
 ) -> OpenedLabels:
     """Return the left side that ``labels=`` means; nothing of a table is read.
+
+    Columns without a type get that of what they meet: ``types`` is asked where there are some.
 
     Rows in memory keep their order and are held as Arrow, so that the frame can be read again and
     again.
@@ -56,21 +65,29 @@ def open_labels(
         )
         return OpenedLabels(left, None)
     if isinstance(labels, FeatureFrame) and labels.session.engine is session.engine:
-        return _from_frame(labels)
+        return _from_frame(labels, types)
     adopted = ingest.adopt_native(labels, engine=session.engine)
     if adopted is not None:
         _check_names(adopted.schema)
-        peek = partial(_first_rows, session, adopted)
-        left = LabelSide(adopted.schema, peek=peek, library=ingest.library_of(labels))
-        return OpenedLabels(left, lambda: adopted)
+        relation = typed_relation(session.engine, adopted, typed_schema(adopted.schema, types))
+        peek = partial(_first_rows, session, relation)
+        left = LabelSide(relation.schema, peek=peek, library=ingest.with_language(labels)[1])
+        return OpenedLabels(left, lambda: relation)
+    labels, language = ingest.with_language(labels)
     table = ingest.to_reader(labels).read_all()
-    return _from_memory(session, table, library=ingest.library_of(labels))
+    return _from_memory(session, typed_table(table, types, language), library=language)
 
 
-def _from_frame(frame: FeatureFrame) -> OpenedLabels:
+def _from_frame(frame: FeatureFrame, types: TypesFor) -> OpenedLabels:
     plan = frame.plan
     if plan is None:
-        return OpenedLabels(LabelSide(frame.schema), lambda: frame.relation, frame.label_reads)
+        schema, engine = typed_schema(frame.schema, types), frame.session.engine
+
+        def relation() -> Relation:
+            rows = ingest.refuse_encoded_arrays(frame.relation, frame, engine=engine)
+            return typed_relation(engine, rows, schema)
+
+        return OpenedLabels(LabelSide(schema), relation, frame.label_reads)
     time = plan.time
     left = LabelSide(frame.schema, plan=plan, time=time, ordered=plan.keep_order, rows=plan.rows)
     return OpenedLabels(left, frame.labels, frame.label_reads)

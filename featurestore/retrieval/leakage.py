@@ -24,6 +24,7 @@ import pyarrow.types as pat
 from featurestore import ingest
 from featurestore.errors import InvalidArgument, listing
 from featurestore.hashing import tie_hash
+from featurestore.model.fitting import label_values
 from featurestore.model.plan import FeaturePlan, Join, WindowJoin
 from featurestore.model.times import from_micros
 from featurestore.plugins.engine import Relation
@@ -333,14 +334,13 @@ def _rows_of_labels(session: Session, join: Join | WindowJoin, labels: pa.Table)
     schema = source.spec.schema
     relation = engine.read_table(source.path, version=source.delta_version, schema=schema)
     dialect = engine.dialect
-    lefts: list[str] = []
-    conditions = []
+    keys, conditions = {}, []
     for left, key in join.on:
-        if left not in lefts:
-            lefts.append(left)
-        mine, theirs = quote(key, dialect=dialect), quote(left, dialect=dialect)
-        conditions.append(f"fs_rows.{mine} = fs_wanted.{theirs}")
-    wanted = labels.select(lefts).group_by(lefts).aggregate([])
+        values = labels.column(left).combine_chunks()
+        keys[key] = label_values(values, schema.field(key).type)
+        name = quote(key, dialect=dialect)
+        conditions.append(f"fs_rows.{name} = fs_wanted.{name}")
+    wanted = pa.table(keys).group_by(list(keys)).aggregate([])
     matches = " AND ".join(conditions)
     found = engine.sql(
         f"SELECT fs_rows.* FROM fs_rows WHERE EXISTS (SELECT 1 FROM fs_wanted WHERE {matches})",

@@ -54,10 +54,25 @@ def typed(features: Sequence[OnDemandFeature], *, schema: pa.Schema) -> tuple[On
             _, kind = usersql.column_expression(each.sql, schema=schema, dialect=usersql.DIALECT)
         except InvalidSql as error:
             raise InvalidSql(
-                f"The on-demand feature {each.name!r}: {error.message}", hint=error.hint
+                f"The on-demand feature {each.name!r}: {error.message}",
+                hint=_sibling_hint(error, features, schema=schema) or error.hint,
             ) from error
         outputs.append(OnDemandOutput(each, kind))
     return tuple(outputs)
+
+
+def _sibling_hint(
+    error: InvalidSql, features: Sequence[OnDemandFeature], *, schema: pa.Schema
+) -> str | None:
+    """Return what to write for the name of another on-demand feature; None where there is none."""
+    for other in features:
+        is_absent = other.name not in schema.names
+        if is_absent and error.message.endswith(f"a column that does not exist: {other.name!r}."):
+            return (
+                f"{other.name!r} is computed in the same call: write ({other.sql}) in place of "
+                f"{other.name}, or ask for it first and pass that frame as labels="
+            )
+    return None
 
 
 def computed(engine: Engine, plan: FeaturePlan, left: Relation) -> tuple[FeaturePlan, Relation]:

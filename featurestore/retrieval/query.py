@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import pyarrow as pa
+
 from featurestore import usersql
 from featurestore.errors import InvalidName, InvalidReference, InvalidSql, listing
 from featurestore.model.names import check_feature_names
 from featurestore.model.plan import QuerySource, Source, plan_of_query
 from featurestore.model.references import parse_group_reference
+from featurestore.model.untyped import refuse_untyped, sql_casts
 from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
 from featurestore.retrieval.execution import run_query
 from featurestore.retrieval.frame import FeatureFrame
@@ -49,7 +54,13 @@ def query_frame(session: Session, text: str, *, as_of: AsOfArgument | None = Non
     source = QuerySource(checked, tuple(tables.items()), usersql.why_rows_vary(checked, schemas))
     schema = run_query(session, source).schema
     _check_columns(schema.names, text)
+    refuse_untyped(schema, what="The query", hint=partial(_typing, checked, schema))
     return FeatureFrame.planned(session, plan_of_query(source, schema))
+
+
+def _typing(query: str, schema: pa.Schema, _: pa.Schema) -> str:
+    """Return the query that gives all columns a type."""
+    return f"select {sql_casts(schema)} from ({query})"
 
 
 def _source(name: str, text: str, *, specs: Specs, pins: Pins) -> Source:

@@ -16,8 +16,10 @@ from featurestore.errors import (
     meaning,
     names_near,
 )
+from featurestore.model.counts import check_version
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.references import FeatureReference, meant_group, parse_reference
+from featurestore.model.time_limits import in_time
 
 # name -> version -> definition, for every group of the store
 Specs = Mapping[str, Mapping[int, FeatureGroupSpec]]
@@ -67,7 +69,7 @@ def resolve(
     pinned = dict(versions or {})
     _check_versions(pinned, specs=specs)
     found: list[Feature] = []
-    for text in texts:
+    for text in in_time(texts):
         reference = parse_reference(text)
         if reference.group is None:
             candidates: Iterable[str] = specs
@@ -192,11 +194,8 @@ def _no_such_feature(name: str, *, specs: Specs, pinned: Mapping[str, int]) -> F
 
 def _check_versions(pinned: Mapping[str, int], *, specs: Specs) -> None:
     for group, version in pinned.items():
-        if isinstance(version, bool) or not isinstance(version, int):
-            raise InvalidArgument(
-                f"versions={{{group!r}: {version!r}}} is not a version.", hint=f"{{{group!r}: 1}}"
-            )
-        find_spec(group, version=version, specs=specs)
+        number = check_version(version, argument=f"versions[{group!r}]")
+        find_spec(group, version=number, specs=specs)
 
 
 def _elsewhere(column: str, spec: FeatureGroupSpec, specs: Specs) -> str | None:

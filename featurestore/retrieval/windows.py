@@ -167,15 +167,26 @@ def window_join(source: Source, members: Sequence[Asked], *, on: Pairs) -> Windo
     )
 
 
-def _output(feature: Feature, wanted: WindowFeature) -> WindowOutput:
+def answer_type(feature: Feature, wanted: WindowFeature) -> pa.DataType:
+    """Return the type of an aggregate's answers.
+
+    Raises:
+        InvalidArgument: Its function has no meaning for the column.
+    """
     given = feature.spec.schema.field(feature.column).type
     kind = result_type(wanted.function, given, n=wanted.n)
     if kind is None:
         raise InvalidArgument(
             f"{feature} is {given}: {wanted.function!r} has no meaning for it.",
-            hint="numbers have sum, mean, std and var; booleans any and all; all but lists and "
-            "structs have min, max and last_n; everything has count, first and last",
+            hint="numbers have sum, mean, std and var; booleans any and all; all but lists, arrays "
+            "and structs have min, max and count_distinct; all but lists and structs have last_n; "
+            "everything has count, first and last",
         )
+    return kind
+
+
+def _output(feature: Feature, wanted: WindowFeature) -> WindowOutput:
+    kind = answer_type(feature, wanted)
     if wanted.where is not None:
         _check_condition(wanted.where, spec=feature.spec)
     return WindowOutput(

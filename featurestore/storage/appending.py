@@ -1,8 +1,9 @@
-"""Files that grow: lines and events of a run are appended, and read while they are written."""
+"""Files that are read while a process writes them: appended lines and events, the last step."""
 
 from __future__ import annotations
 
 import os
+import weakref
 from io import FileIO
 from typing import IO
 
@@ -27,6 +28,31 @@ class AppendedFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+class OverwrittenFile:
+    """A small file whose content a process overwrites: what was written last outlives a kill.
+
+    Other processes of the machine see it at once, other machines when it was synced. All contents
+    have one size in the file, filled up with spaces.
+    """
+
+    def __init__(self, path: str, *, size: int) -> None:
+        self._path, self._size = path, size
+        files.make_directory(os.path.dirname(path))
+        with writing(path):
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self.close = weakref.finalize(self, os.close, self._descriptor)
+
+    def write(self, data: bytes) -> None:
+        """Overwrite the content in one call of the system."""
+        with writing(self._path):
+            os.pwrite(self._descriptor, data.ljust(self._size), 0)
+
+    def sync(self) -> None:
+        """Write the content to the disk, where other machines see it."""
+        with writing(self._path):
+            os.fsync(self._descriptor)
 
 
 def open_log(path: str) -> IO[bytes]:

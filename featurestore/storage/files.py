@@ -115,7 +115,7 @@ def replace_json(path: str, data: Mapping[str, Any]) -> None:
     Nothing is forced to the disk, which takes longer than all else: for what only living processes
     tell one another.
     """
-    content = _json_bytes(data)
+    content = json_bytes(data)
     if is_uri(path):
         remote.write(path, content)
         return
@@ -146,10 +146,11 @@ def write_new(path: str, data: bytes) -> bool:
 
 def write_json(path: str, data: Mapping[str, Any]) -> None:
     """Write a JSON object atomically, indented, keys in their order."""
-    write_atomically(path, _json_bytes(data))
+    write_atomically(path, json_bytes(data))
 
 
-def _json_bytes(data: Mapping[str, Any]) -> bytes:
+def json_bytes(data: Mapping[str, Any]) -> bytes:
+    """Return a JSON object as the bytes of a file, indented, keys in their order."""
     return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
 
 
@@ -444,6 +445,11 @@ def lies_below(path: str, directory: str) -> bool:
     return os.path.realpath(path).startswith(os.path.realpath(directory) + os.sep)
 
 
+def is_link(path: str) -> bool:
+    """Return whether a path is a symbolic link; object stores have none."""
+    return not is_uri(path) and os.path.islink(path)
+
+
 def inside(directory: str, relative: str) -> str:
     """Return the path of a file that a stored text names, relative to a directory.
 
@@ -457,7 +463,7 @@ def inside(directory: str, relative: str) -> str:
     path = directory
     for name in relative.split("/"):
         path = os.path.join(path, name)
-        if os.path.islink(path):
+        if is_link(path):
             raise StorageError(
                 f"{path!r} is a symbolic link; the files of a store are not.",
                 hint="copy the file to where the link is",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from featurestore import config
+from featurestore._imports import uninterrupted
 from featurestore.config import check_remote
 from featurestore.errors import InvalidArgument
 from featurestore.model.arguments import answering
@@ -93,10 +94,11 @@ def connect(
     ...     store.get_featuregroups()
     []
     """
-    from featurestore import _current
-    from featurestore.lineage import settings as lineage
-    from featurestore.recovery import recover
-    from featurestore.registry import is_store, open_registry
+    with uninterrupted():
+        from featurestore import _current
+        from featurestore.lineage import settings as lineage
+        from featurestore.recovery import recover
+        from featurestore.registry import is_store, open_registry
 
     named = engine if isinstance(engine, str) or engine is None else None
     settings = config.resolve(

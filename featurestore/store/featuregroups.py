@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from featurestore.featuregroups import FeatureGroup
+    from featurestore.featuregroups.declared_types import TypeName
     from featurestore.featuregroups.discovery import Match
     from featurestore.model.featuregroup import Commit
     from featurestore.retrieval.conversions import DataframeType
@@ -40,6 +41,9 @@ class FeatureGroupCalls(Connected):
         event_time_tolerance: timedelta | str | None = None,
         statistics: bool = True,
         compact: Literal["auto"] | None = None,
+        rename: Mapping[str, str] | str | None = None,
+        dtypes: Mapping[str, TypeName] | None = None,
+        decimal_type: TypeName | None = None,
     ) -> FeatureGroup:
         """Make a new version of a feature group from a dataframe and return its handle.
 
@@ -63,9 +67,15 @@ class FeatureGroupCalls(Connected):
                 write warns of it.
             statistics: Whether each write is counted.
             compact: "auto" merges small files as they come, for groups that are written often.
+            rename: New names of columns (``{"Country Name": "country_name"}``), or
+                ``"snake_case"`` for all of them.
+            dtypes: Types of columns, as Arrow has them or by name: ``{"price": "decimal(20, 4)"}``.
+                Values are never parsed or rounded.
+            decimal_type: The type of all other decimals, "decimal(20, 4)"; None: that of the batch.
 
         Raises:
             FeatureGroupExists: The version exists.
+            SchemaMismatch: A value does not fit the type that ``dtypes`` declares.
             ValidationFailed: The rows broke the expectations; nothing was made.
 
         >>> gates = [{"origin": "JFK", "gates": 128}]
@@ -74,6 +84,8 @@ class FeatureGroupCalls(Connected):
         ('airports', 1, ('origin',))
         """
         from featurestore.featuregroups import Declaration, FeatureGroup, create
+        from featurestore.featuregroups.declared_types import declared_types
+        from featurestore.featuregroups.frame_names import renamed_frame
 
         declared = Declaration(
             primary_key=primary_key,
@@ -89,7 +101,9 @@ class FeatureGroupCalls(Connected):
             tags=dict(tags or {}),
             event_time_tolerance=event_time_tolerance,
             compact=compact,
+            types=declared_types(dtypes, decimal_type),
         )
+        df = renamed_frame(df, rename)
         spec, _ = create(self._session, df, name, declared=declared, version=version)
         return FeatureGroup(self._session, spec.name, spec.version)
 
@@ -112,6 +126,9 @@ class FeatureGroupCalls(Connected):
         event_time_tolerance: timedelta | str | None = None,
         statistics: bool = True,
         compact: Literal["auto"] | None = None,
+        rename: Mapping[str, str] | str | None = None,
+        dtypes: Mapping[str, TypeName] | None = None,
+        decimal_type: TypeName | None = None,
     ) -> FeatureGroup:
         """Return a feature group, created from the dataframe when it does not exist yet.
 
@@ -129,6 +146,8 @@ class FeatureGroupCalls(Connected):
         (1, 1, 1)
         """
         from featurestore.featuregroups import Declaration, FeatureGroup, get_or_create
+        from featurestore.featuregroups.declared_types import declared_types
+        from featurestore.featuregroups.frame_names import renamed_frame
 
         declared = Declaration(
             primary_key=primary_key,
@@ -144,7 +163,9 @@ class FeatureGroupCalls(Connected):
             tags=dict(tags or {}),
             event_time_tolerance=event_time_tolerance,
             compact=compact,
+            types=declared_types(dtypes, decimal_type),
         )
+        df = renamed_frame(df, rename)
         spec = get_or_create(self._session, df, name, declared=declared, version=version)
         return FeatureGroup(self._session, spec.name, spec.version)
 
@@ -159,6 +180,7 @@ class FeatureGroupCalls(Connected):
         on_duplicates: Literal["error", "last"] = "error",
         transaction: tuple[str, int] | None = None,
         validation: str | None = None,
+        rename: Mapping[str, str] | str | None = None,
     ) -> Commit:
         """Write rows into a feature group and return the commit; all of them land, or none.
 
@@ -173,6 +195,7 @@ class FeatureGroupCalls(Connected):
             transaction: (app, n): does nothing when that app has written n or a later number
                 already.
             validation: Policy for this write; None: the group's own.
+            rename: New names of columns, as of ``create_featuregroup``.
 
         Raises:
             SchemaMismatch: Columns do not fit; names both types.
@@ -186,6 +209,7 @@ class FeatureGroupCalls(Connected):
         ('upsert', 1, 5)
         """
         from featurestore.featuregroups import Write, insert
+        from featurestore.featuregroups.frame_names import renamed_frame
 
         write = Write(
             mode=mode,
@@ -194,6 +218,7 @@ class FeatureGroupCalls(Connected):
             transaction=transaction,
             validation=validation,
         )
+        df = renamed_frame(df, rename)
         return insert(self._session, df, name, version=version, write=write)
 
     def delete_from_featuregroup(

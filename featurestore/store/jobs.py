@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from featurestore.model.window import Window
     from featurestore.registry.jobs import RegisteredJob
     from featurestore.registry.runs import Run
+    from featurestore.streams.replay import Replayed
 
 __all__ = ["JobCalls"]
 
@@ -132,6 +133,9 @@ class JobCalls(Connected):
     ) -> list[Run]:
         """Compute the windows that lie in ``[start, end)``, many in one commit; return the runs.
 
+        Of a monitor, the list that is returned has a ``note``: how many windows were judged and how
+        many were out of bounds. Alerts are sent for the newest window only.
+
         Args:
             name: Name of the job.
             start: Beginning of the range.
@@ -196,6 +200,31 @@ class JobCalls(Connected):
         from featurestore.jobs import service
 
         service.set_paused(self._session, name, paused=True)
+
+    def replay_stream(self, name: str) -> Replayed:
+        """Read the records of a stream job's quarantine again, and return what that came to.
+
+        For use after a fix: of the job's schema, of an expectation, of a schema registry. Each record
+        that can be read now lands once and leaves the quarantine; a row of its key and times that the
+        group has already stays, and so does the record in the quarantine.
+
+        Args:
+            name: Name of the job.
+
+        Raises:
+            JobNotFound: There is no such job.
+            InvalidJob: It reads no topic, or has not run with its present columns.
+            JobLeased: A run of the job is at work.
+
+        >>> registered = store.register_jobs("jobs.py")
+        >>> store.replay_stream("mean_temp")
+        Traceback (most recent call last):
+        featurestore.errors.InvalidJob: Job 'mean_temp' reads no topic.
+        Hint: featurestore job list
+        """
+        from featurestore.jobs.streams.replay import replay_stream
+
+        return replay_stream(self._session, name)
 
     def unpause_job(self, name: str) -> None:
         """Let a paused job go on; windows that it missed are due.

@@ -7,6 +7,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from featurestore import ingest
+from featurestore.featuregroups.declared_types import declared_types, typed_reader
+from featurestore.featuregroups.frame_names import renamed_frame
 from featurestore.model.durations import format_duration
 from featurestore.model.featuregroup import Commit
 from featurestore.model.names import check_name
@@ -42,6 +44,8 @@ class RemoteWriteCalls(FeatureGroupCalls):
 
     def _make(self, df: object, name: str, declared: Mapping[str, Any]) -> FeatureGroup:
         asked = dict(declared)
+        df = renamed_frame(df, asked.pop("rename", None))
+        types = declared_types(asked.pop("dtypes", None), asked.pop("decimal_type", None))
         for argument in ("ttl", "event_time_tolerance"):
             if isinstance(asked.get(argument), timedelta):
                 asked[argument] = format_duration(asked[argument])
@@ -57,7 +61,9 @@ class RemoteWriteCalls(FeatureGroupCalls):
                 '"kwargs": {"column": "x"}}]',
             )
         path = f"/featuregroups/{check_name(name)}"
-        made = client_of(self._session).send(path, asked, ingest.to_reader(df))
+        df, language = ingest.with_language(df)
+        rows = typed_reader(ingest.to_reader(df), types, name=name, library=language)
+        made = client_of(self._session).send(path, asked, rows)
         return self.featuregroup(made["name"], version=made["version"])
 
     def insert_into_featuregroup(
@@ -71,10 +77,11 @@ class RemoteWriteCalls(FeatureGroupCalls):
         on_duplicates: Literal["error", "last"] = "error",
         transaction: tuple[str, int] | None = None,
         validation: str | None = None,
+        rename: Mapping[str, str] | str | None = None,
     ) -> Commit:
         group = self.featuregroup(name, version=version)
         return group.insert(
-            df,
+            renamed_frame(df, rename),
             mode=mode,
             schema_change=schema_change,
             on_duplicates=on_duplicates,

@@ -146,6 +146,14 @@ class RetrievalCheck:
         return list(found.to_pylist())
 
 
+def _fits(value: Decimal, kind: pa.DataType) -> bool:
+    """Tell whether an integer or decimal type holds a value."""
+    try:
+        return bool(pa.array([value], kind)[0].as_py() == value)
+    except (pa.ArrowException, OverflowError, ValueError, TypeError):
+        return False
+
+
 def _table(columns: dict[str, Sequence[Any]], types: dict[str, pa.DataType]) -> pa.Table:
     arrays = {}
     for name, values in columns.items():
@@ -522,6 +530,35 @@ class ResultConformance(RetrievalFixtures):
         )
         labels = _table({"k": [2, -1, 1], "at": [at(1)] * 3}, {"k": pa.int8()})
         assert values_of(retrieval.check(["w.x"], labels), "x") == [2, None, 1]
+
+    @pytest.mark.parametrize("roles", ["plain", "timed", "waits"])
+    def test_decimal_and_integer_keys_meet_by_value(
+        self, retrieval: RetrievalCheck, roles: str
+    ) -> None:
+        declared: dict[str, Any] = {"primary_key": ("k",)}
+        if roles != "plain":
+            declared["event_time"] = "t"
+        if roles == "waits":
+            declared["created_time"] = "t2"
+        kinds = [pa.decimal128(4, 2), pa.decimal128(38, 0), pa.decimal128(38, 30), pa.int16()]
+        kinds.append(pa.uint64())
+        values: list[Any] = [Decimal("1.10"), Decimal("1.15"), Decimal("-2"), Decimal("99.99")]
+        values += [Decimal(1), Decimal(300), Decimal(70_000), Decimal(2**64 - 1), Decimal(2) ** 100]
+        features, wanted = [], {}
+        for number, kind in enumerate(kinds):
+            held = [value for value in values if _fits(value, kind)]
+            rows: dict[str, Sequence[Any]] = {"k": held, "x": list(map(float, held))}
+            rows |= {"t": [at(0)] * len(held), "t2": [at(0)] * len(held)}
+            retrieval.group(f"g{number}", _table(rows, {"k": kind}), **declared)
+            features.append(f"g{number}.x as x{number}")
+            wanted[f"x{number}"] = held
+        for kind in (*kinds, pa.decimal128(5, 3)):
+            asked = [value for value in values if _fits(value, kind)]
+            labels = _table({"k": asked, "at": [at(1)] * len(asked)}, {"k": kind})
+            found = retrieval.check(features, labels, label_time="at")
+            for name, held in wanted.items():
+                answers = [float(value) if value in held else None for value in asked]
+                assert values_of(found, name) == answers
 
     def test_label_columns_of_other_names_join_through_join_key(
         self, retrieval: RetrievalCheck

@@ -14,7 +14,13 @@ import pytest
 
 from featurestore.delta.history import added_files, read_history
 from featurestore.delta.snapshot import read_snapshot, transaction_version
-from featurestore.errors import FeatureStoreError, TableDamaged, VersionNotFound, VersionVacuumed
+from featurestore.errors import (
+    FeatureStoreError,
+    StreamOvertaken,
+    TableDamaged,
+    VersionNotFound,
+    VersionVacuumed,
+)
 from featurestore.plugins.engine import TABLE_PROPERTIES, Engine, TableWrite, TimeRange
 from featurestore.storage import files
 from featurestore.testing.relation_conformance import NOON, ids_of, numbered, rows
@@ -171,6 +177,27 @@ class TableConformance:
             if row["id"] != 10:
                 expected.append({**row, "value": changed.get(row["id"], row["value"])})
         assert found == expected
+
+    @pytest.mark.parametrize("partition_by", [(), ("zone",)])
+    def test_upsert_deletes_keys_and_moves_offsets_in_its_commit(
+        self, engine: Engine, tmp_path: Path, partition_by: tuple[str, ...]
+    ) -> None:
+        path = new_table(engine, tmp_path, partition_by=partition_by)
+        write(engine, path, numbered(6))
+        deletes = engine.from_arrow(some(1, 4).select(["id"]).to_reader())
+        offsets = {"stream/0": (None, 7), "stream/1": (None, 9)}
+        how = TableWrite("upsert", key=("id",), deletes=deletes, offsets=offsets)
+        assert write(engine, path, some(2, 9, value=-1.0), how) == 2
+        found = rows(engine, engine.read_table(path, schema=SCHEMA), by="id")
+        values = {row["id"]: row["value"] for row in numbered(6).to_pylist()}
+        expected = {0: values[0], 2: -1.0, 3: values[3], 5: values[5], 9: -1.0}
+        assert {row["id"]: row["value"] for row in found} == expected
+        assert dict(read_snapshot(path).transactions) == {"stream/0": 7, "stream/1": 9}
+        (newest, *_) = read_history(path)
+        assert newest.rows_in == 2
+        again = TableWrite("upsert", key=("id",), offsets=offsets)
+        with pytest.raises(StreamOvertaken):
+            write(engine, path, some(2), again)
 
     def test_upsert_of_a_null_key_matches_nothing(self, engine: Engine, tmp_path: Path) -> None:
         schema = pa.schema([("id", pa.int64()), ("value", pa.float64())])

@@ -20,9 +20,11 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidSql, listing
+from featurestore.model.time_limits import check_time
 from featurestore.usersql.functions import (
     ALIASES,
     CASTS,
+    CASTS_OF_NULL,
     CHOOSING,
     CLOCK,
     FUNCTIONS,
@@ -200,6 +202,7 @@ class _Writer:
 
     def write(self, node: exp.Expr) -> Typed:
         """Return a part of the tree, written for the engine."""
+        check_time()
         kind = type(node)
         if kind in self._comparisons:
             left, right = self._comparable([self.write(node.this), self.write(node.expression)])
@@ -553,6 +556,8 @@ class _Writer:
         if part.kind == kind:
             return part
         found = CASTS.get((part.kind, kind))
+        if part.kind == "null":
+            found = CASTS_OF_NULL.get(kind)
         if found is None:
             listed = listing([f"{one}::{other}" for one, other in CASTS])
             raise InvalidSql(
@@ -619,6 +624,9 @@ class _Writer:
     def _refused(self, node: exp.Expr) -> InvalidSql:
         written = node.sql(dialect=DIALECT)
         hint = INSTEAD.get(type(node).__name__.lower())
+        if type(node).__name__ == "IntDiv":
+            left, right = _operand(node.this), _operand(node.args["expression"])
+            hint = f"({left} - {left} % {right}) / {right} is the whole quotient"
         return InvalidSql(
             f"{short(self._text)} holds {written!r}, which a condition on one row cannot say.",
             hint=hint or "for example \"zone = 'A' and speed > 10\"",
@@ -646,6 +654,13 @@ class _Writer:
         return InvalidSql(f"{short(self._text)}: {name} of {given} has no meaning.", hint=hint)
 
 
+def _operand(node: exp.Expr) -> str:
+    """Return the text of an operand, in parentheses where it has parts."""
+    written: str = node.sql(dialect=DIALECT)
+    is_whole = re.fullmatch(r"\w+|\(.*\)", written) is not None
+    return written if is_whole else f"({written})"
+
+
 def _kind_of(kind: pa.DataType) -> Kind:
     checks: list[tuple[Callable[[pa.DataType], bool], Kind]] = [
         (pat.is_boolean, "boolean"),
@@ -661,6 +676,7 @@ def _kind_of(kind: pa.DataType) -> Kind:
         (pat.is_struct, "struct"),
         (pat.is_binary, "binary"),
         (pat.is_large_binary, "binary"),
+        (pat.is_null, "null"),
     ]
     for holds, found in checks:
         if holds(kind):

@@ -187,6 +187,18 @@ CASTS: dict[tuple[Kind, Kind], Function] = {
     ("timestamp", "date"): _same(("timestamp",), "date", "CAST({0} AS DATE)"),
 }  # fmt: skip
 
+# A column without a type has nulls alone: it is cast to any kind.
+CASTS_OF_NULL: dict[Kind, Function] = {
+    "boolean": _same(("null",), "boolean", "CAST(NULL AS BOOLEAN)"),
+    "integer": _same(("null",), "integer", "CAST(NULL AS BIGINT)"),
+    "number": _same(("null",), "number", "CAST(NULL AS DOUBLE)"),
+    "date": _same(("null",), "date", "CAST(NULL AS DATE)"),
+    "text": Function(("null",), "text", "CAST(NULL AS VARCHAR)", "CAST(NULL AS STRING)"),
+    "timestamp": Function(
+        ("null",), "timestamp", "CAST(NULL AS TIMESTAMPTZ)", "CAST(NULL AS TIMESTAMP)"
+    ),
+}  # fmt: skip
+
 # Other names of the same functions.
 ALIASES = {
     "len": "length",

@@ -167,7 +167,8 @@ def _check_proven(tree: exp.Expr, text: str, dialect: str) -> None:
 
     for node in tree.walk():
         is_cast = isinstance(node, exp.Cast)
-        if is_cast and str(node.args["to"].this.name) in _CASTS_ON_SPARK:
+        is_null = is_cast and isinstance(node.this, exp.Null)
+        if is_null or (is_cast and str(node.args["to"].this.name) in _CASTS_ON_SPARK):
             continue
         calls_table = isinstance(node, exp.Table) and isinstance(node.this, exp.Anonymous)
         if is_cast or calls_table or type(node).__name__ in _NOT_ON_SPARK:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from featurestore.errors import InvalidSql
+from featurestore.model.time_limits import check_time
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -43,6 +44,7 @@ def parse_statement(text: str, *, what: str, calls_by_name: bool = False) -> exp
     import sqlglot
     from sqlglot.errors import SqlglotError
 
+    check_time()
     dialect: Any = DIALECT
     if calls_by_name:
         dialect = _calls_by_name()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from featurestore.model.durations import format_duration
 from featurestore.model.epochs import PLAUSIBLE_FROM
+from featurestore.model.times import python_rows, shifted
 from featurestore.model.validation import ExpectationResult
 from featurestore.validation.subject import Subject
 
@@ -120,7 +121,9 @@ def row_checks(subject: Subject, *, now: datetime, tolerance: timedelta) -> tupl
     elif subject.event_time:
         checks.append(RowCheck(NULL_KEYS, (subject.event_time,)))
     if subject.event_time:
-        checks.append(RowCheck(FUTURE_TIMES, (subject.event_time,), now + tolerance, tolerance))
+        checks.append(
+            RowCheck(FUTURE_TIMES, (subject.event_time,), shifted(now, tolerance), tolerance)
+        )
         checks.append(RowCheck(EARLY_TIMES, (subject.event_time,)))
     return tuple(checks)
 
@@ -169,6 +172,4 @@ def sample_rows(
 ) -> list[dict[str, Any]]:
     """Return a few of the failing rows as plain dicts of the columns that matter."""
     first = pa.array(np.flatnonzero(failing)[:MOST_SAMPLES])
-    shown = batch.select(list(dict.fromkeys(columns)))
-    rows: list[dict[str, Any]] = shown.take(first).to_pylist()
-    return rows
+    return python_rows(batch.select(list(dict.fromkeys(columns))).take(first))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.model.types import decimal_places
 from featurestore.plugins.validator import Measure
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _aggregate(measure: str, value: exp.Expr, kind: pa.DataType) -> exp.Expr:
     if pat.is_floating(kind):
         return exp.Sum(this=value)
     # Sums of 64-bit integers leave 64 bits.
-    scale = kind.scale if pat.is_decimal(kind) else 0
+    scale = decimal_places(kind)
     return exp.Sum(this=exp.cast(value, f"decimal(38, {scale})"))
 
 

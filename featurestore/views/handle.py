@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from featurestore.model.arguments import answers_calls
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.references import format_group_reference
 from featurestore.model.requests import TrainingDatasetRequest
-from featurestore.retrieval import FeatureFrame
+from featurestore.retrieval import FeatureFrame, check_dataframe_type, convert
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.session import Session
 from featurestore.views import catalog
@@ -21,6 +21,7 @@ from featurestore.views.retrieval import problems, rows_of
 if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
     from featurestore.model.splits import TimeSplit
+    from featurestore.retrieval.conversions import DataframeType
     from featurestore.training import TrainingDataset
     from featurestore.transform import Chain
 
@@ -132,13 +133,16 @@ class FeatureView:
         labels: object | None = None,
         label_time: datetime | str | None = None,
         as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
-    ) -> FeatureFrame:
+        dataframe_type: DataframeType | None = None,
+    ) -> Any:
         """Return the features for labels: those of the view, or others to be scored.
 
         Args:
             labels: A dataframe, a FeatureFrame or the name of a group; None: the view's own.
             label_time: Their time column, or one time for all rows; None: the view's.
             as_of: Read the store as it was at a time, or ``{group: Delta version or time}``.
+            dataframe_type: None (FeatureFrame), "pandas", "polars", "arrow", "numpy", "python" or
+                "spark".
 
         Raises:
             FeatureViewBroken: A group no longer has what the view reads.
@@ -150,7 +154,19 @@ class FeatureView:
         >>> rows = view.get_features(labels=asked, label_time=hour(7)).to_arrow()
         >>> rows.column("temp").to_pylist()
         [39.0]
+        >>> view.get_features(dataframe_type="pandas").shape
+        (4, 6)
         """
+        check_dataframe_type(dataframe_type)
+        frame = self._rows(labels, label_time, as_of)
+        return convert(frame, dataframe_type)
+
+    def _rows(
+        self,
+        labels: object | None,
+        label_time: datetime | str | None,
+        as_of: datetime | str | Mapping[str, int | datetime | str] | None,
+    ) -> FeatureFrame:
         return rows_of(self._session, self._spec, labels=labels, label_time=label_time, as_of=as_of)
 
     def explain(
@@ -166,7 +182,7 @@ class FeatureView:
         columns    tailnum, origin, asked_at, late, temp, seats
         ...
         """
-        frame = self.get_features(labels=labels, label_time=label_time, as_of=as_of)
+        frame = self._rows(labels, label_time, as_of)
         assert frame.plan is not None
         sys.stdout.write(str(frame.plan))
         return frame.plan
@@ -243,7 +259,7 @@ class FeatureView:
             transformations=transformations,
             fit_on=fit_on,
         )
-        frame = self.get_features(labels=labels, label_time=label_time, as_of=as_of)
+        frame = self._rows(labels, label_time, as_of)
         check_label(self._spec, frame.columns)
         return create(self._session, frame, request, progress=progress)
 

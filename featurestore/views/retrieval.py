@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import pyarrow as pa
+
 from featurestore.errors import FeatureGroupNotFound, FeatureViewBroken
 from featurestore.model.feature_view import FeatureViewSpec, ViewFeature, unmet
-from featurestore.model.references import format_group_reference
+from featurestore.model.references import format_group_reference, parse_group_reference
 from featurestore.retrieval import FeatureFrame, get_features
 from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
 from featurestore.retrieval.planner import LabelTime
@@ -19,8 +23,11 @@ def rows_of(
     labels: object | None = None,
     label_time: LabelTime | None = None,
     as_of: AsOfArgument | None = None,
+    label_types: Mapping[str, pa.DataType] | None = None,
 ) -> FeatureFrame:
     """Return the rows of a view lazily; all its calls read the same Delta versions.
+
+    Columns of labels without a type have that of ``label_types``, else of the view's label group.
 
     Raises:
         FeatureViewBroken: A group no longer has what the view reads.
@@ -40,6 +47,7 @@ def rows_of(
     if time is None:
         time = spec.label_time
     pins = Pins(session, registered, as_of=as_of)
+    types = {**_types(spec, registered), **(label_types or {})}
     for step in spec.steps:
         side = get_features(
             session,
@@ -49,10 +57,20 @@ def rows_of(
             join_key=step.join_key,
             join=step.join,
             pins=pins,
+            label_types=types,
         )
     pins.check_used()
     assert isinstance(side, FeatureFrame)
     return side.of_view(spec.name, spec.version)
+
+
+def _types(spec: FeatureViewSpec, registered: RegisteredSpecs) -> dict[str, pa.DataType]:
+    """Return the types of the columns of the label group that a view names."""
+    if spec.labels is None:
+        return {}
+    name, version = parse_group_reference(spec.labels)
+    schema = find_spec(name, version=version, specs=registered).schema
+    return dict(zip(schema.names, schema.types, strict=True))
 
 
 def problems(spec: FeatureViewSpec, registered: RegisteredSpecs) -> list[str]:

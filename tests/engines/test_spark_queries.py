@@ -285,8 +285,8 @@ def test_naive_times_of_a_dataframe_are_utc_with_one_warning(engine: SparkEngine
 
 
 def test_types_without_storage_are_refused_all_in_one_message(engine: SparkEngine) -> None:
-    frame = engine.session.sql("select map(1, 2) as m, interval 1 day as i, null as n, 1 as good")
-    with pytest.raises(UnsupportedType, match=r"m: .*; i: .*; n: "):
+    frame = engine.session.sql("select map(1, 2) as m, interval 1 day as i, 1 as good")
+    with pytest.raises(UnsupportedType, match=r"m: .*; i: "):
         engine.adopt(frame)
     with pytest.raises(UnsupportedType, match="v: variant"):
         engine.adopt(engine.session.sql("select parse_json('1') as v"))

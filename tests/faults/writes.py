@@ -35,6 +35,9 @@ MONITOR_FILE = """
 import featurestore
 
 featurestore.monitor_job("g_watch", featuregroup="g", schedule="0 * 14-15 11 *", start="2023-11-14T22:00:00Z")
+featurestore.monitor_job("shift_watch", featuregroup="shifted", schedule="0 * 14-15 11 *", window="1h",
+                         start="2023-11-14T23:00:00Z", confirm=1, drift={"psi": 0.2},
+                         baseline=featurestore.baseline(as_of=1))
 """
 # Calls of the module that change nothing in a store.
 READS = frozenset(
@@ -137,6 +140,12 @@ def prepare(location: Path) -> None:
         _register_model(store)
         store.register_jobs(job_file(location))
         store.register_jobs(job_file(location, "g_watch"))
+        store.create_featuregroup(
+            rows(0, 140, value=1), "shifted", primary_key="id", event_time="t"
+        )
+        store.insert_into_featuregroup(rows(140, 170, value=9), "shifted")
+        report = store.check_monitor("shift_watch", window="2023-11-14T23:00:00Z")
+        assert report.state == "alarm", report
         store.add_alert_channel("ops", "log")
         store.add_source("spare_s", f"file://{location.parent}")
         codes = location.parent / "codes"
@@ -246,6 +255,46 @@ def _register_model(store: FeatureStore) -> None:
     experiments.register_model(run, "line", trust=True)
 
 
+def _misread(store: FeatureStore) -> None:
+    """Register a stream whose quarantine has a record that can be read by now."""
+    from featurestore.featuregroups.create import get_or_create
+    from featurestore.featuregroups.table import open_group
+    from featurestore.jobs.streams.run import stream_job
+    from featurestore.jobs.target import declaration
+    from featurestore.plugins.stream import DecoderRequest, MicroBatch
+    from featurestore.registry import jobs
+    from featurestore.streams.landing import Decoding, land
+    from featurestore_connectors.kafka import decoding
+
+    store.add_source("topics", "kafka://127.0.0.1:9")
+    schema = {"id": "int64", "t": "timestamp"}
+    spec = stream_job(
+        "read_again", source="topics", topic="t", schema=schema, primary_key="id", event_time="t"
+    ).spec
+    with store.session.registry.transaction() as connection:
+        jobs.register(connection, spec, origin="jobs.py", watermark=None)
+    assert spec.stream is not None
+    empty = spec.stream.columns.empty_table()
+    get_or_create(store.session, empty, spec.target, declared=declaration(spec))
+    value = b'{"id": 1, "t": "2024-01-01T00:00:00Z"}'
+    told = {"topic": "t", "partition": 0, "offset": 0, "timestamp": None, "key": b"k"}
+    records = pa.Table.from_pylist([{**told, "value": value}], schema=decoding.RECORDS)
+    misreading = decoding.decoder(spec.stream, DecoderRequest(("id",)))._bad
+
+    def decode(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return misreading(batch, "an error that was fixed since")
+
+    land(
+        store.session,
+        spec,
+        open_group(store.session, spec.target),
+        MicroBatch(records, {0: 0}, {0: 1}),
+        seen={0: None},
+        decoding=Decoding(decode, decoding.decoded_schema(spec.stream)),
+        note={"job": spec.name, "run": "r", "topic": "t"},
+    )
+
+
 def _watched(store: FeatureStore) -> Any:
     return store.register_jobs(job_file(Path(store.location), "g_watch"))
 
@@ -352,10 +401,16 @@ WRITES = {
         lambda store: store.unpause_job("hourly"),
         lambda store: store.pause_job("hourly"),
     ),
+    "replay a stream": Write(
+        "replay_stream", lambda store: store.replay_stream("read_again"), _misread
+    ),
     "check a monitor": Write(
         "check_monitor",
         lambda store: store.check_monitor("g_watch", window="2023-11-14T22:00:00Z"),
         _watched,
+    ),
+    "accept a monitor": Write(
+        "accept_monitor", lambda store: store.accept_monitor("shift_watch", note="new prices")
     ),
     "add an alert channel": Write(
         "add_alert_channel", lambda store: store.add_alert_channel("night", "log")
@@ -401,6 +456,7 @@ def public_writes() -> set[str]:
 def visible(location: Path, *, at_work: bool = False) -> dict[str, Any]:
     """Open a store as a new process does and return everything of it that a user sees, rows by their fingerprint."""
     import featurestore
+    from featurestore.jobs.monitors.service import get_acceptances
 
     seen: dict[str, Any] = {}
     with featurestore.connect(location) as store:
@@ -432,7 +488,13 @@ def visible(location: Path, *, at_work: bool = False) -> dict[str, Any]:
             seen[f"job {job.name}"] = bool(getattr(job, "paused", False))
         for monitor in store.get_monitors():
             reports = store.get_monitor_history(monitor.name)
-            seen[f"monitor {monitor.name}"] = [(each.window.start, each.rows) for each in reports]
+            seen[f"monitor {monitor.name}"] = (
+                [(each.window.start, each.rows) for each in reports],
+                [
+                    (each.until, each.subjects, each.note)
+                    for each in get_acceptances(store.session, monitor.name)
+                ],
+            )
         seen["sources"] = [source.name for source in store.get_sources()]
         seen["channels"] = [channel.name for channel in store.get_alert_channels()]
         left = [] if at_work else _leftovers(location)

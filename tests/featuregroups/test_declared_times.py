@@ -5,9 +5,11 @@ Times of 1970 are warned about; a time is no part of a key.
 
 from __future__ import annotations
 
+import datetime as datetime_module
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -32,23 +34,25 @@ def numbers(unit: str) -> pa.Table:
 
 
 @pytest.mark.parametrize("unit", PER_SECOND)
-@pytest.mark.parametrize("library", ["pandas", "polars"])
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow", "duckdb", "rows", "columns"])
 def test_the_hint_of_a_number_as_time_makes_the_right_time(
     duckdb_store: FeatureStore, unit: str, library: str
 ) -> None:
     pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
-    made = {"pandas": numbers(unit).to_pandas, "polars": lambda: pl.from_arrow(numbers(unit))}
-    df = made[library]()
+    table = numbers(unit)
+    made = {
+        "df": {"pandas": table.to_pandas, "polars": lambda: pl.from_arrow(table)},
+        "table": {"pyarrow": lambda: table},
+        "rows": {"duckdb": lambda: duckdb.connect().from_arrow(table), "rows": table.to_pylist},
+        "columns": {"columns": table.to_pydict},
+    }
+    name = next(name for name, makers in made.items() if library in makers)
+    df = made[name][library]()
     with pytest.raises(InvalidArgument) as refused:
         duckdb_store.create_featuregroup(df, "g", primary_key="id", event_time="ts")
-    line = str(refused.value).split(f"with {library}: ")[1]
-    names = {"df": df, "pd": pd, "pl": pl}
-    if library == "pandas":
-        exec(line, names)
-        converted = names["df"]
-    else:
-        converted = eval(line, names)
-    group = duckdb_store.create_featuregroup(converted, "g", primary_key="id", event_time="ts")
+    names = {name: df, "pd": pd, "pl": pl, "pa": pa, "datetime": datetime_module}
+    exec(str(refused.value.hint), names)
+    group = duckdb_store.create_featuregroup(names[name], "g", primary_key="id", event_time="ts")
     assert min(group.read().to_arrow()["ts"].to_pylist()) == NOW
 
 

@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,6 @@ from featurestore.errors import (
     WriteConflict,
 )
 from featurestore.featuregroups import deletes, maintenance
-from featurestore.model import times
 from featurestore.recovery import owners, pins
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import intents, manifests, training_datasets
@@ -252,9 +250,8 @@ def test_a_vacuum_that_never_ends_is_named_to_who_waits(
 ) -> None:
     many_versions(duckdb_store)
     frame = duckdb_store.get_featuregroup("g", as_of=2)
-    now = times.utc_now()
     seconds = itertools.count(step=60)
-    monkeypatch.setattr(times, "clock", lambda: now + timedelta(seconds=next(seconds)))
+    monkeypatch.setattr(pins, "monotonic", lambda: next(seconds))
     monkeypatch.setattr(pins, "sleep", lambda _: None)
     with (
         in_flight(duckdb_store.session, kind="reclaim", name="g", version=1),

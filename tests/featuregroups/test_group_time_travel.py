@@ -83,9 +83,7 @@ def test_a_frame_stays_at_its_version_while_others_write(duckdb_store: FeatureSt
     assert group.read().to_arrow()["n"].to_pylist() == [2]
 
 
-@pytest.mark.parametrize(
-    ("as_of", "says"), [(0, "held no data"), (9, "no Delta version 9"), (-1, "held no data")]
-)
+@pytest.mark.parametrize(("as_of", "says"), [(0, "held no data"), (9, "no Delta version 9")])
 def test_versions_that_are_not_there(duckdb_store: FeatureStore, as_of: int, says: str) -> None:
     group = duckdb_store.create_featuregroup(pa.table({"n": [1]}), "g")
     with pytest.raises(VersionNotFound, match=says):

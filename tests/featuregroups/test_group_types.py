@@ -7,6 +7,7 @@ import json
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -96,7 +97,7 @@ def test_a_matrix_comes_back_as_it_was(duckdb_store: FeatureStore) -> None:
 def test_nothing_is_written_of_a_frame_with_types_that_cannot_be_stored(
     duckdb_store: FeatureStore,
 ) -> None:
-    bad = pa.table({"a": pa.array([1], pa.duration("s")), "b": pa.nulls(1)})
+    bad = pa.table({"a": pa.array([1], pa.duration("s")), "b": pa.array([1], pa.time32("s"))})
     with pytest.raises(UnsupportedType, match=r"a: .*b: "):
         duckdb_store.create_featuregroup(bad, "bad")
     assert duckdb_store.get_featuregroups() == []
@@ -138,6 +139,15 @@ def test_given_types_land_as_the_feature_types_that_are_promised(
     with pytest.raises(UnsupportedType, match="Column 'nanos'"):
         group.insert(finer)
     assert group.delta_version == 1
+
+
+def test_naive_times_of_a_relation_are_warned_of_once(duckdb_store: FeatureStore) -> None:
+    rows = duckdb.sql("select 1 as id, timestamp '2024-01-01' as t")
+    with pytest.warns(NaiveTimeWarning) as caught:
+        duckdb_store.create_featuregroup(rows, "naive", primary_key="id")
+    with pytest.warns(NaiveTimeWarning) as caught_later:
+        duckdb_store.insert_into_featuregroup(rows, "naive", mode="overwrite")
+    assert (len(caught), len(caught_later)) == (1, 1)
 
 
 def test_a_column_of_nulls_takes_the_type_of_the_group(duckdb_store: FeatureStore) -> None:

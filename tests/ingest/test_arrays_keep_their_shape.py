@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
@@ -112,11 +111,13 @@ REFUSED = {
         r"'image' differ in shape: row 0 has \(8, 8\), row 2 has \(7, 8\)\.\nHint: pad or resize .* "
         "encoded bytes",
     ),
-    "a number among arrays": (frame([np.ones((2, 2)), 3]), "mixes arrays .*: row 1 has int 3"),
+    "a number among arrays": (
+        frame([np.ones((2, 2)), 3]),
+        r"more than one type: .*(.|\n)*row 1 is int \(3\)",
+    ),
     "complex": (frame([np.ones((2, 2), complex)]), "holds arrays of complex128"),
-    "complex images": ({"image": np.ones((2, 2, 2), complex)}, "array of complex128"),
+    "complex images": ({"image": np.ones((2, 2, 2), complex)}, "arrays of complex128"),
     "no values": ({"image": np.ones((2, 0, 2))}, r"shape \(2, 0, 2\)"),
-    "masked": ({"image": np.ma.masked_equal(IMAGES, 3)}, r"masked values.*\n.*filled"),
     "later part": (
         iter([frame([[1, 2]] * 3), frame([[1, 2], [3, 4, 5]])]),
         r"those of the first part have \(2,\), row 4 has \(3,\)",
@@ -161,29 +162,3 @@ def test_arrays_come_back_as_they_were(values: Any, data: Any) -> None:
             assert cell.dtype == values.dtype
         else:
             assert cell is None
-
-
-def npy(array: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
-def test_arrays_encoded_as_bytes_are_recognised_and_decoded_by_the_line_to_paste() -> None:
-    df = pd.DataFrame({"id": [1, 2, 3], "image": [None, *map(npy, IMAGES[:2])]})
-    with pytest.raises(UnsupportedType, match=r"'image' hold .* NdarrayCodec") as error:
-        read(df)
-    line, _ = str(error.value.hint).split("; if bytes are meant")
-    exec(line, {"df": df, "np": np, "io": io})
-    found = read(df).column("image")
-    assert shape_of(found.type) == (4, 3, 1)
-    assert found.to_pylist() == [None, *IMAGES[:2].tolist()]
-
-
-def test_bytes_that_are_declared_stay_bytes() -> None:
-    cells = [npy(IMAGES[0]), b"\x89PNG"]
-    typed = pa.table({"image": pa.array(cells, pa.binary())})
-    assert read(typed).column("image").to_pylist() == cells
-    frame = typed.to_pandas()
-    assert read(frame, like=typed.schema).column("image").to_pylist() == cells
-    assert read(frame.iloc[::-1]).column("image").to_pylist() == cells[::-1]

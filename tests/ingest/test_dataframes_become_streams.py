@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from featurestore.errors import InvalidName, UnsupportedDataframe, UnsupportedType
+from featurestore.errors import InvalidName, OutOfRange, UnsupportedDataframe, UnsupportedType
 from featurestore.ingest import to_reader
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import TIMESTAMP
@@ -197,9 +197,9 @@ def test_other_zones_become_utc() -> None:
 def test_nanoseconds_are_kept_where_they_fit_and_refused_where_not() -> None:
     fits = pa.table({"t": pa.array([1_000], pa.timestamp("ns", "UTC"))})
     assert read(fits)["t"].cast(pa.int64()).to_pylist() == [1]
-    with pytest.raises(UnsupportedType, match=r"Column 't'.*lose data(.|\n)*floor\('us'\)"):
+    with pytest.raises(UnsupportedType, match=r"Column 't'.*lose data(.|\n)*floor_temporal"):
         read(pa.table({"t": pa.array([1_001], pa.timestamp("ns", "UTC"))}))
-    with pytest.raises(UnsupportedType, match="Column 't'"):  # year 300,000 in microseconds
+    with pytest.raises(OutOfRange, match=r"Row 0 has .* in 't', outside of the years 1 to 9999"):
         read(pa.table({"t": pa.array([9_000_000_000_000_000], pa.timestamp("s", "UTC"))}))
 
 
@@ -236,7 +236,6 @@ def test_all_columns_that_cannot_be_stored_are_in_one_message() -> None:
     table = pa.table(
         {
             "fine": [1],
-            "empty": pa.nulls(1),
             "span": pa.array([1], pa.duration("us")),
             "clock": pa.array([1], pa.time64("us")),
             "pairs": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int32())),
@@ -245,9 +244,7 @@ def test_all_columns_that_cannot_be_stored_are_in_one_message() -> None:
     )
     with pytest.raises(UnsupportedType) as error:
         read(table)
-    assert all(
-        f"{name}:" in error.value.message for name in ("empty", "span", "clock", "pairs", "huge")
-    )
+    assert all(f"{name}:" in error.value.message for name in ("span", "clock", "pairs", "huge"))
     assert "fine" not in error.value.message
 
 

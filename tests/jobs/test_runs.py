@@ -39,6 +39,35 @@ def test_what_is_due_is_computed_once(city: FeatureStore, define: Define, source
     assert sum(run.windows for run in city.get_runs("demand")) == HOURS
 
 
+TAGS = """
+import featurestore, pyarrow as pa
+@featurestore.job(
+    featuregroup="tags", name="tags", primary_key=["zone"], event_time="hour",
+    schedule="0 * * * *", start="2024-01-01T00:00Z", inputs={"trips": "trips"},
+)
+def tags(window, trips):
+    row = {"zone": "a", "hour": window.end, "tags": [], "note": None, "parts": {"n": None}}
+    if window.start.hour % 4 == 2:
+        row = {**row, "tags": ["x"], "note": "y", "parts": {"n": 1}}
+    return [row]
+"""
+
+
+def test_windows_without_values_take_types_of_the_others(
+    city: FeatureStore, define: Define
+) -> None:
+    city.register_jobs(define(TAGS))
+    windows = [START + number * HOUR for number in range(4)]
+    with pytest.raises(JobFailed, match=r"'tags' \(list<item: null>\)[\s\S]*cast"):
+        city.run_job("tags", window=windows[0])
+    city.backfill_job("tags", windows[0], windows[-1] + HOUR)
+    found = city.get_featuregroup("tags").to_arrow().sort_by("hour")
+    assert found["tags"].to_pylist() == [[], [], ["x"], []]
+    assert found["parts"].to_pylist() == [{"n": None}, {"n": None}, {"n": 1}, {"n": None}]
+    city.run_job("tags", window=windows[1])  # alone
+    assert city.get_featuregroup("tags").to_arrow().sort_by("hour") == found
+
+
 def test_a_window_that_is_run_again_gives_the_same_rows(city: FeatureStore, define: Define) -> None:
     city.register_jobs(define(python_job()))
     city.run_job("demand", due=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import math
+from decimal import Decimal, localcontext
 from typing import Any
 
 import duckdb
@@ -15,10 +17,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from featurestore.ingest import to_reader
+from featurestore.model.arrow_cast import cast_array
 from featurestore.model.cast_lines import cast_line
-from featurestore.model.fitting import Misfit, fitted, may_fit
+from featurestore.model.fitting import Misfit, fitted, label_values, may_fit
 from featurestore.model.shapes import shaped_type
-from featurestore.model.types import TIMESTAMP, integer_range, numpy_type
+from featurestore.model.types import TIMESTAMP, integer_range, numpy_type, widens
 
 INTEGERS = [
     pa.int8(),
@@ -52,6 +55,53 @@ EDGES = [
     math.inf,
     math.nan,
 ]
+
+
+EXACT = [*INTEGERS, pa.decimal128(3, 2), pa.decimal128(19, 0), pa.decimal128(38, 38)]
+EXACT += [pa.decimal128(38, 30), pa.decimal128(38, 0), pa.decimal128(1, 0), pa.decimal128(20, 10)]
+EXACT_VALUES = st.one_of(
+    st.sampled_from([0, 1, -1, 9, 10, 127, 128, -128, 2**63, 2**64 - 1, -(2**63), 10**37]),
+    st.integers(-(10**20), 10**20),
+).flatmap(lambda whole: st.integers(0, 20).map(lambda places: Decimal(whole).scaleb(-places)))
+
+
+def holds(kind: pa.DataType, value: Decimal) -> bool:
+    """The rule in exact arithmetic: whether an integer or decimal type has an equal value."""
+    if pa.types.is_integer(kind):
+        low, high = integer_range(kind)
+        return value == int(value) and low <= value <= high
+    with localcontext() as context:
+        context.prec = 120
+        unscaled = value.scaleb(kind.scale)
+        return unscaled == int(unscaled) and abs(unscaled) < 10**kind.precision
+
+
+@given(
+    values=st.lists(EXACT_VALUES | st.none(), min_size=1, max_size=4),
+    source=st.sampled_from(EXACT),
+    wanted=st.sampled_from(EXACT),
+    deep=st.booleans(),
+)
+def test_exact_numbers_fit_exactly_where_equal_ones_are(
+    values: list[Decimal | None], source: pa.DataType, wanted: pa.DataType, deep: bool
+) -> None:
+    values = [value for value in values if value is None or holds(source, value)]
+    array = pa.array(values, pa.decimal128(38, 20) if pa.types.is_integer(source) else source)
+    array = cast_array(array, source)
+    expected = [value if value is None or holds(wanted, value) else None for value in values]
+    assert label_values(array, wanted).to_pylist() == expected
+    misfits = [value for value in values if value is not None and not holds(wanted, value)]
+    assert may_fit(source, wanted)
+    if widens(source, wanted):
+        assert not misfits
+    if deep:
+        array, wanted = pa.array([array.to_pylist()], pa.list_(source)), pa.list_(wanted)
+    if misfits:
+        with pytest.raises(Misfit) as refusal:
+            fitted(array, wanted)
+        assert refusal.value.value == misfits[0]
+    else:
+        assert fitted(array, wanted).to_pylist() == ([values] if deep else values)
 
 
 def fits(value: Any, wanted: pa.DataType) -> bool:
@@ -139,34 +189,55 @@ def frame_of(library: str, values: pa.Array) -> Any:
         return pl.from_arrow(table)
     if library == "duckdb":
         return duckdb.connect().from_arrow(table)
+    if library == "rows":
+        return table.to_pylist()
+    if library == "tuples":
+        return [(value,) for value in values.to_pylist()]
+    if library in ("columns", "pyarrow"):
+        return table.to_pydict() if library == "columns" else table
     return table.to_pandas()
 
 
 def pasted(library: str, values: pa.Array, line: str) -> pa.Array:
     """Return the column after a user has run the line."""
     frame = frame_of(library, values)
-    names = {"df": frame, "rows": frame, "pd": pd, "pl": pl, "np": np}
-    exec(line, names)
-    column = to_reader(names["rows" if library == "duckdb" else "df"]).read_all()["n"]
+    name = NAMES[library]
+    known = {name: frame, "pd": pd, "pl": pl, "np": np, "pa": pa, "datetime": datetime}
+    exec(line, known)
+    column = to_reader(known[name]).read_all().column(0)
     return pa.concat_arrays(column.chunks)
 
 
-@pytest.mark.parametrize(
-    ("values", "wanted", "expected"),
-    [
-        (pa.array([1.0, 2.6]), pa.int64(), [1, 3]),
-        (pa.array([1, 2**40]), pa.int32(), [1, None]),
-        (pa.array([0.1]), pa.float32(), [np.float32(0.1).item()]),
-        (pa.array(["1.5", "x"]), pa.float64(), [1.5, None]),
-        (pa.array([1, 2]), pa.string(), ["1", "2"]),
-    ],
-    ids=["rounds", "out of range", "shorter floats", "texts", "to text"],
-)
-@pytest.mark.parametrize("library", ["pandas", "polars", "duckdb"])
-def test_the_line_to_paste_makes_values_that_fit(
-    library: str, values: pa.Array, wanted: pa.DataType, expected: list[Any]
-) -> None:
-    line = cast_line(library, "n", values.type, wanted, rounds=values.type == pa.float64())
+NAMES = {"duckdb": "rows", "rows": "rows", "columns": "columns", "pyarrow": "table"}
+NAMES |= {"pandas": "df", "polars": "df", "tuples": "rows"}
+INFINITE = float("inf")
+NOON = datetime.datetime(2024, 1, 31, 12, tzinfo=datetime.UTC)
+CASTS = {
+    "rounds": (pa.array([1.0, 2.6, None]), pa.int64(), [1, 3, None]),
+    "infinite": (pa.array([1.0, INFINITE, -INFINITE]), pa.int64(), [1, None, None]),
+    "at the end": (pa.array([127.0, 127.6, 2.0**63]), pa.int8(), [127, None, None]),
+    "above 64 bits": (pa.array([1.0, 2.0**63]), pa.int64(), [1, None]),
+    "out of range": (pa.array([1, 2**40]), pa.int32(), [1, None]),
+    "signs": (pa.array([1, -1]), pa.uint64(), [1, None]),
+    "shorter floats": (pa.array([0.1]), pa.float32(), [np.float32(0.1).item()]),
+    "texts to floats": (pa.array(["1.5", "x", None]), pa.float64(), [1.5, None, None]),
+    "texts to integers": (pa.array(["15", "x"]), pa.int64(), [15, None]),
+    "to text": (pa.array([1, 2]), pa.string(), ["1", "2"]),
+    "flags to integers": (pa.array([True, None]), pa.int64(), [1, None]),
+    "flags to floats": (pa.array([True, False]), pa.float64(), [1.0, 0.0]),
+    "floats to flags": (pa.array([0.0, 1.0, 2.0]), pa.bool_(), [False, True, None]),
+    "integers to flags": (pa.array([0, 1, 2]), pa.bool_(), [False, True, None]),
+    "days to times": (pa.array([NOON.date(), None]), TIMESTAMP, [NOON.replace(hour=0), None]),
+    "texts to times": (pa.array(["2024-01-31T12:00:00+00:00"]), TIMESTAMP, [NOON]),
+}
+
+
+@pytest.mark.parametrize("case", CASTS)
+@pytest.mark.parametrize("library", NAMES)
+def test_the_line_to_paste_makes_values_that_fit(library: str, case: str) -> None:
+    values, wanted, expected = CASTS[case]
+    column = "col_0" if library == "tuples" else "n"
+    line = cast_line(library, column, values.type, wanted)
     assert line is not None
     assert fitted(pasted(library, values, line), wanted).to_pylist() == expected
 

@@ -131,7 +131,7 @@ def test_a_training_dataset_of_a_query_is_made_again_from_its_pins(flights: Feat
     read = {(each["featuregroup"], each["version"]) for each in dataset.manifest.sources}
     assert read == {("planes", 2), ("weather", 1)}
     derived = [edge.name for edge in flights.featuregroup("planes").derived()]
-    assert derived == ["late"]
+    assert derived == ["asked", "late"]
 
 
 @pytest.mark.parametrize(

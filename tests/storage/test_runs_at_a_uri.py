@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.linear_model import LinearRegression
 
 import featurestore
 from featurestore import experiments
@@ -20,6 +21,7 @@ def train(context: Context) -> dict[str, float]:
     total = 0.0
     for batch in context.reader("train", global_batch_size=50).batches(0):
         total += float(batch["x"].sum())
+    context.save(LinearRegression().fit([[0.0], [1.0]], [0.0, total]), "line")
     return {"metric": total}
 
 
@@ -43,6 +45,7 @@ def test_a_run_trains_on_a_dataset_at_a_uri_and_is_kept_in_a_directory(
         (kept,) = experiments.get_runs("some", store=runs)
         assert kept.dataset is not None
         assert kept.dataset.path == made.path
+        assert set(kept.record.files) == {"artifacts/line.joblib"} == set(kept.artifacts)
     assert names_below(store.location) == before
     for file in (tmp_path / "runs").rglob("*"):
         assert not file.is_file() or SECRET_KEY.encode() not in file.read_bytes()

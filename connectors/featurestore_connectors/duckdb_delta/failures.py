@@ -24,6 +24,7 @@ from featurestore.errors import (
     StorageError,
     TableDamaged,
 )
+from featurestore.model.duckdb_columns import refusal_in
 
 _KEPT: dict[int, BaseException] = {}
 _NUMBERS = itertools.count(1)
@@ -107,6 +108,9 @@ def error_of_stream(message: str) -> FeatureStoreError:
 
 def _translation(error: duckdb.Error) -> FeatureStoreError:
     message = _plain(str(error))
+    refused = refusal_in(message)
+    if refused is not None:
+        return refused
     lowered = message.lower()
     if _mentions(lowered, _DISK_FULL):
         return StorageError(

@@ -29,6 +29,7 @@ from featurestore.retrieval.point_in_time import (
     label_columns,
     label_time_column,
 )
+from featurestore_connectors.duckdb_delta.label_keys import label_key
 from featurestore_connectors.duckdb_delta.sqltext import names, quote
 
 LABELS = "fs_labels"
@@ -214,7 +215,7 @@ class _Compiled:
             return f"{kind} {self.name} ON l.{_NUMBER} = {self.name}.number"
         conditions = []
         for key, (left, column) in zip(self.rule.keys, self.rule.join.on, strict=True):
-            mine, theirs = f"l.{quote(left)}", f"{self.name}.{key}"
+            mine, theirs = self._label_key(left, column), f"{self.name}.{key}"
             is_binary = pat.is_binary(self.rule.spec.schema.field(column).type)
             if is_binary and self.rule.is_timed and len(self.rule.keys) > 1:
                 # DuckDB 2.0's ASOF join loses the rows of binary keys behind others; texts it
@@ -225,6 +226,11 @@ class _Compiled:
             conditions.append(f"{label_time(self.plan)} >= {self.name}.event")
             kind = f"ASOF {kind}"
         return f"{kind} {self.name} ON {' AND '.join(conditions)}"
+
+    def _label_key(self, left: str, key: str, *, table: str = "l") -> str:
+        """Return a key of the labels as the type of the group's key."""
+        given = self.plan.left_schema.field(left).type
+        return label_key(f"{table}.{quote(left)}", given, self.rule.spec.schema.field(key).type)
 
     def is_fresh(self) -> str | None:
         """Return the condition that the row found is not older than the ttl; None without one."""
@@ -261,7 +267,7 @@ class _Compiled:
             return table
         matches = []
         for left, key in self.rule.join.on:
-            matches.append(f"s.{quote(key)} = f.{quote(left)}")
+            matches.append(f"s.{quote(key)} = {self._label_key(left, key, table='f')}")
         on = " AND ".join(matches)
         return f"(SELECT s.* FROM {table} s SEMI JOIN {_HELD_LABELS} f ON {on})"
 
@@ -326,9 +332,10 @@ class _Compiled:
         best = f"(epoch_us(event) + {_SHIFT})::HUGEINT * {_HALF} + (epoch_us(created) + {_SHIFT})"
         time = label_time(self.plan)
         named, present = [], []
-        for key, (left, _) in zip(self.rule.keys, self.rule.join.on, strict=True):
-            named.append(f"l.{quote(left)} AS {key}")
-            present.append(f"l.{quote(left)} IS NOT NULL")
+        for key, (left, column) in zip(self.rule.keys, self.rule.join.on, strict=True):
+            mine = self._label_key(left, column)
+            named.append(f"{mine} AS {key}")
+            present.append(f"{mine} IS NOT NULL")
         present.append(f"{time} IS NOT NULL")
         return (
             f"SELECT {keys}, {since} AS since, {best} AS best, NULL::BIGINT AS number "

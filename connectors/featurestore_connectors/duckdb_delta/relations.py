@@ -14,6 +14,7 @@ import pyarrow.types as pat
 from featurestore.errors import InvalidSql, SchemaMismatch, StorageError, listing
 from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.callers import warn_caller
+from featurestore.model.duckdb_columns import storable
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import feature_schema
 from featurestore.plugins.engine import Relation, TimeRange
@@ -49,14 +50,16 @@ def adopt(database: Database, frame: object) -> Relation | None:
     """Return a relation over a DuckDB relation of the user, None for any other frame."""
     if not isinstance(frame, duckdb.DuckDBPyRelation):
         return None
+    with building():
+        rows: duckdb.DuckDBPyRelation = storable(frame)
     try:
-        native = database.connect_relation(frame)
+        native = database.connect_relation(rows)
     except duckdb.InvalidInputException:
         # A relation of another database: read as a stream, anew at every reading.
-        native = database.connection.from_arrow(_ForeignRelation(frame))
+        native = database.connection.from_arrow(_ForeignRelation(rows))
     with building():
-        given = frame.limit(0).to_arrow_table().schema
-        return of_feature_types(native, given, [str(kind) for kind in frame.types])
+        given = rows.limit(0).to_arrow_table().schema
+        return of_feature_types(native, given, [str(kind) for kind in rows.types])
 
 
 class _ForeignRelation:
@@ -77,29 +80,14 @@ def of_feature_types(
     native: duckdb.DuckDBPyRelation, given: pa.Schema, types: Sequence[str]
 ) -> Relation:
     """Return a native relation with every column as a feature type; ``types`` are DuckDB's."""
-    given = _with_sums_of_64_bits(given, types)
-    schema = feature_schema(given)
+    schema = feature_schema(given, language="duckdb")
     _warn_of_naive_times(given)
     columns = []
-    for field, held, native_type in zip(schema, given, types, strict=True):
+    for field, native_type in zip(schema, types, strict=True):
         name, wanted = sqltext.quote(field.name), sqltext.column_type(field.type)
-        if pat.is_timestamp(held.type) and held.type.unit == "ns":
-            value = _whole_microseconds(field.name)
-        elif native_type == wanted:
-            value = name
-        else:
-            value = f"CAST({name} AS {wanted})"
+        value = name if native_type == wanted else f"CAST({name} AS {wanted})"
         columns.append(f"{value} AS {name}")
     return relation(native.project(", ".join(columns)), schema)
-
-
-def _with_sums_of_64_bits(given: pa.Schema, types: Sequence[str]) -> pa.Schema:
-    """Return the schema with 64 bits where DuckDB sums integers into 128."""
-    fields = []
-    for field, native_type in zip(given, types, strict=True):
-        is_huge = native_type in ("HUGEINT", "UHUGEINT")
-        fields.append(field.with_type(pa.int64()) if is_huge else field)
-    return pa.schema(fields)
 
 
 def _warn_of_naive_times(given: pa.Schema) -> None:
@@ -112,15 +100,6 @@ def _warn_of_naive_times(given: pa.Schema) -> None:
             f"the times of {listing(naive)} have no time zone and are taken as UTC",
             NaiveTimeWarning,
         )
-
-
-def _whole_microseconds(column: str) -> str:
-    name = sqltext.quote(column)
-    refusal = sqltext.text(f"Column {column} has times finer than a microsecond; round them first")
-    return (
-        f"CASE WHEN epoch_ns({name}) % 1000 <> 0 THEN error({refusal}) "
-        f"ELSE make_timestamptz(epoch_ns({name}) // 1000) END"
-    )
 
 
 def from_arrow(database: Database, reader: pa.RecordBatchReader) -> Relation:

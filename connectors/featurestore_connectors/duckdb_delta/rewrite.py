@@ -52,17 +52,27 @@ class _Touched:
 
 
 def upsert(
-    database: Database, state: Snapshot, source: Sequence[NewFile], how: TableWrite
+    database: Database,
+    state: Snapshot,
+    source: Sequence[NewFile],
+    how: TableWrite,
+    *,
+    deletes: Sequence[NewFile] = (),
 ) -> int | None:
-    """Replace the rows whose key occurs in the source, and append the source."""
+    """Replace the rows whose key occurs in the source or is deleted, and append the source."""
     if not how.key:
         raise InvalidArgument("An upsert needs the columns of its key.")
     _check_unique(database, _source(state, source, how), how.key)
 
     def attempt(state: Snapshot) -> int:
         rows = _source(state, source, how)
-        outgoing = f"EXISTS (SELECT 1 FROM {rows} AS source WHERE {_same_key(how.key)})"
-        candidates = _overlapping(state, _bounds(database, rows, how.key, state))
+        keys = f"SELECT {sqltext.names(how.key)} FROM {rows}"
+        if deletes:
+            columns = pa.schema([state.schema.field(name) for name in how.key])
+            deleted = scan.parquet(columns, [file.path for file in deletes])
+            keys += f" UNION ALL SELECT {sqltext.names(how.key)} FROM {deleted}"
+        outgoing = f"EXISTS (SELECT 1 FROM ({keys}) AS source WHERE {_same_key(how.key)})"
+        candidates = _overlapping(state, _bounds(database, f"({keys})", how.key, state))
         touched = _touched(database, state, candidates, outgoing)
         return _replaced(database, state, touched, outgoing, how, rows=rows)
 
@@ -173,6 +183,7 @@ def _replacement(
         metadata=commits.metadata_with(state, how.add_columns),
         note={"operation": how.mode, **how.note},
         transaction=how.transaction,
+        offsets=how.offsets,
         copied_rows=touched.staying,
         reads=True,
     )

@@ -29,6 +29,7 @@ _NAMED = {
     pa.date32(): "DATE",
     pa.timestamp("us", tz="UTC"): "TIMESTAMP WITH TIME ZONE",
     pa.timestamp("us"): "TIMESTAMP",
+    pa.null(): "BOOLEAN",
 }
 _WILDCARDS = re.compile(r"[\[*?]")
 

@@ -62,7 +62,8 @@ def write(database: Database, path: str, relation: Relation, how: TableWrite) ->
         return _write_plain(database, state, relation, schema, how)
     with _as_source(database, state, relation, schema) as source:
         if how.mode == "upsert":
-            return rewrite.upsert(database, state, source, how)
+            with _deleted_keys(database, state, how) as deletes:
+                return rewrite.upsert(database, state, source, how, deletes=deletes)
         return rewrite.replace(database, state, source, how)
 
 
@@ -153,6 +154,20 @@ def _as_source(
     with files.scratch(state.path) as scratch:
         folder = os.path.join(scratch, "rows")
         yield files.write(database, _stored_rows(relation, schema), folder, schema=schema)
+
+
+@contextmanager
+def _deleted_keys(
+    database: Database, state: Snapshot, how: TableWrite
+) -> Iterator[Sequence[NewFile]]:
+    """Give the keys whose rows an upsert deletes as files, in the types of the table."""
+    if how.deletes is None:
+        yield ()
+        return
+    schema = pa.schema([state.schema.field(name) for name in how.key])
+    with files.scratch(state.path) as scratch:
+        folder = os.path.join(scratch, "keys")
+        yield files.write(database, _stored_rows(how.deletes, schema), folder, schema=schema)
 
 
 def _stored_rows(relation: Relation, schema: pa.Schema) -> str:

@@ -21,6 +21,7 @@ from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.point_in_time import AddTieHash, label_columns
 from featurestore_connectors.duckdb_delta import streams
+from featurestore_connectors.duckdb_delta.label_keys import label_key
 from featurestore_connectors.duckdb_delta.point_in_time import (
     label_time,
     left_side,
@@ -234,10 +235,11 @@ def _columns(side: WindowSide) -> list[str]:
 
 def _label_keys(side: WindowSide) -> list[str]:
     """Return the keys of a label as the group's types; a value beyond them has no row."""
-    schema = side.join.source.spec.schema
+    schema, left = side.join.source.spec.schema, side.plan.left_schema
     keys = []
     for label, key in side.join.on:
-        keys.append(f"TRY_CAST(l.{quote(label)} AS {column_type(schema.field(key).type)})")
+        given, wanted = left.field(label).type, schema.field(key).type
+        keys.append(label_key(f"l.{quote(label)}", given, wanted))
     return keys
 
 

@@ -28,6 +28,7 @@ from featurestore.retrieval.point_in_time import (
     label_time_column,
 )
 from featurestore_connectors.spark_delta import partitions, row_hashes
+from featurestore_connectors.spark_delta.label_keys import label_key
 from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.sqltext import column, timestamp
 
@@ -90,7 +91,7 @@ class _LabelSide:
 
     def key(self, name: str, kind: pa.DataType) -> Any:
         """Return a left column as it is compared with a key of a feature type."""
-        return _comparable(self.column(name), self.plan.left_schema.field(name).type, kind)
+        return label_key(self.names[name], self.plan.left_schema.field(name).type, kind)
 
     @property
     def time(self) -> Any:
@@ -210,12 +211,10 @@ class _Compiled:
         return fields or [F.lit(True).alias("found")]
 
     def _keys(self) -> list[Any]:
-        """Return the key columns as they are compared with the left side's."""
-        left_schema = self.rule.plan.left_schema
+        """Return the key columns under their short names."""
         keys = []
-        for name, (left, key) in zip(self.keys, self.rule.join.on, strict=True):
-            kind = self.rule.spec.schema.field(key).type
-            keys.append(_comparable(column(key), kind, left_schema.field(left).type).alias(name))
+        for name, (_, key) in zip(self.keys, self.rule.join.on, strict=True):
+            keys.append(column(key).alias(name))
         return keys
 
     def _read(self, engine: Engine) -> Any:
@@ -361,19 +360,3 @@ def timestamp_of(value: Any, kind: pa.DataType) -> Any:
     if pat.is_date(kind):
         return F.timestamp_micros(F.unix_date(value) * _DAY)
     return value
-
-
-def _comparable(value: Any, mine: pa.DataType, other: pa.DataType) -> Any:
-    """Return a key column in a type that holds the values of both sides."""
-    if mine == other:
-        return value
-    return value.cast(_wide(mine, other))
-
-
-def _wide(mine: pa.DataType, other: pa.DataType) -> str:
-    if pat.is_decimal(mine) or pat.is_decimal(other):
-        digits = max(mine.precision - mine.scale, other.precision - other.scale)
-        return f"decimal({min(digits + mine.scale, 38)},{mine.scale})"
-    if pa.uint64() in (mine, other):
-        return "decimal(20,0)"
-    return "bigint"

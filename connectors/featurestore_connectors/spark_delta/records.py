@@ -15,7 +15,15 @@ import pyarrow.types as pat
 from featurestore.hashing import value_kind
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.format import WrittenFile, WrittenShard
-from featurestore.plugins.records import RecordPlan, RecordShard, RecordTask, ValueLengths
+from featurestore.plugins.records import (
+    NullMark,
+    RecordPlace,
+    RecordPlan,
+    RecordShard,
+    RecordTail,
+    RecordTask,
+    ValueLengths,
+)
 from featurestore.storage.location import is_uri
 from featurestore.storage.publication import make_directory
 from featurestore_connectors.spark_delta.failures import translated
@@ -87,12 +95,13 @@ def _records(plan: RecordPlan) -> dict[str, Any]:
     }
 
 
-def _column(given: Any) -> dict[str, Any]:
+def _column(part: RecordPlace | RecordTail) -> dict[str, Any]:
+    mark = part.null_mark or NullMark(0, 0)
     return {
-        "name": given.column,
-        "nullable": given.nullable,
-        "key_offset": given.key_offset,
-        "masked": given.masked,
+        "name": part.column,
+        "nullable": part.null_mark is not None,
+        "key_offset": mark.offset,
+        "masked": mark.value,
     }
 
 

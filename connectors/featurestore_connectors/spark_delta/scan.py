@@ -22,7 +22,7 @@ from featurestore.delta.presence import check_files
 from featurestore.delta.schema import requested_schema
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import ConfigurationError, EngineError, StorageError, TableDamaged
-from featurestore.model.types import feature_schema
+from featurestore.model.untyped import refuse_untyped, sql_casts
 from featurestore.plugins.engine import Relation
 from featurestore.storage import files
 from featurestore_connectors.spark_delta import parquet_relations
@@ -102,6 +102,10 @@ def plain_frame(session: Any, snapshot: Snapshot, chosen: Sequence[DataFile]) ->
     return reader.parquet(*[file.path for file in chosen])
 
 
+def _typing(columns: pa.Schema) -> str:
+    return f"write the files with a type: {sql_casts(columns)}"
+
+
 def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:
     """Return the rows of Parquet files and folders, to any depth, columns matched by name.
 
@@ -117,7 +121,7 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
     first, old = _first_schema(paths)
     if schema is None:
         # Spark takes columns without a type for integers.
-        feature_schema(pa.schema([field for field in first if pat.is_null(field.type)]))
+        refuse_untyped(first, what=paths[0], hint=_typing)
     fine = []  # in nanoseconds, which Spark reads as plain integers or not at all
     for field in first:
         if pat.is_timestamp(field.type) and field.type.unit == "ns" and field.name not in old:

@@ -31,7 +31,7 @@ from featurestore_connectors.spark_delta.transactions import Transaction
 
 # What the driver looks through, and one task writes.
 _MOST_BYTES = 128 << 20
-_COPIED, _SOURCE = "numTargetRowsCopied", "operationNumSourceRows"
+COPIED, SOURCE = "numTargetRowsCopied", "operationNumSourceRows"
 
 
 def upsert(
@@ -60,10 +60,10 @@ def upsert(
         if not transaction.carry(how.transaction):
             return True
         for file in touched:
-            transaction.act(_removal(file))
+            transaction.act(removal(file))
         old = scan.plain_frame(commit.session, snapshot, touched)
         transaction.add(_merged(old, rows, how.key))
-        transaction.measure({_COPIED: copied, _SOURCE: keys.num_rows})
+        transaction.measure({COPIED: copied, SOURCE: keys.num_rows})
         nothing, none = transaction.nothing(), transaction.sequence()
         transaction.commit("Merge", nothing, nothing, nothing, nothing, none, none, none)
     return True
@@ -113,7 +113,8 @@ def _merged(old: Any, rows: Any, key: Sequence[str]) -> Any:
     return staying.select(*map(column, rows.columns)).union(rows).coalesce(1)
 
 
-def _removal(file: DataFile) -> str:
+def removal(file: DataFile) -> str:
+    """Return the action of the log that removes a file, as JSON."""
     return json.dumps(
         {
             "remove": {
@@ -121,7 +122,7 @@ def _removal(file: DataFile) -> str:
                 "deletionTimestamp": int(time.time() * 1000),
                 "dataChange": True,
                 "extendedFileMetadata": True,
-                "partitionValues": {},
+                "partitionValues": dict(file.partition),
                 "size": file.bytes,
                 "stats": json.dumps({"numRecords": file.rows}),
             }

@@ -122,20 +122,38 @@ def _write_once(commit: CommitSession, path: str, given: Relation, how: TableWri
     grows = len(held) > len(table.schema)
     rows = cast_to(commit.adopt(given.native), held)
     if how.mode == "upsert":
-        done = False
-        if isinstance(given, HeldRelation | StagedRelation):
-            # Each reading gives the same rows, so Delta need not copy them before it reads twice.
-            commit.set("spark.databricks.delta.merge.materializeSource", "none")
-        if isinstance(given, HeldRelation) and not grows:
-            done = small_upserts.upsert(commit, path, given, rows, how)
-        if not done:
-            rewrite.upsert(commit, path, rows, how, grows=grows)
+        _upsert_once(commit, path, given, rows, how, grows=grows)
     elif how.offsets:
         if grows:  # the columns first: readers take them as null
             _save(commit, path, rows.limit(0), TableWrite(mode="append"), grows=True)
         offsets.append(commit, path, rows, how)
     else:
         _save(commit, path, rows, how, grows=grows)
+
+
+def _upsert_once(
+    commit: CommitSession, path: str, given: Relation, rows: Any, how: TableWrite, *, grows: bool
+) -> None:
+    """Replace rows by key: by MERGE, unless that cannot carry it or takes longer."""
+    from pyspark.sql.types import StructType
+
+    if how.offsets or how.deletes is not None:
+        if grows:  # the columns first: readers take them as null
+            _save(commit, path, rows.limit(0), TableWrite(mode="append"), grows=True)
+        deletes = None
+        if how.deletes is not None:
+            keys = StructType([rows.schema[name] for name in how.key])
+            deletes = cast_to(commit.adopt(how.deletes.native), keys)
+        offsets.upsert(commit, path, rows, how, deletes)
+        return
+    if isinstance(given, HeldRelation | StagedRelation):
+        # Each reading gives the same rows, so Delta need not copy them before it reads twice.
+        commit.set("spark.databricks.delta.merge.materializeSource", "none")
+    done = False
+    if isinstance(given, HeldRelation) and not grows:
+        done = small_upserts.upsert(commit, path, given, rows, how)
+    if not done:
+        rewrite.upsert(commit, path, rows, how, grows=grows)
 
 
 def _with_columns(held: Any, added: pa.Schema | None) -> Any:

@@ -24,6 +24,7 @@ from featurestore.model.types import (
     storage_schema,
     storage_type,
 )
+from featurestore.model.untyped import untyped_columns
 from featurestore_connectors.spark_delta.sqltext import column
 
 
@@ -46,17 +47,18 @@ def of_feature_types(frame: Any) -> tuple[Any, pa.Schema]:
         UnsupportedType: Lists every column that cannot be stored.
     """
     given = _arrow_schema(frame)
-    schema = feature_schema(given)
+    schema = feature_schema(given, language="pyspark")
     naive = [field.name for field in given if _has_naive(field.type)]
     if naive:
         warn_caller(
             f"the times of {listing(naive)} have no time zone and are taken as UTC",
             NaiveTimeWarning,
         )
-        zoned = []
+    if naive or untyped_columns(schema):
+        held = []
         for field in spark_schema(schema).fields:
-            zoned.append(column(field.name).cast(field.dataType).alias(field.name))
-        frame = frame.select(*zoned)
+            held.append(column(field.name).cast(field.dataType).alias(field.name))
+        frame = frame.select(*held)
     return frame, schema
 
 
@@ -83,7 +85,8 @@ def _arrow_schema(frame: Any) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_type
 
     fields, refused = [], []
-    for field in frame.schema.fields:
+    # Arrow has no column of nulls alone that may hold none, as the items of an empty array().
+    for field in frame.schema.toNullable().fields:
         try:
             if "variant" in field.dataType.simpleString():  # would pass for a struct of bytes
                 raise UnsupportedType("variant")

@@ -16,6 +16,7 @@ from featurestore.model.widths import width_of_columns
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.retrieval.point_in_time import label_columns, label_rows
 from featurestore_connectors.spark_delta import partitions
+from featurestore_connectors.spark_delta.label_keys import label_key
 from featurestore_connectors.spark_delta.point_in_time import (
     label_time,
     left_side,
@@ -23,7 +24,7 @@ from featurestore_connectors.spark_delta.point_in_time import (
     with_tie_hash,
 )
 from featurestore_connectors.spark_delta.relations import map_in_arrow, relation
-from featurestore_connectors.spark_delta.sqltext import column, quote
+from featurestore_connectors.spark_delta.sqltext import column
 from featurestore_connectors.spark_delta.tasks import MapSortedTask
 from featurestore_connectors.spark_delta.types import spark_schema
 
@@ -111,9 +112,8 @@ def _of_labels(side: WindowSide, left: Relation) -> dict[str, Any]:
     schema = side.join.source.spec.schema
     values: dict[str, Any] = {}
     for number, (label, key) in enumerate(side.join.on):
-        kind = spark_schema(pa.schema([schema.field(key)])).fields[0].dataType.simpleString()
-        # A value beyond the key's type has no row.
-        values[f"k{number}"] = F.expr(f"try_cast({quote(label)} AS {kind})")
+        given = side.plan.left_schema.field(label).type
+        values[f"k{number}"] = label_key(label, given, schema.field(key).type)
     values[GROUP] = _group(side, list(values.values()))
     at = label_time(side.plan, column)
     values[MOMENT] = F.unix_micros(at) * 2 + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,11 +15,13 @@ _COLOUR = "#4878cf"
 _LONGEST = 40
 
 
-def draw_intervals(rows: Sequence[tuple[str, float, float, float]], *, label: str) -> Figure:
+def draw_intervals(
+    rows: Sequence[tuple[str, float, float | None, float | None]], *, label: str
+) -> Figure:
     """Return a figure with a bar for each (name, value, low, high), the first one on top.
 
     Args:
-        rows: What to draw; an infinite interval is left out.
+        rows: What to draw; ``low`` and ``high`` are None where there is no interval.
         label: What the values are.
     """
     try:
@@ -38,7 +39,7 @@ def draw_intervals(rows: Sequence[tuple[str, float, float, float]], *, label: st
             shown = f"{shown[: _LONGEST - 1]}…"
         names.append(shown.replace("$", r"\$"))
         axes.barh(position, value, color=_COLOUR, height=0.7)
-        if math.isfinite(low) and math.isfinite(high):
+        if low is not None and high is not None:
             reach = [[value - low], [high - value]]
             axes.errorbar(value, position, xerr=reach, color="black", capsize=3, linewidth=1)
     axes.axvline(0, color="black", linewidth=0.8)

@@ -1,0 +1,37 @@
+"""Keys of labels in the types of the keys that they meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.model.types import decimal_places
+from featurestore_connectors.spark_delta.sqltext import column, quote
+from featurestore_connectors.spark_delta.types import spark_schema
+
+
+def label_key(name: str, given: pa.DataType, wanted: pa.DataType) -> Any:
+    """Return a label's key as the type of a group's key; null, which has no row, beyond its values.
+
+    ``name`` is the column of the labels, the types are feature types.
+    """
+    from pyspark.sql import functions as F
+
+    if given == wanted:
+        return column(name)
+    kind = _name_of(wanted)
+    if pat.is_null(given):
+        return F.lit(None).cast(kind)
+    cast = f"try_cast({quote(name)} AS {kind})"
+    if decimal_places(given) <= decimal_places(wanted):
+        return F.expr(cast)
+    # The cast rounds, so the result may be another number.
+    back = f"try_cast({cast} AS {_name_of(given)})"
+    return F.expr(f"CASE WHEN {back} = {quote(name)} THEN {cast} END")
+
+
+def _name_of(kind: pa.DataType) -> str:
+    """Return the name of the type in which Spark holds a feature type."""
+    return str(spark_schema(pa.schema([pa.field("key", kind)])).fields[0].dataType.simpleString())

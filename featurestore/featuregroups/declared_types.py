@@ -1,0 +1,137 @@
+"""Types that a caller declares for the columns of a new group: ``dtypes=`` and ``decimal_type=``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.errors import InvalidArgument, UnsupportedType, did_you_mean, listing
+from featurestore.featuregroups.conform import Fit
+from featurestore.model.arrow_json import named_type
+from featurestore.model.cast_lines import cast_line
+from featurestore.model.fitting import may_fit
+from featurestore.model.types import feature_type, is_nested
+from featurestore.plugins.engine import Engine, Relation
+
+# What ``dtypes=`` maps columns to: a type of Arrow, or its name such as "decimal(20, 4)".
+TypeName: TypeAlias = str | pa.DataType
+
+
+@dataclass(frozen=True)
+class DeclaredTypes:
+    """The types of columns by name, and the one of all other decimals."""
+
+    columns: Mapping[str, pa.DataType] = field(default_factory=dict)
+    decimal: pa.DataType | None = None
+
+    def schema(self, given: pa.Schema, *, library: str) -> pa.Schema:
+        """Return the schema of a dataframe's feature types with the declared types.
+
+        Raises:
+            InvalidArgument: A name is not a column, or a column cannot have its type.
+        """
+        for name in self.columns:
+            if name not in given.names:
+                raise InvalidArgument(
+                    f"dtypes names {name!r}, which is not a column. There are "
+                    f"{listing(given.names, limit=50)}.",
+                    hint=did_you_mean(name, given.names, write="dtypes={{{!r}: '...'}}"),
+                )
+        fields = []
+        for each in given:
+            wanted = self.columns.get(each.name)
+            if wanted is None:
+                wanted = self._with_decimals(each.type)
+            if not may_fit(each.type, wanted):
+                line = cast_line(library, each.name, each.type, wanted)
+                raise InvalidArgument(
+                    f"Column {each.name!r} is {each.type}, of which dtypes= does not make {wanted}: "
+                    "values are never parsed or rounded.",
+                    hint=line or f"cast the column {each.name!r}",
+                )
+            fields.append(each.with_type(wanted))
+        return pa.schema(fields)
+
+    def _with_decimals(self, kind: pa.DataType) -> pa.DataType:
+        """Return a type with the declared decimals in the place of its own."""
+        if self.decimal is None:
+            return kind
+        if pat.is_decimal(kind):
+            return self.decimal
+        if is_nested(kind) and not pat.is_struct(kind):
+            item = pa.field("item", self._with_decimals(kind.value_type))
+            return pa.list_(item, kind.list_size if pat.is_fixed_size_list(kind) else -1)
+        return kind
+
+
+def declared_types(
+    dtypes: Mapping[str, TypeName] | None, decimal_type: TypeName | None
+) -> DeclaredTypes:
+    """Return the types that ``dtypes=`` and ``decimal_type=`` declare.
+
+    Raises:
+        UnsupportedType: A type is unknown, or cannot be stored.
+
+    >>> declared_types({"price": "decimal(20, 4)"}, None).columns
+    {'price': Decimal128Type(decimal128(20, 4))}
+    """
+    if not isinstance(dtypes, Mapping | None):
+        raise InvalidArgument(
+            f"dtypes={dtypes!r} is not a mapping.", hint="dtypes={'price': 'decimal(20, 4)'}"
+        )
+    columns = {}
+    for name, given in (dtypes or {}).items():
+        columns[name] = _stored(named_type(given, column=name), f"dtypes={{{name!r}: ...}}")
+    decimal = None
+    if decimal_type is not None:
+        decimal = _stored(named_type(decimal_type, column="decimal_type"), "decimal_type")
+        if not pat.is_decimal(decimal):
+            raise UnsupportedType(
+                f"decimal_type={decimal_type!r} is not a type of decimals.",
+                hint="decimal_type='decimal(20, 4)'",
+            )
+    return DeclaredTypes(columns, decimal)
+
+
+def typed_relation(
+    rows: Relation, declared: DeclaredTypes, *, name: str, engine: Engine, library: str
+) -> Relation:
+    """Return rows with the declared types; reading them raises where a value does not fit."""
+    schema = declared.schema(rows.schema, library=library)
+    if schema == rows.schema:
+        return rows
+    return engine.map_batches(rows, _fit(schema, name, library), schema=schema)
+
+
+def typed_reader(
+    rows: pa.RecordBatchReader, declared: DeclaredTypes, *, name: str, library: str
+) -> pa.RecordBatchReader:
+    """Return a stream with the declared types."""
+    schema = declared.schema(rows.schema, library=library)
+    if schema == rows.schema:
+        return rows
+    return pa.RecordBatchReader.from_batches(schema, _fitted(rows, _fit(schema, name, library)))
+
+
+def _fitted(batches: Iterable[pa.RecordBatch], fit: Fit) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield fit(batch)
+
+
+def _fit(schema: pa.Schema, name: str, library: str) -> Fit:
+    title = f"the declared types of feature group {name!r}"
+    return Fit(schema, title, library, way_out="declare a wider type in dtypes=")
+
+
+def _stored(kind: pa.DataType, argument: str) -> Any:
+    stored = feature_type(kind)
+    if stored is None:
+        raise UnsupportedType(
+            f"{argument}: {kind} cannot be stored.",
+            hint="decimals have at most 38 digits; the names are those of Arrow",
+        )
+    return stored

@@ -1,0 +1,154 @@
+"""Values that a table cannot hold: times out of range, texts that cannot name a folder.
+
+Delta reads an empty text of a partition column back as null, and file systems limit the length of
+names. Both are refused with the times, in one pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from featurestore.errors import FeatureStoreError, InvalidArgument
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.instants import first_outside, refusal, time_columns
+from featurestore.plugins.engine import Accumulator, Engine, Relation
+
+# Bytes of a file's name, on every usual file system.
+_LONGEST_NAME = 255
+
+
+@dataclass(frozen=True)
+class ValueRules:
+    """What is checked of rows: ``folders`` are partition columns of texts, ``times`` hold times.
+
+    ``key`` are the columns whose values name a row in messages.
+    """
+
+    folders: tuple[str, ...]
+    times: tuple[str, ...]
+    key: tuple[str, ...]
+
+    @classmethod
+    def of(cls, spec: FeatureGroupSpec, *, has_checked_times: bool) -> ValueRules:
+        """Return the rules of a group, without its times where they were checked before."""
+        folders = []
+        for name in spec.partition_by:
+            if pat.is_string(spec.schema.field(name).type):
+                folders.append(name)
+        times = () if has_checked_times else time_columns(spec.schema)
+        return cls(tuple(folders), times, spec.primary_key)
+
+    def columns(self) -> list[str]:
+        """Return the columns that are looked at; none where there is nothing to check."""
+        if not self.folders and not self.times:
+            return []
+        return list(dict.fromkeys([*self.folders, *self.times, *self.key]))
+
+    def first_error(self, batch: pa.RecordBatch) -> FeatureStoreError | None:
+        """Return the refusal of the first value that a table cannot hold, None where it can all."""
+        for name in self.folders:
+            error = _error_of_folders(name, _column(batch, name))
+            if error is not None:
+                return error
+        for name in self.times:
+            array = _column(batch, name)
+            row = first_outside(array)
+            if row is not None:
+                return refusal(array, row, column=name, shown=self._shown(batch, row))
+        return None
+
+    def _shown(self, batch: pa.RecordBatch, row: int) -> str:
+        parts = []
+        for name in self.key:
+            parts.append(f"{name}={_column(batch, name)[row]}")
+        return f"The row of {', '.join(parts)}" if parts else "A row"
+
+
+@dataclass(frozen=True)
+class RefuseValues:
+    """Passes batches through and raises at a value that a table cannot hold.
+
+    Runs where the rows are.
+    """
+
+    rules: ValueRules
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        error = self.rules.first_error(batch)
+        if error is not None:
+            raise error
+        return batch
+
+
+@dataclass(frozen=True)
+class FindRefusal(Accumulator["FeatureStoreError | None", "FeatureStoreError | None"]):
+    """The refusal of the first value that a table cannot hold, or None.
+
+    As an accumulator, for rows that can be read twice.
+    """
+
+    rules: ValueRules
+
+    def start(self) -> FeatureStoreError | None:
+        return None
+
+    def update(
+        self, state: FeatureStoreError | None, batch: pa.RecordBatch
+    ) -> FeatureStoreError | None:
+        return state or self.rules.first_error(batch)
+
+    def merge(
+        self, left: FeatureStoreError | None, right: FeatureStoreError | None
+    ) -> FeatureStoreError | None:
+        return left or right
+
+    def finish(self, state: FeatureStoreError | None) -> FeatureStoreError | None:
+        return state
+
+
+def refuse_while_written(relation: Relation, rules: ValueRules, *, engine: Engine) -> Relation:
+    """Return the rows, which fail at a value that a table cannot hold while they are written."""
+    if not rules.columns():
+        return relation
+    return engine.map_batches(relation, RefuseValues(rules), schema=relation.schema)
+
+
+def check_staged(relation: Relation, rules: ValueRules, *, engine: Engine) -> None:
+    """Refuse staged rows with a value that a table cannot hold."""
+    columns = rules.columns()
+    if not columns:
+        return
+    selected = engine.select(relation, dict(zip(columns, columns, strict=True)))
+    error = engine.aggregate(selected, FindRefusal(rules))
+    if error is not None:
+        raise error
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    return batch.column(batch.schema.get_field_index(name))
+
+
+def _error_of_folders(name: str, texts: pa.Array) -> FeatureStoreError | None:
+    """Return the refusal of the first text that cannot name a folder."""
+    for text in pc.unique(texts).drop_null().to_pylist():
+        if not text:
+            return InvalidArgument(
+                f"The partition column {name!r} has empty texts, which Delta would read back as "
+                "null.",
+                hint=f"give them a name, for example 'none', or leave {name!r} out of partition_by",
+            )
+        # Folders are named name=value, with percent signs for all bytes but plain ones.
+        length = len(f"{name}={quote(text, safe='')}")
+        if length > _LONGEST_NAME:
+            return InvalidArgument(
+                f"The partition column {name!r} has a text of {len(text)} letters, "
+                f"{text[:20]!r}...: the name of its folder would have {length} bytes, and file "
+                f"systems take {_LONGEST_NAME}.",
+                hint=f"shorten the texts, or leave {name!r} out of partition_by",
+            )
+    return None

@@ -1,0 +1,389 @@
+"""Cells of Python objects, looked at before Arrow converts them.
+
+Arrow decides a column's type by its first cells and fits later ones to it: a datetime after a date
+loses its time of day, text before bytes becomes bytes, nanoseconds are cut. Here the kinds of all
+cells are known first; cells of kinds that go together get one form, all others are refused.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from featurestore.model.arrays import column_of_arrays
+from featurestore.model.column_lines import TEXT
+from featurestore.model.found_shapes import with_found_shape
+from featurestore.model.numpy_columns import cells_of_array, plain_array
+from featurestore.model.odd_columns import Unstorable, refusals
+
+# Types that Arrow converts without loss when all cells have them.
+_PLAIN: tuple[frozenset[Any], ...] = (
+    frozenset({str}),
+    frozenset({float}),
+    frozenset({int}),
+    frozenset({bool}),
+    frozenset({bytes}),
+    frozenset({int, float}),
+    frozenset({dt.date}),
+    frozenset({dt.datetime}),
+    frozenset({Decimal}),
+    frozenset(),
+)
+_NUMBERS = {"int", "float"}
+_NUMERIC = {*_NUMBERS, "numpy int", "numpy float", "longdouble"}
+# Kinds that go together in one column; every kind goes with itself.
+_TOGETHER = (_NUMBERS, {"int", "decimal"}, {"date", "datetime"}, {"list", "array"})
+# Kinds without a feature type, and the expression that keeps a cell's value.
+_REFUSED = {
+    "complex": "[{v}.real, {v}.imag]",
+    "timedelta": "{v} // datetime.timedelta(microseconds=1)",
+    "pandas Timedelta": "{v}.value",
+    "numpy timedelta64": "int({v}.astype('int64'))",
+    "time": "{v}.isoformat()",
+    "Period": "{v}.to_timestamp()",
+    "Fraction": "[{v}.numerator, {v}.denominator]",
+    "set": "sorted({v})",
+    "Enum": "{v}.value",
+    "numpy void": "{v}.tobytes()",
+    "collection": "list({v})",
+    "object": TEXT,
+}  # fmt: skip
+_NO_TEXT = "a column holds numbers, texts, bytes, times, lists, arrays or dicts"
+_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (np.bool_, "bool"),
+    (np.timedelta64, "numpy timedelta64"),  # which is an integer of numpy's as well
+    (np.integer, "numpy int"),
+    (np.longdouble, "longdouble"),
+    (np.floating, "numpy float"),
+    (np.complexfloating, "complex"),
+    (np.datetime64, "datetime64"),
+    (np.void, "numpy void"),
+    (bool, "bool"),
+    (int, "int"),
+    (float, "float"),
+    (complex, "complex"),
+    (str, "text"),
+    ((bytes, bytearray, memoryview), "bytes"),
+    (Decimal, "decimal"),
+    (dt.datetime, "datetime"),
+    (dt.date, "date"),
+    (dt.time, "time"),
+    (dt.timedelta, "timedelta"),
+    (Fraction, "Fraction"),
+    (Mapping, "dict"),
+    ((list, tuple), "list"),
+    (np.ndarray, "array"),
+    (pa.Scalar, "Arrow scalar"),
+    ((pa.Array, pa.ChunkedArray), "Arrow array"),
+    ((set, frozenset), "set"),
+    (enum.Enum, "Enum"),
+)
+
+
+def array_of_cells(
+    cells: Sequence[Any], *, name: str, language: str, nan_is_null: bool = False
+) -> pa.Array:
+    """Return cells as an Arrow array that holds equal values, arrays and lists with their shape.
+
+    Args:
+        cells: Python objects, one a row.
+        name: The column, for messages.
+        language: The kind of dataframe, for hints.
+        nan_is_null: Whether NaN means that a cell is missing, as in pandas.
+
+    Raises:
+        UnsupportedType: Cells of kinds that do not go together or cannot be stored.
+
+    >>> noon = dt.datetime(2024, 1, 1, 12)
+    >>> days = array_of_cells([dt.date(2024, 1, 1), noon], name="t", language="rows")
+    >>> days.to_pylist() == [dt.datetime(2024, 1, 1), noon]
+    True
+    """
+    with refusals(name, cells, language=language):
+        if _present_types(cells) in _PLAIN:
+            return _array(cells, nan_is_null=nan_is_null)
+        plain = _simplified(cells)
+        kinds = _kinds(plain)
+        if "array" in kinds and kinds <= {"array", "list"}:
+            column = column_of_arrays(plain, name=name)
+            if column is not None:
+                return column
+        plain = normal_cells(plain)
+        is_list = _kinds(plain) == {"list"}
+        column = _array(plain, nan_is_null=nan_is_null and not is_list)
+        shaped = with_found_shape(column) if is_list else None
+        return column if shaped is None else shaped
+
+
+def _array(cells: Sequence[Any], *, nan_is_null: bool) -> pa.Array:
+    try:
+        return pa.array(cells, from_pandas=nan_is_null)
+    except OverflowError:
+        if _present_types(cells) != {int}:
+            raise
+        return pa.array(cells, pa.uint64())
+
+
+def normal_cells(cells: Sequence[Any]) -> Sequence[Any]:
+    """Return equal cells in the forms that Arrow converts without loss, inside of lists and dicts too.
+
+    >>> normal_cells([np.datetime64("2024-01-01T12"), None])
+    [datetime.datetime(2024, 1, 1, 12, 0), None]
+
+    Raises:
+        Unstorable: Cells of kinds that do not go together or cannot be stored.
+    """
+    if _present_types(cells) in _PLAIN:
+        return cells
+    cells = _simplified(cells)
+    kinds = _kinds(cells)
+    for kind in kinds:
+        if kind in _REFUSED:
+            first = _first_of(cells, kind)
+            raise Unstorable(
+                f"holds {type(first).__name__} values, which cannot be stored",
+                expression=_REFUSED[kind],
+                cells=[first],
+                line=None if _has_text(first) else _NO_TEXT,
+            )
+    if len(kinds) > 1 and not any(kinds <= together for together in _TOGETHER):
+        raise _mixed(cells, kinds)
+    if "datetime" in kinds:
+        return _instants(cells)
+    if "dict" in kinds:
+        return _dicts(cells)
+    if "list" in kinds or "array" in kinds:
+        return _lists(cells)
+    return cells
+
+
+def _present_types(cells: Sequence[Any]) -> frozenset[Any]:
+    return frozenset(map(type, cells)) - {NoneType}
+
+
+def _kinds(cells: Sequence[Any]) -> set[str]:
+    return set(map(_kind_of, _present_types(cells))) - {"missing"}
+
+
+@lru_cache(maxsize=1024)
+def _kind_of(cell_type: Any) -> str:
+    name = cell_type.__name__
+    if name in ("NAType", "NaTType", "NoneType"):
+        return "missing"
+    if name == "Timedelta" and cell_type.__module__.startswith("pandas"):
+        return "pandas Timedelta"
+    if name in ("Period", "Interval"):
+        return name
+    for types, kind in _KINDS:
+        if issubclass(cell_type, types):
+            # On some platforms numpy's longest float is the one of 64 bits.
+            return "numpy float" if issubclass(cell_type, np.float64) else kind
+    if hasattr(cell_type, "__array_interface__") or hasattr(cell_type, "__array__"):
+        return "array"
+    return "collection" if issubclass(cell_type, Collection) else "object"
+
+
+def _simplified(cells: Sequence[Any]) -> Sequence[Any]:
+    """Return cells of which none are missing but None, and none are scalars of a library."""
+    types = _present_types(cells)
+    kinds = _kinds(cells)
+    simple: dict[type, Callable[[Any], Any]] = {}
+    for cell_type in types:
+        kind = _kind_of(cell_type)
+        if kind in _SIMPLE:
+            simple[cell_type] = _SIMPLE[kind]
+        elif kind in ("numpy int", "numpy float") and len(types) > 1:
+            simple[cell_type] = _item
+        if kind in ("float", "numpy float") and not kinds <= _NUMERIC:
+            # Beside other values than numbers, pandas' NaN says that there is none.
+            simple[cell_type] = _none_for_nan
+    if not simple:
+        return cells
+    changed = []
+    for cell in cells:
+        change = simple.get(type(cell))
+        changed.append(cell if change is None else change(cell))
+    return changed
+
+
+def _item(cell: Any) -> Any:
+    return cell.item()
+
+
+def _nothing(cell: Any) -> None:
+    return None
+
+
+def _none_for_nan(cell: Any) -> Any:
+    return None if cell != cell else cell
+
+
+def _of_longdouble(cell: Any) -> float:
+    number = float(cell)
+    if np.longdouble(number) != cell and cell == cell:
+        raise Unstorable("holds numbers that 64 bits would round", cells=[cell])
+    return number
+
+
+def _of_datetime64(cell: Any) -> Any:
+    return cells_of_array(np.array([cell]))[0]
+
+
+def _of_scalar(cell: Any) -> Any:
+    return cell.as_py()
+
+
+_SIMPLE: dict[str, Callable[[Any], Any]] = {
+    "missing": _nothing,
+    "longdouble": _of_longdouble,
+    "datetime64": _of_datetime64,
+    "Arrow scalar": _of_scalar,
+    "Arrow array": lambda cell: cell.to_pylist(),
+    "Interval": lambda cell: {"left": cell.left, "right": cell.right},
+}
+
+
+def _has_text(cell: object) -> bool:
+    """Tell whether the text of an object is more than its address in memory."""
+    return hex(id(cell)) not in str(cell) and not callable(cell)
+
+
+def _first_of(cells: Sequence[Any], kind: str) -> Any:
+    for cell in cells:
+        cell_type: Any = type(cell)
+        if _kind_of(cell_type) == kind:
+            return cell
+    return None
+
+
+def _mixed(cells: Sequence[Any], kinds: set[str]) -> Unstorable:
+    firsts: dict[str, Any] = {}
+    for cell in cells:
+        cell_type: Any = type(cell)
+        kind = _kind_of(cell_type)
+        if kind != "missing" and kind not in firsts:
+            firsts[kind] = cell
+    expression = TEXT
+    if kinds == {"text", "bytes"}:
+        expression = "{v}.encode() if isinstance({v}, str) else {v}"
+    elif "list" in kinds and "dict" not in kinds:
+        expression = "{v} if isinstance({v}, list) else [{v}]"
+    line = None
+    if "array" in kinds:
+        line = "give each row an array of one shape, and None where there is none"
+    return Unstorable(
+        "holds values of more than one type",
+        expression=expression,
+        cells=list(firsts.values())[:2],
+        line=line,
+    )
+
+
+def _instants(cells: Sequence[Any]) -> Sequence[Any]:
+    """Return datetimes, with midnight for dates, none of them finer than a microsecond."""
+    for cell in cells:
+        if getattr(cell, "nanosecond", 0):
+            raise Unstorable("has times finer than a microsecond", cells=[cell])
+    if "date" not in _kinds(cells):
+        return cells
+    instants: list[Any] = []
+    for cell in cells:
+        if cell is not None and not isinstance(cell, dt.datetime):
+            cell = dt.datetime(cell.year, cell.month, cell.day)
+        instants.append(cell)
+    return instants
+
+
+def _lists(cells: Sequence[Any]) -> Sequence[Any]:
+    """Return lists whose items are normal; arrays of numbers stay if all cells are such."""
+    kinds = _kinds(cells)
+    if kinds == {"array"} and all(map(_is_vector_of_numbers, cells)):
+        return cells
+    lists = [_as_list(cell) for cell in cells]
+    items = list(itertools.chain.from_iterable(each for each in lists if each is not None))
+    try:
+        normal = normal_cells(items)
+    except Unstorable as error:
+        raise Unstorable(
+            _inside(error.problem, "lists"),
+            expression=f"[None if item is None else {error.expression.replace('{v}', 'item')} "
+            "for item in {v}]",
+            missing=f"not isinstance({{v}}, {'(list, tuple)' if kinds == {'list'} else 'np.ndarray'})",
+            cells=error.cells,
+            line=error.line,
+        ) from error
+    if normal is items:
+        return cells if kinds == {"list"} else lists
+    following = iter(normal)
+    rebuilt: list[Any] = []
+    for each in lists:
+        rebuilt.append(None if each is None else list(itertools.islice(following, len(each))))
+    return rebuilt
+
+
+def _dicts(cells: Sequence[Any]) -> Sequence[Any]:
+    """Return dicts whose values are normal, key by key."""
+    present = [cell for cell in cells if cell is not None]
+    keys = dict.fromkeys(itertools.chain.from_iterable(present))
+    columns: dict[str, Sequence[Any]] = {}
+    is_changed = False
+    for key in keys:
+        if not isinstance(key, str):
+            raise Unstorable(
+                f"has dicts whose keys are not texts, for example {key!r}",
+                expression="[{'key': key, 'value': value} for key, value in {v}.items()]",
+            )
+        values = [cell.get(key) for cell in present]
+        try:
+            columns[key] = normal_cells(values)
+        except Unstorable as error:
+            raise Unstorable(
+                _inside(error.problem, f"dicts, as {key!r}"),
+                expression=_changed_key(key, error.expression),
+                cells=error.cells,
+                line=error.line,
+            ) from error
+        is_changed = is_changed or columns[key] is not values
+    if not is_changed:
+        return cells
+    rebuilt: list[Any] = []
+    rows = zip(*columns.values(), strict=True)
+    for cell in cells:
+        if cell is None:
+            rebuilt.append(None)
+        else:
+            rebuilt.append(dict(zip(columns, next(rows, ()), strict=False)))
+    return rebuilt
+
+
+def _inside(problem: str, where: str) -> str:
+    return problem if " inside " in problem else f"{problem}, inside of {where}"
+
+
+def _changed_key(key: str, expression: str) -> str:
+    """Return the expression over a dict that applies one to the value of a key."""
+    inner = expression.replace("{v}", f"{{v}}[{key!r}]")
+    return f"{{v}} if {{v}}.get({key!r}) is None else {{**{{v}}, {key!r}: {inner}}}"
+
+
+def _as_list(cell: Any) -> Any:
+    if cell is None or isinstance(cell, list | tuple):
+        return cell
+    return cells_of_array(np.asanyarray(cell))
+
+
+def _is_vector_of_numbers(cell: Any) -> bool:
+    if cell is None:
+        return True
+    is_vector = isinstance(cell, np.ndarray) and cell.ndim == 1 and cell.dtype.kind in "biuf"
+    return is_vector and plain_array(cell) is cell

@@ -1,0 +1,190 @@
+"""Columns without a type: nulls alone, empty lists, structs of such. They take the type they meet.
+
+A batch without values says nothing of its types: Arrow has ``null``, ``list<null>`` and structs
+with such fields. Where the column meets another one (of a group, a join key, a view) it takes that
+type. Elsewhere it stays a column of nulls, which engines hold as booleans (``types.storage_type``).
+What has to know the type, such as a new group or a file, refuses it (``refuse_untyped``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.errors import UnsupportedType
+from featurestore.model.cast_lines import SQL_TYPES
+from featurestore.model.column_lines import quoted
+from featurestore.model.type_lines import type_line
+from featurestore.model.types import holds_items, is_nested, is_untyped
+
+# Nulls become numbers, which every engine casts them to.
+_OTHER_SQL_TYPES = {
+    "null": "DOUBLE",
+    "binary": "BLOB",
+    "date32[day]": "DATE",
+    "timestamp[us, tz=UTC]": "TIMESTAMPTZ",
+}
+_TYPED_LANGUAGES = ("pandas", "polars", "pyarrow", "duckdb", "pyspark")
+
+
+def typed_as(kind: pa.DataType, wanted: pa.DataType) -> pa.DataType:
+    """Return a type whose nulls have the type that ``wanted`` has there; all else stays.
+
+    >>> typed_as(pa.list_(pa.null()), pa.list_(pa.string()))
+    ListType(list<item: string>)
+    """
+    if pat.is_null(kind):
+        return wanted
+    if not is_untyped(kind) or not is_nested(wanted):
+        return kind
+    if pat.is_struct(kind) and pat.is_struct(wanted):
+        return _struct_as(kind, wanted)
+    if not (holds_items(kind) and holds_items(wanted)):
+        return kind
+    item = pa.field("item", typed_as(kind.value_type, wanted.value_type))
+    if pat.is_fixed_size_list(kind):
+        return pa.list_(item, kind.list_size)
+    return pa.list_(item)
+
+
+def typed_like(schema: pa.Schema, like: pa.Schema | Mapping[str, pa.DataType]) -> pa.Schema:
+    """Return a schema whose untyped columns have the types of the columns of these names."""
+    wanted = like
+    if isinstance(like, pa.Schema):
+        wanted = dict(zip(like.names, like.types, strict=True))
+    fields = []
+    for field in schema:
+        if field.name in wanted:
+            field = field.with_type(typed_as(field.type, wanted[field.name]))
+        fields.append(field)
+    return pa.schema(fields)
+
+
+def untyped_columns(schema: pa.Schema) -> list[str]:
+    """Return the names of the columns without a type.
+
+    >>> untyped_columns(pa.schema([("a", pa.null()), ("b", pa.int8())]))
+    ['a']
+    """
+    return [field.name for field in schema if is_untyped(field.type)]
+
+
+def refuse_untyped(schema: pa.Schema, *, what: str, hint: Callable[[pa.Schema], str]) -> None:
+    """Refuse columns without a type.
+
+    Args:
+        schema: Feature types.
+        what: Whose columns they are, for the message: "The query".
+        hint: Gives the line to paste for the columns without a type.
+
+    Raises:
+        UnsupportedType: Lists every column without a type.
+    """
+    names = untyped_columns(schema)
+    if not names:
+        return
+    columns = pa.schema([schema.field(name) for name in names])
+    listed = ", ".join(f"{field.name!r} ({field.type})" for field in columns)
+    raise UnsupportedType(
+        f"{what} has columns without a type, since no row has a value in them: {listed}.",
+        hint=hint(columns),
+    )
+
+
+def dtypes_line(columns: pa.Schema) -> str:
+    """Return types for columns without one, as ``dtypes=`` takes them.
+
+    >>> dtypes_line(pa.schema([("tags", pa.list_(pa.null()))]))
+    "dtypes={'tags': 'list<string>'}"
+    """
+    parts = [f"{field.name!r}: {_suggested(field.type)}" for field in columns]
+    return f"dtypes={{{', '.join(parts)}}}"
+
+
+def typing_lines(language: str, columns: pa.Schema) -> str | None:
+    """Return the lines that give columns of a dataframe a type; None where there is none.
+
+    Rows and columns of Python have no types.
+    """
+    lines = []
+    for field in columns:
+        if not pat.is_null(field.type) or language not in _TYPED_LANGUAGES:
+            return None
+        lines.append(type_line(language, field.name, field.type))
+    return "; ".join(filter(None, lines))
+
+
+def sql_casts(columns: pa.Schema) -> str:
+    """Return SQL that selects columns, those without a type as one that every engine casts to.
+
+    >>> sql_casts(pa.schema([("user", pa.string()), ("tags", pa.list_(pa.null()))]))
+    '"user", cast("tags" as DOUBLE[]) as "tags"'
+    """
+    parts = []
+    for field in columns:
+        name = quoted(field.name)
+        if is_untyped(field.type):
+            name = f"cast({name} as {_sql_of(field.type)}) as {name}"
+        parts.append(name)
+    return ", ".join(parts)
+
+
+def _suggested(kind: pa.DataType) -> str:
+    """Return a type with texts in the place of nulls, as Python code."""
+    text = _name_of(kind)
+    if text is not None:
+        return repr(text)
+    return _code_of(kind)
+
+
+def _name_of(kind: pa.DataType) -> str | None:
+    """Return the name that ``dtypes=`` knows for a type; None for those that have none."""
+    if pat.is_null(kind):
+        return "string"
+    if pat.is_list(kind):
+        inner = _name_of(kind.value_type)
+        return None if inner is None else f"list<{inner}>"
+    return None
+
+
+def _code_of(kind: pa.DataType) -> str:
+    if pat.is_null(kind):
+        return "pa.string()"
+    if pat.is_struct(kind):
+        fields = map(kind.field, range(kind.num_fields))
+        parts = [f"({field.name!r}, {_code_of(field.type)})" for field in fields]
+        return f"pa.struct([{', '.join(parts)}])"
+    if pat.is_fixed_size_list(kind):
+        return f"pa.list_({_code_of(kind.value_type)}, {kind.list_size})"
+    if pat.is_list(kind):
+        return f"pa.list_({_code_of(kind.value_type)})"
+    if pat.is_decimal(kind):
+        return f"pa.decimal128({kind.precision}, {kind.scale})"
+    if pat.is_timestamp(kind):
+        return f"pa.timestamp({kind.unit!r}, {kind.tz!r})"
+    names = {"double": "float64", "float": "float32", "bool": "bool_"}
+    return f"pa.{names.get(str(kind), str(kind).split('[')[0])}()"
+
+
+def _sql_of(kind: pa.DataType) -> str:
+    if is_nested(kind) and not pat.is_struct(kind):
+        return f"{_sql_of(kind.value_type)}[]"
+    if pat.is_struct(kind):
+        fields = map(kind.field, range(kind.num_fields))
+        parts = [f"{quoted(field.name)} {_sql_of(field.type)}" for field in fields]
+        return f"STRUCT({', '.join(parts)})"
+    if pat.is_decimal(kind):
+        return f"DECIMAL({kind.precision}, {kind.scale})"
+    return {**SQL_TYPES, **_OTHER_SQL_TYPES}.get(str(kind), "DOUBLE")
+
+
+def _struct_as(kind: pa.StructType, wanted: pa.StructType) -> pa.DataType:
+    known = {field.name: field.type for field in map(wanted.field, range(wanted.num_fields))}
+    fields = []
+    for field in map(kind.field, range(kind.num_fields)):
+        if field.name in known:
+            field = field.with_type(typed_as(field.type, known[field.name]))
+        fields.append(field)
+    return pa.struct(fields)

@@ -1,0 +1,176 @@
+"""Arrays that a codec has encoded as bytes are recognized in every input, with the line to paste."""
+
+from __future__ import annotations
+
+import io
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from featurestore.errors import UnsupportedType
+from featurestore.ingest import to_reader
+from featurestore.model.column_lines import language_of
+from featurestore.model.shapes import shape_of
+from featurestore.store import FeatureStore
+from tests.ingest.value_kinds import NAMES
+
+IMAGES = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
+MEANT = "; if bytes are meant"
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def compressed(array: Any) -> bytes:
+    """Return what petastorm's CompressedNdarrayCodec writes."""
+    file = io.BytesIO()
+    np.savez_compressed(file, arr=array)
+    return file.getvalue()
+
+
+CODECS = {"npy": npy, "npz": compressed}
+ENCODED = pa.table({"id": [1, 2, 3], "image": [None, *map(npy, IMAGES)]})
+
+
+def written(table: pa.Table, directory: Path) -> str:
+    """Write a folder of Parquet as petastorm leaves it: files and ``_common_metadata``."""
+    directory.mkdir()
+    pq.write_table(table, directory / "part-00000.parquet")
+    metadata = {b"dataset-toolkit.unischema.v1": b"a pickle"}
+    pq.write_metadata(table.schema.with_metadata(metadata), directory / "_common_metadata")
+    return str(directory)
+
+
+FRAMES: dict[str, Callable[[pa.Table, Path], Any]] = {
+    "pandas": lambda table, _: table.to_pandas(),
+    "dict": lambda table, _: table.to_pydict(),
+    "rows": lambda table, _: table.to_pylist(),
+    "polars": lambda table, _: pl.from_arrow(table),
+    "table": lambda table, _: table,
+    "large binary": lambda table, _: table.cast(
+        pa.schema([("id", pa.int64()), ("image", pa.large_binary())])
+    ),
+    "read_table": lambda table, path: pq.read_table(written(table, path / "petastorm")),
+    "dictionary": lambda table, _: table.set_column(1, "image", table["image"].dictionary_encode()),
+    "batch": lambda table, _: table.combine_chunks().to_batches()[0],
+    "reader": lambda table, _: table.to_reader(),
+    "dataset": lambda table, path: ds.dataset(written(table, path / "petastorm")),
+    "frames one by one": lambda table, _: iter([table.slice(0, 1), table.slice(1)]),
+    "duckdb": lambda table, _: duckdb.from_arrow(table),
+}
+
+
+def pasted(line: str, df: Any) -> Any:
+    """Return what a line makes of a dataframe; other frames of Arrow are made a table before."""
+    if isinstance(df, Iterator) and not isinstance(df, pa.RecordBatchReader):
+        df = pa.concat_tables(df)
+    language = language_of(df)
+    if isinstance(df, ds.Dataset):
+        df = df.to_table()
+    elif isinstance(df, pa.RecordBatch):
+        df = pa.Table.from_batches([df])
+    elif language == "pyarrow":
+        df = pa.table(df)
+    known = {"np": np, "io": io, "pd": pd, NAMES[language]: df}
+    exec(line, known)
+    return known.get("columns", known[NAMES[language]])
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("form", FRAMES)
+def test_encoded_arrays_in_a_frame_are_decoded_by_the_line(
+    form: str, codec: str, tmp_path: Path
+) -> None:
+    table = ENCODED.set_column(1, "image", pa.array([None, *map(CODECS[codec], IMAGES)]))
+    with pytest.raises(UnsupportedType, match=r"'image' hold .* NdarrayCodec") as error:
+        to_reader(FRAMES[form](table, tmp_path)).read_all()
+    line, _ = str(error.value.hint).split(MEANT)
+    again = tmp_path / "again"
+    again.mkdir()
+    decoded = to_reader(pasted(line, FRAMES[form](table, again))).read_all().column("image")
+    assert shape_of(decoded.type) == (4, 3)
+    assert decoded.to_pylist() == [None, *IMAGES.tolist()]
+
+
+def test_encoded_arrays_behind_batches_of_nulls_are_recognized() -> None:
+    batches = [*pa.table({"image": pa.array([None] * 3, pa.binary())}).to_batches(),
+               *ENCODED.select(["image"]).to_batches()]  # fmt: skip
+    with pytest.raises(UnsupportedType, match="NdarrayCodec"):
+        to_reader(iter(batches)).read_all()
+
+
+def test_bytes_of_a_group_that_has_them_stay_bytes(duckdb_store: FeatureStore) -> None:
+    duckdb_store.create_featuregroup(ENCODED.slice(0, 0), "blobs")
+    duckdb_store.insert_into_featuregroup(ENCODED, "blobs")
+    blobs = duckdb_store.get_featuregroup("blobs").to_arrow().sort_by("id")
+    assert blobs["image"].to_pylist() == ENCODED["image"].to_pylist()
+    duckdb_store.create_featuregroup(duckdb_store.get_featuregroup("blobs"), "copy")
+
+
+@pytest.mark.parametrize("cell", [b"\x89PNG", b"PK\x03\x04", b"PK\x03\x04" + bytes(40), b""])
+def test_bytes_of_other_kinds_stay_bytes(cell: bytes) -> None:
+    table = pa.table({"cell": pa.array([None, cell, npy(IMAGES)])})
+    assert to_reader(table).read_all().column("cell").to_pylist() == table["cell"].to_pylist()
+
+
+@pytest.fixture(params=["folder", "sqlite"])
+def source(request: pytest.FixtureRequest, duckdb_store: FeatureStore, tmp_path: Path) -> Any:
+    """A frame over a source of encoded arrays."""
+    if request.param == "folder":
+        duckdb_store.add_source("arrays", written(ENCODED, tmp_path / "petastorm"))
+        return lambda: duckdb_store.read_source("arrays")
+    with sqlite3.connect(tmp_path / "arrays.db") as database:
+        database.execute("CREATE TABLE pictures (id INTEGER, image BLOB)")
+        rows = [tuple(row.values()) for row in ENCODED.to_pylist()]
+        database.executemany("INSERT INTO pictures VALUES (?, ?)", rows)
+    duckdb_store.add_source("arrays", f"sqlite:///{tmp_path / 'arrays.db'}")
+    return lambda: duckdb_store.read_source("arrays", table="pictures")
+
+
+def test_encoded_arrays_of_a_source_are_refused_before_they_are_stored(
+    source: Callable[[], Any], duckdb_store: FeatureStore
+) -> None:
+    labels = pa.table({"id": [1, 2, 3], "label": [0, 1, 0]})
+    duckdb_store.create_featuregroup(labels, "labels", primary_key="id")
+    calls = [
+        lambda: duckdb_store.create_featuregroup(source(), "pictures"),
+        lambda: duckdb_store.create_featuregroup(source().filter("id > 0"), "pictures"),
+        lambda: duckdb_store.create_training_dataset(source(), "pictures"),
+        lambda: duckdb_store.create_training_dataset(
+            duckdb_store.get_features("labels.label", labels=source()), "pictures"
+        ),
+    ]
+    for call in calls:
+        with pytest.raises(UnsupportedType, match=r"'image' hold .* NdarrayCodec") as error:
+            call()
+    line, _ = str(error.value.hint).split(MEANT)
+    columns = pasted(line, source())
+    assert [group.name for group in duckdb_store.get_featuregroups()] == ["labels"]
+    assert duckdb_store.get_training_datasets() == []
+    duckdb_store.create_featuregroup(columns, "pictures")
+    pictures = duckdb_store.get_featuregroup("pictures").to_arrow().sort_by("id")
+    assert pictures["image"].to_pylist() == [None, *IMAGES.tolist()]
+
+
+def test_encoded_arrays_of_native_relations_are_refused(
+    duckdb_store: FeatureStore,
+) -> None:
+    duckdb_store.create_featuregroup(ENCODED.slice(0, 0), "blobs")
+    duckdb_store.insert_into_featuregroup(ENCODED, "blobs")
+    native = duckdb_store.get_featuregroup("blobs").native()
+    with pytest.raises(UnsupportedType, match="NdarrayCodec"):
+        duckdb_store.create_featuregroup(native, "again")
+    assert [group.name for group in duckdb_store.get_featuregroups()] == ["blobs"]

@@ -1,0 +1,91 @@
+"""Lists and structs are nested at most 16 deep; deeper ones are refused before anything is read."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featurestore.errors import UnsupportedType
+from featurestore.model.types import MOST_LEVELS, check_nesting
+from featurestore.store import FeatureStore
+
+LEVELS = st.lists(st.sampled_from(["list", "large", "fixed", "struct"]), max_size=40)
+
+
+def nested_type(levels: list[str]) -> pa.DataType:
+    kind = pa.float64()
+    for level in levels:
+        if level == "struct":
+            kind = pa.struct([("a", pa.int8()), ("b", kind)])
+        elif level == "fixed":
+            kind = pa.list_(kind, 1)
+        elif level == "large":
+            kind = pa.large_list(kind)
+        else:
+            kind = pa.list_(kind)
+    return kind
+
+
+def nested_value(depth: int) -> Any:
+    value: Any = 1.0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@given(LEVELS)
+def test_check_nesting_refuses_more_levels_than_it_states(levels: list[str]) -> None:
+    schema = pa.schema([("k", pa.int64()), ("x", nested_type(levels))])
+    if len(levels) <= MOST_LEVELS:
+        check_nesting(schema)
+    else:
+        with pytest.raises(UnsupportedType, match=rf"x \({len(levels)} levels\)"):
+            check_nesting(schema)
+
+
+def frames(depth: int, store: FeatureStore) -> dict[str, Any]:
+    """Return a column of lists that deep, as what each library hands over."""
+    import pandas as pd
+    import polars as pl
+
+    value = nested_value(depth)
+    table = pa.table({"k": [1], "x": pa.array([value], nested_type(["list"] * depth))})
+    return {
+        "pyarrow": table,
+        "rows": [{"k": 1, "x": value}],
+        "pandas": pd.DataFrame({"k": [1], "x": [value]}),
+        "polars": pl.DataFrame({"k": [1], "x": [value]}),
+        "engine": store.session.engine.from_arrow(table.to_reader()).native,
+    }
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "rows", "pandas", "polars", "engine"])
+def test_columns_of_the_deepest_lists_are_stored(duckdb_store: FeatureStore, library: str) -> None:
+    frame = frames(MOST_LEVELS, duckdb_store)[library]
+    duckdb_store.create_featuregroup(frame, "deep", primary_key="k")
+    stored = duckdb_store.get_featuregroup("deep").to_arrow()
+    assert stored.column("x").to_pylist() == [nested_value(MOST_LEVELS)]
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "rows", "pandas", "polars", "engine"])
+def test_columns_of_deeper_lists_are_refused_before_writing(
+    duckdb_store: FeatureStore, library: str
+) -> None:
+    frame = frames(MOST_LEVELS + 1, duckdb_store)[library]
+    with pytest.raises(UnsupportedType, match="nested deeper than 16 levels"):
+        duckdb_store.create_featuregroup(frame, "deep", primary_key="k")
+    with pytest.raises(UnsupportedType, match="nested deeper than 16 levels"):
+        duckdb_store.create_training_dataset(frame, "deep", data_format="parquet")
+    for folder in ("featuregroups", "trainingdatasets"):
+        assert not os.path.exists(os.path.join(duckdb_store.location, folder, "deep"))
+
+
+@pytest.mark.parametrize("depth", [64, 200])
+def test_rows_of_endless_lists_are_refused(duckdb_store: FeatureStore, depth: int) -> None:
+    with pytest.raises(UnsupportedType):
+        duckdb_store.create_featuregroup([{"k": 1, "x": nested_value(depth)}], "deep")

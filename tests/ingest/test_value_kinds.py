@@ -1,0 +1,275 @@
+"""Values of every kind arrive equal, or are refused with a hint that works when it is pasted."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from featurestore.errors import InvalidName, SchemaMismatch, UnsupportedType
+from featurestore.ingest import to_reader
+from featurestore.model.column_lines import language_of
+from featurestore.store import FeatureStore
+from tests.ingest.value_kinds import (
+    CELLS,
+    DAY,
+    DOCS,
+    FINE,
+    FORMS,
+    KINDS,
+    NAMES,
+    NOON,
+    UTC_NOON,
+    Cells,
+    Kind,
+    table,
+)
+
+OF_DUCKDB = [kind for kind in KINDS if kind.library == "duckdb" and not kind.is_taken]
+
+
+@pytest.fixture(autouse=True)
+def _without_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def after_hint(df: Any, hint: str) -> Any:
+    """Return the dataframe after its hint was pasted."""
+    name = NAMES[language_of(df)]
+    known = {"pd": pd, "pl": pl, "pa": pa, "pc": pc, "np": np, "datetime": datetime, name: df}
+    exec(hint, known)
+    return known["columns"] if name == "array" else known[name]
+
+
+def arrived(df: Any, column: str) -> tuple[str, list[Any]]:
+    table = to_reader(df).read_all()
+    assert table.num_rows
+    return str(table.schema.field(column).type), table[column].to_pylist()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.library} {kind.title}")
+def test_values_of_a_library_arrive_or_are_refused(kind: Kind) -> None:
+    df = kind.make()
+    if df is None:
+        pytest.skip("the installed release has no such type")
+    if kind.is_taken:
+        assert arrived(df, kind.column) == (kind.type, list(kind.values))
+        return
+    with pytest.raises(UnsupportedType) as error:
+        to_reader(df).read_all()
+    _, values = arrived(after_hint(kind.make(), str(error.value.hint)), kind.column)
+    assert values == list(kind.values)
+
+
+@pytest.mark.parametrize("kind", OF_DUCKDB, ids=lambda kind: kind.title)
+def test_adopted_relations_of_duckdb_get_the_same_verdict(
+    kind: Kind, duckdb_store: FeatureStore
+) -> None:
+    with pytest.raises(UnsupportedType) as streamed:
+        to_reader(kind.make()).read_all()
+    with pytest.raises(UnsupportedType) as adopted:
+        duckdb_store.create_featuregroup(kind.make(), "odd")
+    assert str(adopted.value) == str(streamed.value)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", CELLS, ids=lambda kind: kind.title)
+def test_cells_of_each_form_arrive_or_are_refused(kind: Cells, form: str) -> None:
+    if form == "polars" and kind.title == "Enum":
+        pytest.skip("polars cannot hold them beside nulls")
+    column = "col_0" if form == "tuples" else "c"
+    values = list(kind.values)
+    if kind.is_taken:
+        assert arrived(FORMS[form](kind.cells), column) == (kind.type, values)
+        return
+    with pytest.raises(UnsupportedType) as error:
+        to_reader(FORMS[form](kind.cells)).read_all()
+    _, after = arrived(after_hint(FORMS[form](kind.cells), str(error.value.hint)), column)
+    assert after == values
+    if form not in ("pandas", "polars"):
+        return
+    chunks = iter([FORMS[form](["a"]), FORMS[form](kind.cells)])
+    with pytest.raises(UnsupportedType) as later:
+        to_reader(chunks).read_all()
+    assert str(later.value) == str(error.value)
+
+
+def multi_index() -> pd.DataFrame:
+    return pd.DataFrame([[1, 2]], columns=pd.MultiIndex.from_tuples([("x", "mean"), ("x", "")]))
+
+
+def pivot() -> pd.DataFrame:
+    long = pd.DataFrame({"user": [1, 1], "item": [7, 8], "price": [1.5, 2.5]})
+    return long.pivot_table(index="user", columns="item", values="price", aggfunc=["mean", "max"])
+
+
+NAMED = {
+    "numbers": (lambda: pd.DataFrame([[1, 2]]), ["col_0", "col_1"]),
+    "MultiIndex": (multi_index, ["x_mean", "x"]),
+    "pivot table": (pivot, ["user", "mean_7", "mean_8", "max_7", "max_8"]),
+    "repeated": (lambda: pd.DataFrame([[1, 2]], columns=["a", "a"]), ["a", "a_2"]),
+    "repeated below an index": (
+        lambda: pd.DataFrame([[1, 2]], columns=["a", "a"], index=pd.Index([5], name="id")),
+        ["id", "a", "a_2"],
+    ),
+    "times": (lambda: pd.DataFrame([[1]], columns=[pd.Timestamp("2024-01-31")]), ["col_2024_01_31_00_00_00"]),
+    "an index named 0": (lambda: pd.DataFrame({"a": [1]}, index=pd.Index([5], name=0)), ["index_0", "a"]),
+    "an index named like a column": (
+        lambda: pd.DataFrame({"a": [1]}, index=pd.Index([5], name="a")),
+        ["index_a", "a"],
+    ),
+    "spaces in pandas": (lambda: pd.DataFrame({"wind speed": [1], "id": [2]}), ["wind_speed", "id"]),
+    "spaces in polars": (lambda: pl.DataFrame({"wind speed": [1], "id": [2]}), ["wind_speed", "id"]),
+    "spaces in Arrow": (lambda: pa.table({"wind speed": [1], "id": [2]}), ["wind_speed", "id"]),
+    "repeated in Arrow": (lambda: pa.table([[1], [2]], ["a", "A"]), ["a", "A_2"]),
+    "spaces in DuckDB": (lambda: duckdb.sql("SELECT 1 AS \"wind speed\", 2 AS id"), ["wind_speed", "id"]),
+    "spaces in rows": (lambda: [{"wind speed": 1, "id": 2}], ["wind_speed", "id"]),
+    "spaces in columns": (lambda: {"wind speed": [1], "id": [2]}, ["wind_speed", "id"]),
+    "numbers in columns": (lambda: {0: [1], "id": [2]}, ["col_0", "id"]),
+    "surrogates in columns": (lambda: {"a\ud800": [1], "id": [2]}, ["a", "id"]),
+    "surrogates in pandas": (
+        lambda: pd.DataFrame([[1, 2]], columns=pd.Index(["a\ud800", "id"], dtype=object)),
+        ["a", "id"],
+    ),
+    "numbers in rows": (lambda: [{0: 1, "id": 2}], ["col_0", "id"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_names_are_refused_with_the_rename_to_paste(case: str) -> None:
+    make, expected = NAMED[case]
+    with pytest.raises(InvalidName) as error:
+        to_reader(make()).read_all()
+    renamed = to_reader(after_hint(make(), str(error.value.hint))).read_all()
+    assert renamed.column_names == expected
+    assert renamed.num_rows == 1
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_a_later_chunk_gets_the_hint_of_the_first(library: str, duckdb_store: FeatureStore) -> None:
+    make = {"pandas": pd.DataFrame, "polars": pl.DataFrame, "pyarrow": pa.table}[library]
+    group = duckdb_store.create_featuregroup(make({"n": [1, 2]}), "numbers")
+    for wrong in (make({"n": ["3"]}), make({"n": [2.5]})):
+        with pytest.raises(SchemaMismatch) as first:
+            group.insert(iter([wrong]))
+        with pytest.raises(SchemaMismatch) as later:
+            group.insert(iter([make({"n": [1]}), wrong]))
+        line = str(first.value.hint).split(", or make the next version")[0]
+        assert str(later.value.hint) == line
+        group.insert(after_hint(wrong, line))
+    assert group.read().to_arrow()["n"].to_pylist() == [1, 2, 3, 2]
+
+
+def test_labels_as_fine_as_nanoseconds_do_not_meet_later_features(
+    duckdb_store: FeatureStore,
+) -> None:
+    features = [{"id": 1, "at": NOON, "x": 1.0}]
+    group = duckdb_store.create_featuregroup(features, "g", primary_key="id", event_time="at")
+    for labels in (
+        [{"id": 1, "at": pd.Timestamp(UTC_NOON) - pd.Timedelta(800, "ns")}],
+        pd.DataFrame({"id": [1], "at": pd.Series([FINE], dtype=object)}),
+    ):
+        with pytest.raises(UnsupportedType, match="finer than a microsecond"):
+            duckdb_store.get_features([f"{group.name}.x"], labels=labels)
+    days = [{"id": 1, "at": DAY}, {"id": 1, "at": datetime.datetime(2024, 1, 31, 23, 59)}]
+    found = duckdb_store.get_features([f"{group.name}.x"], labels=days).to_arrow()
+    assert found["x"].to_pylist() == [None, 1.0]
+
+
+def test_the_table_of_the_docs_is_that_of_these_tests() -> None:
+    assert table() in DOCS.read_text(), "python -m tests.ingest.value_kinds writes it"
+
+
+TAKEN = [cell for kind in CELLS if kind.is_taken for cell in kind.cells]
+REFUSED = [cell for kind in CELLS if not kind.is_taken for cell in kind.cells]
+ANY_CELLS = st.one_of(
+    st.lists(st.sampled_from(TAKEN), min_size=1, max_size=3),
+    st.lists(st.sampled_from(TAKEN + REFUSED), min_size=1, max_size=3),
+    st.sampled_from(CELLS).flatmap(
+        lambda kind: st.lists(st.sampled_from(kind.cells), min_size=1, max_size=4)
+    ),
+)
+WRAPPED: dict[str, Any] = {
+    "cells": lambda cell: cell,
+    "lists": lambda cell: [cell],
+    "tuples of dicts": lambda cell: ({"k": cell, "n": 1},),
+    "dicts": lambda cell: {"k": cell},
+}
+
+
+def is_equal(given: Any, found: Any) -> bool:
+    """Whether a value arrived, by rules of Python alone."""
+    if type(given).__name__ in ("NAType", "NaTType", "NoneType"):
+        return found is None
+    if isinstance(given, np.ndarray) and given.dtype.kind == "M":
+        given = given.astype("M8[us]")
+    if isinstance(given, np.datetime64):
+        return pd.isna(given) if found is None else instant(given.item()) == instant(found)
+    if isinstance(given, np.generic | np.ndarray | pa.Scalar):
+        given = given.as_py() if isinstance(given, pa.Scalar) else given.tolist()
+    if isinstance(given, pd.Interval):
+        given = {"left": given.left, "right": given.right}
+    if isinstance(given, datetime.date):
+        return instant(given) == instant(found)
+    if isinstance(given, dict):
+        return found.keys() >= given.keys() and all(
+            is_equal(given[key], found[key]) for key in given
+        )
+    if isinstance(given, list | tuple):
+        return len(given) == len(found) and all(map(is_equal, given, found))
+    if isinstance(given, bytes | bytearray):
+        return bytes(given) == found
+    if isinstance(given, float) and math.isnan(given):
+        return found is None or math.isnan(found)
+    return isinstance(found, bool) == isinstance(given, bool) and bool(given == found)
+
+
+def instant(value: Any) -> Any:
+    if isinstance(value, datetime.datetime):
+        zone = value.tzinfo or datetime.UTC
+        return value.replace(tzinfo=zone).astimezone(datetime.UTC), getattr(value, "nanosecond", 0)
+    return instant(datetime.datetime(value.year, value.month, value.day))
+
+
+@settings(max_examples=100, deadline=None)
+@given(ANY_CELLS, st.sampled_from(sorted(WRAPPED)), st.sampled_from(["pandas", "rows", "columns"]))
+def test_any_cells_arrive_equal_or_are_refused(cells: list[Any], wrapped: str, form: str) -> None:
+    given_cells = [WRAPPED[wrapped](cell) for cell in cells]
+    try:
+        table = to_reader(FORMS[form](given_cells)).read_all()
+    except (UnsupportedType, InvalidName):
+        return
+    arrived_cells = table["c"].to_pylist()
+    assert all(map(is_equal, given_cells, arrived_cells)), arrived_cells
+
+
+@pytest.mark.spark
+def test_frames_of_spark_get_hints_of_spark(spark: Any, tmp_path: Any) -> None:
+    from pyspark.sql import functions
+
+    import featurestore
+
+    store = featurestore.connect(tmp_path, engine="spark")
+    df = spark.sql("SELECT 1 AS id, map('a', 2) AS pairs, INTERVAL 1 DAY AS span")
+    with pytest.raises(UnsupportedType) as error:
+        store.create_featuregroup(df, "g", primary_key="id")
+    known = {"df": df, "F": functions}
+    exec(str(error.value.hint), known)
+    group = store.create_featuregroup(known["df"], "g", primary_key="id")
+    (row,) = group.read().to_arrow().to_pylist()
+    assert row["pairs"] == [{"key": "a", "value": 2}]
+    assert row["span"] == "INTERVAL '1' DAY"

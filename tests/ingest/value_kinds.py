@@ -1,0 +1,405 @@
+"""Every kind of value that a library can hand over: what it becomes, or what to type.
+
+The table of docs/reference/types.md is made of this one: ``python -m tests.ingest.value_kinds``.
+"""
+# ruff: noqa: E501  # one line a kind
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import re
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featurestore.errors import FeatureStoreError
+from featurestore.ingest import to_reader
+
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "types.md"
+BEGIN, END = "<!-- table: python -m tests.ingest.value_kinds -->", "<!-- end of table -->"
+DAY, NOON = dt.date(2024, 1, 31), dt.datetime(2024, 1, 31, 12)
+UTC_NOON = NOON.replace(tzinfo=dt.UTC)
+UTC_DAY = dt.datetime(2024, 1, 31, tzinfo=dt.UTC)
+FINE = pd.Timestamp("2024-01-31 12:00:00.000000800")
+DIGEST = bytes([1, 0, 2, 255])
+ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
+# What a hint calls the dataframe, by the name that language_of gives its kind.
+NAMES = {"pandas": "df", "polars": "df", "pyarrow": "table", "duckdb": "rows", "numpy": "array"}
+NAMES |= dict.fromkeys(("rows", "tuples", "named tuples"), "rows") | {"columns": "columns"}
+
+
+class Color(enum.Enum):
+    """An enumeration."""
+
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    """An enumeration of integers."""
+
+    LOW = 1
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Values of one kind in a column ``c``; ``is_taken`` says that no hint is needed.
+
+    ``make`` returns the dataframe, None where the installed release has no such type, which then
+    takes ``documented`` for the docs. ``values`` are those that arrive, after the hint if need be.
+    """
+
+    library: str
+    title: str
+    make: Callable[[], Any]
+    values: Sequence[Any]
+    type: str = ""
+    column: str = "c"
+    documented: str = ""
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the values are taken as they are."""
+        return bool(self.type)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Python objects of one kind, as cells of any dataframe; ``values`` as in ``Kind``."""
+
+    title: str
+    cells: Sequence[Any]
+    values: Sequence[Any]
+    type: str = ""
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the cells are taken as they are."""
+        return bool(self.type)
+
+
+CELLS = [
+    Cells("bool", [True, None], [True, None], "bool"),
+    Cells("int", [1, None, -(2**63)], [1, None, -(2**63)], "int64"),
+    Cells("int from `2**63` to `2**64 - 1`", [2**63, None], [2**63, None], "uint64"),
+    Cells("int of more than 64 bits", [2**70, None], [str(2**70), None]),
+    Cells("float", [0.5, 1.5], [0.5, 1.5], "double"),
+    Cells("int beside float", [1, 0.5, None], [1.0, 0.5, None], "double"),
+    Cells("int beyond `2**53` beside float", [2**53 + 1, 0.5], [str(2**53 + 1), "0.5"]),
+    Cells("bool beside number", [True, 1.5, None], ["True", "1.5", None]),
+    Cells("complex", [1 + 2j, None], [[1.0, 2.0], None]),
+    Cells("str", ["a\0b", None], ["a\0b", None], "string"),
+    Cells("str with lone surrogates", ["a\ud800", None], [b"a\xed\xa0\x80", None]),
+    Cells("bytes, bytearray", [DIGEST, None, bytearray(b"a")], [DIGEST, None, b"a"], "binary"),
+    Cells("str beside bytes", ["a", DIGEST, None], [b"a", DIGEST, None]),
+    Cells("str beside number", [1, "x", None], ["1", "x", None]),
+    Cells("date", [DAY, None], [DAY, None], "date32[day]"),
+    Cells("datetime", [NOON, None], [UTC_NOON, None], "timestamp[us, tz=UTC]"),
+    Cells("datetime with a zone", [UTC_NOON, None], [UTC_NOON, None], "timestamp[us, tz=UTC]"),
+    Cells("date beside datetime", [DAY, NOON, None], [UTC_DAY, UTC_NOON, None], "timestamp[us, tz=UTC]"),
+    Cells("time", [dt.time(12, 30, 0, 5), None], ["12:30:00.000005", None]),
+    Cells("timedelta", [dt.timedelta(microseconds=7), None], [7, None]),
+    Cells("Fraction", [Fraction(1, 3), None], [[1, 3], None]),
+    Cells("Decimal", [Decimal("1.50"), None], [Decimal("1.50"), None], "decimal128(3, 2)"),
+    Cells("UUID", [ID, None], [str(ID), None]),
+    Cells("path", [PurePosixPath("a/b"), None], ["a/b", None]),
+    Cells("Enum", [Color.RED, None], ["red", None]),
+    Cells("IntEnum", [Level.LOW, None], [1, None], "int64"),
+    Cells("set, frozenset", [{2, 1}, None], [[1, 2], None]),
+    Cells("range", [range(2), None], [[0, 1], None]),
+    Cells("list of numbers of one length", [[1, 2], None], [[1, 2], None], "fixed_size_list<item: int64>[2]"),
+    Cells("list of other lengths", [[1], [2, 3]], [[1], [2, 3]], "list<item: int64>"),
+    Cells("list beside a number", [[1], 2, None], [[1], [2], None]),
+    Cells("list of complex", [[1j, 2], None], [[[0.0, 1.0], [2.0, 0.0]], None]),
+    Cells("list of date and datetime", [[DAY, NOON], None], [[UTC_DAY, UTC_NOON], None], "list<item: timestamp[us, tz=UTC]>"),
+    Cells("dict", [{"a": 1}, None], [{"a": 1}, None], "struct<a: int64>"),
+    Cells("dict of date, then datetime", [{"a": DAY}, {"a": NOON}], [{"a": UTC_DAY}, {"a": UTC_NOON}], "struct<a: timestamp[us, tz=UTC]>"),
+    Cells("dict with a time", [{"a": dt.time(1)}, None], [{"a": "01:00:00"}, None]),
+    Cells("dict with other keys than str", [{1: "x"}, None], [[{"key": 1, "value": "x"}], None]),
+    Cells("OrderedDict", [OrderedDict(a=1)], [{"a": 1}], "struct<a: int64>"),
+    Cells("numpy.int8, numpy.float32 alone", [np.float32(0.5), None], [0.5, None], "float"),
+    Cells("numpy scalars mixed", [np.uint8(1), np.int64(-1), 2], [1, -1, 2], "int64"),
+    Cells("numpy.longdouble", [np.longdouble(0.5), None], [0.5, None], "double"),
+    Cells("numpy.longdouble of more digits", [np.longdouble(1) / 3, None], [str(np.longdouble(1) / 3), None]),
+    Cells("numpy.str_, numpy.bytes_", [np.bytes_(DIGEST), None], [DIGEST, None], "binary"),
+    Cells("numpy.datetime64 of any unit", [np.datetime64("2024-01-31T12", "h"), np.datetime64("NaT")], [UTC_NOON, None], "timestamp[us, tz=UTC]"),
+    Cells("numpy.datetime64 of days", [np.datetime64("2024-01-31"), None], [DAY, None], "date32[day]"),
+    Cells("numpy.timedelta64", [np.timedelta64(7, "s"), None], [7, None]),
+    Cells("numpy array of one shape", [np.ones((2, 2), np.float32), None], [[[1.0, 1.0]] * 2, None], "fixed_size_list<item: fixed_size_list<item: float>[2]>[2]"),
+    Cells("numpy arrays of datetime64", [np.array(["2024-01-31T12"], "M8[h]"), np.array([], "M8[h]")], [[UTC_NOON], []], "list<item: timestamp[us, tz=UTC]>"),
+    Cells("numpy arrays finer than 1 us", [np.array([FINE.to_datetime64()]), None], [[str(FINE.to_datetime64())], None]),
+    Cells("numpy arrays of bytes", [np.array([DIGEST]), None], [[DIGEST], None], "list<item: binary>"),
+    Cells("numpy arrays of complex", [np.array([1j]), None], [[[0.0, 1.0]], None]),
+    Cells("numpy arrays of timedelta64", [np.array([7, "NaT"], "m8[s]"), None], [[7, None], None]),
+    Cells("numpy arrays of longdouble", [np.array([0.5], "g"), None], [[0.5], None], "fixed_size_list<item: double>[1]"),
+    Cells("numpy.void", [np.void(DIGEST), None], [DIGEST, None]),
+    Cells("pandas.NA, NaT beside values", ["a", pd.NA, pd.NaT], ["a", None, None], "string"),
+    Cells("NaN beside other values than numbers", ["a", float("nan")], ["a", None], "string"),
+    Cells("pandas.Timestamp", [pd.Timestamp(UTC_NOON), pd.NaT], [UTC_NOON, None], "timestamp[us, tz=UTC]"),
+    Cells("pandas.Timestamp with nanoseconds", [FINE, None], [str(FINE), None]),
+    Cells("list of Timestamps with nanoseconds", [[FINE], None], [[str(FINE)], None]),
+    Cells("dict with such a Timestamp", [{"a": FINE}, None], [{"a": str(FINE)}, None]),
+    Cells("pandas.Timedelta", [pd.Timedelta(7, "ns"), None], [7, None]),
+    Cells("pandas.Period", [pd.Period("2024-01", "M"), None], [dt.datetime(2024, 1, 1, tzinfo=dt.UTC), None]),
+    Cells("pandas.Interval", [pd.Interval(0, 1), None], [{"left": 0, "right": 1}, None], "struct<left: int64, right: int64>"),
+    Cells("pyarrow scalars", [pa.scalar(1), None], [1, None], "int64"),
+]  # fmt: skip
+
+
+def pandas_column(*values: Any, dtype: Any = None) -> Callable[[], Any]:
+    """Return what makes a frame of pandas with these cells."""
+    return lambda: pd.DataFrame({"c": pd.Series(list(values), dtype=dtype)})
+
+
+def polars_column(values: Sequence[Any], dtype: Any) -> Callable[[], Any]:
+    """Return what makes a frame of polars with these cells."""
+    return lambda: pl.DataFrame({"c": pl.Series(values, dtype=dtype)})
+
+
+def arrow_column(values: Sequence[Any], kind: pa.DataType | None) -> Callable[[], Any]:
+    """Return what makes a table of Arrow with these cells."""
+    return lambda: None if kind is None else pa.table({"c": pa.array(values, kind)})
+
+
+def duckdb_column(expression: str) -> Callable[[], Any]:
+    """Return what makes a relation of DuckDB with the value of an expression, and null."""
+    return lambda: duckdb.connect().sql(
+        f"SELECT {expression} AS c UNION ALL SELECT NULL"  # of this module
+    )
+
+
+def numpy_column(values: Any, dtype: Any) -> Callable[[], Any]:
+    """Return what makes a dict with an array."""
+    return lambda: {"c": np.array(values, dtype=dtype)}
+
+
+def arrow_type(name: str, *arguments: Any) -> pa.DataType | None:
+    """Return a type that older releases of pyarrow do not have."""
+    maker = getattr(pa, name, None)
+    return None if maker is None else maker(*arguments)
+
+
+TIME, CLOCK = "timestamp[us, tz=UTC]", dt.time(12, 30)
+FINE_NS = FINE.value
+FLOOR = [UTC_NOON, None]
+KINDS = [
+    # -- numpy ---------------------------------------------------------------------------------
+    Kind("numpy", "`>i4` and other byte orders", numpy_column([1, 2], ">i4"), [1, 2], "int32"),
+    Kind("numpy", "float16", numpy_column([0.5], "f2"), [0.5], "float"),
+    Kind("numpy", "longdouble", numpy_column([0.5], "g"), [0.5], "double"),
+    Kind("numpy", "complex64, complex128", numpy_column([1 + 2j], "c16"), [[1.0, 2.0]]),
+    Kind("numpy", "`S` with NUL", numpy_column([DIGEST, b"a"], "S4"), [DIGEST, b"a"], "binary"),
+    Kind("numpy", "`U` with NUL", numpy_column(["a\0b", "c"], "U"), ["a\0b", "c"], "string"),
+    Kind("numpy", "object", numpy_column(["a", None], object), ["a", None], "string"),
+    Kind("numpy", "StringDType", lambda: _string_dtype(), ["a\0b", "c"], "string", documented="string"),
+    *(
+        Kind("numpy", f"datetime64[{unit}]", numpy_column(["2024-01-01", "NaT"], f"M8[{unit}]"), [dt.date(2024, 1, 1), None], "date32[day]")
+        for unit in ("Y", "M", "D")
+    ),
+    Kind("numpy", "datetime64[W]", numpy_column(["2024-01-04", "NaT"], "M8[W]"), [dt.date(2024, 1, 4), None], "date32[day]"),
+    *(
+        Kind("numpy", f"datetime64[{unit}]", numpy_column(["2024-01-31T12", "NaT"], f"M8[{unit}]"), FLOOR, TIME)
+        for unit in ("h", "m", "s", "ms", "us", "ns", "20s")
+    ),
+    Kind("numpy", "datetime64[ps]", numpy_column(["1970-01-02", "NaT"], "M8[ps]"), [dt.datetime(1970, 1, 2, tzinfo=dt.UTC), None], TIME),
+    Kind("numpy", "datetime64[ns] finer than 1 us", numpy_column([FINE.to_datetime64(), "NaT"], "M8[ns]"), FLOOR),
+    Kind("numpy", "timedelta64", numpy_column([7, "NaT"], "m8[s]"), [7, None]),
+    Kind("numpy", "structured array", lambda: np.array([(1, b"a\0b")], [("c", ">i8"), ("d", "S3")]), [1], "int64"),
+    Kind("numpy", "structured array with records", lambda: np.array([((1, 2),)], [("c", [("x", "u1"), ("y", "u1")])]), [b"\x01\x02"]),
+    Kind("numpy", "masked array", lambda: {"c": np.ma.masked_equal(np.array([1, 2], ">i4"), 2)}, [1, None], "int32"),
+    Kind("numpy", "masked images", lambda: {"c": np.ma.masked_equal(np.array([[[1, 2]]], "f4"), 2)}, [[[1.0, None]]], "list<item: list<item: double>>"),
+    Kind("numpy", "images of complex", lambda: np.ones((1, 2, 1), complex), [[[[1.0, 0.0]], [[1.0, 0.0]]]], column="col_0"),
+    Kind("numpy", "matrix of objects", lambda: np.array([[1, "a"], [2, None]], object), ["a", None], "string", column="col_1"),
+    Kind("numpy", "matrix of complex", lambda: np.array([[1j], [2]]), [[0.0, 1.0], [2.0, 0.0]], column="col_0"),
+    # -- pandas --------------------------------------------------------------------------------
+    Kind("pandas", "Int64 and other nullable numbers", pandas_column(1, None, dtype="Int64"), [1, None], "int64"),
+    Kind("pandas", "boolean", pandas_column(True, None, dtype="boolean"), [True, None], "bool"),
+    Kind("pandas", "string, str", pandas_column("a\0b", None, dtype="string"), ["a\0b", None], "string"),
+    Kind("pandas", "category", pandas_column("a", None, dtype="category"), ["a", None], "string"),
+    Kind("pandas", "category of date and datetime", lambda: pd.DataFrame({"c": pd.Categorical([0, 1], [0, 1]).rename_categories([DAY, NOON])}), [UTC_DAY, UTC_NOON], TIME),
+    Kind("pandas", "category of intervals (`pd.cut`)", lambda: pd.DataFrame({"c": pd.cut([1, 3], [0, 2, 4])}), [{"left": 0, "right": 2}, {"left": 2, "right": 4}], "struct<left: int64, right: int64>"),
+    Kind("pandas", "Sparse", lambda: pd.DataFrame({"c": pd.arrays.SparseArray([0, 5, 0])}), [0, 5, 0], "int64"),
+    Kind("pandas", "datetime64[s, ms, us, ns]", pandas_column(NOON, None, dtype="M8[ns]"), FLOOR, TIME),
+    Kind("pandas", "datetime64[ns] finer than 1 us", pandas_column(FINE, None, dtype="M8[ns]"), FLOOR),
+    Kind("pandas", "datetime64 with a zone", pandas_column(UTC_NOON, None, dtype="datetime64[us, UTC]"), FLOOR, TIME),
+    Kind("pandas", "timedelta64", pandas_column(pd.Timedelta(7, "ns"), None, dtype="m8[ns]"), [7, None]),
+    Kind("pandas", "period", pandas_column("2024-01", None, dtype="period[M]"), [dt.datetime(2024, 1, 1, tzinfo=dt.UTC), None]),
+    Kind("pandas", "interval", lambda: pd.DataFrame({"c": pd.arrays.IntervalArray.from_breaks([0, 1])}), [{"left": 0, "right": 1}], "struct<left: int64, right: int64>"),
+    Kind("pandas", "complex", pandas_column(1 + 2j, dtype="complex128"), [[1.0, 2.0]]),
+    Kind("pandas", "big-endian numbers", lambda: pd.DataFrame({"c": np.array([1, 2], ">i8")}), [1, 2], "int64"),
+    Kind("pandas", "longdouble", lambda: pd.DataFrame({"c": np.array([0.5], "g")}), [0.5], "double"),
+    Kind("pandas", "ArrowDtype", pandas_column(1, None, dtype=pd.ArrowDtype(pa.int8())), [1, None], "int8"),
+    Kind("pandas", "ArrowDtype of times of day", pandas_column(CLOCK, None, dtype=pd.ArrowDtype(pa.time64("us"))), ["12:30:00.000000", None]),
+    Kind("pandas", "ArrowDtype of durations", pandas_column(dt.timedelta(1), None, dtype=pd.ArrowDtype(pa.duration("s"))), [86400, None]),
+    Kind("pandas", "Series", lambda: pd.Series([1, 2], name="c"), [1, 2], "int64"),
+    Kind("pandas", "PeriodIndex in a dict", lambda: {"c": pd.period_range("2024-01", periods=1, freq="M")}, [dt.datetime(2024, 1, 1, tzinfo=dt.UTC)]),
+    Kind("pandas", "IntervalIndex in a dict", lambda: {"c": pd.interval_range(0, 1)}, [{"left": 0, "right": 1}], "struct<left: int64, right: int64>"),
+    Kind("pandas", "TimedeltaIndex in a dict", lambda: {"c": pd.to_timedelta([7], "ns")}, [7]),
+    Kind("pandas", "SparseArray in a dict", lambda: {"c": pd.arrays.SparseArray([0, 5])}, [0, 5], "int64"),
+    Kind("pandas", "MultiIndex in a dict", lambda: {"c": pd.MultiIndex.from_tuples([(1, 2)])}, [[1, 2]], "fixed_size_list<item: int64>[2]"),
+    # -- polars --------------------------------------------------------------------------------
+    Kind("polars", "Int8 to Int64, UInt8 to UInt64", polars_column([1, None], pl.UInt64), [1, None], "uint64"),
+    Kind("polars", "Int128 within 64 bits", polars_column([1, None], pl.Int128), [1, None], "int64"),
+    Kind("polars", "Int128 beyond 64 bits", polars_column([2**100, None], pl.Int128), [str(2**100), None]),
+    Kind("polars", "String, Categorical, Enum", polars_column(["a", None], pl.Enum(["a"])), ["a", None], "string"),
+    Kind("polars", "Object of texts", polars_column(["a", None], pl.Object), ["a", None], "string"),
+    Kind("polars", "Object of UUIDs", polars_column([ID, None], pl.Object), [str(ID), None]),
+    Kind("polars", "Date", polars_column([DAY, None], pl.Date), [DAY, None], "date32[day]"),
+    Kind("polars", "Datetime", polars_column([NOON, None], pl.Datetime("ns")), FLOOR, TIME),
+    Kind("polars", "Datetime(ns) finer than 1 us", lambda: pl.DataFrame({"c": pl.Series([FINE_NS, None]).cast(pl.Datetime("ns"))}), FLOOR),
+    Kind("polars", "Time", polars_column([CLOCK, None], pl.Time), [45_000_000_000_000, None]),
+    Kind("polars", "Duration", polars_column([dt.timedelta(seconds=1), None], pl.Duration("ns")), [10**9, None]),
+    Kind("polars", "List(Duration)", polars_column([[dt.timedelta(seconds=1)], None], pl.List(pl.Duration("ms"))), [[1000], None]),
+    Kind("polars", "Decimal", polars_column([Decimal("1.5"), None], pl.Decimal(4, 1)), [Decimal("1.5"), None], "decimal128(4, 1)"),
+    Kind("polars", "Binary", polars_column([DIGEST, None], pl.Binary), [DIGEST, None], "binary"),
+    Kind("polars", "List", polars_column([[1], None], pl.List(pl.Int8)), [[1], None], "list<item: int8>"),
+    Kind("polars", "Array", polars_column([[1, 2], None], pl.Array(pl.Int8, 2)), [[1, 2], None], "fixed_size_list<item: int8>[2]"),
+    Kind("polars", "Struct", polars_column([{"a": 1}], pl.Struct({"a": pl.Int8})), [{"a": 1}], "struct<a: int8>"),
+    Kind("polars", "Float16", polars_column([0.5, None], pl.Float16), [0.5, None], "float"),
+    # -- pyarrow -------------------------------------------------------------------------------
+    Kind("pyarrow", "string, large_string, string_view", arrow_column(["a\0b", None], pa.large_string()), ["a\0b", None], "string"),
+    Kind("pyarrow", "binary, large_binary, binary(n)", arrow_column([DIGEST, None], pa.binary(4)), [DIGEST, None], "binary"),
+    Kind("pyarrow", "float16", arrow_column([np.float16(0.5), None], pa.float16()), [0.5, None], "float"),
+    Kind("pyarrow", "dictionary", lambda: pa.table({"c": pa.array(["a", None]).dictionary_encode()}), ["a", None], "string"),
+    Kind("pyarrow", "list_view", arrow_column([[1], None], arrow_type("list_view", pa.int8())), [[1], None], "list<item: int8>", documented="list<item: int8>"),
+    Kind("pyarrow", "run_end_encoded", lambda: pa.table({"c": pc.run_end_encode(pa.array([1, 1, None]))}), [1, 1, None], "int64"),
+    Kind("pyarrow", "date32, date64", arrow_column([DAY, None], pa.date64()), [DAY, None], "date32[day]"),
+    Kind("pyarrow", "timestamp", arrow_column([NOON, None], pa.timestamp("s")), FLOOR, TIME),
+    Kind("pyarrow", "timestamp[ns] finer than 1 us", arrow_column([FINE_NS, None], pa.timestamp("ns")), FLOOR),
+    Kind("pyarrow", "time32, time64", arrow_column([CLOCK, None], pa.time64("us")), ["12:30:00.000000", None]),
+    Kind("pyarrow", "duration", arrow_column([7, None], pa.duration("ns")), [7, None]),
+    Kind("pyarrow", "list of durations", arrow_column([[dt.timedelta(0, 0, 7)], None], pa.list_(pa.duration("us"))), [[7], None]),
+    Kind("pyarrow", "month_day_nano_interval", arrow_column([(1, 2, 3), None], pa.month_day_nano_interval()), [[1, 2, 3], None]),
+    Kind("pyarrow", "map", arrow_column([[("a", 1)], None], pa.map_(pa.string(), pa.int32())), [[{"key": "a", "value": 1}], None]),
+    Kind("pyarrow", "struct with a time", arrow_column([{"a": CLOCK}, None], pa.struct([("a", pa.time32("s"))])), [{"a": "12:30:00"}, None]),
+    Kind("pyarrow", "union", lambda: pa.table({"c": pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([5])])}), ["5"]),
+    Kind("pyarrow", "decimal128", arrow_column([Decimal("1.5"), None], pa.decimal128(4, 1)), [Decimal("1.5"), None], "decimal128(4, 1)"),
+    Kind("pyarrow", "decimal256 of at most 38 digits", arrow_column([Decimal("1.5"), None], pa.decimal256(4, 1)), [Decimal("1.5"), None], "decimal128(4, 1)"),
+    Kind("pyarrow", "decimal256 of more digits", arrow_column([Decimal(10**50), None], pa.decimal256(60, 0)), [str(10**50), None]),
+    Kind("pyarrow", "decimal32, decimal64", arrow_column([Decimal("1.5"), None], arrow_type("decimal64", 4, 1)), [Decimal("1.5"), None], "decimal128(4, 1)", documented="decimal128(4, 1)"),
+    Kind("pyarrow", "bool8", lambda: _extension("bool8", [1, None], pa.int8()), [True, None], "bool", documented="bool"),
+    Kind("pyarrow", "uuid", lambda: _extension("uuid", [ID.bytes, None], pa.binary(16)), [ID.bytes, None], "binary", documented="binary"),
+    Kind("pyarrow", "fixed_shape_tensor", lambda: pa.table({"c": pa.FixedShapeTensorArray.from_numpy_ndarray(np.ones((1, 2, 1)))}), [[[1.0], [1.0]]], "fixed_size_list<item: fixed_size_list<item: double>[1]>[2]"),
+    Kind("pyarrow", "pandas.period", lambda: pa.table({"c": pa.array(pd.period_range("2024-01", periods=1, freq="M"))}), [dt.datetime(2024, 1, 1, tzinfo=dt.UTC)]),
+    # -- DuckDB --------------------------------------------------------------------------------
+    Kind("duckdb", "UTINYINT to UBIGINT, TINYINT to BIGINT", duckdb_column("1::UBIGINT"), [1, None], "uint64"),
+    Kind("duckdb", "HUGEINT within 64 bits, as sums are", duckdb_column("1::HUGEINT"), [1, None], "int64"),
+    Kind("duckdb", "UHUGEINT within 64 bits", duckdb_column("1::UHUGEINT"), [1, None], "int64"),
+    Kind("duckdb", "HUGEINT beyond 64 bits", duckdb_column(f"{2**100}::HUGEINT"), [str(2**100), None]),
+    Kind("duckdb", "UHUGEINT beyond 64 bits", duckdb_column(f"{2**128 - 1}::UHUGEINT"), [str(2**128 - 1), None]),
+    Kind("duckdb", "BIGNUM", duckdb_column(f"'{10**40}'::BIGNUM"), [str(10**40), None]),
+    Kind("duckdb", "DECIMAL", duckdb_column("1.5::DECIMAL(4, 1)"), [Decimal("1.5"), None], "decimal128(4, 1)"),
+    Kind("duckdb", "VARCHAR, ENUM, JSON, UUID", duckdb_column(f"'{ID}'::UUID"), [str(ID), None], "string"),
+    Kind("duckdb", "BLOB", duckdb_column("'a'::BLOB"), [b"a", None], "binary"),
+    Kind("duckdb", "BIT", duckdb_column("'0101'::BIT"), ["0101", None]),
+    Kind("duckdb", "BIT[]", duckdb_column("['0101'::BIT]"), [["0101"], None]),
+    Kind("duckdb", "STRUCT with BIT", duckdb_column("{'a': '01'::BIT}"), [{"a": "01"}, None]),
+    Kind("duckdb", "DATE", duckdb_column("DATE '2024-01-31'"), [DAY, None], "date32[day]"),
+    Kind("duckdb", "TIMESTAMP, TIMESTAMPTZ, TIMESTAMP_S, _MS, _NS", duckdb_column("'2024-01-31 12:00'::TIMESTAMP_NS"), FLOOR, TIME),
+    Kind("duckdb", "TIMESTAMP_NS finer than 1 us", duckdb_column(f"make_timestamp_ns({FINE_NS})"), FLOOR),
+    Kind("duckdb", "TIME", duckdb_column("TIME '12:30'"), ["12:30:00", None]),
+    Kind("duckdb", "TIMETZ", duckdb_column("'12:30:00+02'::TIMETZ"), ["12:30:00+02", None]),
+    Kind("duckdb", "INTERVAL", duckdb_column("INTERVAL 1 MONTH"), ["1 month", None]),
+    Kind("duckdb", "MAP", duckdb_column("MAP {'a': 1}"), [[{"key": "a", "value": 1}], None]),
+    Kind("duckdb", "UNION", duckdb_column("union_value(a := 5)"), ["5", None]),
+    Kind("duckdb", "VARIANT", duckdb_column("5::VARIANT"), ["5", None]),
+    Kind("duckdb", "LIST", duckdb_column("[1, 2]"), [[1, 2], None], "list<item: int32>"),
+    Kind("duckdb", "ARRAY", duckdb_column("[1, 2]::INTEGER[2]"), [[1, 2], None], "fixed_size_list<item: int32>[2]"),
+    Kind("duckdb", "STRUCT", duckdb_column("{'a': 1}"), [{"a": 1}, None], "struct<a: int32>"),
+]  # fmt: skip
+
+
+def _string_dtype() -> Any:
+    dtypes = getattr(np, "dtypes", None)
+    if not hasattr(dtypes, "StringDType"):
+        return None
+    return {"c": np.array(["a\0b", "c"], dtype=dtypes.StringDType())}
+
+
+def _extension(name: str, values: Sequence[Any], storage: pa.DataType) -> Any:
+    kind = arrow_type(name)
+    if kind is None:
+        return None
+    return pa.table({"c": pa.ExtensionArray.from_storage(kind, pa.array(values, storage))})
+
+
+FORMS = {
+    "pandas": lambda cells: pd.DataFrame({"c": pd.Series(list(cells), dtype=object)}),
+    "polars": lambda cells: pl.DataFrame({"c": pl.Series(list(cells), dtype=pl.Object)}),
+    "rows": lambda cells: [{"c": cell} for cell in cells],
+    "tuples": lambda cells: [(cell,) for cell in cells],
+    "columns": lambda cells: {"c": list(cells)},
+}
+_HEADINGS = {
+    "cells": "Python objects, in rows, dicts, and object columns of pandas and polars",
+    "numpy": "numpy",
+    "pandas": "pandas",
+    "polars": "polars",
+    "pyarrow": "pyarrow",
+    "duckdb": "DuckDB",
+}
+
+
+def documented_rows(library: str) -> Iterator[tuple[str, str]]:
+    """Yield each kind of a library, and its line of the docs; None where it cannot be made here."""
+    if library == "cells":
+        for cells in CELLS:
+            yield cells.title, _line(cells.title, cells.type, FORMS["rows"](cells.cells))
+        return
+    for kind in KINDS:
+        if kind.library == library:
+            df = None if kind.documented else kind.make()
+            yield kind.title, _line(kind.title, kind.documented or kind.type, df)
+
+
+def table() -> str:
+    """Return the table of the docs."""
+    parts = []
+    for library, heading in _HEADINGS.items():
+        parts += [f"## {heading}", "", "| given | becomes, or what to type |", "| --- | --- |"]
+        parts += [line for _, line in documented_rows(library)] + [""]
+    return "\n".join(parts)
+
+
+def _line(title: str, type_name: str, df: Any) -> str:
+    if type_name:
+        return f"| {title} | `{_short(type_name)}` |"
+    try:
+        to_reader(df).read_all()
+    except FeatureStoreError as error:
+        # A column of the table may not hold the sign that divides columns.
+        hint = str(error.hint).replace("|", "\\|")
+        return f"| {title} | `{hint}` |"
+    raise AssertionError(f"{title} is taken, though the table says that it is refused")
+
+
+def _short(type_name: str) -> str:
+    before = ""
+    while before != type_name:
+        before = type_name
+        type_name = re.sub(r"fixed_size_list<item: ([^<>]*(?:<[^<>]*>)?)>", r"\1", type_name)
+        type_name = re.sub(r"(?<!_)list<item: ([^<>]*(?:<[^<>]*>)?)>", r"\1[]", type_name)
+    return type_name.replace("timestamp[us, tz=UTC]", "timestamp").replace("date32[day]", "date")
+
+
+def main() -> None:
+    """Write the table into the docs."""
+    text = DOCS.read_text()
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    DOCS.write_text(f"{before}{BEGIN}\n\n{table()}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

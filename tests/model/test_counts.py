@@ -1,0 +1,199 @@
+"""Versions, limits, offsets, times and durations out of range are refused by one rule each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featurestore import experiments
+from featurestore.errors import FeatureStoreError, InvalidArgument, OutOfRange
+from featurestore.model.counts import MOST, check_count, parse_version
+from featurestore.model.durations import LONGEST, parse_duration
+from featurestore.model.times import FIRST, LAST, from_micros, parse_moment, shifted, to_micros
+from featurestore.store import FeatureStore
+
+CLOCK = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+@given(st.integers() | st.floats() | st.text() | st.booleans() | st.none() | st.binary())
+def test_check_count_takes_whole_numbers_of_the_range_alone(value: object) -> None:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if is_whole and 0 <= value <= MOST:  # type: ignore[operator]
+        assert check_count(value, argument="limit") == value
+    else:
+        with pytest.raises(InvalidArgument) as refused:
+            check_count(value, argument="limit")
+        assert isinstance(refused.value, OutOfRange) == is_whole
+        hint = re.fullmatch(r"limit=(\d+)", str(refused.value.hint))
+        assert hint is not None
+        check_count(int(hint[1]), argument="limit")
+
+
+@pytest.mark.parametrize("value", [np.int64(3), np.uint8(3), np.array(3)])
+def test_check_count_takes_numpy_integers(value: object) -> None:
+    assert check_count(value, argument="limit") == 3
+    with pytest.raises(InvalidArgument):
+        check_count(np.bool_(True), argument="limit")
+
+
+@given(st.text(alphabet="0123456789", min_size=1, max_size=30) | st.just("9" * 5_000))
+def test_parse_version_refuses_versions_that_registries_cannot_hold(text: str) -> None:
+    number = int(text[-4_000:])
+    if 1 <= number < 10**9:
+        assert parse_version(text) == number
+    else:
+        with pytest.raises(OutOfRange):
+            parse_version(text)
+
+
+@given(
+    st.datetimes(timezones=st.timedeltas(-timedelta(hours=23), timedelta(hours=23)).map(timezone))
+    | st.sampled_from(
+        [
+            datetime.max.replace(tzinfo=timezone(-timedelta(hours=5))),
+            datetime.min.replace(tzinfo=timezone(timedelta(hours=5))),
+        ]
+    )
+)
+def test_parse_moment_gives_an_instant_or_is_out_of_range(value: datetime) -> None:
+    offset = value.utcoffset() or timedelta(0)
+    micros = to_micros(value.replace(tzinfo=UTC)) - offset // timedelta(microseconds=1)
+    if to_micros(FIRST) <= micros <= to_micros(LAST):
+        assert from_micros(micros) == parse_moment(value) == parse_moment(value.isoformat())
+    else:
+        for spelled in (value, value.isoformat()):
+            with pytest.raises(OutOfRange, match="years 1 to 9999"):
+                parse_moment(spelled)
+        with pytest.raises(OutOfRange):
+            from_micros(micros)
+
+
+@pytest.mark.parametrize(
+    "text", ["10000-01-01", "+10000-01-01T00:00:00Z", "-0001-01-01", "0000-12-31T00:00:00Z"]
+)
+def test_parse_moment_of_a_far_year_is_out_of_range(text: str) -> None:
+    with pytest.raises(OutOfRange, match="years 1 to 9999"):
+        parse_moment(text)
+
+
+@given(st.integers(0, 10**30), st.sampled_from(["us", "ms", "s", "min", "h", "d", "w"]))
+def test_parse_duration_is_no_longer_than_64_bits_hold(number: int, unit: str) -> None:
+    text = f"{number}{unit}"
+    units = {"us": 1, "ms": 10**3, "s": 10**6, "min": 6 * 10**7, "h": 36 * 10**8}
+    micros = number * {**units, "d": 864 * 10**8, "w": 6048 * 10**8}[unit]
+    if micros > LONGEST // timedelta(microseconds=1):
+        with pytest.raises(OutOfRange, match=f"at most duration='{LONGEST.days}d'"):
+            parse_duration(text)
+    else:
+        length = parse_duration(text)
+        assert length <= LONGEST
+        assert FIRST <= shifted(CLOCK, -length) <= CLOCK <= shifted(CLOCK, length) <= LAST
+
+
+def test_parse_duration_of_endless_digits_is_out_of_range() -> None:
+    for text in ("9" * 400 + "d", "9" * 5_000 + "us"):
+        with pytest.raises(OutOfRange):
+            parse_duration(text)
+    with pytest.raises(OutOfRange):
+        parse_duration(timedelta.max)
+
+
+HUGE = [2**31, 2**63, 10**30, 10**5_000, -1]
+
+
+def _calls(store: FeatureStore) -> dict[str, Callable[[Any], object]]:
+    """Return a call for each place that takes a version, a limit, an offset or a Delta version."""
+    row = [{"k": 1, "t": CLOCK, "x": 1.0}]
+    labels = [{"k": 1, "lt": CLOCK}]
+    return {
+        "group version": lambda n: store.get_featuregroup("g", version=n),
+        "group handle": lambda n: store.featuregroup("g", version=n),
+        "create version": lambda n: store.create_featuregroup(row, "h", version=n),
+        "insert version": lambda n: store.insert_into_featuregroup(row, "g", version=n),
+        "delete version": lambda n: store.delete_featuregroup("g", version=n),
+        "dataset version": lambda n: store.get_training_dataset("d", version=n),
+        "new dataset": lambda n: store.create_training_dataset(row, "d", version=n),
+        "view version": lambda n: store.get_feature_view("v", version=n),
+        "model version": lambda n: experiments.get_model("m", version=n, store=store),
+        "group as_of": lambda n: store.get_featuregroup("g", as_of=n),
+        "as_of": lambda n: store.get_features("g.x", labels=labels, as_of={"g": n}),
+        "versions": lambda n: store.get_features("g.x", labels=labels, versions={"g": n}),
+        "groups limit": lambda n: store.get_featuregroups(limit=n),
+        "groups offset": lambda n: store.get_featuregroups(offset=n),
+        "datasets limit": lambda n: store.get_training_datasets(limit=n),
+        "jobs limit": lambda n: store.get_jobs(limit=n),
+        "search limit": lambda n: store.search("x", limit=n),
+        "history limit": lambda n: store.get_featuregroup_history("g", limit=n),
+        "history before": lambda n: store.get_featuregroup_history("g", before=n),
+        "validation limit": lambda n: store.get_validation_history("g", limit=n),
+        "runs limit": lambda n: experiments.get_runs(limit=n, store=store),
+        "transaction": lambda n: store.insert_into_featuregroup(row, "g", transaction=("a", n)),
+        "head": lambda n: store.get_featuregroup("g").head(n),
+        "show": lambda n: store.get_featuregroup("g").show(n),
+        "seed": lambda n: store.get_featuregroup("g").sample(fraction=0.5, seed=n).count(),
+    }
+
+
+def test_calls_of_the_store_refuse_huge_counts(duckdb_store: FeatureStore) -> None:
+    store = duckdb_store
+    rows = [{"k": 1, "t": CLOCK, "x": 1.0}]
+    store.create_featuregroup(rows, "g", primary_key="k", event_time="t")
+    wrong = []
+    for name, call in _calls(store).items():
+        for number in HUGE:
+            try:
+                call(number)
+            except FeatureStoreError as error:
+                is_count = number > MOST and name != "seed"
+                if is_count and not isinstance(error, OutOfRange):
+                    wrong.append((name, number.bit_length(), repr(error)[:200]))
+            except Exception as error:
+                wrong.append((name, number.bit_length(), repr(error)[:200]))
+            else:
+                if number > MOST and name != "seed":
+                    wrong.append((name, number.bit_length(), "taken"))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("digits", [10, 30, 5_000])
+def test_references_to_huge_versions_are_refused(duckdb_store: FeatureStore, digits: int) -> None:
+    duckdb_store.create_featuregroup([{"k": 1, "x": 1.0}], "g", primary_key="k")
+    group = f"g@v{'9' * digits}"
+    with pytest.raises(OutOfRange):
+        duckdb_store.get_features(f"{group}.x", labels=[{"k": 1}])
+    with pytest.raises(OutOfRange):
+        duckdb_store.get_features("g.x", labels=group)
+    with pytest.raises(OutOfRange):
+        duckdb_store.get_featuregroup(group)
+
+
+def test_search_text_longer_than_databases_take_is_refused(duckdb_store: FeatureStore) -> None:
+    with pytest.raises(OutOfRange, match="50,000 letters; a search takes 1,000"):
+        duckdb_store.search("x" * 50_000)
+    assert duckdb_store.search("x" * 1_000) == []
+
+
+@pytest.mark.parametrize("length", ["99999999w", "9" * 400 + "d", timedelta.max])
+def test_durations_of_calls_are_bounded(duckdb_store: FeatureStore, length: Any) -> None:
+    rows = [{"k": 1, "t": CLOCK, "x": 1.0}]
+    store = duckdb_store
+    for options in ({"ttl": length}, {"event_time_tolerance": length}):
+        with pytest.raises(OutOfRange):
+            store.create_featuregroup(rows, "g", primary_key="k", event_time="t", **options)
+    for longest in (LONGEST, f"{LONGEST.days}d"):
+        name = f"g{type(longest).__name__}"
+        store.create_featuregroup(
+            rows, name, primary_key="k", event_time="t", ttl=longest, event_time_tolerance=longest
+        )
+        asked = store.get_features(f"{name}.x", labels=[{"k": 1, "lt": CLOCK}], label_time="lt")
+        assert asked.to_arrow().column("x").to_pylist() == [1.0]
+        assert list(store.vacuum_featuregroup(name, retain=longest)) == []
+    with pytest.raises(OutOfRange):
+        store.vacuum_featuregroup(name, retain=length)

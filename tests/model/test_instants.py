@@ -1,0 +1,103 @@
+"""Times lie in the years 1 to 9999, in every unit, type and nesting; others are refused by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featurestore.errors import OutOfRange
+from featurestore.ingest import to_reader
+from featurestore.model.instants import first_outside, rows_outside, time_columns
+from featurestore.model.times import FIRST, LAST, to_micros
+
+FIRST_SECOND, LAST_SECOND = to_micros(FIRST) // 10**6, to_micros(LAST) // 10**6
+UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+INT64 = 2**63 - 1
+
+
+@st.composite
+def times(draw: st.DrawFn) -> tuple[pa.Array, int | None]:
+    """Return times of some type, one of which may lie outside, and its row."""
+    kind = draw(st.sampled_from([*UNITS, "date32", "date64"]))
+    day = 86_400
+    if kind == "date32":
+        low, high, most, target = FIRST_SECOND // day, LAST_SECOND // day, 2**31 - 1, pa.date32()
+    elif kind == "date64":
+        low, high = FIRST_SECOND // day * day * 1000, LAST_SECOND // day * day * 1000
+        most, target = 10**16, pa.date64()
+    else:
+        low, high = FIRST_SECOND * UNITS[kind], (LAST_SECOND + 1) * UNITS[kind] - 1
+        zone = draw(st.sampled_from([None, "UTC", "Asia/Tokyo"]))
+        most, target = INT64, pa.timestamp(kind, zone)
+    low, high = max(low, -most), min(high, most)
+    step = day * 1000 if kind == "date64" else 1
+    inside = st.integers(low // step, high // step) | st.none() | st.sampled_from([low // step])
+    numbers = draw(st.lists(inside, max_size=30))
+    outside = None
+    if high < most and draw(st.booleans()):
+        beyond = draw(st.integers(high // step + 1, most // step) | st.integers(-most, low - 1))
+        beyond = max(beyond, -most // step)
+        outside = draw(st.integers(0, len(numbers)))
+        numbers.insert(outside, beyond)
+    scaled = [None if number is None else number * step for number in numbers]
+    width = pa.int32() if kind == "date32" else pa.int64()
+    return pa.array(scaled, width).view(target), outside
+
+
+def nested(array: pa.Array, how: str) -> pa.Array:
+    """Return the same rows, each a list, a struct or a dictionary of its time."""
+    rows = len(array)
+    if how == "list":
+        return pa.ListArray.from_arrays(pa.array(range(rows + 1), pa.int32()), array)
+    if how == "fixed":
+        return pa.FixedSizeListArray.from_arrays(array, 1)
+    if how == "struct":
+        return pa.StructArray.from_arrays([pa.nulls(rows, pa.int8()), array], ["a", "b"])
+    if how == "dictionary":
+        return array.dictionary_encode()
+    return array
+
+
+@given(times(), st.sampled_from(["plain", "list", "fixed", "struct", "dictionary"]))
+def test_first_outside_names_the_row_of_every_type(
+    drawn: tuple[pa.Array, int | None], how: str
+) -> None:
+    array, row = drawn
+    column = nested(array, how)
+    assert time_columns(pa.schema([("t", column.type)])) == ("t",)
+    assert first_outside(column) == row
+    marks = rows_outside(column)
+    marked = [] if marks is None else np.flatnonzero(marks)
+    assert list(marked) == ([] if row is None else [row])
+    if row is not None:
+        assert first_outside(column.slice(row + 1)) is None
+        assert first_outside(column.slice(row)) == 0
+
+
+@pytest.mark.filterwarnings("ignore:times without a zone")
+@given(times(), st.sampled_from(["plain", "list", "struct"]), st.integers(1, 7))
+def test_to_reader_refuses_times_outside_by_row_of_all_batches(
+    drawn: tuple[pa.Array, int | None], how: str, batch_rows: int
+) -> None:
+    array, row = drawn
+    table = pa.table({"t": nested(array, how)})
+    batches = pa.RecordBatchReader.from_batches(
+        table.schema, table.to_batches(max_chunksize=batch_rows)
+    )
+    if row is None:
+        unit = str(array.type)
+        whole = "[ns" not in unit or all(v is None or v % 1000 == 0 for v in _numbers(array))
+        if whole:
+            assert to_reader(batches).read_all().num_rows == len(array)
+        return
+    with pytest.raises(OutOfRange, match=rf"^Row {row} has .* in 't', outside of the years"):
+        to_reader(batches).read_all()
+
+
+def _numbers(array: pa.Array) -> list[Any]:
+    return array.view(pa.int64()).to_pylist()

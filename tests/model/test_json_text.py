@@ -1,0 +1,135 @@
+"""JSON from outside is RFC 8259: what the grammar allows is read, all else is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featurestore.model.json_text import JsonError, number_of, parse_json, parse_json_at, to_text
+
+ACCEPTED: dict[str, Any] = {
+    "[]": [],
+    " \t\r\n[1 , 2]\n ": [1, 2],
+    "[[[[]]]]": [[[[]]]],
+    "{}": {},
+    '{"": 0}': {"": 0},
+    '{"a": {"a": 1}, "A": 2}': {"a": {"a": 1}, "A": 2},
+    '{"a\\u0000b": 1}': {"a\0b": 1},
+    '"a\\"\\\\\\/\\b\\f\\n\\r\\t"': 'a"\\/\b\f\n\r\t',
+    '"\\u0061\\u00E9\\ud83d\\uDE00"': "aé😀",
+    '"\u2028\u2029\x7f\U0010ffff"': "\u2028\u2029\x7f\U0010ffff",
+    '"\\\\ud800"': "\\ud800",
+    "-0": 0,
+    "0.1e+05": 10000.0,
+    "1E22": 1e22,
+    "-1.5e-3": -0.0015,
+    "123456789012345678901234567890": 123456789012345678901234567890,
+    "null": None,
+    "true": True,
+    "false": False,
+    '"8E1A9A4E-0000-0000-0000-ABCDEF012345"': "8E1A9A4E-0000-0000-0000-ABCDEF012345",
+}
+REFUSED = [
+    "",
+    " ",
+    "[1,]",
+    "[,1]",
+    "[1,,2]",
+    "[1 2]",
+    "[1",
+    "]",
+    "[1]]",
+    '{"a": 1,}',
+    '{"a" 1}',
+    '{"a"}',
+    "{a: 1}",
+    "{'a': 1}",
+    '{1: "a"}',
+    '{"a": 1',
+    '{"a": 1}}',
+    '{"a": 1} {"b": 2}',
+    '{"a": 1, "a": 2}',
+    '[{"x": {"a": 1, "b": 2, "\\u0061": 3}}]',
+    "NaN",
+    "[Infinity]",
+    "-Infinity",
+    "Inf",
+    "nan",
+    "+1",
+    "01",
+    "-01",
+    "-",
+    "1.",
+    ".5",
+    "1e",
+    "1e+",
+    "0x1F",
+    "1_000",
+    "\uff11",
+    "True",
+    "nul",
+    "undefined",
+    "'a'",
+    '"a',
+    '"\t"',
+    '"\n"',
+    '"\0"',
+    '"\\x41"',
+    '"\\u00G0"',
+    '"\\u12"',
+    '"\\ud800"',
+    '"\\udc00\\ud800"',
+    '["\\uD800x"]',
+    '{"\\udfff": 1}',
+    "// a\n1",
+    "/* a */ 1",
+    "1 # a",
+    "\ufeff1",
+    "\x0b1",
+    "\xa01",
+    "[" * 100_000,
+    '{"a":' * 100_000,
+]
+
+
+@pytest.mark.parametrize("text", ACCEPTED)
+def test_text_of_the_grammar_is_its_value(text: str) -> None:
+    assert parse_json(text) == ACCEPTED[text]
+
+
+@pytest.mark.parametrize("text", REFUSED, ids=lambda text: repr(text[:20]))
+def test_text_outside_of_the_grammar_is_refused(text: str) -> None:
+    for exact in (False, True):
+        with pytest.raises(JsonError, match=r"\w"):
+            parse_json(text, exact=exact)
+
+
+def test_number_of_too_many_digits_is_refused() -> None:
+    with pytest.raises(JsonError, match="digits"):
+        parse_json("1" * 5000)
+    assert number_of(parse_json("1" * 5000, exact=True)) == float("inf")
+
+
+def test_value_is_read_at_its_place_in_a_text() -> None:
+    assert parse_json_at('[{"a": 1}, {"a": 2}]', 11) == ({"a": 2}, 19)
+    with pytest.raises(JsonError, match="delimiter"):
+        parse_json_at('[{"a": 1', 1)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+).filter(lambda value: "Infinity" not in json.dumps(value))
+
+
+@given(VALUES, st.booleans())
+def test_what_json_writes_is_read_as_it_was(value: Any, escaped: bool) -> None:
+    text = json.dumps(value, ensure_ascii=escaped)
+    assert parse_json(text) == value
+    assert to_text(parse_json(text, exact=True)) == json.dumps(value, ensure_ascii=False)
+    assert parse_json(to_text(parse_json(text, exact=True))) == value

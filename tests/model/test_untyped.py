@@ -1,0 +1,99 @@
+"""A type without leaves takes them of the type that it meets, and its values are the same there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featurestore.errors import UnsupportedType
+from featurestore.model.arrow_cast import cast_array
+from featurestore.model.fitting import fitted, may_fit
+from featurestore.model.types import feature_schema, feature_type, is_untyped, widens
+from featurestore.model.untyped import dtypes_line, refuse_untyped, sql_casts, typed_as, typed_like
+
+LEAVES = st.sampled_from([pa.int32(), pa.string(), pa.bool_(), pa.decimal128(4, 2), pa.date32()])
+
+
+def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    lists = inner.map(lambda kind: pa.list_(pa.field("item", kind)))
+    structs = st.tuples(inner, inner).map(lambda pair: pa.struct(zip("ab", pair, strict=True)))
+    return lists | structs
+
+
+TYPES = st.recursive(LEAVES, nested, max_leaves=4)
+
+
+def without_leaves(kind: pa.DataType, draw: Any) -> pa.DataType:
+    """Return a type that a batch without values below some point has."""
+    if draw(st.booleans()):
+        return pa.null()
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("item", without_leaves(kind.value_type, draw)))
+    if pa.types.is_struct(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        return pa.struct([(each.name, without_leaves(each.type, draw)) for each in fields])
+    return kind
+
+
+def blank(kind: pa.DataType, draw: Any) -> Any:
+    """Return a value of an untyped type."""
+    if pa.types.is_list(kind):
+        return (
+            draw(st.sampled_from([None, []]))
+            if draw(st.booleans())
+            else [blank(kind.value_type, draw)]
+        )
+    if pa.types.is_struct(kind):
+        return {field.name: blank(field.type, draw) for field in map(kind.field, range(2))}
+    return None
+
+
+@given(kind=TYPES, data=st.data())
+def test_untyped_values_are_the_same_in_the_type_they_meet(kind: pa.DataType, data: Any) -> None:
+    given_type = without_leaves(kind, data.draw)
+    assert typed_as(given_type, kind) == kind
+    assert widens(given_type, kind)
+    assert may_fit(given_type, kind)
+    values = [blank(given_type, data.draw) for _ in range(3)]
+    array = pa.array(values, given_type)
+    for converted in (cast_array(array, kind), fitted(array, kind)):
+        assert converted.type == kind
+        assert converted.to_pylist() == values
+    assert cast_array(cast_array(array, kind), given_type).to_pylist() == values
+
+
+@given(kind=TYPES, data=st.data())
+def test_untyped_types_are_no_feature_types_and_refused(kind: pa.DataType, data: Any) -> None:
+    given_type = without_leaves(kind, data.draw)
+    schema = feature_schema(pa.schema([("a", given_type), ("b", pa.int8())]))
+    assert schema.field("a").type == given_type
+    assert (feature_type(given_type) is None) == is_untyped(given_type)
+    if is_untyped(given_type):
+        with pytest.raises(UnsupportedType, match="no row has a value") as refusal:
+            refuse_untyped(schema, what="It", hint=dtypes_line)
+        line = str(refusal.value.hint).removeprefix("dtypes=")
+        suggested = eval(line, {"pa": pa})["a"]
+        if isinstance(suggested, pa.DataType):
+            assert not is_untyped(suggested)
+            assert typed_as(given_type, suggested) == suggested
+
+
+def test_columns_of_other_forms_keep_their_type() -> None:
+    given_schema = pa.schema([("a", pa.list_(pa.null())), ("b", pa.null()), ("c", pa.int8())])
+    like = pa.schema([("a", pa.string()), ("c", pa.int64())])
+    assert typed_like(given_schema, like) == given_schema
+
+
+@given(TYPES, st.data())
+def test_sql_casts_give_types_to_nulls_and_keep_all_others(kind: pa.DataType, data: Any) -> None:
+    given_kind = without_leaves(kind, data.draw)
+    rows = pa.table({"a": pa.nulls(1, given_kind)})
+    query = f"select {sql_casts(rows.schema)} from rows"
+    answered = feature_schema(duckdb.sql(query).to_arrow_table().schema).field("a").type
+    assert not is_untyped(answered)
+    assert typed_as(given_kind, answered) == answered

@@ -1,0 +1,52 @@
+"""What on-demand features cannot say is answered with what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+
+import featurestore
+from featurestore.errors import InvalidArgument, InvalidSql
+from featurestore.store import FeatureStore
+
+
+@pytest.mark.parametrize("value", [-7, -1, 0, 6, 7, 2**52 + 1])
+def test_whole_division_is_refused_with_what_means_the_same(
+    store: FeatureStore, value: int
+) -> None:
+    store.create_featuregroup([{"k": 1, "i": value}], "g", primary_key="k")
+    labels = store.get_featuregroup("g")
+    with pytest.raises(InvalidSql) as refused:
+        store.get_features([featurestore.feature("half", "i // 2")], labels=labels)
+    written = str(refused.value.hint).removesuffix(" is the whole quotient")
+    rows = store.get_features([featurestore.feature("half", written)], labels=labels).to_arrow()
+    quotient = abs(value) // 2 * (1 if value >= 0 else -1)
+    assert rows.column("half").to_pylist() == [quotient]
+    with pytest.raises(InvalidSql, match="whole quotient"):
+        labels.filter("(i + 1) // 2 = 3")
+
+
+def test_feature_on_another_of_the_call_is_refused_with_its_expression(
+    duckdb_store: FeatureStore,
+) -> None:
+    duckdb_store.create_featuregroup([{"k": 1, "i": 3}], "g", primary_key="k")
+    labels = duckdb_store.get_featuregroup("g")
+    next_one = featurestore.feature("next_one", "i + 1")
+    double = featurestore.feature("double", "next_one * 2")
+    with pytest.raises(InvalidSql, match=r"write \(i \+ 1\) in place of next_one"):
+        duckdb_store.get_features([next_one, double], labels=labels)
+    chained = duckdb_store.get_features(
+        [double], labels=duckdb_store.get_features([next_one], labels=labels)
+    )
+    inline = featurestore.feature("double", "(i + 1) * 2")
+    whole = duckdb_store.get_features([next_one, inline], labels=labels)
+    for frame in (chained, whole):
+        assert frame.to_arrow().column("double").to_pylist() == [8]
+
+
+@pytest.mark.parametrize("as_of", [True, False, 2.5, None, [1], b"1"])
+def test_as_of_of_a_group_that_is_no_version_is_refused(
+    duckdb_store: FeatureStore, as_of: object
+) -> None:
+    duckdb_store.create_featuregroup([{"k": 1, "i": 3}], "g", primary_key="k")
+    with pytest.raises(InvalidArgument, match="neither a time nor a Delta version"):
+        duckdb_store.get_features("g.i", labels=[{"k": 1}], as_of={"g": as_of})  # type: ignore[dict-item]

@@ -34,7 +34,7 @@ def read_batches(
 
 
 def has_parts(session: Session, spec: SourceSpec) -> bool:
-    """Tell whether the tasks of the engine read a source, each a part of the rows."""
+    """Return whether the tasks of the engine read a source, each a part of the rows."""
     source = open_source(session, spec)
     return isinstance(source, PartitionedSource) and source.has_parts(session.engine)
 

@@ -84,7 +84,7 @@ def _of_window_job(run: Computation, windows: Sequence[Window]) -> Relation:
 
 
 def _meet(windows: Sequence[Window]) -> bool:
-    """Tell whether windows leave no time between them."""
+    """Return whether windows leave no time between them."""
     return all(before.end == after.start for before, after in pairwise(windows))
 
 

@@ -68,7 +68,7 @@ def job(
     input_times: Mapping[str, str] | None = None,
     retries: int = 2,
     catchup: int | None = None,
-    on_error: OnError = "go_on",
+    on_error: OnError = "continue",
     on_failure: str | None = None,
     alert: Columns = (),
     tombstone: str | None = None,
@@ -107,7 +107,7 @@ def job(
             known.
         retries: How often a failed run is tried again, waiting longer each time.
         catchup: At most so many missed windows at once, the oldest first; None takes all.
-        on_error: Whether later windows "wait" for a failed one or "go_on".
+        on_error: Whether later windows "wait" for a failed one or "continue".
         on_failure: Command to run when a run failed for good.
         alert: Channels that are told when a run failed for good or its rows failed validation, and
             when it works again (``add_alert_channel``).
@@ -165,7 +165,7 @@ def sql_job(
     input_times: Mapping[str, str] | None = None,
     retries: int = 2,
     catchup: int | None = None,
-    on_error: OnError = "go_on",
+    on_error: OnError = "continue",
     on_failure: str | None = None,
     alert: Columns = (),
     tombstone: str | None = None,

@@ -35,7 +35,7 @@ class RowDigest:
     floats: tuple[float, ...] = ()
 
     def agrees(self, other: RowDigest) -> bool:
-        """Tell whether two digests are of the same rows, floats up to rounding."""
+        """Return whether two digests are of the same rows, floats up to rounding."""
         if (self.rows, self.hashed) != (other.rows, other.hashed):
             return False
         for a, b in zip(self.floats, other.floats, strict=bool(self.rows)):

@@ -129,11 +129,11 @@ def chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Window, .
 
 
 def independent(spec: JobSpec) -> bool:
-    """Tell whether windows may be computed in any order."""
+    """Return whether windows may be computed in any order."""
     sources = [source.partition("@")[0] for source in spec.inputs.values()]
     if not spec.fills_group or spec.target in sources:
         return False
-    return spec.mode == "replace_window" and spec.on_error == "go_on"
+    return spec.mode == "replace_window" and spec.on_error == "continue"
 
 
 def _compute(session: Session, attempt: Attempt, outcome: Outcome, watch: Watch) -> None:
@@ -161,7 +161,7 @@ def _compute(session: Session, attempt: Attempt, outcome: Outcome, watch: Watch)
 
 
 def _gives_up(outcome: Outcome) -> bool:
-    """Tell whether so many single windows failed in a row that the fault is not in them."""
+    """Return whether so many single windows failed in a row that the fault is not in them."""
     told = [run.state for run in outcome.runs if run.windows == 1 or run.state == runs.DONE]
     return told[-_GIVE_UP_AFTER:] == [runs.FAILED] * _GIVE_UP_AFTER
 

@@ -83,7 +83,7 @@ def parsed(code: str) -> exp.Expr:
 
 
 def may_take_many(spec: JobSpec, *, times: Sequence[str]) -> bool:
-    """Tell whether a query has a form for which many windows at once give the rows of each.
+    """Return whether a query has a form for which many windows at once give the rows of each.
 
     Args:
         spec: The job.
@@ -119,7 +119,7 @@ def _event_time(tree: exp.Select, spec: JobSpec) -> exp.Expr | None:
 
 
 def _is_key(time: exp.Expr, grouped: exp.Expr, tree: exp.Select) -> bool:
-    """Tell whether rows are grouped by the event time, however it is named, or by all columns."""
+    """Return whether rows are grouped by the event time, however it is named, or by all columns."""
     from sqlglot import exp
 
     if grouped.args.get("all"):
@@ -134,7 +134,7 @@ def _is_key(time: exp.Expr, grouped: exp.Expr, tree: exp.Select) -> bool:
 
 
 def _are_outer_bounds(tree: exp.Select, time: str) -> bool:
-    """Tell whether the start only bounds the input's time from below, the end from above."""
+    """Return whether the start only bounds the input's time from below, the end from above."""
     from sqlglot import exp
 
     bounds = {exp.GT: _START, exp.GTE: _START, exp.LT: _END, exp.LTE: _END}
@@ -155,7 +155,7 @@ def _are_outer_bounds(tree: exp.Select, time: str) -> bool:
 
 
 def keeps_to_windows(spec: JobSpec, windows: Sequence[Window], *, time: str) -> bool:
-    """Tell whether every row of a query is proven to lie in the window of its input rows.
+    """Return whether every row of a query is proven to lie in the window of its input rows.
 
     Args:
         spec: The job; its query has a form that may take many windows (``query.may_take_many``).

@@ -194,7 +194,7 @@ def last_schedule_time(schedule: Schedule, instant: datetime) -> datetime:
 
 
 def overlaps(schedule: Schedule) -> bool:
-    """Tell whether neighbouring windows overlap: the width exceeds some schedule interval."""
+    """Return whether neighbouring windows overlap: the width exceeds some schedule interval."""
     width = schedule.width
     if width is None:
         return False

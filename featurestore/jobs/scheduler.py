@@ -215,7 +215,7 @@ def upstream(spec: JobSpec, others: Iterable[JobSpec]) -> list[str]:
 def retry_is_due(
     *, failures: int, failed_at: datetime, retries: int, complete_at: datetime, now: datetime
 ) -> bool:
-    """Tell whether a window that failed is to be tried again now.
+    """Return whether a window that failed is to be tried again now.
 
     That is so after 30 seconds, a minute, two, ... an hour; when its retries are used up, once
     whenever another window of the job comes due.

@@ -14,7 +14,7 @@ from featurestore.errors import InvalidJob, listing
 from featurestore.jobs.schedule import Schedule, overlaps
 from featurestore.model.durations import parse_duration, parse_ttl
 from featurestore.model.featuregroup import VALIDATION_POLICIES
-from featurestore.model.job import MODES, JobKind, JobSpec
+from featurestore.model.job import MODES, ON_ERROR, JobKind, JobSpec, parse_on_error
 from featurestore.model.names import check_name
 from featurestore.model.references import parse_group_reference
 from featurestore.model.requests import FeatureJobRequest, TrainingJobRequest
@@ -63,7 +63,7 @@ def feature_job(asked: FeatureJobRequest, *, kind: JobKind, code: str) -> JobSpe
         input_times=_input_times(asked, sources),
         retries=asked.retries,
         catchup=asked.catchup,
-        on_error=asked.on_error,
+        on_error=parse_on_error(asked.on_error),
         on_failure=asked.on_failure,
         alert=channels(asked.alert),
         sources=sources,
@@ -159,7 +159,7 @@ def check_choices(spec: JobSpec) -> None:
     for argument, value, allowed in (
         ("mode", spec.mode, MODES),
         ("closed", spec.closed, ("right", "left")),
-        ("on_error", spec.on_error, ("wait", "go_on")),
+        ("on_error", spec.on_error, ON_ERROR),
         ("validation", spec.validation, VALIDATION_POLICIES),
     ):
         if value not in allowed:

@@ -90,7 +90,7 @@ def _inputs_changed(session: Session, attempt: Attempt, inputs: tuple[PinnedInpu
 
 
 def _same_sources(session: Session, name: str, data: object) -> bool:
-    """Tell whether a frame reads the very Delta versions that the latest version was made from."""
+    """Return whether a frame reads the very Delta versions that the latest version was made from."""
     provenance = export_data(session, data).provenance
     if provenance.plan is None or not provenance.reproducible:
         return False

@@ -21,7 +21,8 @@ from featurestore.model.times import parse_moment
 JobMode = Literal["replace_window", "upsert", "append"]
 JobKind = Literal["python", "sql", "window", "training", "monitor", "stream"]
 Closed = Literal["right", "left"]
-OnError = Literal["wait", "go_on"]
+OnError = Literal["wait", "continue"]
+ON_ERROR = ("wait", "continue")
 MODES = ("replace_window", "upsert", "append")
 # How often an alert that goes on is told again.
 REMIND = timedelta(days=1)
@@ -68,7 +69,7 @@ class JobSpec:
     input_times: Mapping[str, str] = field(default_factory=dict)
     retries: int = 2
     catchup: int | None = None
-    on_error: OnError = "go_on"
+    on_error: OnError = "continue"
     on_failure: str | None = None
     keep: int | None = None
     compact: str | None = "auto"
@@ -166,6 +167,7 @@ class JobSpec:
                 "inputs": _texts(data["inputs"]),
                 "input_times": _texts(data["input_times"]),
                 "tags": _texts(data["tags"]),
+                "on_error": parse_on_error(data["on_error"]),
                 **_later_fields(data),
                 "sources": _sources(data.get("sources", {})),
             }
@@ -192,7 +194,10 @@ class JobSpec:
     @property
     def hash(self) -> str:
         """SHA-256 of the definition: any change of code or rules gives another one."""
-        return canonical_hash(self.to_json())
+        definition = self.to_json()
+        if self.on_error == "continue":  # hashes in registries contain its former name
+            definition["on_error"] = "go_on"
+        return canonical_hash(definition)
 
 
 # What the fields of a stored definition hold; those that are parsed or made anew are not named.
@@ -203,6 +208,11 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "retries": int,
     "catchup keep": (int, NoneType),
 }
+
+
+def parse_on_error(value: Any) -> Any:
+    """Return a value of ``on_error``: "go_on" is the former name of "continue"."""
+    return "continue" if value == "go_on" else value
 
 
 def _later_fields(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class FeatureJobRequest:
     input_times: Mapping[str, str] | None = None
     retries: int = 2
     catchup: int | None = None
-    on_error: OnError = "go_on"
+    on_error: OnError = "continue"
     on_failure: str | None = None
     alert: str | Sequence[str] = ()
     tombstone: str | None = None

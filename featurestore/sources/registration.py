@@ -83,7 +83,7 @@ def add(
 
 
 def _is_same(known: SourceSpec, spec: SourceSpec) -> bool:
-    """Tell whether a source is registered once more, as on another machine, for its secret."""
+    """Return whether a source is registered once more, as on another machine, for its secret."""
     return replace(known, created=spec.created) == spec
 
 

@@ -20,6 +20,7 @@ from featurestore.errors import FeatureStoreError, InvalidJob, InvalidSql, Regis
 from featurestore.jobs.loading import load
 from featurestore.jobs.query import may_take_many
 from featurestore.model.job import JobSpec
+from featurestore.model.plan import canonical_hash
 from featurestore.registry.tables import job_definitions
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import SQL, python_job, sql_job
@@ -47,6 +48,15 @@ def test_a_definition_survives_json_and_fits_its_schema() -> None:
     jsonschema.validate(data, SCHEMA)
     assert JobSpec.from_json(data) == spec
     assert JobSpec.from_json(data).hash == spec.hash != made().hash
+
+
+def test_on_error_go_on_is_read_as_continue() -> None:
+    spec = made(on_error="go_on")
+    assert spec == made() == made(on_error="continue")
+    stored = spec.to_json() | {"on_error": "go_on"}
+    jsonschema.validate(stored, SCHEMA)
+    assert JobSpec.from_json(stored) == spec
+    assert spec.hash == canonical_hash(stored)
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ class Observation:
         return frozenset(back)
 
     def _are_apart(self, chain: Sequence[Window]) -> bool:
-        """Tell whether no row is in two windows; those of commits hold the whole table."""
+        """Return whether no row is in two windows; those of commits hold the whole table."""
         if self._group.spec.event_time is None:
             return False
         return all(before.end <= after.start for before, after in pairwise(chain))
@@ -290,7 +290,7 @@ class Observation:
         return FixedBaseline(profile, until)
 
     def _is_current(self, profile: Profile) -> bool:
-        """Tell whether no commit since a profile was made touches its window."""
+        """Return whether no commit since a profile was made touches its window."""
         if profile.window is None:
             return profile.delta_version == self._group.delta_version
         low, high = seen_by(self._spec)(profile.window)

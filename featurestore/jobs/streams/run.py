@@ -311,7 +311,7 @@ def _check_columns(spec: JobSpec) -> None:
 
 
 def is_due(session: Session, job: RegisteredJob) -> bool:
-    """Tell whether a stream job's trigger has passed since it looked at its topic last."""
+    """Return whether a stream job's trigger has passed since it looked at its topic last."""
     stream = job.spec.stream
     if stream is None or job.paused:
         return False

@@ -53,7 +53,7 @@ def window_job(
     tags: Mapping[str, str] | None = None,
     retries: int = 2,
     catchup: int | None = None,
-    on_error: OnError = "go_on",
+    on_error: OnError = "continue",
     on_failure: str | None = None,
     alert: str | Sequence[str] = (),
 ) -> JobDefinition:
@@ -88,7 +88,7 @@ def window_job(
         tags: Of the feature group.
         retries: How often a failed run is tried again, waiting longer each time.
         catchup: At most so many missed windows at once, the oldest first; None takes all.
-        on_error: Whether later windows "wait" for a failed one or "go_on".
+        on_error: Whether later windows "wait" for a failed one or "continue".
         on_failure: Command to run when a run failed for good.
         alert: Channels that are told of failures, as for ``job``.
 

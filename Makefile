@@ -31,10 +31,10 @@ test: $(STAMP) ## run every test (WORKERS=1 for one process, ARGS="-k name" to c
 check: $(STAMP) ## run the tests of the inner loop: the core on DuckDB, two minutes
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --times --inner-loop -m 'not spark and not soak and not slow and not hypothesis and not tensorflow and not petastorm and not postgres' $(ARGS)
 
-lint: $(STAMP) ## ruff, mypy, import-linter, dead code, density
+lint: $(STAMP) ## ruff, mypy, import-linter, dead code, how the code reads
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy && $(BIN)/lint-imports --no-cache
-	scripts/dead-code $(BIN)/vulture && $(BIN)/python scripts/density.py featurestore connectors
+	scripts/dead-code $(BIN)/vulture && $(BIN)/python scripts/house.py --check
 
 docs: $(STAMP) ## build the documentation into site/, warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

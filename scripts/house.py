@@ -1,0 +1,266 @@
+"""Measure how the code reads: scripts/house.py prints one line for each package, worst first.
+
+Columns, per 1,000 lines of code unless said otherwise:
+
+- fillers: names that do not say what they hold (found, given, told, piece, kept, ...)
+- dialect: docstrings, comments and messages with turns of phrase that are not standard English
+- once: private module-level functions with exactly one use
+- loops: an empty list or dict, then a loop that only fills it
+- small: share of modules under 100 lines, in per cent
+- single: modules that exactly one other module imports (count)
+- is_uri: branches on the kind of location (count)
+
+``--check`` compares with ``scripts/house.json`` and fails where a package got worse;
+``--write`` stores the figures of today there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import json
+import re
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FIGURES = ROOT / "scripts" / "house.json"
+TOPS = ("featurestore", "connectors/featurestore_connectors")
+RATES = ("fillers", "dialect", "once", "loops")
+COUNTS = ("single", "is_uri")
+FILLERS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    told found given made asked taken kept done held said known wanted meant left rest whole looked
+    seen gone begun sent chosen named opened written stored counted answered answer answers part
+    parts piece pieces thing things at by of one two other others own mine its theirs what which
+    where how who whose here there beside aside ahead apart together behind place places moment
+    moments reach told_apart
+        """,
+    )
+)
+DIALECT = re.compile(
+    r"\b(tells?|told|says?|said|asks?|asked|holds? back|is held|are held|lies?|stands?|nobody"
+    r"|somebody|whoever|whatever|goes on|go on|gone on|went on|beside|aside|apart from|of it\b"
+    r"|of them\b|that are it|is no\b|are no\b|is none|puts? aside|set aside|what it is"
+    r"|what they are|as they come|as it comes|in the way|looked at|looks at|looks for|whole or not"
+    r"|is meant|are meant|is wanted|are wanted|answers? (?:with|for|as)|cut (?:off|into|to)"
+    r"|a piece of)\b",
+    re.IGNORECASE,
+)
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Measure:
+    """The counts of one package."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.nested_conditionals: list[str] = []
+
+    def add_module(self, path: Path) -> None:
+        """Count one module."""
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        docstring_lines: set[int] = set()
+        for node in ast.walk(tree):
+            self.counts["fillers"] += sum(_is_filler(name) for name in _names_of(node))
+            self.counts["loops"] += _count_filling_loops(node)
+            self.counts["dialect"] += sum(
+                len(DIALECT.findall(message)) for message in _messages_of(node)
+            )
+            if isinstance(node, DOCUMENTED):
+                docstring = ast.get_docstring(node, clean=False)
+                if docstring is not None:
+                    first = node.body[0]
+                    docstring_lines |= set(range(first.lineno, (first.end_lineno or 0) + 1))
+                    self.counts["dialect"] += len(DIALECT.findall(docstring))
+            if isinstance(node, ast.IfExp) and _contains_conditional(node):
+                self.nested_conditionals.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                self.counts["dialect"] += len(DIALECT.findall(token.string))
+        lines = text.splitlines()
+        self.counts["code"] += sum(
+            bool(line.strip())
+            and not line.strip().startswith("#")
+            and number not in docstring_lines
+            for number, line in enumerate(lines, 1)
+        )
+        self.counts["once"] += sum(
+            len(re.findall(rf"\b{node.name}\b", text)) == 2
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef) and re.match("_(?!_)", node.name)
+        )
+        self.counts["modules"] += 1
+        self.counts["small"] += len(lines) < 100
+        self.counts["is_uri"] += len(re.findall(r"\bis_uri\(", text))
+
+    def add(self, other: Measure) -> None:
+        """Add the counts of another package."""
+        self.counts += other.counts
+        self.nested_conditionals += other.nested_conditionals
+
+    def figures(self) -> dict[str, float]:
+        """Return rates per 1,000 lines of code, and counts."""
+        code = max(self.counts["code"], 1)
+        rates = {key: round(1000 * self.counts[key] / code, 2) for key in RATES}
+        return rates | {key: self.counts[key] for key in COUNTS}
+
+
+def measure_packages() -> dict[str, Measure]:
+    """Return the counts of each package; migrations are left out."""
+    modules: dict[str, list[Path]] = defaultdict(list)
+    for top in TOPS:
+        for path in sorted((ROOT / top).rglob("*.py")):
+            if "migrations/versions" not in path.as_posix():
+                inside = path.relative_to(ROOT / top).parts
+                modules[f"{top}/{inside[0]}" if len(inside) > 1 else top].append(path)
+    importers = _importers(path for paths in modules.values() for path in paths)
+    measures = {}
+    for package, paths in modules.items():
+        measure = measures[package] = Measure()
+        for path in paths:
+            measure.add_module(path)
+            measure.counts["single"] += len(importers[_dotted(path)] - {path}) == 1
+    return measures
+
+
+def _dotted(path: Path) -> str:
+    inside = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(inside[1:] if inside[0] == "connectors" else inside)
+
+
+def _importers(paths: Iterable[Path]) -> dict[str, set[Path]]:
+    """Return the modules that import each module."""
+    importers: dict[str, set[Path]] = defaultdict(set)
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                importers[node.module].add(path)
+                for alias in node.names:
+                    importers[f"{node.module}.{alias.name}"].add(path)
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    importers[alias.name].add(path)
+    return importers
+
+
+def _names_of(node: ast.AST) -> tuple[str, ...]:
+    match node:
+        case ast.Name():
+            return (node.id,)
+        case ast.arg():
+            return (node.arg,)
+        case ast.Attribute():
+            return (node.attr,)
+        case ast.FunctionDef() | ast.ClassDef():
+            return (node.name,)
+    return ()
+
+
+def _is_filler(name: str) -> bool:
+    return name.strip("_").lower() in FILLERS
+
+
+def _messages_of(node: ast.AST) -> list[str]:
+    """Return the texts of an error that is raised."""
+    if not isinstance(node, ast.Raise) or node.exc is None:
+        return []
+    constants = [each for each in ast.walk(node.exc) if isinstance(each, ast.Constant)]
+    return [each.value for each in constants if isinstance(each.value, str)]
+
+
+def _contains_conditional(node: ast.IfExp) -> bool:
+    return any(isinstance(each, ast.IfExp) and each is not node for each in ast.walk(node))
+
+
+def _count_filling_loops(node: ast.AST) -> int:
+    blocks = [getattr(node, field, None) for field in ("body", "orelse", "finalbody")]
+    pairs = [pair for block in blocks if isinstance(block, list) for pair in pairwise(block)]
+    return sum(_is_filling_loop(first, second) for first, second in pairs)
+
+
+def _is_filling_loop(first: ast.stmt, second: ast.stmt) -> bool:
+    """Return True for an empty list or dict followed by a loop that only fills it."""
+    if not isinstance(second, ast.For) or second.orelse or len(second.body) != 1:
+        return False
+    match first:
+        case ast.Assign(targets=[ast.Name(id=target)], value=ast.List() | ast.Dict()):
+            pass
+        case ast.AnnAssign(target=ast.Name(id=target), value=ast.List() | ast.Dict()):
+            pass
+        case _:
+            return False
+    body = second.body[0]
+    if isinstance(body, ast.If) and not body.orelse and len(body.body) == 1:
+        body = body.body[0]
+    match body:
+        case ast.Expr(
+            value=ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr="append" | "add"))
+        ):
+            return owner == target
+    return False
+
+
+def print_table(measures: dict[str, Measure]) -> None:
+    """Print one line for each package, the most fillers first, and the total."""
+    total = Measure()
+    for measure in measures.values():
+        total.add(measure)
+    rows = sorted(measures.items(), key=lambda row: -row[1].figures()["fillers"])
+    columns = ("code", "modules", "small%", *COUNTS, *RATES)
+    print(f"{'package':52}" + "".join(f"{name:>9}" for name in columns))
+    for package, measure in [*rows, ("total", total)]:
+        figures = measure.figures()
+        counts = measure.counts
+        small = 100 * counts["small"] / max(counts["modules"], 1)
+        cells = [counts["code"], counts["modules"], f"{small:.0f}"]
+        cells += [figures[key] for key in (*COUNTS, *RATES)]
+        print(f"{package:52}" + "".join(f"{cell:>9}" for cell in cells))
+
+
+def worse_than_before(measures: dict[str, Measure]) -> list[str]:
+    """Return a line for each figure that is worse than the stored one."""
+    stored = json.loads(FIGURES.read_text(encoding="utf-8"))
+    problems = []
+    for package, measure in measures.items():
+        limits = stored.get(package, stored["new packages"])
+        for key, figure in measure.figures().items():
+            if figure > limits[key]:
+                problems.append(f"{package}: {key} {figure}, was {limits[key]}")
+        problems += [
+            f"{position}: a conditional expression inside another"
+            for position in measure.nested_conditionals
+        ]
+    return problems
+
+
+def main() -> int:
+    """Print the table, check the figures or store them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="fail where a package got worse")
+    parser.add_argument("--write", action="store_true", help="store the figures of today")
+    options = parser.parse_args()
+    measures = measure_packages()
+    if options.write:
+        figures = {package: measure.figures() for package, measure in sorted(measures.items())}
+        aims = {"fillers": 40, "dialect": 4, "once": 7, "loops": 0.6, "single": 2, "is_uri": 0}
+        text = json.dumps({"new packages": aims, **figures}, indent=1)
+        FIGURES.write_text(text + "\n", encoding="utf-8")
+    if options.check:
+        problems = worse_than_before(measures)
+        print("\n".join(problems) or "house: no package is worse than its stored figures")
+        return int(bool(problems))
+    print_table(measures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

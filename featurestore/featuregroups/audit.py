@@ -90,6 +90,7 @@ def audit_staged(
     validation: str,
     run: InFlight,
     mode: str,
+    library: str,
 ) -> AuditedRows:
     """Audit staged rows; ValidationFailed when they may not land."""
     found = audit(
@@ -102,6 +103,7 @@ def audit_staged(
         event_time_tolerance=spec.event_time_tolerance,
         directory=os.path.join(run.rows, "parted"),
         run_id=run.run_id,
+        library=library,
     )
     keys_present = all(
         each.success for each in found.report.results if each.expectation["type"] == _NULL_KEYS

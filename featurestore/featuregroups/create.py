@@ -64,6 +64,7 @@ def create(
     if not may_be_native(df):
         write = replace(write, has_checked_times=True)
     df, language = with_language(df)
+    write = replace(write, library=language)
     while True:
         number = version if version is not None else next_version(session, name)
         with ExitStack() as held:

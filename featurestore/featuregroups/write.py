@@ -68,6 +68,7 @@ class Write:
     rows are, and ``order`` how rows of one key become one. ``plan`` is that of the retrieval whose
     rows these are. ``rows`` is how many they are, where that is known before they come.
     ``has_checked_times``: their times are known to lie in the years 1 to 9999.
+    ``library`` is the kind of dataframe that the rows came with, whose words hints use.
     """
 
     mode: str = "append"
@@ -87,6 +88,7 @@ class Write:
     rows: int | None = None
     order: RecordOrder | None = None
     has_checked_times: bool = False
+    library: str = "pandas"
 
 
 def insert(
@@ -230,7 +232,13 @@ def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight)
     stored_values.check_staged(relation, rules, engine=engine)
     if checked:
         audited = audit_staged(
-            session, relation, spec, validation=validation, run=run, mode=write.mode
+            session,
+            relation,
+            spec,
+            validation=validation,
+            run=run,
+            mode=write.mode,
+            library=write.library,
         )
         warn_of_odd_times(audited, spec)
         if audited.relation is relation:  # and no row was put aside

@@ -18,7 +18,8 @@ class _Language:
 
     ``{c}`` is the column's name, ``{q}`` the same in SQL, ``{t}`` the type, ``{low}`` and
     ``{high}`` its range. Where ``ranged`` rounds fractions or parses texts as well, ``whole`` and
-    ``parsed`` are empty. ``flag`` makes booleans of zeros and ones.
+    ``parsed`` are empty. ``flag`` makes booleans of zeros and ones. ``exact`` makes whole numbers of
+    floats and null of all that has a fraction. Where ``date`` is empty, cells of Python are parsed.
     """
 
     types: dict[str, str]
@@ -27,6 +28,8 @@ class _Language:
     midnight: str
     ranged: str
     flag: str
+    exact: str
+    date: str = ""
     whole: str = ""
     parsed: str = ""
     items: str = ""
@@ -44,6 +47,8 @@ _PANDAS = _Language(
     | {"float": "float32", "double": "float64", "string": "string", "bool": "boolean"},
     whole='df["{c}"] = df["{c}"].round(); df["{c}"] = df["{c}"].where('
     'df["{c}"].between({low}, {high} + 1, inclusive="left")).astype("{t}")',
+    exact='df["{c}"] = df["{c}"].where((df["{c}"] % 1 == 0) & '
+    'df["{c}"].between({low}, {high} + 1, inclusive="left")).astype("{t}")',
     flag='df["{c}"] = df["{c}"].map({{0: False, 1: True}}).astype("boolean")',
     of_flags='df["{c}"] = df["{c}"].astype("boolean").astype("{T}")',
     ranged='df["{c}"] = df["{c}"].where(df["{c}"].between({low}, {high})).astype("{t}")',
@@ -60,6 +65,8 @@ _POLARS = _Language(
     | {"float": "Float32", "double": "Float64", "string": "String", "bool": "Boolean"},
     whole='df = df.with_columns(pl.col("{c}").round().cast(pl.{t}, strict=False))',
     ranged='df = df.with_columns(pl.col("{c}").cast(pl.{t}, strict=False))',
+    exact='df = df.with_columns(pl.when(pl.col("{c}") % 1 == 0).then(pl.col("{c}"))'
+    '.cast(pl.{t}, strict=False))',
     flag='df = df.with_columns(pl.col("{c}").replace_strict({{0: False, 1: True}}, default=None))',
     plain='df = df.with_columns(pl.col("{c}").cast(pl.{t}))',
     time='df = df.with_columns(pl.col("{c}").str.to_datetime(time_zone="UTC"))',
@@ -74,6 +81,8 @@ _SPARK = _Language(
     },
     whole='df = df.withColumn("{c}", F.expr("try_cast(round({c}) AS {t})"))',
     ranged='df = df.withColumn("{c}", F.expr("try_cast({c} AS {t})"))',
+    exact='df = df.withColumn("{c}", F.expr("CASE WHEN {c} % 1 = 0 THEN try_cast({c} AS {t}) END"))',
+    date='df = df.withColumn("{c}", F.to_date("{c}"))',
     flag='df = df.withColumn("{c}", F.expr("CASE {c} WHEN 0 THEN false WHEN 1 THEN true END"))',
     plain='df = df.withColumn("{c}", F.col("{c}").cast("{t}"))',
     time='df = df.withColumn("{c}", F.to_timestamp("{c}"))',
@@ -89,6 +98,9 @@ SQL_TYPES = {
 _DUCKDB = _Language(
     types=SQL_TYPES,
     ranged="rows = rows.select('* REPLACE (try_cast({q} AS {t}) AS {q})')",
+    exact="rows = rows.select('* REPLACE (CASE WHEN {q} % 1 = 0 THEN try_cast({q} AS {t}) END "
+    "AS {q})')",
+    date="rows = rows.select('* REPLACE ({q}::DATE AS {q})')",
     flag="rows = rows.select('* REPLACE (CASE {q} WHEN 0 THEN false WHEN 1 THEN true END AS {q})')",
     plain="rows = rows.select('* REPLACE ({q}::{t} AS {q})')",
     time="rows = rows.select('* REPLACE ({q}::TIMESTAMPTZ AS {q})')",
@@ -99,6 +111,10 @@ _LANGUAGES = {"pandas": _PANDAS, "polars": _POLARS, "pyspark": _SPARK, "duckdb":
 _TIME = "datetime.datetime.fromisoformat({v})"
 _MIDNIGHT = "datetime.datetime({v}.year, {v}.month, {v}.day, tzinfo=datetime.UTC)"
 _WHOLE = "round({v}) if {low} <= {v} <= {high} else None"
+_DATE = "datetime.date.fromisoformat({v})"
+# pandas has whole numbers beside nulls as floats.
+_DIGITS = "str(int({v}) if {v} % 1 == 0 else {v})"
+_EXACT = "int({v}) if {v} % 1 == 0 and {low} <= {v} <= {high} else None"
 _RANGED = "{v} if {low} <= {v} <= {high} else None"
 _FLAG = "{0: False, 1: True}.get({v})"
 _PARSED = "int({v}) if {v}.strip().lstrip('-').isdecimal() else None"
@@ -125,6 +141,10 @@ def cast_line(library: str, column: str, given: pa.DataType, wanted: pa.DataType
     which only the caller knows.
     """
     words = _LANGUAGES.get(library)
+    if words is not None and pat.is_date32(wanted):
+        if words.date:
+            return _line(words.date, column) if pat.is_string(given) else None
+        words = None
     if words is None or (words is _PANDAS and pat.is_decimal(given)):
         expression = _expression(given, wanted)
         return None if expression is None else cell_line(library, column, expression)
@@ -139,6 +159,23 @@ def cast_line(library: str, column: str, given: pa.DataType, wanted: pa.DataType
     low, high = integer_range(wanted) if pat.is_integer(wanted) else (0, 0)
     line = _template(words, given, wanted)
     return _line(line, column, t=name, T=name.capitalize(), low=low, high=high)
+
+
+def key_line(library: str, column: str, given: pa.DataType, wanted: pa.DataType) -> str | None:
+    """Return the line that casts a column of keys; nothing is rounded, so no other key is met.
+
+    >>> key_line("pyspark", "k", pa.float64(), pa.int8())
+    'df = df.withColumn("k", F.expr("CASE WHEN k % 1 = 0 THEN try_cast(k AS tinyint) END"))'
+    """
+    if pat.is_floating(given) and pat.is_string(wanted) and library not in ("duckdb", "pyspark"):
+        return cell_line(library, column, _DIGITS)
+    if not (pat.is_floating(given) and pat.is_integer(wanted)):
+        return cast_line(library, column, given, wanted)
+    words = _LANGUAGES.get(library)
+    if words is None:
+        return cell_line(library, column, _in_range(_EXACT, wanted))
+    low, high = integer_range(wanted)
+    return _line(words.exact, column, t=words.types[str(wanted)], low=low, high=high)
 
 
 def _template(words: _Language, given: pa.DataType, wanted: pa.DataType) -> str:
@@ -171,6 +208,8 @@ def _can_be_cast(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 def _expression(given: pa.DataType, wanted: pa.DataType) -> str | None:
     """Return the expression over a cell of Python that casts it; None: there is none."""
+    if pat.is_date32(wanted):
+        return _DATE if pat.is_string(given) else None
     if pat.is_timestamp(wanted):
         midnight = _MIDNIGHT if pat.is_date(given) else None
         return _TIME if pat.is_string(given) else midnight

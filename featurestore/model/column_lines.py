@@ -55,6 +55,27 @@ _RENAMES = {
     "for row in rows]",
 }
 
+_ROW_KEYS = "tuple({cell} for name in {key!r})"
+_LAST_ROWS = "rows = list({{{row_key}: row for row in rows}}.values())"
+# What keeps one row of each key: the last one, where the library has an order of rows.
+_UNIQUE = {
+    "pandas": "df = df.drop_duplicates({key!r}, keep='last')",
+    "polars": "df = df.unique({key!r}, keep='last', maintain_order=True)",
+    "pyspark": "df = df.dropDuplicates({key!r})",
+    "duckdb": "rows = rows.query('rows', 'SELECT DISTINCT ON ({columns}) * FROM rows')",
+    "pyarrow": "table = table.take(list({{cells: row for row, cells in "
+    "enumerate(zip(*(table[name].to_pylist() for name in {key!r})))}}.values()))",
+    "rows": _LAST_ROWS.replace("{row_key}", _ROW_KEYS.replace("{cell}", "row.get(name)")),
+    "named tuples": _LAST_ROWS.replace(
+        "{row_key}", _ROW_KEYS.replace("{cell}", "getattr(row, name)")
+    ),
+    "rows of Spark": _LAST_ROWS.replace("{row_key}", _ROW_KEYS.replace("{cell}", "row[name]")),
+    "tuples": "rows = list({{tuple(row[i] for i in {numbers!r}): row for row in rows}}.values())",
+    "columns": "last = {{cells: row for row, cells in "
+    "enumerate(zip(*(columns[name] for name in {key!r})))}}.values(); "
+    "columns = {{name: [cells[row] for row in last] for name, cells in columns.items()}}",
+}
+
 
 def language_of(df: object) -> str:
     """Return the kind of dataframe whose words hints use.
@@ -111,6 +132,22 @@ def rename_line(language: str, names: Sequence[Any], renamed: Sequence[str]) -> 
         columns.append(f"{quoted(str(name))} AS {quoted(new_name)}")
     template = _RENAMES.get(language, _RENAMES["rows"])
     return template.format(renames=renames, names=list(renamed), columns=", ".join(columns))
+
+
+def unique_line(language: str, key: Sequence[str]) -> str | None:
+    """Return the line that keeps one row of each key; None where the library has none.
+
+    >>> unique_line("polars", ["id"])
+    "df = df.unique(['id'], keep='last', maintain_order=True)"
+    """
+    template = _UNIQUE.get(language)
+    if template is None:
+        return None
+    numbers = []
+    if language == "tuples":
+        numbers = [int(name.removeprefix("col_")) for name in key]
+    columns = ", ".join(map(quoted, key))
+    return template.format(key=list(key), numbers=numbers, columns=columns)
 
 
 def quoted(name: str) -> str:

@@ -108,6 +108,8 @@ def conversion_hint(
     """
     if not is_number(kind):
         line = cast_line(library, column, pa.string(), types.TIMESTAMP) or ""
+        if library == "duckdb":  # where double quotes are SQL's
+            return line
         return line.replace(f'"{column}"', repr(column))
     unit = epoch_unit(values)
     if unit is not None:

@@ -16,6 +16,7 @@ from featurestore.errors import (
 )
 from featurestore.model import html, types
 from featurestore.model.arrow_json import schema_from_json, schema_to_json
+from featurestore.model.column_lines import quoted
 from featurestore.model.durations import format_duration, parse_duration
 from featurestore.model.external import ExternalRows
 from featurestore.model.names import check_feature_names, check_name
@@ -219,10 +220,9 @@ def _check_roles(spec: FeatureGroupSpec) -> None:
     for column in times:
         kind = spec.schema.field(column).type
         if kind != types.TIMESTAMP and not pa.types.is_date(kind):
-            conversion = f"df[{column!r}] = pd.to_datetime(df[{column!r}], utc=True)"
             raise InvalidArgument(
                 f"Time column {column!r} has type {kind}; times are timestamps or dates.",
-                hint=f"convert it first, with pandas: {conversion}",
+                hint=f"cast it in SQL: cast({quoted(column)} as timestamptz) as {quoted(column)}",
             )
     if len(set(times)) < len(times):
         raise InvalidArgument("event_time and created_time are the same column.")

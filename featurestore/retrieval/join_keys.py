@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument, NoJoinKey, listing
+from featurestore.model.cast_lines import key_line
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.types import can_be_key, is_exact
 
@@ -92,12 +93,13 @@ def pairs(
     left: pa.Schema,
     said: Keys | None,
     groups: Sequence[FeatureGroupSpec] = (),
+    library: str | None = None,
 ) -> Pairs:
     """Return (left column, key column) for every primary-key column of a group.
 
     A group without a primary key is joined on the columns that ``join_key=`` names. ``groups`` are
-    all that are
-    joined: a refusal shows the key of each.
+    all that are joined: a refusal shows the key of each. ``library`` is the kind of dataframe that
+    the left side is (``column_lines.language_of``), whose words the hint uses; None: it is none.
 
     Raises:
         NoJoinKey: A key column has no partner on the left side, or the partners' types do not
@@ -122,7 +124,7 @@ def pairs(
                 f"{show_keys(groups or [spec])}.",
                 hint=f"join_key={{{spec.name!r}: {{'your column': {key!r}}}}}",
             )
-        _check_comparable(spec, key=key, left=left.field(column))
+        _check_comparable(spec, key=key, left=left.field(column), library=library)
         result.append((column, key))
     return tuple(result)
 
@@ -204,7 +206,9 @@ def _keys(spec: FeatureGroupSpec) -> Sequence[str]:
     return spec.primary_key or tuple(spec.schema.names)
 
 
-def _check_comparable(spec: FeatureGroupSpec, *, key: str, left: pa.Field) -> None:
+def _check_comparable(
+    spec: FeatureGroupSpec, *, key: str, left: pa.Field, library: str | None
+) -> None:
     right = spec.schema.field(key).type
     if not can_be_key(right):
         raise NoJoinKey(
@@ -213,11 +217,11 @@ def _check_comparable(spec: FeatureGroupSpec, *, key: str, left: pa.Field) -> No
         )
     if comparable(left.type, right):
         return
-    hint = f"convert the column {left.name!r} to {right} first"
-    if pat.is_floating(left.type) and pat.is_integer(right):
-        hint += f", with pandas: df[{left.name!r}] = df[{left.name!r}].astype('Int64')"
+    line = None
+    if library is not None:
+        line = key_line(library, left.name, left.type, right)
     raise NoJoinKey(
         f"The key {key!r} of feature group {spec.name!r} is {right}; the left column "
         f"{left.name!r} is {left.type}.",
-        hint=hint,
+        hint=line or f"convert the column {left.name!r} to {right} first",
     )

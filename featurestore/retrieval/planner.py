@@ -55,6 +55,11 @@ class LabelSide:
         return conversion_hint(column, kind, values, library=self.library)
 
     @property
+    def dataframe_library(self) -> str | None:
+        """The kind of dataframe that the rows came with; None where they are of the store."""
+        return None if self.peek is None else self.library
+
+    @property
     def of_dataframe(self) -> tuple[str, ...]:
         """The columns that came with a dataframe, here or at the begin of chained retrievals.
 
@@ -187,7 +192,13 @@ def _plan(
     said = per_group(options.join_key, left=left.schema, groups=[*specs, *options.others])
     joins, timed = [], []
     for group, members in grouped.items():
-        on = pairs(members[0].spec, left=left.schema, said=said[group], groups=specs)
+        on = pairs(
+            members[0].spec,
+            left=left.schema,
+            said=said[group],
+            groups=specs,
+            library=left.dataframe_library,
+        )
         join = _join(source(group), members, on=on)
         joins.append(join)
         if join.event_time is not None:

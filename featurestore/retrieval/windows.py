@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 import pyarrow as pa
 
@@ -44,7 +45,7 @@ def plan_windows(
     """
     _check_names(asked, left=left)
     joins = []
-    for (group, on), members in _by_match(asked, left=left.schema, options=options).items():
+    for (group, on), members in _by_match(asked, left=left, options=options).items():
         joins.append(window_join(source(group), members, on=on))
     specs = list({feature.group: feature.spec for feature, _ in asked}.values())
     left_time, fixed_time = label_times(options.label_time, left=left, timed=specs)
@@ -73,14 +74,14 @@ def plan_windows(
 
 
 def _by_match(
-    asked: Sequence[Asked], *, left: pa.Schema, options: RetrievalOptions
+    asked: Sequence[Asked], *, left: LabelSide, options: RetrievalOptions
 ) -> dict[tuple[GroupId, Pairs], list[Asked]]:
     """Return the aggregates by group and by the columns that meet the left side's."""
     matched = [matched_spec(feature, wanted) for feature, wanted in asked]
     everything = [*matched, *options.others]
     grouped: dict[tuple[GroupId, Pairs], list[Asked]] = {}
     for (feature, wanted), spec in zip(asked, matched, strict=True):
-        said = per_group(options.join_key, left=left, groups=[spec, *everything])
+        said = per_group(options.join_key, left=left.schema, groups=[spec, *everything])
         on = _on(feature, wanted, left=left, said=said[feature.group])
         grouped.setdefault((feature.group, on), []).append((feature, wanted))
     return grouped
@@ -117,22 +118,23 @@ def _check_names(asked: Sequence[Asked], *, left: LabelSide) -> None:
         seen[folded] = str(wanted)
 
 
-def _on(feature: Feature, wanted: WindowFeature, *, left: pa.Schema, said: Keys | None) -> Pairs:
+def _on(feature: Feature, wanted: WindowFeature, *, left: LabelSide, said: Keys | None) -> Pairs:
     """Return the columns that meet: those of ``key=``, else the key columns that the left has."""
     spec = matched_spec(feature, wanted)
+    meet = partial(pairs, left=left.schema, library=left.dataframe_library)
     if wanted.key is not None:
-        return pairs(spec, left=left, said=_said_of(spec, said))
+        return meet(spec, said=_said_of(spec, said))
     met: list[tuple[str, str]] = []
     for name in spec.primary_key:
         alone = replace(spec, primary_key=(name,))
         try:
-            met += pairs(alone, left=left, said=_said_of(alone, said))
+            met += meet(alone, said=_said_of(alone, said))
         except NoJoinKey:
             if len(spec.primary_key) == 1:
                 raise
     if not met:
         # Says what the group's key is and what the left side has.
-        return pairs(spec, left=left, said=said)
+        return meet(spec, said=said)
     return tuple(met)
 
 

@@ -17,6 +17,7 @@ from featurestore.errors import (
     ValidationFailed,
     listing,
 )
+from featurestore.model.column_lines import unique_line
 from featurestore.model.featuregroup import VALIDATION_POLICIES, FeatureGroupSpec
 from featurestore.model.times import utc_now
 from featurestore.model.validation import (
@@ -97,6 +98,7 @@ def audit(
     event_time_tolerance: timedelta = timedelta(0),
     directory: str | None = None,
     run_id: str | None = None,
+    library: str = "pandas",
 ) -> AuditOutcome:
     """Audit rows that are staged and not yet visible.
 
@@ -117,6 +119,7 @@ def audit(
         event_time_tolerance: How far ahead an event time may lie.
         directory: Where marked rows are staged; without it they are marked anew at each read.
         run_id: The run that writes, for the report.
+        library: The kind of dataframe that the rows came with, whose words hints use.
 
     Raises:
         ValidationFailed: Under "strict" something failed; under "quarantine" something about the
@@ -141,13 +144,18 @@ def audit(
     checks = row_checks(subject, now=now, tolerance=event_time_tolerance)
     run = _prepare(subject, engine, expectations, validator, checks)
     with observed_part("validate", subject.name, version=subject.version) as work:
-        outcome = _audited(run, relation, report, directory)
+        outcome = _audited(run, relation, report, directory, library=library)
         work.report = outcome.report
     return outcome
 
 
 def _audited(
-    run: _Audit, relation: Relation, report: ValidationReport, directory: str | None
+    run: _Audit,
+    relation: Relation,
+    report: ValidationReport,
+    directory: str | None,
+    *,
+    library: str,
 ) -> AuditOutcome:
     """Check rows, put aside or refuse those that fail, and return what may land."""
     results, rows = _check_rows(run, relation)
@@ -160,7 +168,7 @@ def _audited(
     report = replace(report, rows=rows, results=tuple(results))
     if quarantined is not None:
         report = replace(report, rows_quarantined=run.engine.count(quarantined))
-    _refuse(report, mode=report.details["mode"], row_failures=failed)
+    _refuse(report, mode=report.details["mode"], row_failures=failed, library=library)
     unique = None
     if run.subject.key:
         # All copies of a key go to the quarantine.
@@ -268,7 +276,11 @@ def _split(
 
 
 def _refuse(
-    report: ValidationReport, *, mode: str, row_failures: Sequence[ExpectationResult]
+    report: ValidationReport,
+    *,
+    mode: str,
+    row_failures: Sequence[ExpectationResult],
+    library: str,
 ) -> None:
     """Raise when nothing may land."""
     refused = []
@@ -284,14 +296,8 @@ def _refuse(
         return
     message = _message(report, refused)
     if all(_is(each, DUPLICATE_KEYS) for each in refused):
-        hint = "remove the copies, or keep the last of each key with on_duplicates='last'"
-        if mode == "create":  # which has no such argument
-            names = refused[0].expectation["kwargs"]["columns"]
-            hint = (
-                "keep the last row of each key, with pandas: "
-                f"df = df.drop_duplicates({list(names)!r}, keep='last')"
-            )
-        raise DuplicateKeys(message, report=report, hint=hint)
+        key = refused[0].expectation["kwargs"]["columns"]
+        raise DuplicateKeys(message, report=report, hint=_unique_hint(key, mode, library))
     hint = (
         "fix the rows, or validation='quarantine' lands the good ones and keeps the others with "
         "their reasons"
@@ -302,6 +308,14 @@ def _refuse(
             "validation='warn' lands them all"
         )
     raise ValidationFailed(message, report=report, hint=hint)
+
+
+def _unique_hint(key: Sequence[str], mode: str, library: str) -> str:
+    """Return what keeps one row of each key."""
+    if mode != "create":
+        return "on_duplicates='last' keeps the last row of each key"
+    line = unique_line(library, key)  # a creation has no such argument
+    return f"{line}  # keeps one row of each key" if line else "keep one row of each key"
 
 
 def _message(report: ValidationReport, refused: Sequence[ExpectationResult]) -> str:

@@ -1,0 +1,164 @@
+"""Hints for keys, times and repeated rows are lines of the library that the rows came with."""
+
+from __future__ import annotations
+
+import datetime
+from collections import namedtuple
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.errors import DuplicateKeys, InvalidArgument, LabelTimeRequired, NoJoinKey
+from featurestore.model.column_lines import language_of
+from tests.ingest.value_kinds import NAMES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from featurestore.store import FeatureStore
+
+pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
+NOON = datetime.datetime(2024, 1, 31, 12, tzinfo=datetime.UTC)
+DAY = datetime.date(2024, 1, 31)
+LIBRARIES = ("pandas", "polars", "pyarrow", "duckdb", "rows", "columns", "tuples", "named tuples")
+# Cells of a label key, the keys of the group, and which of these each label meets.
+KEYS: dict[str, tuple[pa.Array, pa.Array, list[int | None]]] = {
+    "floats": (
+        pa.array([1.0, 2.0, 1.5, None, float("inf"), 1e300]),
+        pa.array([1, 2]),
+        [0, 1, None, None, None, None],
+    ),
+    "floats and small numbers": (
+        pa.array([1.0, 2.5, 300.0], pa.float32()),
+        pa.array([1, 2, 3], pa.int8()),
+        [0, None, None],
+    ),
+    "texts of numbers": (pa.array(["1", "2", None, "x"]), pa.array([1, 2]), [0, 1, None, None]),
+    "numbers": (pa.array([1, 2, None]), pa.array(["1", "2"]), [0, 1, None]),
+    "texts of days": (pa.array(["2024-01-31", None]), pa.array([DAY]), [0, None]),
+    "texts of times": (pa.array(["2024-01-31T12:00:00+00:00"]), pa.array([NOON]), [0]),
+    "days": (pa.array([DAY, None]), pa.array([NOON.replace(hour=0)]), [0, None]),
+    "whole numbers and flags": (pa.array([1, 0, 2]), pa.array([False, True]), [1, 0, None]),
+    "flags": (pa.array([True, False]), pa.array([0, 1]), [1, 0]),
+}
+
+
+def in_library(table: pa.Table, library: str) -> Any:
+    """Return a table, whose columns are called col_0, col_1 and so on, as a library has it."""
+    if library == "tuples":
+        return list(zip(*table.to_pydict().values(), strict=True))
+    if library == "named tuples":
+        row = namedtuple("row", table.column_names)  # type: ignore[misc]
+        return [row(**each) for each in table.to_pylist()]
+    makers: dict[str, Any] = {
+        "pandas": table.to_pandas,
+        "polars": lambda: pl.from_arrow(table),
+        "pyarrow": lambda: table,
+        "duckdb": lambda: duckdb.connect().from_arrow(table),
+        "rows": table.to_pylist,
+        "columns": table.to_pydict,
+    }
+    return makers[library]()
+
+
+def pasted(df: Any, hint: str) -> Any:
+    """Return the dataframe after its hint was pasted."""
+    name = NAMES[language_of(df)]
+    names = {"pd": pd, "pl": pl, "pa": pa, "np": np, "datetime": datetime, name: df}
+    exec(hint, names)
+    return names[name]
+
+
+def group_of(store: FeatureStore, keys: pa.Array) -> None:
+    table = pa.table({"key": keys, "x": pa.array(range(len(keys)))})
+    store.create_featuregroup(table, "g", primary_key="key")
+
+
+@pytest.mark.filterwarnings("ignore:columns of texts that are dates")
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("kind", KEYS)
+def test_the_hint_of_a_label_key_makes_it_meet_the_group(
+    duckdb_store: FeatureStore, kind: str, library: str
+) -> None:
+    cells, keys, met = KEYS[kind]
+    group_of(duckdb_store, keys)
+    rows = pa.array(range(len(cells)))
+    labels = in_library(pa.table({"col_0": cells, "col_1": rows}), library)
+    with pytest.raises(NoJoinKey) as refused:
+        duckdb_store.get_features(["g.x"], labels=labels, join_key={"col_0": "key"})
+    labels = pasted(labels, str(refused.value.hint))
+    frame = duckdb_store.get_features(["g.x"], labels=labels, join_key={"col_0": "key"})
+    assert frame.to_arrow().sort_by("col_1")["x"].to_pylist() == met
+
+
+def test_the_hint_of_a_label_key_holds_on_spark(spark: SparkSession, tmp_path: Path) -> None:
+    from pyspark.sql import functions
+
+    store = featurestore.connect(tmp_path, engine="spark")
+    for number, (cells, keys, met) in enumerate(KEYS.values()):
+        table = pa.table({"key": keys, "x": pa.array(range(len(keys)))})
+        name = f"g{number}"
+        store.create_featuregroup(table, name, primary_key="key")
+        rows = pa.table({"row": pa.array(range(len(cells))), "col_0": cells})
+        df = spark.createDataFrame(rows.to_pandas())
+        if pa.types.is_integer(cells.type):
+            df = df.withColumn("col_0", functions.expr("try_cast(col_0 AS bigint)"))
+        with pytest.raises(NoJoinKey) as refused:
+            store.get_features([f"{name}.x"], labels=df, join_key={"col_0": "key"})
+        names = {"df": df, "F": functions}
+        exec(str(refused.value.hint), names)
+        frame = store.get_features([f"{name}.x"], labels=names["df"], join_key={"col_0": "key"})
+        assert frame.to_arrow().sort_by("row")["x"].to_pylist() == met
+
+
+def test_the_hint_of_a_key_of_the_store_names_the_type(duckdb_store: FeatureStore) -> None:
+    group_of(duckdb_store, pa.array([1, 2]))
+    other = pa.table({"key": ["1"], "y": [1]})
+    duckdb_store.create_featuregroup(other, "other", primary_key="key")
+    with pytest.raises(NoJoinKey) as refused:
+        duckdb_store.get_features(["g.x"], labels="other")
+    assert refused.value.hint == "convert the column 'key' to int64 first"
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_hint_of_repeated_keys_keeps_one_row_of_each(
+    duckdb_store: FeatureStore, library: str
+) -> None:
+    table = pa.table({"col_0": [1, 2, 1], "col_1": ["a", "b", "a"], "col_2": [1.0, 2.0, 3.0]})
+    key = ["col_0", "col_1"]
+    df = in_library(table, library)
+    with pytest.raises(DuplicateKeys) as refused:
+        duckdb_store.create_featuregroup(df, "g", primary_key=key)
+    df = pasted(df, str(refused.value.hint))
+    group = duckdb_store.create_featuregroup(df, "g", primary_key=key)
+    rows = {(row["col_0"], row["col_2"]) for row in group.read().to_arrow().to_pylist()}
+    assert len(rows) == 2
+    # Rows of a database have no order.
+    assert library == "duckdb" or rows == {(1, 3.0), (2, 2.0)}
+
+
+@pytest.mark.filterwarnings("ignore:columns of texts that are dates")
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_hint_of_a_text_as_time_makes_it_the_time(
+    duckdb_store: FeatureStore, library: str
+) -> None:
+    table = pa.table({"col_0": [1], "col_1": ["2024-01-31T12:00:00+00:00"], "col_2": [7.0]})
+    df = in_library(table, library)
+    arguments: dict[str, Any] = {"primary_key": "col_0", "event_time": "col_1"}
+    with pytest.raises(InvalidArgument) as refused:
+        duckdb_store.create_featuregroup(df, "g", **arguments)
+    df = pasted(df, str(refused.value.hint))
+    group = duckdb_store.create_featuregroup(df, "g", **arguments)
+    assert group.read().to_arrow()["col_1"].to_pylist() == [NOON]
+    labels = in_library(table.select(["col_0", "col_1"]), library)
+    with pytest.raises(LabelTimeRequired) as undated:
+        duckdb_store.get_features(["g.col_2"], labels=labels, label_time="col_1")
+    labels = pasted(labels, str(undated.value.hint))
+    frame = duckdb_store.get_features(["g.col_2"], labels=labels, label_time="col_1")
+    assert frame.to_arrow()["col_2"].to_pylist() == [7.0]

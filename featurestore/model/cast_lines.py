@@ -123,14 +123,14 @@ _ITEMS = 'np.asarray({v}).astype("{t}")'
 _WHOLE_ITEMS = 'np.clip(np.round({v}), {low}, {high}).astype("{t}")'
 
 
-def cast_line(library: str, column: str, given: pa.DataType, wanted: pa.DataType) -> str | None:
+def cast_line(library: str, column: str, source: pa.DataType, target: pa.DataType) -> str | None:
     """Return the line that casts a column; values that have no equal are rounded or become null.
 
     Args:
         library: The kind of the dataframe (``column_lines.language_of``).
         column: A feature name.
-        given: The type that the column has.
-        wanted: The type that it has to get.
+        source: The type that the column has.
+        target: The type that it has to get.
 
     >>> cast_line("pandas", "n", pa.bool_(), pa.int64())
     'df["n"] = df["n"].astype("boolean").astype("Int64")'
@@ -141,92 +141,92 @@ def cast_line(library: str, column: str, given: pa.DataType, wanted: pa.DataType
     which only the caller knows.
     """
     words = _LANGUAGES.get(library)
-    if words is not None and pat.is_date32(wanted):
+    if words is not None and pat.is_date32(target):
         if words.date:
-            return _line(words.date, column) if pat.is_string(given) else None
+            return _line(words.date, column) if pat.is_string(source) else None
         words = None
-    if words is None or (words is _PANDAS and pat.is_decimal(given)):
-        expression = _expression(given, wanted)
+    if words is None or (words is _PANDAS and pat.is_decimal(source)):
+        expression = _expression(source, target)
         return None if expression is None else cell_line(library, column, expression)
-    if pat.is_timestamp(wanted):
-        line = {True: words.time, False: words.midnight}[bool(pat.is_string(given))]
-        return _line(line, column) if pat.is_string(given) or pat.is_date(given) else None
-    if shape_of(wanted):
-        return _line_of_items(words, column, wanted)
-    name = words.types.get(str(wanted))
-    if name is None or not _can_be_cast(given, wanted):
+    if pat.is_timestamp(target):
+        line = {True: words.time, False: words.midnight}[bool(pat.is_string(source))]
+        return _line(line, column) if pat.is_string(source) or pat.is_date(source) else None
+    if shape_of(target):
+        return _line_of_items(words, column, target)
+    name = words.types.get(str(target))
+    if name is None or not _can_be_cast(source, target):
         return None
-    low, high = integer_range(wanted) if pat.is_integer(wanted) else (0, 0)
-    line = _template(words, given, wanted)
+    low, high = integer_range(target) if pat.is_integer(target) else (0, 0)
+    line = _template(words, source, target)
     return _line(line, column, t=name, T=name.capitalize(), low=low, high=high)
 
 
-def key_line(library: str, column: str, given: pa.DataType, wanted: pa.DataType) -> str | None:
+def key_line(library: str, column: str, source: pa.DataType, target: pa.DataType) -> str | None:
     """Return the line that casts a column of keys; nothing is rounded, so no other key is met.
 
     >>> key_line("pyspark", "k", pa.float64(), pa.int8())
     'df = df.withColumn("k", F.expr("CASE WHEN k % 1 = 0 THEN try_cast(k AS tinyint) END"))'
     """
-    if pat.is_floating(given) and pat.is_string(wanted) and library not in ("duckdb", "pyspark"):
+    if pat.is_floating(source) and pat.is_string(target) and library not in ("duckdb", "pyspark"):
         return cell_line(library, column, _DIGITS)
-    if not (pat.is_floating(given) and pat.is_integer(wanted)):
-        return cast_line(library, column, given, wanted)
+    if not (pat.is_floating(source) and pat.is_integer(target)):
+        return cast_line(library, column, source, target)
     words = _LANGUAGES.get(library)
     if words is None:
-        return cell_line(library, column, _in_range(_EXACT, wanted))
-    low, high = integer_range(wanted)
-    return _line(words.exact, column, t=words.types[str(wanted)], low=low, high=high)
+        return cell_line(library, column, _in_range(_EXACT, target))
+    low, high = integer_range(target)
+    return _line(words.exact, column, t=words.types[str(target)], low=low, high=high)
 
 
-def _template(words: _Language, given: pa.DataType, wanted: pa.DataType) -> str:
-    if pat.is_boolean(given):
+def _template(words: _Language, source: pa.DataType, target: pa.DataType) -> str:
+    if pat.is_boolean(source):
         return words.of_flags or words.plain
-    if pat.is_boolean(wanted):
+    if pat.is_boolean(target):
         return words.flag
-    if pat.is_string(given) and not pat.is_string(wanted):
+    if pat.is_string(source) and not pat.is_string(target):
         return words.parsed or words.ranged
-    if not pat.is_integer(wanted):
+    if not pat.is_integer(target):
         return words.plain
-    return (words.whole if pat.is_floating(given) else "") or words.ranged
+    return (words.whole if pat.is_floating(source) else "") or words.ranged
 
 
 def _line(template: str, column: str, **parts: object) -> str:
     return template.format(c=column, q=quoted(column), **parts)
 
 
-def _can_be_cast(given: pa.DataType, wanted: pa.DataType) -> bool:
+def _can_be_cast(source: pa.DataType, target: pa.DataType) -> bool:
     """Tell whether there is a cast that means something: numbers, and texts of or for them."""
-    if is_nested(given):
+    if is_nested(source):
         return False
-    if pat.is_string(wanted):
-        return not pat.is_binary(given)
-    is_number = pat.is_integer(given) or pat.is_floating(given) or pat.is_boolean(given)
-    if pat.is_boolean(wanted):
+    if pat.is_string(target):
+        return not pat.is_binary(source)
+    is_number = pat.is_integer(source) or pat.is_floating(source) or pat.is_boolean(source)
+    if pat.is_boolean(target):
         return bool(is_number)
-    return bool(is_number or pat.is_string(given) or pat.is_decimal(given))
+    return bool(is_number or pat.is_string(source) or pat.is_decimal(source))
 
 
-def _expression(given: pa.DataType, wanted: pa.DataType) -> str | None:
+def _expression(source: pa.DataType, target: pa.DataType) -> str | None:
     """Return the expression over a cell of Python that casts it; None: there is none."""
-    if pat.is_date32(wanted):
-        return _DATE if pat.is_string(given) else None
-    if pat.is_timestamp(wanted):
-        midnight = _MIDNIGHT if pat.is_date(given) else None
-        return _TIME if pat.is_string(given) else midnight
-    if shape_of(wanted):
-        return _of_items(items_of(wanted))
-    if not _can_be_cast(given, wanted):
+    if pat.is_date32(target):
+        return _DATE if pat.is_string(source) else None
+    if pat.is_timestamp(target):
+        midnight = _MIDNIGHT if pat.is_date(source) else None
+        return _TIME if pat.is_string(source) else midnight
+    if shape_of(target):
+        return _of_items(items_of(target))
+    if not _can_be_cast(source, target):
         return None
-    if pat.is_string(wanted):
+    if pat.is_string(target):
         return TEXT
-    if pat.is_boolean(wanted):
+    if pat.is_boolean(target):
         return _FLAG
-    if pat.is_floating(wanted):
-        return _PARSED_FLOAT if pat.is_string(given) else _as_float(wanted)
-    if pat.is_boolean(given):
+    if pat.is_floating(target):
+        return _PARSED_FLOAT if pat.is_string(source) else _as_float(target)
+    if pat.is_boolean(source):
         return "int({v})"
-    expression = _RANGED if pat.is_integer(given) else _WHOLE
-    return _in_range(_PARSED if pat.is_string(given) else expression, wanted)
+    expression = _RANGED if pat.is_integer(source) else _WHOLE
+    return _in_range(_PARSED if pat.is_string(source) else expression, target)
 
 
 def _of_items(items: pa.DataType) -> str:
@@ -236,23 +236,23 @@ def _of_items(items: pa.DataType) -> str:
     return _ITEMS.replace("{t}", name)
 
 
-def _as_float(wanted: pa.DataType) -> str:
-    return "float({v})" if pat.is_float64(wanted) else "float(np.float32({v}))"
+def _as_float(target: pa.DataType) -> str:
+    return "float({v})" if pat.is_float64(target) else "float(np.float32({v}))"
 
 
-def _in_range(expression: str, wanted: pa.DataType) -> str:
-    if not pat.is_integer(wanted):
+def _in_range(expression: str, target: pa.DataType) -> str:
+    if not pat.is_integer(target):
         return expression
-    low, high = integer_range(wanted)
+    low, high = integer_range(target)
     return expression.replace("{low}", str(low)).replace("{high}", str(high))
 
 
-def _line_of_items(words: _Language, column: str, wanted: pa.DataType) -> str | None:
-    name = words.types.get(str(items_of(wanted)))
-    is_flat = len(shape_of(wanted)) == 1
+def _line_of_items(words: _Language, column: str, target: pa.DataType) -> str | None:
+    name = words.types.get(str(items_of(target)))
+    is_flat = len(shape_of(target)) == 1
     if not words.items or name is None or not (is_flat or words is _PANDAS):
         return None
-    if pat.is_integer(items_of(wanted)) and words.whole_items:
-        low, high = integer_range(items_of(wanted))
+    if pat.is_integer(items_of(target)) and words.whole_items:
+        low, high = integer_range(items_of(target))
         return _line(words.whole_items, column, t=name.lower(), low=low, high=high)
     return _line(words.items, column, t=name.lower())

@@ -134,20 +134,21 @@ def rename_line(language: str, names: Sequence[Any], renamed: Sequence[str]) -> 
     return template.format(renames=renames, names=list(renamed), columns=", ".join(columns))
 
 
-def unique_line(language: str, key: Sequence[str]) -> str | None:
-    """Return the line that keeps one row of each key; None where the library has none.
+def unique_line(language: str, key: Sequence[str]) -> str:
+    """Return the line that keeps one row of each key.
 
     >>> unique_line("polars", ["id"])
-    "df = df.unique(['id'], keep='last', maintain_order=True)"
+    "df = df.unique(['id'], keep='last', maintain_order=True)  # keeps one row of each key"
     """
     template = _UNIQUE.get(language)
     if template is None:
-        return None
+        return "keep one row of each key"
     numbers = []
     if language == "tuples":
         numbers = [int(name.removeprefix("col_")) for name in key]
     columns = ", ".join(map(quoted, key))
-    return template.format(key=list(key), numbers=numbers, columns=columns)
+    line = template.format(key=list(key), numbers=numbers, columns=columns)
+    return f"{line}  # keeps one row of each key"
 
 
 def quoted(name: str) -> str:

@@ -296,8 +296,10 @@ def _refuse(
         return
     message = _message(report, refused)
     if all(_is(each, DUPLICATE_KEYS) for each in refused):
-        key = refused[0].expectation["kwargs"]["columns"]
-        raise DuplicateKeys(message, report=report, hint=_unique_hint(key, mode, library))
+        hint = "on_duplicates='last' keeps the last row of each key"
+        if mode == "create":  # which has no such argument
+            hint = unique_line(library, refused[0].expectation["kwargs"]["columns"])
+        raise DuplicateKeys(message, report=report, hint=hint)
     hint = (
         "fix the rows, or validation='quarantine' lands the good ones and keeps the others with "
         "their reasons"
@@ -308,14 +310,6 @@ def _refuse(
             "validation='warn' lands them all"
         )
     raise ValidationFailed(message, report=report, hint=hint)
-
-
-def _unique_hint(key: Sequence[str], mode: str, library: str) -> str:
-    """Return what keeps one row of each key."""
-    if mode != "create":
-        return "on_duplicates='last' keeps the last row of each key"
-    line = unique_line(library, key)  # a creation has no such argument
-    return f"{line}  # keeps one row of each key" if line else "keep one row of each key"
 
 
 def _message(report: ValidationReport, refused: Sequence[ExpectationResult]) -> str:

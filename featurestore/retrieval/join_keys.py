@@ -99,7 +99,7 @@ def pairs(
 
     A group without a primary key is joined on the columns that ``join_key=`` names. ``groups`` are
     all that are joined: a refusal shows the key of each. ``library`` is the kind of dataframe that
-    the left side is (``column_lines.language_of``), whose words the hint uses; None where it is not a dataframe.
+    the left side is (``column_lines.language_of``), whose words the hint uses; None for a group.
 
     Raises:
         NoJoinKey: A key column has no partner on the left side, or the partners' types do not

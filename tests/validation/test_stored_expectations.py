@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from decimal import Decimal
 from functools import cache
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +17,7 @@ from hypothesis import strategies as st
 
 from featurestore.errors import InvalidExpectation
 from featurestore.plugins.validator import find_validator
+from featurestore.store import FeatureStore
 from featurestore_connectors.great_expectations.library import library
 
 TABLE = pa.table({"n": [1, 2, None], "x": [1.0, None, 3.0], "word": ["a", None, "c"]})
@@ -79,6 +84,118 @@ def check(stored: object) -> None:
                 validator.check(TABLE, [plain])
     except InvalidExpectation:
         pass
+
+
+NOT_FINITE = {
+    "NaN": float("nan"), "infinity": float("inf"), "minus infinity": -float("inf"),
+    "numpy NaN": np.float32("nan"), "decimal NaN": Decimal("NaN"), "quiet NaN": Decimal("sNaN"),
+    "NaT": pd.NaT, "text nan": "nan", "text inf": "-inf", "text beyond doubles": "1e999",
+}  # fmt: skip
+ARGUMENTS = {
+    "column": "x", "column_A": "x", "column_B": "n", "column_list": ["n", "x"], "value": 1,
+    "sum_total": 1, "threshold": 1, "double_sided": True, "method": "iqr", "multiplier": 1,
+    "internal_weight_holdout": 0.1, "tail_weight_holdout": 0.1, "value_set": [1],
+    "value_pairs_set": [(1, 2)], "partition_object": {"values": [1]},
+    "quantile_ranges": {"quantiles": [0.5], "value_ranges": [[0, 1]]}, "type_": "int64",
+    "regex": "a", "regex_list": ["a"], "like_pattern": "a", "like_pattern_list": ["a"],
+    "strftime_format": "%Y", "json_schema": {}, "column_set": ["x"], "min_value": 0,
+    "max_value": 1, "column_index": 0, "mostly": 0.5, "type_list": ["int64"],
+}  # fmt: skip
+SQL = {"base_query", "comparison_query", "other_table_name", "unexpected_rows_query"}
+
+
+def numeric_arguments() -> Iterator[tuple[str, str]]:
+    """Yield (kind of expectation, argument) for the arguments that are numbers."""
+    for name in dir(library().expectations):
+        kind = getattr(library().expectations, name)
+        fields = getattr(kind, "__fields__", {}) if getattr(kind, "expectation_type", "") else {}
+        if SQL & set(fields):
+            continue
+        for argument, field in fields.items():
+            words = str(field.outer_type_)
+            if ("float" in words.lower() or "[int" in words) and "bool" not in words:
+                yield kind.expectation_type, argument
+
+
+def with_argument(kind: str, argument: str, value: Any) -> dict[str, Any]:
+    """Return an expectation whose required arguments are valid, and one argument."""
+    kwargs = {}
+    for name, required in arguments()[kind].items():
+        if required or name == "min_value":
+            kwargs[name] = ARGUMENTS[name]
+    return {"type": kind, "kwargs": {**kwargs, argument: value}}
+
+
+@pytest.mark.parametrize("case", NOT_FINITE)
+def test_numbers_of_expectations_are_finite(case: str) -> None:
+    pairs = list(numeric_arguments())
+    assert len(pairs) > 50
+    for kind, argument in pairs:
+        find_validator().normalize(with_argument(kind, argument, ARGUMENTS[argument]))
+        with pytest.raises(InvalidExpectation) as error:
+            find_validator().normalize(with_argument(kind, argument, NOT_FINITE[case]))
+        assert argument in str(error.value)
+
+
+def test_integers_beyond_doubles_are_checked_or_refused() -> None:
+    for kind, argument in numeric_arguments():
+        check(with_argument(kind, argument, 10**400))
+    check(with_argument("expect_column_values_to_be_in_set", "value_set", [10**400]))
+    ranges = {"quantiles": [0.5], "value_ranges": [[0, 10**400]]}
+    kind = "expect_column_quantile_values_to_be_between"
+    check(with_argument(kind, "quantile_ranges", ranges))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float64("nan"), Decimal("NaN")])
+def test_numbers_inside_of_arguments_are_finite(value: Any) -> None:
+    nested = {
+        "value_set": ("expect_column_values_to_be_in_set", [[1, value], {1, value}]),
+        "value_pairs_set": ("expect_column_pair_values_to_be_in_set", [[(1, value)]]),
+        "quantile_ranges": (
+            "expect_column_quantile_values_to_be_between",
+            [
+                {"quantiles": [0.5], "value_ranges": [[0, value]]},
+                {"quantiles": [value], "value_ranges": [[0, 1]]},
+            ],
+        ),
+        "partition_object": (
+            "expect_column_kl_divergence_to_be_less_than",
+            [{"values": [1, 2], "weights": [0.5, value]}],
+        ),
+        "json_schema": ("expect_column_values_to_match_json_schema", [{"maximum": value}]),
+    }
+    for argument, (kind, examples) in nested.items():
+        for example in examples:
+            with pytest.raises(InvalidExpectation, match=f"'{argument}' contains .* not a finite"):
+                find_validator().normalize(with_argument(kind, argument, example))
+
+
+def test_objects_and_suites_with_nan_are_refused_before_they_are_stored(
+    duckdb_store: FeatureStore,
+) -> None:
+    kinds = library().expectations
+    given = [
+        kinds.ExpectColumnMaxToBeBetween(column="x", max_value=float("nan")),
+        kinds.ExpectColumnValuesToBeInSet(column="x", value_set=[1, float("inf")]),
+        library().ExpectationSuite(
+            "suite", [kinds.ExpectColumnMaxToBeBetween(column="x", min_value=float("-inf"))]
+        ),
+        {"type": "expect_column_max_to_be_between", "kwargs": {"column": "x", "max_value": "nan"}},
+    ]
+    for expectations in given:
+        with pytest.raises(InvalidExpectation, match="not a finite number"):
+            duckdb_store.create_featuregroup(TABLE, "numbers", expectations=expectations)
+    assert duckdb_store.get_featuregroups() == []
+
+
+def test_numbers_of_row_conditions_are_finite() -> None:
+    for condition in ("x > 1e999", "x in [1, -1e999]", "1 < x < 1" + "0" * 400 + ".0"):
+        with pytest.raises(InvalidExpectation):
+            find_validator().normalize(
+                with_argument(
+                    "expect_column_values_to_be_between", "min_value", 0
+                ) | {"kwargs": {"column": "x", "row_condition": condition}}
+            )  # fmt: skip
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -21,6 +21,7 @@ A comparison with a missing value is false, ``!=`` and ``not in`` are true, as i
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 import reprlib
@@ -409,11 +410,11 @@ class _Parser:
 
     def _number(self) -> int | float:
         text = self._tokens[self._next][1]
-        if not text.isdecimal():
-            return float(self._taken())
-        if len(text) > _MOST_DIGITS:
+        if text.isdecimal() and len(text) <= _MOST_DIGITS:
+            return int(self._taken())
+        if text.isdecimal() or math.isinf(float(text)):
             raise self._failure()
-        return int(self._taken())
+        return float(self._taken())
 
     def _call(self, word: str) -> Column | Literal:
         """Return the column of ``col("x")`` or the text of ``date("2024-01-01")``.

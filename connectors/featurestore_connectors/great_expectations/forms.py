@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
+from decimal import Decimal
 from functools import lru_cache
+from numbers import Real
 from typing import Any
 
 from featurestore.errors import (
@@ -56,6 +60,7 @@ _NOT_PASSED_ON = (
     "row_condition",
     "windows",
 )
+_ROW_COUNT = "expect_table_row_count_to_be_between"
 _DEEPEST = 50
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _SINGLE_COLUMN = ("column", "column_A", "column_B")
@@ -78,6 +83,8 @@ def plain_expectations(given: object) -> tuple[dict[str, Any], ...]:
     if hasattr(given, "expectations"):  # a suite
         return plain_expectations(list(given.expectations))
     if hasattr(given, "configuration"):  # an expectation object
+        # Its JSON has null in place of NaN.
+        _refuse_infinite(given.configuration.type, given.configuration.kwargs)
         return (_checked(given.configuration.to_json_dict()),)
     if isinstance(given, Iterable) and not isinstance(given, str | bytes):
         return tuple(plain for each in given for plain in plain_expectations(each))
@@ -127,8 +134,9 @@ def build(expectation: Mapping[str, Any]) -> Any:
     evaluate is refused.
 
     Raises:
-        InvalidExpectation: There is no such expectation, its arguments are wrong, or it holds SQL,
-            a suite parameter or a reference to another document.
+        InvalidExpectation: There is no such expectation, its arguments are wrong or contain a
+            number that is not finite, or it holds SQL, a suite parameter or a reference to another
+            document.
     """
     library()
     from great_expectations.exceptions import ExpectationNotFoundError, GreatExpectationsError
@@ -136,6 +144,7 @@ def build(expectation: Mapping[str, Any]) -> Any:
 
     kind, kwargs = expectation["type"], expectation["kwargs"]
     _refuse_code(kind, kwargs)
+    _refuse_infinite(kind, kwargs)
     passed_on = {key: value for key, value in kwargs.items() if key not in _NOT_PASSED_ON}
     meta = {key: expectation[key] for key in _KEPT if key in expectation}
     try:
@@ -143,15 +152,18 @@ def build(expectation: Mapping[str, Any]) -> Any:
         if kwargs.get("row_condition") and "row_condition" not in implementation.__fields__:
             raise InvalidExpectation(f"{kind} is about all rows: it has no row_condition.")
         with quiet():
-            return implementation(**passed_on, **meta)
+            built = implementation(**passed_on, **meta)
     except InvalidExpectation:
         raise
     except ExpectationNotFoundError as error:
         raise InvalidExpectation(
             f"There is no expectation {kind!r}.", hint=_nearest(kind)
         ) from error
-    except (GreatExpectationsError, TypeError, ValueError) as error:
+    except (GreatExpectationsError, OverflowError, TypeError, ValueError) as error:
         raise _unreadable(kind, kwargs, error) from error
+    # The library reads the texts 'nan' and 'inf' as numbers, too.
+    _refuse_infinite(kind, built.configuration.kwargs)
+    return built
 
 
 # What every expectation has, and what is no argument of people.
@@ -206,8 +218,39 @@ def _refuse_code(kind: str, kwargs: Mapping[str, Any]) -> None:
             )
 
 
-def _entries(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values of mappings at any depth; what is nested too deeply is refused."""
+def _refuse_infinite(kind: str, kwargs: Mapping[str, Any]) -> None:
+    """Refuse NaN and infinity, which JSON lacks: the library stores NaN as null, an absent bound.
+
+    As a bound of a row count it reads '-inf' and '1e999' as times.
+    """
+    for name, argument in kwargs.items():
+        if kind == _ROW_COUNT and isinstance(argument, date):
+            raise InvalidExpectation(
+                f"{kind}: {name!r} is the time {argument}, not a whole number.", hint=f"{name}=1"
+            )
+        for _, value in _entries({name: argument}):
+            if not _is_finite(value):
+                raise InvalidExpectation(
+                    f"{kind}: {name!r} contains {value!r}, which is not a finite number.",
+                    hint=f"leave {name!r} out for an open bound; "
+                    "expect_column_values_to_not_be_null finds NaN",
+                )
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, Decimal):
+        return value.is_finite()
+    if isinstance(value, Real) and not isinstance(value, int):
+        return math.isfinite(value)
+    # NaT is a time that differs from itself.
+    return not isinstance(value, date) or value == value
+
+
+def _entries(value: Any) -> Iterator[tuple[str | None, Any]]:
+    """Yield the keys and values of mappings and the items of lists, without keys, at any depth.
+
+    What is nested too deeply is refused.
+    """
     level = [value]
     for _ in range(_DEEPEST):
         below: list[Any] = []
@@ -215,7 +258,8 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
             if isinstance(each, Mapping):
                 yield from each.items()
                 below.extend(each.values())
-            elif isinstance(each, list | tuple):
+            elif isinstance(each, list | tuple | set | frozenset):
+                yield from ((None, item) for item in each)
                 below.extend(each)
         level = below
     if level:

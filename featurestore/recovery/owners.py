@@ -4,6 +4,7 @@ An owner is named ``<host>.<pid>.<machine>.<random>`` and holds the file of that
 ``<location>/_owners`` (for a URI in a folder of this machine) as long as its process lives. For
 processes of one machine (one kernel and one file system, containers included) that lock decides at
 once. For others the heartbeat does: an owner that sent none for ``PATIENCE`` is taken for dead.
+Heartbeats are recorded and judged by the clock of the registry, never by that of another host.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from typing import Protocol
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import RegistryError, StorageError
-from featurestore.model import times
 from featurestore.model.paths import StorePaths
 from featurestore.registry import Registry, intents, owners
 from featurestore.storage import files, locks, machine
@@ -95,7 +95,7 @@ def is_alive(connection: Connection, location: str, owner: str) -> bool:
     if match[1] == _machine(location):
         return locks.is_held(_lock_file(location, owner))
     seen = owners.seen(connection, owner)
-    return seen is not None and times.utc_now() - seen < PATIENCE
+    return seen is not None and owners.time_of(connection) - seen < PATIENCE
 
 
 def is_here(location: str, owner: str) -> bool:

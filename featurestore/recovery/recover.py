@@ -12,6 +12,7 @@ from featurestore.recovery import lease_objects, owners
 from featurestore.recovery.owners import Store
 from featurestore.recovery.settle import settle
 from featurestore.registry import intents
+from featurestore.registry import owners as heartbeats
 from featurestore.storage import files
 from featurestore.storage.location import is_uri
 
@@ -31,6 +32,10 @@ def recover(store: Store) -> list[str]:
         for intent in intents.every(connection):
             if not owners.is_alive(connection, location, intent.owner):
                 left.append(intent)
+        has_ahead = heartbeats.are_ahead(connection)
+    if has_ahead:
+        with registry.transaction() as connection:
+            heartbeats.bring_back(connection)
     done = []
     for intent in left:
         try:

@@ -1,0 +1,112 @@
+"""Heartbeats of hosts whose clocks are wrong: one clock decides who is alive, the registry's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import featurestore
+from featurestore.errors import JobLeased
+from featurestore.model import times
+from featurestore.recovery import leases
+from featurestore.recovery.owners import PATIENCE, is_alive
+from featurestore.registry import jobs, tables
+from featurestore.registry import owners as heartbeats
+from featurestore.store import FeatureStore
+from tests.attacks.hourly_job import JOB
+from tests.attacks.test_clocks import insert
+from tests.registry.conftest import new_database
+
+DAY = timedelta(days=1)
+SECOND = timedelta(seconds=1)
+OTHER = "another-host.1.ffffffff.00000000"
+
+
+@pytest.fixture
+def store(tmp_path: Path, registry_url: str | None) -> Iterator[FeatureStore]:
+    with featurestore.connect(tmp_path / "store", registry=registry_url) as store:
+        insert(store, 0)
+        (tmp_path / "hourly_jobs.py").write_text(JOB)
+        store.register_jobs(tmp_path / "hourly_jobs.py")
+        yield store
+
+
+def lease(store: FeatureStore) -> None:
+    """Record the heartbeat of another host, which takes the lease of the job."""
+    with store.session.registry.transaction() as connection:
+        heartbeats.record(connection, OTHER)
+        jobs.set_lease(connection, "hourly", f"{OTHER}/1")
+
+
+def move(store: FeatureStore, by: timedelta) -> None:
+    """Move all heartbeats, as if the clock of the registry had moved the other way."""
+    seen = tables.owners.c.seen
+    with store.session.registry.transaction() as connection:
+        connection.execute(tables.owners.update().values(seen=seen + by // SECOND * 1_000_000))
+
+
+def is_leased(store: FeatureStore) -> bool:
+    try:
+        with leases.leased(store.session, "hourly"):
+            return False
+    except JobLeased:
+        return True
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("days", [1, -1])
+def test_a_host_with_a_wrong_clock_lives_as_long_as_its_heartbeat(
+    tmp_path: Path, postgres_server: str, monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    url = new_database(postgres_server, f"wrong_clock_{days + 1}")
+    with featurestore.connect(tmp_path / "store", registry=url) as store:
+        insert(store, 0)
+        (tmp_path / "hourly_jobs.py").write_text(JOB)
+        store.register_jobs(tmp_path / "hourly_jobs.py")
+        right = times.clock
+        monkeypatch.setattr(times, "clock", lambda: right() + days * DAY)
+        lease(store)
+        monkeypatch.setattr(times, "clock", right)
+        assert is_leased(store)
+        move(store, -PATIENCE + 10 * SECOND)
+        assert is_leased(store)
+        # Neither does the clock of the host that judges matter.
+        monkeypatch.setattr(times, "clock", lambda: right() + days * DAY)
+        assert is_leased(store)
+        move(store, -11 * SECOND)
+        assert not is_leased(store)
+
+
+def test_a_dead_heartbeat_ahead_of_the_clock_ends_like_any_other(store: FeatureStore) -> None:
+    lease(store)
+    move(store, DAY)
+    assert is_leased(store)
+    move(store, -PATIENCE)
+    assert not is_leased(store)
+
+
+def test_a_connect_brings_heartbeats_ahead_back(store: FeatureStore) -> None:
+    lease(store)
+    move(store, DAY)
+    url = None if store.session.registry.dialect == "sqlite" else store.session.registry.url
+    featurestore.connect(store.location, registry=url).close()
+    with store.session.registry.reading() as connection:
+        assert not heartbeats.are_ahead(connection)
+        assert is_alive(connection, store.location, OTHER)
+    move(store, -PATIENCE)
+    with store.session.registry.reading() as connection:
+        assert not is_alive(connection, store.location, OTHER)
+
+
+def test_a_living_host_stays_alive_when_the_clock_is_set_back(store: FeatureStore) -> None:
+    lease(store)
+    move(store, DAY)
+    for _ in range(3):
+        assert is_leased(store)
+        with store.session.registry.transaction() as connection:
+            heartbeats.record(connection, OTHER)
+        move(store, -PATIENCE + 10 * SECOND)
+    assert is_leased(store)

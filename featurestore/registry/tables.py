@@ -63,7 +63,8 @@ tags = Table(
     "tags",
     metadata,
     Column("kind", String(32), primary_key=True),
-    Column("name", String(63), primary_key=True),
+    # Of a group or dataset, or the id of a run.
+    Column("name", String(64), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("key", String(255), primary_key=True),
     Column("value", Text, nullable=False),

@@ -1,0 +1,61 @@
+"""Runs whose ids are as long as ids may be, in either registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+import featurestore
+from featurestore.model.run_record import RunRecord, check_run_id
+from featurestore.registry import access, experiments, tables
+from featurestore.registry.hidden import hidden_from
+
+# As ids may end in the same letters, one that is cut is not that of another run either.
+IDS = ["r" * 63 + "a", "r" * 63 + "b", "r" * 63, "runs"]
+
+
+def record(run: str, group: str, parent: str | None = None) -> RunRecord:
+    return RunRecord(
+        id=check_run_id(run),
+        name="lines",
+        kind="launch",
+        state="finished",
+        created="2024-03-01T12:00:00+00:00",
+        params={"group": group},
+        parent=parent,
+    )
+
+
+@pytest.mark.parametrize("run", IDS)
+def test_runs_of_any_id_are_as_private_as_the_groups_they_name(
+    tmp_path: Path, registry_url: str | None, run: str
+) -> None:
+    with featurestore.connect(tmp_path / "store", registry=registry_url) as store:
+        for group in ("salaries", "visits"):
+            store.create_featuregroup([{"k": 1}], group, primary_key="k")
+        with store.session.registry.transaction() as connection:
+            access.set_private(connection, "salaries", True)
+            for each in IDS:
+                group = "salaries" if each == run else "visits"
+                experiments.put(connection, record(each, group, parent=IDS[0]))
+            hidden = hidden_from(connection, granted=(), reads_store=True)
+            assert {name for _, name, _ in hidden.outputs} == {run}
+            experiments.remove(connection, run)
+            left = sa.select(tables.tags.c.name).where(tables.tags.c.kind == "experiment_run")
+            assert sorted(connection.execute(left).scalars()) == sorted(set(IDS) - {run})
+
+
+def test_columns_hold_the_longest_names() -> None:
+    """Runs have ids of 64 letters at most, everything else names of 63."""
+    lengths = {}
+    for table in tables.metadata.sorted_tables:
+        for column in table.columns:
+            if column.name in ("run", "run_id", "parent") or (table.name, column.name) in (
+                ("experiment_runs", "id"),
+                ("tags", "name"),
+            ):
+                lengths[f"{table.name}.{column.name}"] = column.type.length  # type: ignore[attr-defined]
+    assert len(lengths) >= 8
+    assert set(lengths.values()) == {64}

@@ -51,7 +51,7 @@ from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import jobs, reports, runs
 from featurestore.registry.hidden import words_of
 from featurestore.registry.runs import Run
-from featurestore.registry.stored_errors import unlisted, unlisted_hint
+from featurestore.registry.stored_errors import UnlistedTexts, unlisted, unlisted_hint
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.training import catalog
@@ -137,7 +137,10 @@ def recorded(session: Session, attempt: Attempt, work: Callable[[Recording], Wri
         log=log,
     )
     own = names_of(spec)
-    with logging_to(log, without_names=partial(unlisted, session.registry, own=own)):
+    with (
+        UnlistedTexts(session.registry, own=own) as without_names,
+        logging_to(log, without_names=without_names),
+    ):
         _log.info(
             "%s, %d windows from %s to %s", spec.name, run.windows, run.window.start, run.window.end
         )

@@ -31,3 +31,7 @@ class ChangeWatch:
         with self._lock, self._registry.reading() as connection:
             opened = connection.info.setdefault(_NUMBER, next(_numbers))
             return opened, str(connection.exec_driver_sql(question).scalar_one())
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._registry.close()

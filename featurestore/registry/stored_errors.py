@@ -7,14 +7,17 @@ and the listing is made when the error is shown, from what the reader's registry
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from typing import Self
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureStoreError, listing
 from featurestore.registry import tables
+from featurestore.registry.change_watch import ChangeWatch
 from featurestore.registry.database import Registry
 from featurestore.registry.hidden import HIDDEN, Hidden, hidden_from
 
@@ -55,6 +58,61 @@ def unlisted(registry: Registry, text: str, *, own: Collection[str]) -> str:
         names = _names(connection, {match[2] for match in _QUOTED.finditer(text)})
         private = hidden_from(connection, granted=(), reads_store=True).names
     return _without_names(text, names, private=private.difference(own), own=own)
+
+
+class UnlistedTexts:
+    """Return texts as ``unlisted`` does, many of them, by what is read of the registry once.
+
+    It is read again after a commit to the registry, by any process. Threads may share one.
+
+    Args:
+        registry: The registry of the whole store.
+        own: The names that may stay.
+    """
+
+    def __init__(self, registry: Registry, *, own: Collection[str]) -> None:
+        self._registry = registry
+        self._own = frozenset(own)
+        self._lock = threading.Lock()
+        self._watch: ChangeWatch | None = None
+        self._state: tuple[int, str] | None = None
+        self._private: frozenset[str] = frozenset()
+        self._looked_up: set[str] = set()
+        self._names: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release the connection that watches the registry."""
+        if self._watch is not None:
+            self._watch.close()
+
+    def __call__(self, text: str) -> str:
+        """Return a text with marks in place of names."""
+        quoted = {match[2] for match in _QUOTED.finditer(text)}
+        with self._lock:
+            try:
+                self._read(quoted)
+            except FeatureStoreError:
+                return _without_names(text, None, private=(), own=self._own)
+            return _without_names(text, self._names, private=self._private, own=self._own)
+
+    def _read(self, quoted: Collection[str]) -> None:
+        """Read what is private and which quoted texts are names, where it is not known."""
+        if self._watch is None:
+            self._watch = ChangeWatch(self._registry)
+        state = self._watch.state()  # what is read is of this state, or of one after it
+        if state == self._state and self._looked_up.issuperset(quoted):
+            return
+        with self._registry.reading() as connection:
+            if state != self._state:
+                hidden = hidden_from(connection, granted=(), reads_store=True)
+                self._private = hidden.names.difference(self._own)
+                self._looked_up, self._names = set(), {}
+                self._state = state
+            self._names.update(_names(connection, set(quoted) - self._looked_up))
+            self._looked_up.update(quoted)
 
 
 def unlisted_hint(registry: Registry, hint: str | None, *, own: Collection[str]) -> str | None:

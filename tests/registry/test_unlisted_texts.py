@@ -1,0 +1,76 @@
+"""Texts of logs are stored without names, by what is read of the registry once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import featurestore
+from featurestore.registry import access
+from featurestore.registry.stored_errors import UnlistedTexts, unlisted
+from featurestore.store import FeatureStore
+
+NAMES = ["salaries", "visits", "trips", "unknown"]
+WORDS = st.sampled_from([*NAMES, *map(repr, NAMES), "'visits.pay'", "there are", "and", ","])
+# A text, or a group whose privacy changes, or a group to create.
+STEPS = st.lists(
+    st.one_of(
+        st.lists(WORDS, max_size=6).map(lambda words: ("text", " ".join(words))),
+        st.tuples(st.sampled_from(["hide", "show"]), st.sampled_from(NAMES[:2])),
+    ),
+    max_size=12,
+)
+
+
+@pytest.fixture
+def filled(tmp_path: Path, registry_url: str | None) -> FeatureStore:
+    store = featurestore.connect(tmp_path / "store", registry=registry_url)
+    for group in NAMES[:3]:
+        store.create_featuregroup([{"k": 1}], group, primary_key="k")
+    return store
+
+
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30
+)
+@given(STEPS)
+def test_many_texts_are_stored_as_each_alone(
+    filled: FeatureStore, steps: list[tuple[str, str]]
+) -> None:
+    registry = filled.session.registry
+    with UnlistedTexts(registry, own=["trips"]) as without_names:
+        for step, what in steps:
+            if step == "text":
+                assert without_names(what) == unlisted(registry, what, own=["trips"])
+            else:
+                with registry.transaction() as connection:
+                    access.set_private(connection, what, step == "hide")
+
+
+def test_texts_of_one_state_read_the_registry_once(filled: FeatureStore) -> None:
+    registry = filled.session.registry
+    statements: list[str] = []
+    sa.event.listen(
+        registry._engine, "before_cursor_execute", lambda *given: statements.append(given[2])
+    )
+    with registry.transaction() as connection:
+        access.set_private(connection, "salaries", True)
+    with UnlistedTexts(registry, own=[]) as without_names:
+        first = without_names("a row of 'visits' and salaries")
+        count = len(statements)
+        for _ in range(100):
+            assert without_names("a row of 'visits' and salaries") == first
+        assert len(statements) == count
+
+
+def test_a_registry_that_cannot_be_read_leaves_no_quoted_name(tmp_path: Path) -> None:
+    store = featurestore.connect(tmp_path / "store")
+    store.create_featuregroup([{"k": 1}], "visits", primary_key="k")
+    with UnlistedTexts(store.session.registry, own=["trips"]) as without_names:
+        store.close()
+        (tmp_path / "store" / "registry.db").write_bytes(b"damaged" * 100)
+        assert without_names("'visits' of 'trips'") == "[...] of 'trips'"

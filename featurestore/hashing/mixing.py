@@ -93,7 +93,9 @@ def byte_sums(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> W
     counts = (lengths + 7) >> 3
     for rows in _row_blocks(counts):
         mine = counts[rows]
-        if mine.max(initial=0) > 1:
+        if len(mine) == 1 and mine[0] > _BLOCK_WORDS:
+            result[rows] = _sum_of_bytes(data, int(starts[rows][0]), int(lengths[rows][0]))
+        elif mine.max(initial=0) > 1:
             words = _words(data, starts[rows], lengths[rows], mine)
             result[rows] = sums_by_position(words, mine)
         else:
@@ -101,6 +103,22 @@ def byte_sums(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> W
             words += np.uint64(GOLDEN)
             result[rows] = np.where(mine == 1, mix_all(words), np.uint64(0))
     return result
+
+
+def _sum_of_bytes(data: npt.NDArray[np.uint8], start: int, length: int) -> np.uint64:
+    """Return ``byte_sums`` of one long byte string, of which no more than a block is copied."""
+    aligned = length - length % 8
+    words = data[start : start + aligned].view("<u8")
+    total = np.zeros(1, dtype=np.uint64)
+    for first in range(0, len(words), _BLOCK_WORDS):
+        block = words[first : first + _BLOCK_WORDS].astype(np.uint64)
+        block += np.arange(first + 1, first + 1 + len(block), dtype=np.uint64) * np.uint64(GOLDEN)
+        total += mix_all(block).sum(dtype=np.uint64)
+    if aligned < length:
+        last = data[start + aligned : start + length].tobytes().ljust(8, b"\0")
+        word = int.from_bytes(last, "little") + (len(words) + 1) * GOLDEN
+        total += np.uint64(mix(word))
+    return np.uint64(total[0])
 
 
 def _words(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s, counts: Int64s) -> Words:

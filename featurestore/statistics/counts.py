@@ -29,9 +29,14 @@ from featurestore.statistics.value_counts import (
     counts_of_texts,
     merged_counts,
 )
-from featurestore.statistics.values import Values, lengths_of
+from featurestore.statistics.values import Values, beginning_of, lengths_of
 
 Extreme = int | float | str | None
+# Of longer texts the beginning is the extreme, by which they are merged in any order; one character
+# more than results show says that there is more.
+_LONGEST_EXTREME = LONGEST_TEXT + 1
+# Bytes of a text on average, above which the beginnings are compared: an extreme is a copy.
+_LONG_ON_AVERAGE = 1 << 16
 Total = int | Twofold
 
 
@@ -101,8 +106,7 @@ def count_values(column: CountedColumn, data: pa.Array, *, few_values: bool) -> 
     if column.has_length:
         _count_lengths(counts, lengths_of(data))
     if column.kind == "text" and counts.nulls < counts.rows:
-        extremes = pc.min_max(data)
-        counts.widen(extremes["min"].as_py(), extremes["max"].as_py())
+        counts.widen(*_extreme_texts(data))
     counts.values = None
     if column.kind == "text" and few_values:
         counts.values = counts_of_texts(data, longest=counts.longest)
@@ -143,8 +147,7 @@ def _count_dictionary(data: pa.DictionaryArray, *, few_values: bool) -> ColumnCo
     counts = ColumnCounts(rows=len(data), nulls=data.null_count)
     values, occurrences = occurrences_of(data)
     if len(values):
-        extremes = pc.min_max(values)
-        counts.widen(extremes["min"].as_py(), extremes["max"].as_py())
+        counts.widen(*_extreme_texts(values))
         lengths = lengths_of(values)
         _count_lengths(counts, lengths)
         counts.length = int(lengths @ occurrences)
@@ -152,6 +155,19 @@ def _count_dictionary(data: pa.DictionaryArray, *, few_values: bool) -> ColumnCo
     if few_values and len(values) <= MOST_VALUES and (counts.longest or 0) <= LONGEST_TEXT:
         counts.values = dict(zip(values.to_pylist(), occurrences.tolist(), strict=True))
     return counts
+
+
+def _extreme_texts(texts: pa.Array) -> tuple[str, str]:
+    """Return the first and the last text in order, or their beginnings; one is not null."""
+    if texts.nbytes > _LONG_ON_AVERAGE * len(texts):
+        beginnings = []
+        for text in texts:
+            if text.is_valid:
+                beginnings.append(beginning_of(text, _LONGEST_EXTREME))
+        return min(beginnings), max(beginnings)
+    extremes = pc.min_max(texts)
+    first, last = extremes["min"], extremes["max"]
+    return beginning_of(first, _LONGEST_EXTREME), beginning_of(last, _LONGEST_EXTREME)
 
 
 def _count_lengths(counts: ColumnCounts, lengths: NDArray[np.int64]) -> None:

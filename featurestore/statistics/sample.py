@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from featurestore.model.arrow_rows import values_at
 from featurestore.statistics.kinds import CountedColumn
-from featurestore.statistics.values import lengths_of
+from featurestore.statistics.values import beginning_of, lengths_of
 
 MOST_ROWS = 25_000
 # A wide table keeps fewer rows: each of its cells is sorted.
@@ -187,9 +187,10 @@ def _shorten(column: pa.Array) -> pa.Array:
     import hashlib
 
     short = []
-    for text in column.filter(too_long).to_pylist():
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        short.append(f"{text[:_TEXT_BEGINNING]}…{digest}")
+    for row in np.flatnonzero(too_long):
+        text = column[int(row)]
+        digest = hashlib.sha256(text.as_buffer()).hexdigest()[:16]
+        short.append(f"{beginning_of(text, _TEXT_BEGINNING)}…{digest}")
     return pc.replace_with_mask(column, too_long, pa.array(short, column.type))
 
 

@@ -133,6 +133,18 @@ def lengths_of(column: pa.Array) -> NDArray[np.int64]:
     return np.asarray(lengths.drop_null().to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
+def beginning_of(text: pa.StringScalar, characters: int) -> str:
+    """Return the first characters of a text, of which no others are copied.
+
+    >>> beginning_of(pa.scalar("äbcd"), 2)
+    'äb'
+    """
+    # A character of UTF-8 has at most four bytes; one that is cut is behind those returned.
+    data = text.as_buffer()
+    first = data.slice(0, min(data.size, 4 * characters)).to_pybytes()
+    return first.decode(errors="ignore")[:characters]
+
+
 def _is_ascii(texts: pa.Array) -> bool:
     """Tell whether all characters of texts are bytes, which is faster to see than to count them."""
     _, offsets, data = texts.buffers()

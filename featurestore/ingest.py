@@ -42,6 +42,7 @@ from featurestore.model.arrow_cast import cast_array
 from featurestore.model.arrow_rows import values_at
 from featurestore.model.callers import warn_caller
 from featurestore.model.cast_lines import cast_line
+from featurestore.model.cell_bounds import bounded_batches, columns_to_bound, most_cell_bytes
 from featurestore.model.codecs import EncodedArrayCheck, binary_columns
 from featurestore.model.column_lines import language_of
 from featurestore.model.duckdb_columns import refusals_of_queries, storable
@@ -104,17 +105,27 @@ def handed_over(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
     Arguments as in ``to_relation``.
 
     What the engine parks of a stream is removed at the end, so nothing that is read later may be
-    made of it.
+    made of it. A stream ends with LimitExceeded at a cell that is longer than the bound.
     """
     adopted = _adopted(df, engine, like)
     if adopted is not None:
         yield adopted
         return
-    shipped = engine.from_arrow(to_reader(df, like=like))
+    shipped = engine.from_arrow(_bounded(to_reader(df, like=like)))
     try:
         yield shipped
     finally:
         engine.release(shipped)
+
+
+def _bounded(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
+    """Return a stream of the same rows, in which a cell of too many bytes is an error."""
+    most = most_cell_bytes()
+    columns = columns_to_bound(reader.schema, most=most)
+    if not columns:
+        return reader
+    batches = bounded_batches(reader, columns, most=most)
+    return pa.RecordBatchReader.from_batches(reader.schema, batches)
 
 
 def may_be_native(df: object) -> bool:

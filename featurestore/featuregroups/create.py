@@ -62,7 +62,7 @@ def create(
     asked = write or Write()
     write = with_reads(replace(asked, mode="create", validation=asked.validation), df)
     if not may_be_native(df):
-        write = replace(write, has_checked_times=True)
+        write = replace(write, has_checked_values=True)
     df, language = with_language(df)
     write = replace(write, library=language)
     while True:

@@ -140,7 +140,7 @@ def prepare_records(
     # Each stage has a folder of its own: an engine may empty one before it reads.
     staged = engine.stage(relation, os.path.join(run.rows, "given"))
     names = {name: name for name in spec.schema.names}
-    rules = stored_values.ValueRules.of(spec, has_checked_times=False)
+    rules = stored_values.ValueRules.of(spec, has_checked_values=False)
     stored_values.check_staged(engine.select(staged, names), rules, engine=engine)
     good, audited = staged, AuditedRows(staged)
     if validation != "off":

@@ -55,7 +55,7 @@ def rename_feature(session: Session, name: str, old: str, new: str) -> FeatureGr
         "delta_version": group.delta_version,
     }
     # The rows were checked when they landed.
-    write = Write(validation="off", inputs=(source,), has_checked_times=True)
+    write = Write(validation="off", inputs=(source,), has_checked_values=True)
     frame = read(session, spec.name, version=spec.version, as_of=group.delta_version)
     made, _ = create(
         session,

@@ -1,7 +1,7 @@
-"""Values that a table cannot hold: times out of range, texts that cannot name a folder.
+"""Values that are not stored: times out of range, texts that cannot name a folder, long cells.
 
 Delta reads an empty text of a partition column back as null, and file systems limit the length of
-names. Both are refused with the times, in one pass.
+names. All are refused in one pass; a cell has a bound, as a batch of rows is in memory.
 """
 
 from __future__ import annotations
@@ -14,43 +14,65 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.errors import FeatureStoreError, InvalidArgument
+from featurestore.model.cell_bounds import (
+    CELL_BYTES,
+    columns_to_bound,
+    first_too_long,
+    most_cell_bytes,
+)
+from featurestore.model.cell_bounds import refusal as cell_refusal
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.instants import first_outside, refusal, time_columns
 from featurestore.plugins.engine import Accumulator, Engine, Relation
 
 # Bytes of a file's name, on every usual file system.
 _LONGEST_NAME = 255
+# Characters of a key's value in a message.
+_LONGEST_SHOWN = 60
 
 
 @dataclass(frozen=True)
 class ValueRules:
     """What is checked of rows: ``folders`` are partition columns of texts, ``times`` hold times.
 
-    ``key`` are the columns whose values name a row in messages.
+    ``cells`` are columns whose cells have at most ``most_bytes``. ``key`` are the columns whose
+    values name a row in messages.
     """
 
     folders: tuple[str, ...]
     times: tuple[str, ...]
     key: tuple[str, ...]
+    cells: tuple[str, ...] = ()
+    most_bytes: int = CELL_BYTES
 
     @classmethod
-    def of(cls, spec: FeatureGroupSpec, *, has_checked_times: bool) -> ValueRules:
-        """Return the rules of a group, without its times where they were checked before."""
+    def of(cls, spec: FeatureGroupSpec, *, has_checked_values: bool) -> ValueRules:
+        """Return the rules of a group, without times and cells where they were checked before."""
         folders = []
         for name in spec.partition_by:
             if pat.is_string(spec.schema.field(name).type):
                 folders.append(name)
-        times = () if has_checked_times else time_columns(spec.schema)
-        return cls(tuple(folders), times, spec.primary_key)
+        if has_checked_values:
+            return cls(tuple(folders), (), spec.primary_key)
+        most = most_cell_bytes()
+        cells = columns_to_bound(spec.schema, most=most)
+        times = time_columns(spec.schema)
+        return cls(tuple(folders), times, spec.primary_key, cells, most)
 
     def columns(self) -> list[str]:
         """Return the columns that are looked at; none where there is nothing to check."""
-        if not self.folders and not self.times:
+        if not self.folders and not self.times and not self.cells:
             return []
-        return list(dict.fromkeys([*self.folders, *self.times, *self.key]))
+        return list(dict.fromkeys([*self.folders, *self.times, *self.cells, *self.key]))
 
     def first_error(self, batch: pa.RecordBatch) -> FeatureStoreError | None:
         """Return the refusal of the first value that a table cannot hold, None where it can all."""
+        for name in self.cells:
+            array = _column(batch, name)
+            row = first_too_long(array, most=self.most_bytes)
+            if row is not None:
+                shown = self._shown(batch, row)
+                return cell_refusal(array, row, column=name, shown=shown, most=self.most_bytes)
         for name in self.folders:
             error = _error_of_folders(name, _column(batch, name))
             if error is not None:
@@ -65,7 +87,7 @@ class ValueRules:
     def _shown(self, batch: pa.RecordBatch, row: int) -> str:
         parts = []
         for name in self.key:
-            parts.append(f"{name}={_column(batch, name)[row]}")
+            parts.append(f"{name}={str(_column(batch, name)[row])[:_LONGEST_SHOWN]}")
         return f"The row of {', '.join(parts)}" if parts else "A row"
 
 

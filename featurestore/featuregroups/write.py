@@ -67,7 +67,8 @@ class Write:
     moves the numbers of a stream's partitions (``TableWrite``), ``stream`` says which records the
     rows are, and ``order`` how rows of one key become one. ``plan`` is that of the retrieval whose
     rows these are. ``rows`` is how many they are, where that is known before they come.
-    ``has_checked_times``: their times are known to lie in the years 1 to 9999.
+    ``has_checked_values``: their times are known to lie in the years 1 to 9999, and their cells to
+    keep to the bound.
     ``library`` is the kind of dataframe that the rows came with, whose words hints use.
     """
 
@@ -87,7 +88,7 @@ class Write:
     plan: Mapping[str, Any] | None = None
     rows: int | None = None
     order: RecordOrder | None = None
-    has_checked_times: bool = False
+    has_checked_values: bool = False
     library: str = "pandas"
 
 
@@ -106,7 +107,7 @@ def insert(
     _check(write, group.spec)
     write = with_reads(write, df)
     if not may_be_native(df):
-        write = replace(write, has_checked_times=True)
+        write = replace(write, has_checked_values=True)
     df, language = with_language(df)
     if write.transaction is not None and read_snapshot(group.path).holds(write.transaction):
         return replace(commits.commit_of(group.path, group.delta_version), applied=False)
@@ -220,7 +221,7 @@ def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight)
     is_plain = not checked and write.mode != "upsert" and write.on_duplicates != "last"
     # What was read of a source is known when its rows are here, which is before the commit.
     is_plain = is_plain and write.reads is None
-    rules = stored_values.ValueRules.of(spec, has_checked_times=write.has_checked_times)
+    rules = stored_values.ValueRules.of(spec, has_checked_values=write.has_checked_values)
     if is_plain and not conformed.unchecked:
         return AuditedRows(stored_values.refuse_while_written(relation, rules, engine=engine))
     if write.on_duplicates == "last":

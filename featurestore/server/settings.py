@@ -52,6 +52,7 @@ class ServerSettings:
             parsing, planning and rendering; uploads and streams of rows have ``seconds`` instead.
         provider: Who else says who somebody is.
         rows: The most rows that a page or an answer of the REST interface shows of a group.
+        answer: The most bytes of such rows, as Arrow holds them; pages show the rows that fit.
         page: How many lines of a list are on a page.
         url: The most bytes of the path and the query of an address.
         condition: The most characters of SQL in one request, all conditions together.
@@ -71,6 +72,7 @@ class ServerSettings:
     query_seconds: float = 30.0
     provider: Provider | None = None
     rows: int = 100
+    answer: int = 16 << 20
     page: int = 50
     url: int = 65_536
     condition: int = 20_000

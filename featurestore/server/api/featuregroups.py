@@ -107,4 +107,5 @@ def get_rows(
     group = store.featuregroup(name, version=version)
     as_of = at if delta_version is None else delta_version
     most = min(limit, settings.rows)
-    return records.rows(group, limit=most, seconds=settings.query_seconds, as_of=as_of)
+    bounds = records.RowBounds(most, settings.answer, settings.query_seconds)
+    return records.rows(group, bounds, as_of=as_of)

@@ -114,11 +114,11 @@ def rows_page(
 ) -> Response:
     """Show the first rows, as they are or as they were."""
     group, shown = _opened(store, name, version)
-    found = records.rows(
-        group, limit=settings.rows, seconds=settings.query_seconds, as_of=moment(as_of)
-    )
+    bounds = records.RowBounds(settings.rows, settings.answer, settings.query_seconds)
     if format == "csv":
-        return csv_file(f"{name}-v{version}", found["columns"], found["rows"])
+        every = records.rows(group, bounds, as_of=moment(as_of))
+        return csv_file(f"{name}-v{version}", every["columns"], every["rows"])
+    found = records.leading_rows(group, bounds, as_of=moment(as_of))
     return page(request, "featuregroup_rows.html", **shown, tab="rows", found=found, as_of=as_of)
 
 
@@ -207,9 +207,11 @@ def validation_page(
 ) -> Response:
     """Show the reports of the audits, and the rows that were put aside with their reasons."""
     group, shown = _opened(store, name, version)
-    aside = records.put_aside(group, limit=settings.rows, seconds=settings.query_seconds)
+    bounds = records.RowBounds(settings.rows, settings.answer, settings.query_seconds)
     if format == "csv":
-        return csv_file(f"{name}-v{version}-put-aside", aside["columns"], aside["rows"])
+        every = records.quarantined_rows(group, bounds)
+        return csv_file(f"{name}-v{version}-put-aside", every["columns"], every["rows"])
+    aside = records.leading_quarantined_rows(group, bounds)
     reports = store.get_validation_history(name, version=version, limit=_REPORTS)[::-1]
     return page(
         request,

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from featurestore.errors import StatisticsNotFound
+import pyarrow as pa
+
+from featurestore.errors import LimitExceeded, StatisticsNotFound
 from featurestore.featuregroups import FeatureGroup
 from featurestore.featuregroups.overview import details
 from featurestore.featuregroups.statistics import stored_statistics
@@ -21,6 +23,8 @@ from featurestore.retrieval import FeatureFrame
 from featurestore.server.query_time import at_most
 from featurestore.server.records.jsonable import jsonable
 from featurestore.store import FeatureStore
+
+_ROWS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -114,29 +118,96 @@ def columns(found: Mapping[str, Any], counted: Statistics | None) -> list[GroupC
     return shown
 
 
+@dataclass(frozen=True)
+class RowBounds:
+    """How many rows are read of a group, of how many bytes in Arrow, and in how much time."""
+
+    rows: int
+    bytes: int
+    seconds: float
+
+
 def rows(
-    group: FeatureGroup, *, limit: int, seconds: float, as_of: TableVersion | None = None
+    group: FeatureGroup, bounds: RowBounds, *, as_of: TableVersion | None = None
 ) -> dict[str, Any]:
     """Return the first rows of a group: the names of columns, and a list of values for each row.
 
     Raises:
-        QueryEnded: It took more than ``seconds``.
+        LimitExceeded: They have more bytes than an answer may have.
+        QueryEnded: It took more time.
     """
-    return _first(group, group.read(as_of=as_of), limit=limit, seconds=seconds)
+    return _every(group, group.read(as_of=as_of), bounds)
 
 
-def put_aside(group: FeatureGroup, *, limit: int, seconds: float) -> dict[str, Any]:
-    """Return the first rows that writes put aside, with the reasons of each before its values."""
-    found = group.quarantine()
-    names = sorted(found.schema.names, key=lambda name: name != "reasons")
-    return _first(group, found.select(*names), limit=limit, seconds=seconds)
-
-
-def _first(
-    group: FeatureGroup, frame: FeatureFrame, *, limit: int, seconds: float
+def leading_rows(
+    group: FeatureGroup, bounds: RowBounds, *, as_of: TableVersion | None = None
 ) -> dict[str, Any]:
-    with at_most(seconds, group._session.engine):
-        table = frame.head(limit)
+    """Return what ``rows`` does, without the rows that exceed the bound on bytes, but for the first.
+
+    Raises:
+        QueryEnded: It took more time.
+    """
+    return _values(_read_within(group, group.read(as_of=as_of), bounds)[0])
+
+
+def quarantined_rows(group: FeatureGroup, bounds: RowBounds) -> dict[str, Any]:
+    """Return the first rows of the quarantine, with the reasons of each before its values.
+
+    Raises:
+        LimitExceeded: They have more bytes than an answer may have.
+        QueryEnded: It took more time.
+    """
+    return _every(group, _quarantine(group), bounds)
+
+
+def leading_quarantined_rows(group: FeatureGroup, bounds: RowBounds) -> dict[str, Any]:
+    """Return what ``quarantined_rows`` does, without rows that exceed the bound on bytes."""
+    return _values(_read_within(group, _quarantine(group), bounds)[0])
+
+
+def _quarantine(group: FeatureGroup) -> FeatureFrame:
+    refused = group.quarantine()
+    return refused.select(*sorted(refused.schema.names, key=lambda name: name != "reasons"))
+
+
+def _every(group: FeatureGroup, frame: FeatureFrame, bounds: RowBounds) -> dict[str, Any]:
+    table, has_more = _read_within(group, frame, bounds)
+    if has_more:
+        raise LimitExceeded(
+            f"The first {bounds.rows:,} rows have more than {bounds.bytes:,} bytes, the most of an "
+            f"answer; {table.num_rows:,} have fewer.",
+            hint="ask for fewer rows with limit=, or read them with featurestore.connect(URL)",
+        )
+    return _values(table)
+
+
+def _read_within(
+    group: FeatureGroup, frame: FeatureFrame, bounds: RowBounds
+) -> tuple[pa.Table, bool]:
+    """Return the first rows up to a bound on their bytes, at least one, and whether some exceed it.
+
+    No more rows are read then.
+    """
+    engine = group._session.engine
+    batches: list[pa.RecordBatch] = []
+    left = bounds.bytes
+    with at_most(bounds.seconds, engine):
+        reader = engine.stream(frame.relation, batch_rows=_ROWS_AT_ONCE, limit=bounds.rows)
+        for batch in reader:
+            fitting = batch
+            while fitting.num_rows and fitting.nbytes > left:
+                fitting = fitting.slice(0, fitting.num_rows - 1)
+            batches.append(fitting)
+            left -= fitting.nbytes
+            if fitting.num_rows < batch.num_rows:
+                if not any(each.num_rows for each in batches):
+                    batches.append(batch.slice(0, 1))
+                reader.close()  # a database takes no other query before
+                return pa.Table.from_batches(batches, reader.schema), True
+    return pa.Table.from_batches(batches, reader.schema), False
+
+
+def _values(table: pa.Table) -> dict[str, Any]:
     values = []
     for row in python_rows(table):
         values.append(jsonable(list(row.values())))

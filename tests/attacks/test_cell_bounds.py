@@ -1,0 +1,144 @@
+"""Cells of many bytes: bounded before anything is written, and bounded in answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from featurestore.errors import ConfigurationError, LimitExceeded
+from featurestore.model.cell_bounds import SETTING, cell_bytes, columns_to_bound, first_too_long
+from featurestore.server import ServerSettings, create_app
+from featurestore.store import FeatureStore
+
+BOUND = 400
+TYPES = {
+    "text": pa.string(),
+    "bytes": pa.binary(),
+    "list": pa.list_(pa.int64()),
+    "texts": pa.list_(pa.string()),
+    "struct": pa.struct([("name", pa.string()), ("values", pa.list_(pa.float64()))]),
+    "array": pa.list_(pa.float64(), 64),
+}
+SHORT, LONG = 2, 500
+
+
+def cell(kind: str, length: int) -> Any:
+    """Return a cell of at least ``length`` bytes; one of 2 has fewer than ``BOUND`` in every kind."""
+    values = {
+        "text": "x" * length,
+        "bytes": b"x" * length,
+        "list": [1] * (length // 8 + 1),
+        "texts": ["x"] * length,
+        "struct": {"name": "x" * length, "values": [0.5]},
+        "array": [0.5] * 64,
+    }
+    return values[kind]
+
+
+def table(kind: str, lengths: list[int]) -> pa.Table:
+    cells = [cell(kind, length) for length in lengths]
+    return pa.table({"k": range(len(cells)), "cell": pa.array(cells, TYPES[kind])})
+
+
+@given(
+    st.sampled_from(sorted(TYPES)),
+    st.lists(st.integers(0, 3 * BOUND), max_size=8),
+    st.integers(0, 4),
+    st.integers(1, 2 * BOUND),
+)
+@example("text", [BOUND], 0, BOUND)
+@example("text", [BOUND + 1], 0, BOUND)
+def test_the_first_cell_above_a_bound_is_named(
+    kind: str, lengths: list[int], skipped: int, most: int
+) -> None:
+    array = table(kind, lengths)["cell"].combine_chunks().slice(skipped)
+    too_long = []
+    for row in range(len(array)):
+        if cell_bytes(array.slice(row, 1)) > most:
+            too_long.append(row)
+    if "cell" not in columns_to_bound(pa.schema([("cell", array.type)]), most=most):
+        assert not too_long or kind == "array"  # whose mask of nulls is no part of a cell
+        return
+    assert first_too_long(array, most=most) == (too_long[0] if too_long else None)
+
+
+FORMS = {
+    "arrow": lambda rows, store: rows,
+    "pandas": lambda rows, store: rows.to_pandas(),
+    "rows": lambda rows, store: rows.to_pylist(),
+    "batches": lambda rows, store: iter(rows.to_batches(max_chunksize=1)),
+    "native": lambda rows, store: native(rows, store),
+}
+
+
+def native(rows: pa.Table, store: FeatureStore) -> Any:
+    """Return rows as a frame that an engine reads itself."""
+    import duckdb
+
+    if store.session.engine.name == "duckdb":
+        return duckdb.from_arrow(rows)
+    return store.session.engine.from_arrow(rows.to_reader()).native
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+@pytest.mark.parametrize("kind", sorted(set(TYPES) - {"array"}))
+def test_no_cell_above_the_bound_is_written(
+    store: FeatureStore, kind: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SETTING, str(BOUND))
+    shown = "The row of k=2" if form == "native" else "Row 2"
+    message = rf"{shown} has [\d,]+ bytes in 'cell'; a cell has at most {BOUND}"
+    long = table(kind, [SHORT, SHORT, LONG, LONG])
+    group = store.create_featuregroup(table(kind, [SHORT, SHORT]), "cells", primary_key="k")
+    for mode in ("append", "upsert", "overwrite"):
+        with pytest.raises(LimitExceeded, match=message) as error:
+            group.insert(FORMS[form](long, store), mode=mode)
+        assert SETTING in str(error.value.hint)
+    with pytest.raises(LimitExceeded, match=message):
+        store.create_featuregroup(FORMS[form](long, store), "others", primary_key="k")
+    assert group.read().count() == 2
+    assert not store.get_latest_featuregroup_version("others")
+    monkeypatch.setenv(SETTING, "100000")
+    group.insert(FORMS[form](long, store), mode="overwrite")
+    assert group.read().count() == 4
+
+
+def test_a_setting_that_is_not_a_number_is_refused(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text in ("64 MiB", "0", "-1", "1e6", "²"):
+        monkeypatch.setenv(SETTING, text)
+        with pytest.raises(ConfigurationError, match="is not a number of bytes"):
+            duckdb_store.create_featuregroup(table("text", [SHORT]), "cells")
+
+
+@pytest.fixture
+def served(duckdb_store: FeatureStore) -> FeatureStore:
+    """A store with a group of five rows of 1,000 bytes."""
+    duckdb_store.create_featuregroup(table("text", [1000] * 5), "cells", primary_key="k")
+    return duckdb_store
+
+
+@pytest.mark.parametrize("answer", [100, 2_500, 1 << 20])
+def test_answers_of_rows_have_a_bound(served: FeatureStore, answer: int) -> None:
+    app = create_app(served, ServerSettings(answer=answer))
+    client = TestClient(app, base_url="http://localhost")
+    fits = answer // 1000 if answer < 5_000 else 5
+    for limit in (1, 2, 5):
+        got = client.get(f"/api/v1/featuregroups/cells/1/rows?limit={limit}")
+        if limit <= fits:
+            assert got.status_code == 200
+            assert len(got.json()["rows"]) == limit
+        else:
+            assert got.status_code == 413
+            assert f"more than {answer:,} bytes" in got.json()["detail"]
+    file = client.get("/groups/cells/1/rows?format=csv")
+    assert file.status_code == (200 if fits == 5 else 413)
+    page = client.get("/groups/cells/1/rows")
+    assert page.status_code == 200
+    assert f"The first {max(fits, 1)} rows" in page.text

@@ -111,21 +111,17 @@ def handed_over(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
     if adopted is not None:
         yield adopted
         return
-    shipped = engine.from_arrow(_bounded(to_reader(df, like=like)))
+    reader = to_reader(df, like=like)
+    most = most_cell_bytes()
+    long_columns = columns_to_bound(reader.schema, most=most)
+    if long_columns:
+        batches = bounded_batches(reader, long_columns, most=most)
+        reader = pa.RecordBatchReader.from_batches(reader.schema, batches)
+    shipped = engine.from_arrow(reader)
     try:
         yield shipped
     finally:
         engine.release(shipped)
-
-
-def _bounded(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
-    """Return a stream of the same rows, in which a cell of too many bytes is an error."""
-    most = most_cell_bytes()
-    columns = columns_to_bound(reader.schema, most=most)
-    if not columns:
-        return reader
-    batches = bounded_batches(reader, columns, most=most)
-    return pa.RecordBatchReader.from_batches(reader.schema, batches)
 
 
 def may_be_native(df: object) -> bool:

@@ -92,20 +92,20 @@ def byte_sums(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> W
     result = np.zeros(len(starts), dtype=np.uint64)
     counts = (lengths + 7) >> 3
     for rows in _row_blocks(counts):
-        mine = counts[rows]
-        if len(mine) == 1 and mine[0] > _BLOCK_WORDS:
-            result[rows] = _sum_of_bytes(data, int(starts[rows][0]), int(lengths[rows][0]))
-        elif mine.max(initial=0) > 1:
-            words = _words(data, starts[rows], lengths[rows], mine)
-            result[rows] = sums_by_position(words, mine)
+        word_counts = counts[rows]
+        if len(word_counts) == 1 and word_counts[0] > _BLOCK_WORDS:
+            result[rows] = sum_of_bytes(data, int(starts[rows][0]), int(lengths[rows][0]))
+        elif word_counts.max(initial=0) > 1:
+            words = _words(data, starts[rows], lengths[rows], word_counts)
+            result[rows] = sums_by_position(words, word_counts)
         else:
             words = words_at(data, starts[rows], lengths[rows])
             words += np.uint64(GOLDEN)
-            result[rows] = np.where(mine == 1, mix_all(words), np.uint64(0))
+            result[rows] = np.where(word_counts == 1, mix_all(words), np.uint64(0))
     return result
 
 
-def _sum_of_bytes(data: npt.NDArray[np.uint8], start: int, length: int) -> np.uint64:
+def sum_of_bytes(data: npt.NDArray[np.uint8], start: int, length: int) -> np.uint64:
     """Return ``byte_sums`` of one long byte string, of which no more than a block is copied."""
     aligned = length - length % 8
     words = data[start : start + aligned].view("<u8")

@@ -17,7 +17,7 @@ CELL_BYTES = 64 << 20
 
 
 def most_cell_bytes() -> int:
-    """Return the bytes that a cell may have: 64 MiB, or what ``FEATURESTORE_CELL_BYTES`` says.
+    """Return the bytes that a cell may have: 64 MiB, or the value of ``FEATURESTORE_CELL_BYTES``.
 
     Raises:
         ConfigurationError: The variable is not a positive number.
@@ -33,7 +33,7 @@ def most_cell_bytes() -> int:
 
 
 def columns_to_bound(schema: pa.Schema, *, most: int) -> tuple[str, ...]:
-    """Return the columns whose type alone does not say that cells keep to the bound.
+    """Return the columns whose cells may exceed the bound, by their types.
 
     >>> schema = pa.schema([("a", pa.int8()), ("b", pa.list_(pa.int8())), ("c", pa.list_(pa.int8(), 3))])
     >>> columns_to_bound(schema, most=2), columns_to_bound(schema, most=3)
@@ -53,7 +53,7 @@ def first_too_long(array: pa.Array, *, most: int) -> int | None:
     >>> first_too_long(pa.array(["ab", "abc"]), most=2)
     1
     """
-    # The buffers of all rows together say at once of almost every batch that no cell is too long.
+    # Almost every batch is within the bound with all of its rows.
     if array.nbytes <= most:
         return None
     if len(array) == 1:
@@ -118,5 +118,5 @@ def _bytes_of_type(kind: pa.DataType) -> int | None:
         return None
     try:
         return (int(kind.bit_width) + 7) // 8
-    except ValueError:  # of texts and bytes, which are as long as they are
+    except ValueError:  # texts and bytes have no width
         return None

@@ -32,10 +32,10 @@ def recover(store: Store) -> list[str]:
         for intent in intents.every(connection):
             if not owners.is_alive(connection, location, intent.owner):
                 left.append(intent)
-        has_ahead = heartbeats.are_ahead(connection)
-    if has_ahead:
+        has_future = heartbeats.has_future(connection)
+    if has_future:
         with registry.transaction() as connection:
-            heartbeats.bring_back(connection)
+            heartbeats.correct_future(connection)
     done = []
     for intent in left:
         try:

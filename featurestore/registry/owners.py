@@ -1,9 +1,9 @@
-"""Heartbeats: when each process that writes was last heard of, by the clock of the registry.
+"""Heartbeats: when each process that writes sent its last one, by the clock of the registry.
 
-Hosts share a registry on Postgres, whose server's clock is the only one that is read. SQLite serves
-the processes of one host, which have one clock. A heartbeat ahead of that clock is of before it was
-set back, and says nothing about its age: it is recorded as one of the present, so that its owner
-either sends the next or is dead as long after as any other.
+Hosts share a registry on Postgres, and only the clock of its server is read. SQLite serves the
+processes of one host, which have one clock. A heartbeat in the future was recorded before that
+clock was set back, so its age is unknown: it becomes one of the present. A living owner sends the
+next one; a dead owner loses its leases after the usual time.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from featurestore.registry.tables import owners
 
 def record(connection: Connection, name: str) -> None:
     """Record that an owner is alive now."""
-    now = bring_back(connection)
-    found = connection.execute(owners.update().where(owners.c.name == name).values(seen=now))
-    if found.rowcount == 0:
+    now = correct_future(connection)
+    result = connection.execute(owners.update().where(owners.c.name == name).values(seen=now))
+    if result.rowcount == 0:
         connection.execute(owners.insert().values(name=name, seen=now))
 
 
-def bring_back(connection: Connection) -> int:
-    """Record heartbeats ahead of the registry's clock as of now; return now in microseconds."""
+def correct_future(connection: Connection) -> int:
+    """Record heartbeats in the future as of now; return now in microseconds."""
     now = to_micros(time_of(connection))
     # Two processes that do so at once do not wait for each other's heartbeats.
-    ahead = sa.select(owners.c.name).where(owners.c.seen > now).with_for_update(skip_locked=True)
-    connection.execute(owners.update().where(owners.c.name.in_(ahead)).values(seen=now))
+    names = sa.select(owners.c.name).where(owners.c.seen > now).with_for_update(skip_locked=True)
+    connection.execute(owners.update().where(owners.c.name.in_(names)).values(seen=now))
     return now
 
 
-def are_ahead(connection: Connection) -> bool:
-    """Return whether heartbeats are ahead of the registry's clock."""
-    ahead = sa.select(owners.c.name).where(owners.c.seen > to_micros(time_of(connection)))
-    return connection.execute(ahead.limit(1)).first() is not None
+def has_future(connection: Connection) -> bool:
+    """Return whether heartbeats are in the future of the registry's clock."""
+    names = sa.select(owners.c.name).where(owners.c.seen > to_micros(time_of(connection)))
+    return connection.execute(names.limit(1)).first() is not None
 
 
 def time_of(connection: Connection) -> datetime:
@@ -53,8 +53,8 @@ def time_of(connection: Connection) -> datetime:
 
 def seen(connection: Connection, name: str) -> datetime | None:
     """Return when an owner was last heard of; None when it never was."""
-    found = connection.execute(sa.select(owners.c.seen).where(owners.c.name == name)).scalar()
-    return to_time(found)
+    micros = connection.execute(sa.select(owners.c.seen).where(owners.c.name == name)).scalar()
+    return to_time(micros)
 
 
 def every(connection: Connection) -> list[str]:

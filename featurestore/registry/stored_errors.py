@@ -72,7 +72,7 @@ class UnlistedTexts:
 
     def __init__(self, registry: Registry, *, own: Collection[str]) -> None:
         self._registry = registry
-        self._own = frozenset(own)
+        self._allowed = frozenset(own)
         self._lock = threading.Lock()
         self._watch: ChangeWatch | None = None
         self._state: tuple[int, str] | None = None
@@ -95,8 +95,8 @@ class UnlistedTexts:
             try:
                 self._read(quoted)
             except FeatureStoreError:
-                return _without_names(text, None, private=(), own=self._own)
-            return _without_names(text, self._names, private=self._private, own=self._own)
+                return _without_names(text, None, private=(), own=self._allowed)
+            return _without_names(text, self._names, private=self._private, own=self._allowed)
 
     def _read(self, quoted: Collection[str]) -> None:
         """Read what is private and which quoted texts are names, where it is not known."""
@@ -108,7 +108,7 @@ class UnlistedTexts:
         with self._registry.reading() as connection:
             if state != self._state:
                 hidden = hidden_from(connection, granted=(), reads_store=True)
-                self._private = hidden.names.difference(self._own)
+                self._private = hidden.names.difference(self._allowed)
                 self._looked_up, self._names = set(), {}
                 self._state = state
             self._names.update(_names(connection, set(quoted) - self._looked_up))

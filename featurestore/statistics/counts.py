@@ -32,10 +32,9 @@ from featurestore.statistics.value_counts import (
 from featurestore.statistics.values import Values, beginning_of, lengths_of
 
 Extreme = int | float | str | None
-# Of longer texts the beginning is the extreme, by which they are merged in any order; one character
-# more than results show says that there is more.
+# Of longer texts the beginning is the extreme: beginnings are in the order of their texts.
 _LONGEST_EXTREME = LONGEST_TEXT + 1
-# Bytes of a text on average, above which the beginnings are compared: an extreme is a copy.
+# Mean bytes of a text above which beginnings are compared: Arrow copies the extremes.
 _LONG_ON_AVERAGE = 1 << 16
 Total = int | Twofold
 
@@ -160,10 +159,7 @@ def _count_dictionary(data: pa.DictionaryArray, *, few_values: bool) -> ColumnCo
 def _extreme_texts(texts: pa.Array) -> tuple[str, str]:
     """Return the first and the last text in order, or their beginnings; one is not null."""
     if texts.nbytes > _LONG_ON_AVERAGE * len(texts):
-        beginnings = []
-        for text in texts:
-            if text.is_valid:
-                beginnings.append(beginning_of(text, _LONGEST_EXTREME))
+        beginnings = [beginning_of(text, _LONGEST_EXTREME) for text in texts if text.is_valid]
         return min(beginnings), max(beginnings)
     extremes = pc.min_max(texts)
     first, last = extremes["min"], extremes["max"]

@@ -139,7 +139,7 @@ def beginning_of(text: pa.StringScalar, characters: int) -> str:
     >>> beginning_of(pa.scalar("äbcd"), 2)
     'äb'
     """
-    # A character of UTF-8 has at most four bytes; one that is cut is behind those returned.
+    # A character of UTF-8 has at most four bytes; a truncated one follows those returned.
     data = text.as_buffer()
     first = data.slice(0, min(data.size, 4 * characters)).to_pybytes()
     return first.decode(errors="ignore")[:characters]

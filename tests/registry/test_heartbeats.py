@@ -80,7 +80,7 @@ def test_a_host_with_a_wrong_clock_lives_as_long_as_its_heartbeat(
         assert not is_leased(store)
 
 
-def test_a_dead_heartbeat_ahead_of_the_clock_ends_like_any_other(store: FeatureStore) -> None:
+def test_a_dead_heartbeat_in_the_future_ends_like_any_other(store: FeatureStore) -> None:
     lease(store)
     move(store, DAY)
     assert is_leased(store)
@@ -88,13 +88,13 @@ def test_a_dead_heartbeat_ahead_of_the_clock_ends_like_any_other(store: FeatureS
     assert not is_leased(store)
 
 
-def test_a_connect_brings_heartbeats_ahead_back(store: FeatureStore) -> None:
+def test_a_connect_corrects_heartbeats_of_the_future(store: FeatureStore) -> None:
     lease(store)
     move(store, DAY)
     url = None if store.session.registry.dialect == "sqlite" else store.session.registry.url
     featurestore.connect(store.location, registry=url).close()
     with store.session.registry.reading() as connection:
-        assert not heartbeats.are_ahead(connection)
+        assert not heartbeats.has_future(connection)
         assert is_alive(connection, store.location, OTHER)
     move(store, -PATIENCE)
     with store.session.registry.reading() as connection:

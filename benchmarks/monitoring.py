@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import featurestore
 from featurestore.model.monitor import Baseline, Watched
 from featurestore.model.watched_model import WatchedModel
-from featurestore.monitoring.metric_rules import metrics
+from featurestore.monitoring.metric_rules import metric_findings
 from tests.monitoring import changes
 from tests.monitoring import series as planted
 from tests.monitoring.scored import measured, profile
@@ -238,7 +238,9 @@ def measure_models() -> None:
                 for _ in range(MODEL_WINDOWS):
                     before = [profile(day, measured(rng, name, rows)) for day in range(8)]
                     now = profile(9, measured(rng, name, rows, worse=worse))
-                    out[worse] += metrics(watched, now, lambda _, known=before: known)[0].out
+                    out[worse] += metric_findings(watched, now, lambda _, known=before: known)[
+                        0
+                    ].out
             told = f"{out[False] / MODEL_WINDOWS:.1%} where nothing changed"
             print(
                 f"models: {name} of {rows} labels: out {told}, {out[True] / MODEL_WINDOWS:.1%} of worse"

@@ -1,21 +1,21 @@
-"""Experiments: training functions run, searched, taken apart and compared; their runs kept.
+"""Experiments: launch, search, ablate and compare training functions, and record their runs.
 
 ``from featurestore import experiments``. Each run has a directory in the store with its record
-``run.json``, checkpoints, logs and events for TensorBoard; the registry indexes them. The store is
-the one that the dataset comes from, else the one last connected.
+``run.json``, checkpoints, logs and TensorBoard events; the registry indexes the runs. The store is
+that of the dataset, else the one last connected.
 """
 
 from featurestore.errors import Stopped
-from featurestore.experiments.launch_calls import (
+from featurestore.experiments.launch_api import (
     collective_all_reduce,
     launch,
     mirrored,
     parameter_server,
 )
-from featurestore.experiments.model_calls import get_model, get_models, register_model
-from featurestore.experiments.record_calls import compare, get_run, get_runs, get_study, to_mlflow
+from featurestore.experiments.model_api import get_model, get_models, register_model
+from featurestore.experiments.record_api import compare, get_run, get_runs, get_study, to_mlflow
 from featurestore.experiments.spaces import choice, integers, loguniform, uniform
-from featurestore.experiments.study_calls import ablate, cross_validate, search
+from featurestore.experiments.study_api import ablate, cross_validate, search
 
 __all__ = [
     "launch",

@@ -1,4 +1,4 @@
-"""Leaving one component out: what each feature, group of features or layer is worth."""
+"""Ablation: the effect of each feature, feature group or layer on a metric."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, listing
-from featurestore.experiments.launching import LaunchRequest, check_features, check_whole
+from featurestore.experiments.launching import LaunchRequest, check_features, check_integer
 from featurestore.experiments.planned import run_planned
 from featurestore.experiments.trials import Proposal
 from featurestore.model import html
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from featurestore.session import Session
 
-# Quantiles of Student's t at 0.975 by degrees of freedom, from 1; beyond them the normal one.
+# Quantiles of Student's t at 0.975 by degrees of freedom, from 1; the normal one beyond.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
 _NORMAL = 1.96
 
 
 @dataclass(frozen=True)
 class Component:
-    """Something that is left out: features of the dataset, or a layer of the model."""
+    """A component to leave out: features of the dataset, or a layer of the model."""
 
     name: str
     features: tuple[str, ...] = ()
@@ -37,11 +37,11 @@ class Component:
 
 
 @dataclass(frozen=True)
-class Worth:
-    """What a component is worth: by how much the metric is worse without it.
+class ComponentEffect:
+    """The effect of a component: how much worse the metric is without it.
 
-    ``mean`` is over the repeats, each compared with the whole model of the same seed; ``low`` and
-    ``high`` are the interval that contains the true mean with 95 %, None for a single repeat.
+    ``mean`` is over the repeats, each compared with the full model of the same seed; ``low`` and
+    ``high`` are the 95 % confidence interval of the mean, None for a single repeat.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Worth:
     def interval(self) -> str:
         """The interval as text.
 
-        >>> worth_of("temp", [0.1]).interval
+        >>> component_effect("temp", [0.1]).interval
         'no interval'
         """
         if self.low is None or self.high is None:
@@ -62,18 +62,18 @@ class Worth:
         return f"[{self.low:+.4g}, {self.high:+.4g}]"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the worth as JSON."""
+        """Return the effect as JSON."""
         return {**vars(self), "values": list(self.values)}
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """The table of an ablation, the component worth most first."""
+    """The result table of an ablation, largest effect first."""
 
     id: str
     metric: str
     whole: tuple[float, ...]
-    rows: tuple[Worth, ...]
+    rows: tuple[ComponentEffect, ...]
     session: Session = field(repr=False, compare=False)
 
     def to_pandas(self) -> pd.DataFrame:
@@ -85,14 +85,12 @@ class Ablation:
     def __str__(self) -> str:
         whole = statistics.fmean(self.whole)
         width = max(len(row.name) for row in self.rows)
-        lines = [f"{self.metric} of the whole: {whole:.4g}; worse without"]
-        for row in self.rows:
-            lines.append(f"  {row.name:<{width}}  {row.mean:+.4g}  {row.interval}")
-        return "\n".join(lines)
+        header = f"{self.metric} of the full model: {whole:.4g}; worse without"
+        lines = [f"  {row.name:<{width}}  {row.mean:+.4g}  {row.interval}" for row in self.rows]
+        return "\n".join([header, *lines])
 
     def _repr_html_(self) -> str:
-        shown = [row.to_json() for row in self.rows]
-        return html.records(shown)
+        return html.records([row.to_json() for row in self.rows])
 
     def plot(self) -> Figure:
         """Return a bar for each component, with its interval."""
@@ -115,27 +113,31 @@ def ablate(
     repeats: int,
     parallel: int,
 ) -> Ablation:
-    """Run the whole model and one without each component, for each seed, and compare."""
+    """Train the full model and one without each component for each seed, and compare them."""
     dataset = request.dataset
     if not isinstance(dataset, TrainingDataset):
         raise InvalidArgument("ablate needs dataset=.", hint="dataset=store.get_training_dataset()")
     if direction not in ("max", "min"):
         raise InvalidArgument(f"direction={direction!r} is neither 'max' nor 'min'.")
-    check_whole("repeats", repeats, least=1, most=1000)
-    found = components(dataset, features, layers)
+    check_integer("repeats", repeats, minimum=1, maximum=1000)
+    ablated_components = components(dataset, features, layers)
     plan: list[Proposal] = []
-    for component in (Component("whole"), *found):
+    for component in (Component("whole"), *ablated_components):
         for repeat in range(repeats):
-            left_out = {
+            trial_settings = {
                 "component": component.name,
                 "without": list(component.features),
                 "without_layers": list(component.layers),
             }
             seed = request.seed + repeat
-            plan.append(Proposal(len(plan), request.params, seed=seed, settings=left_out))
-    told = {"direction": direction, "repeats": repeats, "components": [vars(c) for c in found]}
+            plan.append(Proposal(len(plan), request.params, seed=seed, settings=trial_settings))
+    study_settings = {
+        "direction": direction,
+        "repeats": repeats,
+        "components": [vars(c) for c in ablated_components],
+    }
     record, trials = run_planned(
-        session, request, plan, parallel=parallel, metric=metric, settings=told
+        session, request, plan, parallel=parallel, metric=metric, settings=study_settings
     )
     return table_of(session, record, trials, metric=metric, direction=direction)
 
@@ -145,21 +147,23 @@ def components(
     features: str | Sequence[Any] | Mapping[str, Sequence[str]] | None,
     layers: Sequence[str] | None,
 ) -> list[Component]:
-    """Return what is left out, one after the other.
+    """Return the components that the trials leave out, in order.
 
     Raises:
-        InvalidArgument: Something is no input of the dataset, or nothing would be left out.
+        InvalidArgument: A feature is not an input of the dataset, or there are no components.
     """
-    found = [Component(name, features=names) for name, names in _groups(dataset, features).items()]
-    found += [Component(f"layer {layer}", layers=(layer,)) for layer in layers or ()]
-    for component in found:
+    ablated_components = [
+        Component(name, features=names) for name, names in _groups(dataset, features).items()
+    ]
+    ablated_components += [Component(f"layer {layer}", layers=(layer,)) for layer in layers or ()]
+    for component in ablated_components:
         check_features(dataset, component.features)
-    if not found:
+    if not ablated_components:
         raise InvalidArgument(
-            f"features={features!r} and layers={layers!r} name nothing to leave out.",
+            f"features={features!r} and layers={layers!r} contain no component to leave out.",
             hint="features='each', 'groups' or lists of names; layers=['dropout']",
         )
-    return found
+    return ablated_components
 
 
 def _groups(dataset: TrainingDataset, features: Any) -> dict[str, tuple[str, ...]]:
@@ -171,7 +175,7 @@ def _groups(dataset: TrainingDataset, features: Any) -> dict[str, tuple[str, ...
     if features == "groups":
         return features_by_group(dataset)
     if isinstance(features, str):
-        raise InvalidArgument(f"features={features!r} is neither 'each' nor 'groups' nor lists.")
+        raise InvalidArgument(f"features={features!r} is not 'each', 'groups' or lists of names.")
     if isinstance(features, Mapping):
         return {str(name): tuple(names) for name, names in features.items()}
     groups = {}
@@ -184,35 +188,33 @@ def _groups(dataset: TrainingDataset, features: Any) -> dict[str, tuple[str, ...
 
 
 def features_by_group(dataset: TrainingDataset) -> dict[str, tuple[str, ...]]:
-    """Return the inputs of a dataset by the feature group that they come from.
+    """Return the inputs of a dataset by their feature group.
 
     >>> features_by_group(store.get_training_dataset("late_flights"))
     {'weather': ('temp',), 'planes': ('seats',)}
     """
     inputs = dataset.roles.inputs
-    found: dict[str, list[str]] = {}
+    inputs_by_group: dict[str, list[str]] = {}
     plan: Any = dataset.manifest.plan
     while plan is not None:
         for join in [*plan.get("windows", ()), *plan["joins"]]:
             for output in join["outputs"]:
                 if output["name"] in inputs:
-                    found.setdefault(_group_name(join), []).append(output["name"])
+                    inputs_by_group.setdefault(str(join["source"]["featuregroup"]), []).append(
+                        output["name"]
+                    )
         plan = plan.get("left_plan")
-    known = {name for names in found.values() for name in names}
-    rest = [name for name in inputs if name not in known]
-    if not found:
+    grouped_inputs = {name for names in inputs_by_group.values() for name in names}
+    ungrouped_inputs = [name for name in inputs if name not in grouped_inputs]
+    if not inputs_by_group:
         raise InvalidArgument(
-            f"{dataset.name!r} was not made of feature groups; its inputs are {listing(inputs)}.",
+            f"{dataset.name!r} was not created from feature groups. Its inputs: {listing(inputs)}.",
             hint="features='each', or lists of names",
         )
-    groups = {name: tuple(names) for name, names in found.items()}
-    if rest:
-        groups["labels"] = tuple(rest)
+    groups = {name: tuple(names) for name, names in inputs_by_group.items()}
+    if ungrouped_inputs:
+        groups["labels"] = tuple(ungrouped_inputs)
     return groups
-
-
-def _group_name(join: Mapping[str, Any]) -> str:
-    return str(join["source"]["featuregroup"])
 
 
 def table_of(
@@ -228,22 +230,22 @@ def table_of(
     rows = []
     for name, by_seed in values.items():
         changes = [sign * (whole[seed] - by_seed[seed]) for seed in sorted(whole)]
-        rows.append(worth_of(name, changes))
+        rows.append(component_effect(name, changes))
     rows.sort(key=lambda row: (-row.mean, row.name))
     return Ablation(record.id, metric, tuple(whole[s] for s in sorted(whole)), tuple(rows), session)
 
 
-def worth_of(name: str, changes: Sequence[float]) -> Worth:
-    """Return mean and 95 % interval of changes over repeats.
+def component_effect(name: str, changes: Sequence[float]) -> ComponentEffect:
+    """Return the mean and the 95 % confidence interval of changes over repeats.
 
-    >>> worth = worth_of("temp", [0.1, 0.2, 0.3])
-    >>> round(worth.mean, 3), round(worth.low, 3), round(worth.high, 3)
+    >>> effect = component_effect("temp", [0.1, 0.2, 0.3])
+    >>> round(effect.mean, 3), round(effect.low, 3), round(effect.high, 3)
     (0.2, -0.048, 0.448)
     """
     mean = statistics.fmean(changes)
     freedom = len(changes) - 1
     if not freedom:
-        return Worth(name, mean, None, None, tuple(changes))
+        return ComponentEffect(name, mean, None, None, tuple(changes))
     quantile = _T[freedom - 1] if freedom <= len(_T) else _NORMAL
     half = quantile * statistics.stdev(changes) / math.sqrt(len(changes))
-    return Worth(name, mean, mean - half, mean + half, tuple(changes))
+    return ComponentEffect(name, mean, mean - half, mean + half, tuple(changes))

@@ -1,4 +1,4 @@
-"""Runs of a store: where they lie, made, written and found."""
+"""Run catalog of a store: directories, records, metrics and their verification."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def new_id() -> str:
-    """Return the id of a new run: when it was made, and something that no other has."""
+    """Return the id of a new run: its creation time and a random suffix."""
     return f"{utc_now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
@@ -46,7 +46,7 @@ def save_all(session: Session, records: Sequence[RunRecord]) -> None:
     if not records:
         return
     for record in records:
-        directories.write(directory_of(session, record), _without_names(session, record))
+        directories.write(directory_of(session, record), _without_private_names(session, record))
     ids = " and ".join(repr(record.id) for record in records)
     with after_publication(f"Run {ids}"), session.registry.transaction() as connection:
         for record in records:
@@ -54,15 +54,17 @@ def save_all(session: Session, records: Sequence[RunRecord]) -> None:
 
 
 def load(session: Session, run_id: str) -> RunRecord:
-    """Return the record of a run, as its directory tells it.
+    """Return the record of a run from its directory.
 
     Raises:
-        RunNotFound: There is no such run.
+        RunNotFound: The run does not exist.
         RunDamaged: Its record cannot be read.
     """
     with session.registry.reading() as connection:
         name = index.name_of(connection, run_id)
-    return _shown(session, directories.read(directories.run_directory(session.paths, name, run_id)))
+    return _readable_by_caller(
+        session, directories.read(directories.run_directory(session.paths, name, run_id))
+    )
 
 
 def find(
@@ -75,9 +77,9 @@ def find(
     limit: int | None = None,
     offset: int = 0,
 ) -> list[RunRecord]:
-    """Return records, newest first; what cannot be read is left out with a warning."""
+    """Return records, newest first; skip unreadable ones with a warning."""
     with session.registry.reading() as connection:
-        found = index.find(
+        run_keys = index.find(
             connection,
             name=name,
             parent=parent,
@@ -87,34 +89,34 @@ def find(
             offset=offset,
         )
     records = []
-    for experiment, run_id in found:
+    for experiment, run_id in run_keys:
         directory = directories.run_directory(session.paths, experiment, run_id)
         try:
-            records.append(_shown(session, directories.read(directory)))
+            records.append(_readable_by_caller(session, directories.read(directory)))
         except FeatureStoreError as error:
-            warn_caller(f"The run {run_id} is left out: {error.message}", UserWarning)
+            warn_caller(f"The run {run_id} is skipped: {error.message}", UserWarning)
     return records
 
 
-def _without_names(session: Session, record: RunRecord) -> RunRecord:
-    """Return a record whose reasons list no names but those of the run."""
-    own = words_of(json.dumps([record.name, record.params, record.settings], default=str))
+def _without_private_names(session: Session, record: RunRecord) -> RunRecord:
+    """Return a record whose reasons contain no names of other objects."""
+    allowed_words = words_of(json.dumps([record.name, record.params, record.settings], default=str))
     if record.dataset is not None:
-        own |= words_of(record.dataset.name)
-    return _with_reasons(record, lambda text: unlisted(session.registry, text, own=own))
+        allowed_words |= words_of(record.dataset.name)
+    return _map_reasons(record, lambda text: unlisted(session.registry, text, own=allowed_words))
 
 
-def _shown(session: Session, record: RunRecord) -> RunRecord:
-    """Return a record with listings of what its reader may see."""
+def _readable_by_caller(session: Session, record: RunRecord) -> RunRecord:
+    """Return a record whose reasons list the objects that the caller may read."""
 
     def show(text: str) -> str:
         with session.registry.reading() as connection:
             return shown(connection, text)
 
-    return _with_reasons(record, show)
+    return _map_reasons(record, show)
 
 
-def _with_reasons(record: RunRecord, change: Callable[[str], str]) -> RunRecord:
+def _map_reasons(record: RunRecord, change: Callable[[str], str]) -> RunRecord:
     attempts = []
     for attempt in record.attempts:
         reason = attempt.get("reason")
@@ -123,11 +125,11 @@ def _with_reasons(record: RunRecord, change: Callable[[str], str]) -> RunRecord:
     return replace(record, reason=reason, attempts=tuple(attempts))
 
 
-def reported(directory: str) -> list[MetricValue]:
-    """Return what a run has reported, by step; nothing before its first report.
+def read_metrics(directory: str) -> list[MetricValue]:
+    """Return the metric values of a run by step; empty before the first report.
 
     Raises:
-        RunDamaged: A line of the metrics file is not what was written.
+        RunDamaged: A line of the metrics file is damaged.
     """
     path = os.path.join(directory, METRICS_FILE)
     if not files.exists(path):
@@ -147,19 +149,19 @@ def verify(session: Session, record: RunRecord, *, artifacts: Sequence[str] = ()
         artifacts: Files and folders relative to the run's directory.
 
     Raises:
-        RunDamaged: Names the file that is not what was written.
+        RunDamaged: A file differs from its checksum.
     """
     directory = directory_of(session, record)
-    stored = directories.read(directory)
-    reported(directory)
-    run_files.check_files(directory, stored, below=[METRICS_FILE, *artifacts])
+    stored_record = directories.read(directory)
+    read_metrics(directory)
+    run_files.check_files(directory, stored_record, below=[METRICS_FILE, *artifacts])
 
 
 def artifacts_of(directory: str) -> Sequence[str]:
-    """Return what a run left behind, relative to its directory: checkpoints, models, events."""
-    found = []
+    """Return the checkpoints, models and event files of a run, relative to its directory."""
+    artifacts = []
     for folder in ("checkpoints", "artifacts", "tensorboard"):
         for name in files.list_directory(os.path.join(directory, folder)):
             if not name.startswith(".") and name != "heartbeats":
-                found.append(f"{folder}/{name}")
-    return found
+                artifacts.append(f"{folder}/{name}")
+    return artifacts

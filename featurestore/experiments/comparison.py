@@ -1,4 +1,4 @@
-"""Two runs beside each other: what differs."""
+"""Comparison of two runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Differences = dict[str, tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class RunComparison:
-    """What differs between two runs: ``{name: (first, second)}`` of each kind.
+    """The differences of two runs: ``{name: (first, second)}`` by kind.
 
     ``metrics`` holds all metrics of both.
     """
@@ -44,10 +44,10 @@ class RunComparison:
 
 
 def compare_runs(a: Run, b: Run) -> RunComparison:
-    """Return what differs between two runs.
+    """Return the differences of two runs.
 
     Raises:
-        RunDamaged: The record or the metrics of one are not what was written.
+        RunDamaged: The record or the metrics of a run are damaged.
     """
     for run in (a, b):
         catalog.verify(run.session, run.record)
@@ -55,22 +55,22 @@ def compare_runs(a: Run, b: Run) -> RunComparison:
     shared = {"seed", *first.settings, *second.settings}
     settings = []
     for record in (first, second):
-        told = {"kind": record.kind, "seed": record.seed, **record.settings}
-        settings.append({name: told.get(name) for name in ("kind", *sorted(shared))})
+        all_settings = {"kind": record.kind, "seed": record.seed, **record.settings}
+        settings.append({name: all_settings.get(name) for name in ("kind", *sorted(shared))})
     return RunComparison(
         a=first.id,
         b=second.id,
         params=differing(first.params, second.params),
         settings=differing(*settings),
-        dataset=differing(_facts(first.dataset), _facts(second.dataset)),
+        dataset=differing(_dataset_fields(first.dataset), _dataset_fields(second.dataset)),
         code=differing(_code(first.code), _code(second.code)),
         environment=differing(_packages(first.environment), _packages(second.environment)),
-        metrics=beside(a.metrics, b.metrics),
+        metrics=pair_values(a.metrics, b.metrics),
     )
 
 
-def beside(first: Mapping[str, Any], second: Mapping[str, Any]) -> Differences:
-    """Return the values of both by name, None where one has none."""
+def pair_values(first: Mapping[str, Any], second: Mapping[str, Any]) -> Differences:
+    """Return pairs of values by name, with None for a missing value."""
     return {name: (first.get(name), second.get(name)) for name in {**first, **second}}
 
 
@@ -80,22 +80,26 @@ def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Difference
     >>> differing({"lr": 1, "units": 8}, {"lr": 2, "units": 8, "dropout": 0.5})
     {'lr': (1, 2), 'dropout': (None, 0.5)}
     """
-    return {name: pair for name, pair in beside(first, second).items() if pair[0] != pair[1]}
+    return {name: pair for name, pair in pair_values(first, second).items() if pair[0] != pair[1]}
 
 
-def _facts(dataset: Any) -> dict[str, Any]:
+def _dataset_fields(dataset: Any) -> dict[str, Any]:
     return {} if dataset is None else vars(dataset)
 
 
 def _code(code: Mapping[str, Any]) -> dict[str, Any]:
     git = code.get("git") or {}
-    told = {"function": code.get("function"), "source": code.get("source")}
-    return {**told, "commit": git.get("commit"), "dirty": git.get("dirty")}
+    return {
+        "function": code.get("function"),
+        "source": code.get("source"),
+        "commit": git.get("commit"),
+        "dirty": git.get("dirty"),
+    }
 
 
 def _packages(environment: Mapping[str, Any]) -> dict[str, Any]:
-    told = {"python": environment.get("python"), "platform": environment.get("platform")}
+    versions = {"python": environment.get("python"), "platform": environment.get("platform")}
     packages = environment.get("packages")
     if isinstance(packages, Mapping):
-        return {**told, **packages}
-    return told
+        return {**versions, **packages}
+    return versions

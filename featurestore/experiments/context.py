@@ -1,7 +1,7 @@
-"""What a training function is given: its reader, checkpoints, reports and directories.
+"""Context of a training function: readers, checkpoints, reports and directories.
 
-What reads data is imported where a function asks for data: the start of a worker is most of what a
-short trial costs.
+Modules that read data are imported on first use, because starting a worker is most of the cost of
+a short trial.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHECKPOINTS = "checkpoints"
 class Context:
     """One worker's view of its run.
 
-    ``listener`` is told of what is reported and answers whether to stop.
+    ``listener`` receives each report and returns True to stop the trial.
     """
 
     task: Task
@@ -67,12 +67,12 @@ class Context:
 
     @property
     def seed(self) -> int:
-        """The seed of the run, which Python, numpy and TensorFlow have got already."""
+        """The seed of the run; Python, numpy and TensorFlow are already seeded with it."""
         return self.task.seed
 
     @property
     def attempt(self) -> int:
-        """How often the run was started, from 1."""
+        """Number of the current start of the run, from 1."""
         return self.task.attempt
 
     @property
@@ -82,19 +82,19 @@ class Context:
 
     @property
     def checkpoint_dir(self) -> str:
-        """Where checkpoints lie."""
+        """The directory of checkpoints."""
         return os.path.join(self.task.run, CHECKPOINTS)
 
     @property
     def log_dir(self) -> str:
-        """Where TensorBoard looks."""
+        """The directory of TensorBoard events."""
         return os.path.join(self.task.run, TENSORBOARD)
 
     @property
     def artifact_dir(self) -> str:
-        """The directory of files that stay with the run, made when it is first used.
+        """The directory of the run's artifacts, created on first use.
 
-        Each worker has one of its own; the run keeps that of the first worker, the others are
+        Each worker has its own directory. The run keeps that of the first worker; the others are
         removed when their workers end.
         """
         directory = self._artifacts_of(self.worker)
@@ -117,12 +117,12 @@ class Context:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The inputs of the model: those of the dataset without what an ablation leaves out."""
+        """The inputs of the model: those of the dataset without the ablated ones."""
         left_out = self.task.without
         return tuple(name for name in self.dataset.roles.inputs if name not in left_out)
 
     def keeps(self, layer: str) -> bool:
-        """Tell whether a named layer is part of the model; False in its ablation."""
+        """Return True unless an ablation leaves a layer out."""
         return layer not in self.task.without_layers
 
     @cached_property
@@ -130,9 +130,9 @@ class Context:
         """The strategy of ``tf.distribute``; with several workers the first use of TensorFlow."""
         from featurestore.experiments.strategies import make_strategy
 
-        made = make_strategy(self.task.strategy)
+        tf_strategy = make_strategy(self.task.strategy)
         randomness.seed_tensorflow(self.task.seed)
-        return made
+        return tf_strategy
 
     def reader(
         self,
@@ -149,7 +149,7 @@ class Context:
         transformed: Any = None,
         class_weights: ClassWeights | None = None,
     ) -> RunReader:
-        """Return the reader of a split for this worker; arguments as of ``dataset.reader``."""
+        """Return the reader of a split for this worker; see ``dataset.reader`` for arguments."""
         from featurestore.experiments.reading import RunReader, columns_without
         from featurestore.readers import open_reader
         from featurestore.training.transformations import of_dataset
@@ -188,23 +188,23 @@ class Context:
         """Restore the newest checkpoint, and return the object that saves the next ones.
 
         Args:
-            objects: What is trained: numpy arrays, which are filled in place, or what
-                ``tf.train.Checkpoint`` takes.
-            reader: Whose position is kept; None: the first one that was asked for.
+            objects: The trained objects: numpy arrays, which are filled in place, or objects for
+                ``tf.train.Checkpoint``.
+            reader: The reader whose position is saved; None: the first reader of the run.
         """
         from featurestore.readers.checkpoint import ReaderCheckpoint
 
-        chosen = reader or self._first_reader("context.checkpoint()")
-        kept = ReaderCheckpoint(
+        run_reader = reader or self._first_reader("context.checkpoint()")
+        reader_checkpoint = ReaderCheckpoint(
             self.checkpoint_dir,
-            chosen.reader,
+            run_reader.reader,
             objects or {},
-            vars(self).get("strategy"),  # where TensorFlow is not used there is none
+            vars(self).get("strategy"),  # absent if TensorFlow is not used
             position=(self.worker, self.workers),
             begin=self._begin(),
         )
-        chosen.epoch, chosen.step = kept.restore()
-        return RunCheckpoint(kept, chosen)
+        run_reader.epoch, run_reader.step = reader_checkpoint.restore()
+        return RunCheckpoint(reader_checkpoint, run_reader)
 
     def fit(
         self,
@@ -220,41 +220,43 @@ class Context:
     ) -> Any:
         """Fit a compiled Keras model up to ``epochs`` epochs, from the newest checkpoint on.
 
-        What Keras tells of the steps since the last checkpoint is reported at each checkpoint, so
-        that a run that was interrupted reports the same.
+        Metrics over the steps since the last checkpoint are reported at each checkpoint, so that an
+        interrupted run reports the same values.
 
         Args:
-            model: A compiled model; ``tf_keras`` where there are several workers.
+            model: A compiled model; of ``tf_keras`` with several workers.
             epochs: The epoch to stop before, counted from the first start.
-            reader: What to read; None: the first one that was asked for.
+            reader: The reader; None: the first reader of the run.
             save_every: Steps between two checkpoints.
-            timeout: Seconds without a step after which a worker ends.
+            timeout: Seconds without a step before a worker ends.
             validation: A reader of another split: its loss and metrics over every row once are
                 reported after each epoch, as ``val_loss`` and so on.
-            class_weights: As of ``context.reader``.
-            options: What ``model.fit`` takes beside data, epochs and steps.
+            class_weights: See ``context.reader``.
+            options: Further arguments of ``model.fit``, except data, epochs and steps.
         """
         from featurestore.experiments.strategies import report_callback
         from featurestore.readers.checkpoint import ReaderCheckpoint
 
         if self.task.strategy == PARAMETER_SERVER:
             raise InvalidArgument(
-                "fit lets each worker of a parameter server run read every row.",
+                "fit does not support parameter servers: each worker would read every row.",
                 hint="for step, loss in context.schedule(train_step, epochs=5): ...",
             )
-        chosen = reader or self._first_reader("context.fit()")
+        run_reader = reader or self._first_reader("context.fit()")
         randomness.seed_tensorflow(self.task.seed)
         objects = {"model": model, "optimizer": model.optimizer}
         strategy = None
         if self.task.strategy != "none":
             strategy = self.strategy
-        kept = ReaderCheckpoint(
-            self.checkpoint_dir, chosen.reader, objects, strategy, begin=self._begin()
+        reader_checkpoint = ReaderCheckpoint(
+            self.checkpoint_dir, run_reader.reader, objects, strategy, begin=self._begin()
         )
-        told = report_callback(self, model, chosen, save_every=save_every, start=kept.position_of())
-        callbacks = [*(options.pop("callbacks", None) or ()), told]
+        callback = report_callback(
+            self, model, run_reader, save_every=save_every, start=reader_checkpoint.position_of()
+        )
+        callbacks = [*(options.pop("callbacks", None) or ()), callback]
         options.setdefault("verbose", 2 if self.worker == 0 else 0)
-        history = kept.fit(
+        history = reader_checkpoint.fit(
             model,
             epochs,
             validation=validation,
@@ -264,11 +266,11 @@ class Context:
             callbacks=callbacks,
             **options,
         )
-        chosen.epoch, chosen.step = epochs, 0
+        run_reader.epoch, run_reader.step = epochs, 0
         return history
 
     def _begin(self) -> str | None:
-        """Return what to restore: first what all workers begin with, then the newest."""
+        """Return the common checkpoint of all workers once, then None for the newest."""
         first, self._restored = not self._restored, True
         return self.task.checkpoint if first else None
 
@@ -281,17 +283,17 @@ class Context:
         checkpoint: RunCheckpoint | None = None,
         save_every: int = 1000,
     ) -> Iterator[tuple[int, Any]]:
-        """Have the workers of a parameter server run call a function with each batch, once each.
+        """Call a function once with each batch on the workers of a parameter server run.
 
-        Yields (step, what it returned as numpy) in the order of steps, up to ``epochs`` epochs. A
-        call whose worker dies is made again on another one: what it had added to variables before
-        then counts twice.
+        Yields (step, return value as numpy) in the order of steps, up to ``epochs`` epochs. A call
+        whose worker dies is repeated on another one, so its earlier updates of variables count
+        twice.
 
         Args:
             function: Takes one batch, ``{column: tensor}``; runs as a ``tf.function``.
             epochs: The epoch to stop before, counted from the first start.
-            reader: What to read; None: the first one that was asked for.
-            checkpoint: Of ``context.checkpoint``; saved when no call is under way.
+            reader: The reader; None: the first reader of the run.
+            checkpoint: A checkpoint of ``context.checkpoint``; saved while no call is running.
             save_every: Steps between two checkpoints.
         """
         if self.task.strategy != PARAMETER_SERVER:
@@ -301,52 +303,52 @@ class Context:
             )
         from featurestore.experiments.parameter_servers import Schedule
 
-        chosen = reader or self._first_reader("context.schedule()")
-        calls = Schedule(self.strategy, function, chosen)
+        run_reader = reader or self._first_reader("context.schedule()")
+        calls = Schedule(self.strategy, function, run_reader)
         return calls.results(epochs, checkpoint=checkpoint, save_every=save_every)
 
     def report(self, step: int, **metrics: Any) -> None:
-        """Keep metrics of a step; the first worker's count.
+        """Report the metrics of a step; only those of the first worker are recorded.
 
         Raises:
-            Stopped: The search gave this trial up.
-            InvalidMetric: A value is no finite number.
+            Stopped: The search stopped this trial.
+            InvalidMetric: A value is not a finite number.
         """
         number = check_step(step)
-        found = check_metrics(metrics, where=f"at step {number}")
+        values = check_metrics(metrics, location=f"at step {number}")
         if self.worker > 0:
             return
-        self._reports.write(number, found)
-        if self.listener is not None and self.listener(number, found):
-            raise Stopped(f"The search gave this trial up at step {number}.")
+        self._reports.write(number, values)
+        if self.listener is not None and self.listener(number, values):
+            raise Stopped(f"The search stopped this trial at step {number}.")
 
     def save(self, model: Any, name: str = "model") -> str:
         """Save a model with the run, and return the path of its file.
 
-        Every worker calls this after the same step: a model of several workers is saved by all of
-        them. One file appears in the artifacts of the run, by a rename, and ``run.json`` contains
-        its checksum when the run has ended.
+        Every worker must call this after the same step, because saving a distributed model involves
+        all workers. One file is published in the run's artifacts by a rename, and ``run.json``
+        contains its checksum once the run has ended.
 
         Args:
             model: A model of Keras (``.keras``), a module or state dict of PyTorch (``.pt``), a
                 model of Spark ML (a folder), or an object with ``predict`` (``.joblib``).
-            name: The name of the file; the ending is added.
+            name: The name of the file; the extension is added.
 
         Raises:
-            InvalidArgument: The model is of no known library, or the name is not one of a file.
+            InvalidArgument: The library of the model is unknown, or the file name is invalid.
         """
         directory = self._artifacts_of(0)
         path = save_model(model, directory=directory, name=name, worker=self.worker)
         if self.worker == 0:
             relative = os.path.relpath(path, self.task.run)
-            stale = [each for each in self.saved if each.startswith(f"{relative}/")]
-            for each in stale:
-                del self.saved[each]
+            stale_paths = [each for each in self.saved if each.startswith(f"{relative}/")]
+            for stale_path in stale_paths:
+                del self.saved[stale_path]
             self.saved.update(checksums_below(self.task.run, relative))
         return path
 
     def close(self) -> None:
-        """Close what was reported to, and remove the artifacts of workers after the first."""
+        """Close the reports, and remove the artifacts of all workers but the first."""
         if "_reports" in vars(self):
             self._reports.close()
         if self.worker > 0:
@@ -366,14 +368,14 @@ class Context:
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """Saves what is trained with the position of a reader."""
+    """Saves the trained objects with the position of a reader."""
 
-    kept: ReaderCheckpoint
+    checkpoint: ReaderCheckpoint
     reader: RunReader
 
     def save(self) -> None:
-        """Save now; a run that is started again goes on at the reader's position.
+        """Save now; a restarted run continues from the reader's position.
 
-        With several workers all must call this after the same step.
+        All workers must call this after the same step.
         """
-        self.kept.save(self.reader.epoch, self.reader.step)
+        self.checkpoint.save(self.reader.epoch, self.reader.step)

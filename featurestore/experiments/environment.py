@@ -1,4 +1,4 @@
-"""What a run was made with: the function's source, the commit, packages, who and where."""
+"""Provenance of a run: source of the function, commit, packages, user and host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GIT_SECONDS = 10
 
 
 def code_of(function: TrainFunction) -> dict[str, Any]:
-    """Return where a function comes from, its source, and the git commit of its folder."""
+    """Return the reference and source of a function, and the git commit of its folder."""
     try:
         source = inspect.getsource(function)
         file = inspect.getsourcefile(function)
@@ -41,7 +41,7 @@ def code_of(function: TrainFunction) -> dict[str, Any]:
 
 
 def git_state(folder: str) -> dict[str, Any] | None:
-    """Return the commit of a folder's checkout and whether files differ from it, None without."""
+    """Return the commit of a folder's checkout and whether it has changes, None without git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -51,7 +51,7 @@ def git_state(folder: str) -> dict[str, Any] | None:
 
 def _git(folder: str, *words: str) -> str | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", folder, *words],
             capture_output=True,
             text=True,
@@ -60,7 +60,7 @@ def _git(folder: str, *words: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None
 
 
 def environment() -> dict[str, Any]:
@@ -78,15 +78,15 @@ def environment() -> dict[str, Any]:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # no name for this number
+    except (KeyError, OSError):  # the user id has no name
         return str(os.getuid())
 
 
 @cache
 def _packages() -> dict[str, str]:
-    found = {}
+    versions = {}
     for each in distributions():
-        told = each.metadata  # parsed anew each time that it is asked for, also by ``each.version``
-        if told["Name"]:
-            found[told["Name"]] = told["Version"]
-    return dict(sorted(found.items()))
+        metadata = each.metadata  # parsed on each access, also by ``each.version``
+        if metadata["Name"]:
+            versions[metadata["Name"]] = metadata["Version"]
+    return dict(sorted(versions.items()))

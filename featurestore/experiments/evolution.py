@@ -23,9 +23,9 @@ def evolve(space: Space, finished: Sequence[tuple[Params, float]], *, seed: str)
     """Return the parameters of the next trial.
 
     Args:
-        space: What they may be.
+        space: The search space.
         finished: Parameters and values of trials that finished; lower is better.
-        seed: Of the numbers that are drawn.
+        seed: Seed of the random numbers.
 
     >>> from featurestore.experiments.spaces import uniform
     >>> finished = [({"x": x / 10}, (x / 10 - 0.3) ** 2) for x in range(10)]
@@ -38,14 +38,14 @@ def evolve(space: Space, finished: Sequence[tuple[Params, float]], *, seed: str)
         return {name: parameter.at(draw.random()) for name, parameter in space.items()}
     parent = draw.choice(best)[0]
     first, second = draw.sample(best, 2)
-    kept = draw.choice(list(space))
-    made = {}
+    mutated_name = draw.choice(list(space))
+    params = {}
     for name, parameter in space.items():
-        if name != kept and draw.random() > _CROSSOVER:
-            made[name] = parent[name]
+        if name != mutated_name and draw.random() > _CROSSOVER:
+            params[name] = parent[name]
             continue
-        middle = parameter.position(best[0][0][name])
+        base = parameter.position(best[0][0][name])
         step = parameter.position(first[0][name]) - parameter.position(second[0][name])
-        position = middle + _WEIGHT * step + draw.gauss(0, 0.02)
-        made[name] = parameter.at(min(max(position, 0.0), 1.0))
-    return made
+        position = base + _WEIGHT * step + draw.gauss(0, 0.02)
+        params[name] = parameter.at(min(max(position, 0.0), 1.0))
+    return params

@@ -1,4 +1,4 @@
-"""Training functions: which arguments they take, and how they travel to other processes."""
+"""Training functions: their arguments, and their transport to other processes."""
 
 from __future__ import annotations
 
@@ -17,54 +17,54 @@ from featurestore.errors import InvalidArgument, InvalidTrainFunction, listing, 
 from featurestore.model.names import suggest_name
 
 TrainFunction = Callable[..., Any]
-# Names that a function may take beside those of its parameters.
-GIVEN = ("params", "context")
+# Arguments that a function may have in addition to its parameters.
+PROVIDED = ("params", "context")
 
 _OWN_PACKAGES = ("featurestore", "featurestore_connectors", "featurestore_schemas")
 
 
 def check_function(function: TrainFunction, names: Iterable[str]) -> None:
-    """Refuse a function that cannot be called with parameters of these names.
+    """Check that a function can be called with parameters of these names.
 
     Raises:
-        InvalidTrainFunction: It needs an argument that is no parameter, or takes none of one.
+        InvalidTrainFunction: The function requires an unknown argument, or lacks one.
 
     >>> check_function(lambda lr, context: None, ["lr"])
     """
     if not callable(function):
         raise InvalidTrainFunction(
-            f"train_fn={function!r} is no function.", hint="def train_fn(params, context): ..."
+            f"train_fn={function!r} is not a function.", hint="def train_fn(params, context): ..."
         )
     names = set(names)
-    taken, needed, takes_all = _arguments(function)
-    absent = [name for name in needed if name not in names and name not in GIVEN]
-    if absent:
+    accepted, required, accepts_all = _arguments(function)
+    missing = [name for name in required if name not in names and name not in PROVIDED]
+    if missing:
         raise InvalidTrainFunction(
-            f"{name_of(function)} needs {listing(absent)}; it is given {listing(sorted(names))}, "
-            "params and context.",
-            hint=f"params={{{absent[0]!r}: ...}}, or a default in the function",
+            f"{name_of(function)} requires {listing(missing)}. Available: {listing(sorted(names))}, "
+            "params, context.",
+            hint=f"params={{{missing[0]!r}: ...}}, or a default in the function",
         )
-    unknown = sorted(names - taken)
-    if unknown and not takes_all and not taken.intersection(GIVEN):
+    unknown = sorted(names - accepted)
+    if unknown and not accepts_all and not accepted.intersection(PROVIDED):
         raise InvalidTrainFunction(
-            f"{name_of(function)} does not take {listing(unknown)}; it takes {listing(taken)}.",
-            hint="arguments are given by name; one called params gets them all",
+            f"{name_of(function)} has no argument {listing(unknown)}. Its arguments: {listing(accepted)}.",
+            hint="arguments are passed by name; an argument named params receives all of them",
         )
 
 
 def call(function: TrainFunction, params: Mapping[str, Any], context: Any) -> Any:
-    """Call a function with what it takes, by name."""
-    taken, _, takes_all = _arguments(function)
+    """Call a function with the arguments of its signature, by name."""
+    accepted, _, accepts_all = _arguments(function)
     values = {**params}
-    for name, value in zip(GIVEN, (dict(params), context), strict=True):
+    for name, value in zip(PROVIDED, (dict(params), context), strict=True):
         values.setdefault(name, value)
-    if not takes_all:
-        values = {name: value for name, value in values.items() if name in taken}
+    if not accepts_all:
+        values = {name: value for name, value in values.items() if name in accepted}
     return function(**values)
 
 
 def check_params(params: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return parameters as their record holds them: JSON, so that they can be read again.
+    """Return parameters as plain JSON values, as the run record stores them.
 
     >>> check_params({"lr": 0.1, "units": (16, 8)})
     {'lr': 0.1, 'units': [16, 8]}
@@ -72,44 +72,48 @@ def check_params(params: Mapping[str, Any] | None) -> dict[str, Any]:
     if params is None:
         return {}
     try:
-        told = json.loads(json.dumps(dict(params), allow_nan=False))
+        plain_params = json.loads(json.dumps(dict(params), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"params={params!r} are not numbers, texts, lists and objects of such: {error}.",
-            hint="what a function needs beside them it can make itself, or close over",
+            f"params={params!r} are not numbers, strings, lists and objects of these: {error}.",
+            hint="a function can create other objects itself, or close over them",
         ) from error
-    wrong = [name for name in params if not isinstance(name, str) or not name.isidentifier()]
-    if wrong:
-        raise InvalidArgument(f"params have names that no argument can have: {listing(wrong)}.")
-    return dict(told)
+    invalid_names = [
+        name for name in params if not isinstance(name, str) or not name.isidentifier()
+    ]
+    if invalid_names:
+        raise InvalidArgument(f"params contains invalid argument names: {listing(invalid_names)}.")
+    return dict(plain_params)
 
 
 def dump_function(function: TrainFunction, *, by_value: bool = False) -> bytes:
     """Return a function as bytes for a fresh process.
 
-    Functions of scripts and notebooks travel whole; those of modules by their names, where the
-    other process finds the module.
+    Functions of scripts and notebooks are pickled by value; functions of modules by reference, if
+    the other process can import the module.
 
     Args:
-        function: What trains.
-        by_value: The other process may be on another machine, and has installed packages only.
+        function: The training function.
+        by_value: The other process may run on another machine, with installed packages only.
 
     Raises:
-        InvalidTrainFunction: Something that it refers to cannot be pickled.
+        InvalidTrainFunction: The function refers to an object that cannot be pickled.
     """
     try:
         import cloudpickle
     except ImportError as error:
         raise missing_extra("cloudpickle", "experiments") from error
     module = inspect.getmodule(function)
-    travels = module is not None and (_is_of_the_user(module) if by_value else _is_lost(module))
+    is_pickled_by_value = module is not None and (
+        _is_user_module(module) if by_value else _is_unimportable(module)
+    )
     try:
-        if travels:
+        if is_pickled_by_value:
             cloudpickle.register_pickle_by_value(module)
         try:
             dumped = _pickle(function)
         finally:
-            if travels:
+            if is_pickled_by_value:
                 cloudpickle.unregister_pickle_by_value(module)
     except (TypeError, ValueError, AttributeError, NotImplementedError, RecursionError) as error:
         raise _unpicklable(function, error) from error
@@ -119,11 +123,11 @@ def dump_function(function: TrainFunction, *, by_value: bool = False) -> bytes:
 
 
 def _pickle(function: TrainFunction) -> bytes:
-    """Return a function as cloudpickle does, without the content of files that it has open.
+    """Pickle a function with cloudpickle, but refuse open files.
 
     Raises:
-        PicklingError: The function refers to an open file: cloudpickle would send the text that is
-            left to read in it.
+        PicklingError: The function refers to an open file; cloudpickle would send its unread
+            content.
     """
     import cloudpickle
 
@@ -141,12 +145,12 @@ def _pickle(function: TrainFunction) -> bytes:
 
 
 def name_of(function: TrainFunction) -> str:
-    """Return what a function is called."""
+    """Return the qualified name of a function."""
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def experiment_name(function: TrainFunction) -> str:
-    """Return the name of an experiment that was given none.
+    """Return the default experiment name of a function.
 
     >>> def train_fn(lr): ...
     >>> experiment_name(train_fn)
@@ -156,76 +160,76 @@ def experiment_name(function: TrainFunction) -> str:
 
 
 def reference(function: TrainFunction) -> str:
-    """Return ``module:name``, which tells where a function comes from."""
+    """Return the reference ``module:name`` of a function."""
     return f"{getattr(function, '__module__', None) or '?'}:{name_of(function)}"
 
 
-def loaded_function(named: str) -> TrainFunction | None:
-    """Return the function that a reference names, if this process has loaded its module.
+def loaded_function(function_reference: str) -> TrainFunction | None:
+    """Return the function of a reference, if this process has loaded its module.
 
-    Nothing is imported, and functions of Python itself and of installed packages are not
-    returned: a record's text must neither load code nor choose what runs with its parameters.
+    Nothing is imported, and functions of Python and of installed packages are not returned: the
+    text of a record must neither load code nor select an arbitrary function to call.
 
     >>> loaded_function("no.such.module:train_fn"), loaded_function("shutil:rmtree")
     (None, None)
     """
-    module_name, _, path = named.partition(":")
-    found: Any = sys.modules.get(module_name)
+    module_name, _, path = function_reference.partition(":")
+    target: Any = sys.modules.get(module_name)
     for name in path.split("."):
-        found = vars(found).get(name) if isinstance(found, ModuleType | type) else None
-    if not inspect.isfunction(found) or not _is_written_here(inspect.getmodule(found)):
+        target = vars(target).get(name) if isinstance(target, ModuleType | type) else None
+    if not inspect.isfunction(target) or not _is_user_code(inspect.getmodule(target)):
         return None
-    return found
+    return target
 
 
-def _is_written_here(module: ModuleType | None) -> bool:
-    """Return whether a module is a script, a notebook or a module of the user's own."""
+def _is_user_code(module: ModuleType | None) -> bool:
+    """Return True for a script, a notebook or a module of the user."""
     if module is None:
         return False
     if module.__name__ == "__main__":
         return True
     package = module.__name__.partition(".")[0]
-    return _is_of_the_user(module) and package not in _OWN_PACKAGES
+    return _is_user_module(module) and package not in _OWN_PACKAGES
 
 
 def _arguments(function: TrainFunction) -> tuple[set[str], list[str], bool]:
-    """Return the names a function takes, those without a default, and whether it takes any."""
-    taken, needed, takes_all = set(), [], False
+    """Return the argument names, the required ones, and whether there is a ``**kwargs``."""
+    accepted, required, accepts_all = set(), [], False
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            takes_all = True
+            accepts_all = True
         elif parameter.kind is parameter.POSITIONAL_ONLY:
             raise InvalidTrainFunction(
                 f"{name_of(function)} takes {parameter.name!r} by position only.",
                 hint="arguments of a training function are given by name",
             )
         elif parameter.kind is not parameter.VAR_POSITIONAL:
-            taken.add(parameter.name)
+            accepted.add(parameter.name)
             if parameter.default is parameter.empty:
-                needed.append(parameter.name)
-    return taken, needed, takes_all
+                required.append(parameter.name)
+    return accepted, required, accepts_all
 
 
-def _is_of_the_user(module: ModuleType) -> bool:
-    """Tell whether a module is no part of Python and of no installed package."""
+def _is_user_module(module: ModuleType) -> bool:
+    """Return True if a module belongs neither to Python nor to an installed package."""
     file = getattr(module, "__file__", None)
     if file is None or module.__name__ == "__main__":
-        return False  # cloudpickle takes scripts and notebooks whole by itself
+        return False  # cloudpickle already pickles these by value
     roots = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
     return not any(os.path.realpath(file).startswith(os.path.realpath(root)) for root in roots)
 
 
-def _is_lost(module: ModuleType) -> bool:
-    """Tell whether a fresh process of this machine would not find a module by its name."""
+def _is_unimportable(module: ModuleType) -> bool:
+    """Return True if a fresh process of this machine cannot import a module by name."""
     file = getattr(module, "__file__", None)
     if file is None or module.__name__ == "__main__":
         return False
-    inside = module.__name__.replace(".", os.sep)
-    known = set()
+    relative_path = module.__name__.replace(".", os.sep)
+    importable_paths = set()
     for root in sys.path:
-        path = os.path.join(os.path.abspath(root), inside)
-        known |= {f"{path}.py", os.path.join(path, "__init__.py")}
-    return _is_of_the_user(module) and os.path.abspath(file) not in known
+        path = os.path.join(os.path.abspath(root), relative_path)
+        importable_paths |= {f"{path}.py", os.path.join(path, "__init__.py")}
+    return _is_user_module(module) and os.path.abspath(file) not in importable_paths
 
 
 def _unpicklable(function: TrainFunction, error: Exception) -> InvalidTrainFunction:

@@ -1,4 +1,4 @@
-"""One run from its request to its record: checked, started, watched, started again, written."""
+"""Execution of one run: check the request, start the workers, retry them, write the record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from featurestore.experiments.context import CHECKPOINTS
 from featurestore.experiments.environment import code_of, environment
 from featurestore.experiments.functions import TrainFunction
 from featurestore.experiments.gang import AttemptEnd, watch
-from featurestore.experiments.progress import Listener, showing_logs
+from featurestore.experiments.progress import Listener, show_logs
 from featurestore.experiments.run_files import final_checksums
 from featurestore.experiments.status import WorkerStatus, read_status
 from featurestore.experiments.tasks import Fold, Task
@@ -36,13 +36,13 @@ from featurestore.training.dataset import TrainingDataset
 if TYPE_CHECKING:
     from featurestore.session import Session
 
-_MOST_WORKERS = 4096
-_MOST_SEED = 2**63
+_MAX_WORKERS = 4096
+_MAX_SEED = 2**63
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What a launch was asked for.
+    """A request to launch a run.
 
     ``strategy`` is "none", "mirrored", "multiworker" or "parameter_server".
     """
@@ -67,8 +67,8 @@ class LaunchRequest:
 
 
 @dataclass(frozen=True)
-class _Drive:
-    """What the attempts of a run share."""
+class _Execution:
+    """State that all attempts of a run share."""
 
     session: Session
     record: RunRecord
@@ -86,28 +86,28 @@ class _Drive:
 def launch(session: Session, request: LaunchRequest) -> RunRecord:
     """Run a training function to its end and return the record.
 
-    Everything that can be known is checked before a directory is made or a process started.
+    All arguments are checked before a directory is created or a process starts.
 
     Raises:
-        RunFailed: The function failed, or its workers died more often than they may.
+        RunFailed: The function failed, or its workers died more often than ``retries`` allows.
     """
     launcher = find_launcher(request.on)
     dumped = check_request(request, launcher)
     record = new_record(request, launcher)
     catalog.save(session, record)
-    drive = _Drive(
+    execution = _Execution(
         session, record, launcher, dumped, request.environment, progress=request.progress
     )
-    return run_attempts(drive)
+    return run_attempts(execution)
 
 
 def check_request(request: LaunchRequest, launcher: Launcher) -> bytes:
-    """Return the pickled function, after checking all that can be known before anything starts."""
-    check_whole("workers", request.workers, least=1, most=_MOST_WORKERS)
+    """Check a request and return the pickled function."""
+    check_integer("workers", request.workers, minimum=1, maximum=_MAX_WORKERS)
     if request.strategy == PARAMETER_SERVER:
-        check_whole("servers", request.servers, least=1, most=_MOST_WORKERS)
-    check_whole("retries", request.retries, least=0, most=_MOST_SEED)
-    check_whole("seed", request.seed, least=0, most=_MOST_SEED)
+        check_integer("servers", request.servers, minimum=1, maximum=_MAX_WORKERS)
+    check_integer("retries", request.retries, minimum=0, maximum=_MAX_SEED)
+    check_integer("seed", request.seed, minimum=0, maximum=_MAX_SEED)
     functions.check_function(request.function, request.params)
     dumped = functions.dump_function(request.function, by_value=launcher.name != "local")
     if request.dataset is not None:
@@ -117,21 +117,21 @@ def check_request(request: LaunchRequest, launcher: Launcher) -> bytes:
     return dumped
 
 
-def check_whole(argument: str, value: object, *, least: int, most: int) -> None:
-    """Refuse what is no whole number within bounds."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidArgument(f"{argument}={value!r} is not a whole number from {least} on.")
+def check_integer(argument: str, value: object, *, minimum: int, maximum: int) -> None:
+    """Raise InvalidArgument unless a value is an integer within bounds."""
+    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+        raise InvalidArgument(f"{argument}={value!r} is not an integer of at least {minimum}.")
 
 
 def check_dataset(dataset: object) -> None:
-    """Refuse a dataset that is none, or whose files are gone or were replaced."""
+    """Raise an error unless a value is a training dataset whose files are unchanged."""
     if not isinstance(dataset, TrainingDataset):
         raise InvalidArgument(
-            f"dataset={dataset!r} is no training dataset.",
+            f"dataset={dataset!r} is not a training dataset.",
             hint='dataset=featurestore.get_training_dataset("name", version=1)',
         )
-    now = TrainingDataset.open(dataset.path)
-    if now.manifest.content_hash != dataset.manifest.content_hash:
+    current = TrainingDataset.open(dataset.path)
+    if current.manifest.content_hash != dataset.manifest.content_hash:
         raise ManifestMismatch(
             f"The training dataset at {dataset.path!r} was replaced since it was opened.",
             hint="open it again",
@@ -139,15 +139,15 @@ def check_dataset(dataset: object) -> None:
 
 
 def check_features(dataset: TrainingDataset, names: tuple[str, ...]) -> None:
-    """Refuse to leave out features that the dataset does not have, or all that it has."""
+    """Check that an ablation leaves out existing inputs, and not all of them."""
     inputs = dataset.roles.inputs
     unknown = [name for name in names if name not in inputs]
     if unknown:
         raise InvalidArgument(
-            f"{unknown[0]!r} is no input of {dataset.name!r}; its inputs are {', '.join(inputs)}."
+            f"Unknown input {unknown[0]!r} of {dataset.name!r}. Available: {', '.join(inputs)}."
         )
     if names and not set(inputs) - set(names):
-        raise InvalidArgument("Nothing is left to train on: all inputs are left out.")
+        raise InvalidArgument("All inputs are left out; training needs at least one.")
 
 
 def new_record(request: LaunchRequest, launcher: Launcher) -> RunRecord:
@@ -195,7 +195,7 @@ def resume(
     environment: Mapping[str, str],
     progress: bool | Listener | None,
 ) -> RunRecord:
-    """Start a run again where its newest checkpoint is, and return its record at the end."""
+    """Restart a run from its newest checkpoint and return its final record."""
     record = catalog.load(session, run_id)
     if "workers" not in record.settings:
         raise InvalidArgument(
@@ -223,60 +223,62 @@ def resume(
     record = replace(
         record, state="running", ended=None, reason=None, code=code, settings=settings, files={}
     )
-    return run_attempts(_Drive(session, record, launcher, dumped, environment, progress=progress))
+    return run_attempts(
+        _Execution(session, record, launcher, dumped, environment, progress=progress)
+    )
 
 
-def run_attempts(drive: _Drive) -> RunRecord:
-    """Start the workers until they finish, fail, or died too often; the record is written."""
-    session, record, ended = drive.session, drive.record, None
+def run_attempts(execution: _Execution) -> RunRecord:
+    """Start the workers until they finish, fail or exhaust the retries; write the record."""
+    session, record, attempt_end = execution.session, execution.record, None
     retries = int(record.settings["retries"])
-    files.make_directory(drive.directory)
-    with liveness.driving(drive.directory):
+    files.make_directory(execution.directory)
+    with liveness.driving(execution.directory):
         catalog.save(session, record)
         try:
             for _ in range(retries + 1):
-                begun = utc_now().isoformat()
-                ended = _attempt(drive, number=len(record.attempts) + 1)
-                told = {
-                    "began": begun,
+                attempt_start = utc_now().isoformat()
+                attempt_end = _run_attempt(execution, number=len(record.attempts) + 1)
+                attempt = {
+                    "began": attempt_start,
                     "ended": utc_now().isoformat(),
-                    "state": ended.state,
-                    "exits": list(ended.exits),
-                    "reason": ended.reason,
+                    "state": attempt_end.state,
+                    "exits": list(attempt_end.exits),
+                    "reason": attempt_end.reason,
                 }
-                record = replace(record, attempts=(*record.attempts, told))
+                record = replace(record, attempts=(*record.attempts, attempt))
                 catalog.save(session, record)
-                if not ended.again:
+                if not attempt_end.can_retry:
                     break
         except BaseException as error:
-            kind: Any = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            state: Any = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            ended_now = utc_now().isoformat()
-            catalog.save(session, replace(record, state=kind, ended=ended_now, reason=reason))
+            now = utc_now().isoformat()
+            catalog.save(session, replace(record, state=state, ended=now, reason=reason))
             raise
-        assert ended is not None
+        assert attempt_end is not None
         record = end_record(
             record,
-            ended.state,
-            directory=drive.directory,
-            reason=ended.reason,
-            status=ended.statuses[0],
+            attempt_end.state,
+            directory=execution.directory,
+            reason=attempt_end.reason,
+            status=attempt_end.statuses[0],
         )
         catalog.save(session, record)
     if record.state == "failed":
-        raise _failure(drive, record, ended)
+        raise _failure(execution, record, attempt_end)
     return record
 
 
-def _attempt(drive: _Drive, *, number: int) -> AttemptEnd:
-    record, team = drive.record, team_of(drive.record)
+def _run_attempt(execution: _Execution, *, number: int) -> AttemptEnd:
+    record, team = execution.record, team_of(execution.record)
     strategy = str(record.settings["strategy"])
-    # Asked once: the first worker may save again before the last one has begun.
-    newest = newest_checkpoint(os.path.join(drive.directory, CHECKPOINTS))
+    # Listed once: the first worker may save again before the last one starts.
+    newest = newest_checkpoint(os.path.join(execution.directory, CHECKPOINTS))
     tasks = []
     for position, member in enumerate(team):
         task = Task(
-            run=drive.directory,
+            run=execution.directory,
             params=record.params,
             dataset=None if record.dataset is None else vars(record.dataset),
             number=position,
@@ -291,26 +293,28 @@ def _attempt(drive: _Drive, *, number: int) -> AttemptEnd:
             fold=Fold.from_json(record.settings.get("fold")),
             checkpoint=newest,
         )
-        told = worker_task(task, environment=drive.environment)
-        tasks.append(replace(told, index=member.index))
-    gang = Gang(tuple(tasks), drive.function, strategy in ("multiworker", PARAMETER_SERVER))
+        worker = worker_task(task, environment=execution.environment)
+        tasks.append(replace(worker, index=member.index))
+    gang = Gang(tuple(tasks), execution.function, strategy in ("multiworker", PARAMETER_SERVER))
 
-    def read(position: int) -> WorkerStatus | None:
-        return read_status(drive.directory, position, attempt=number)
+    def read_worker_status(position: int) -> WorkerStatus | None:
+        return read_status(execution.directory, position, attempt=number)
 
     logs = {f"worker {number}": each.log for number, each in enumerate(tasks)}
-    with showing_logs(lambda: logs, drive.progress) as show:
-        return watch(drive.launcher.start(gang), read, team=team, each_poll=show)
+    with show_logs(lambda: logs, execution.progress) as show:
+        return watch(execution.launcher.start(gang), read_worker_status, team=team, each_poll=show)
 
 
 def team_of(record: RunRecord) -> tuple[Member, ...]:
     """Return the processes of a run."""
-    told = record.settings
-    return members(str(told["strategy"]), int(told["workers"]), int(told.get("servers", 0)))
+    settings = record.settings
+    return members(
+        str(settings["strategy"]), int(settings["workers"]), int(settings.get("servers", 0))
+    )
 
 
 def worker_task(task: Task, *, environment: Mapping[str, str]) -> WorkerTask:
-    """Return what the launcher is told of a worker: its log, its directory, its environment."""
+    """Return a worker for the launcher: its task, log, directory and environment."""
     name = f"worker-{task.number:05d}"
     return WorkerTask(
         role=task.role,
@@ -336,10 +340,10 @@ def end_record(
 
     Args:
         record: The record of the running run.
-        state: How it ended.
-        directory: Its directory.
-        reason: Why it failed.
-        status: What its first worker wrote last; None where that is unknown.
+        state: The final state.
+        directory: The directory of the run.
+        reason: The reason of a failure.
+        status: The last status of the first worker, None if unknown.
     """
     metrics: dict[str, float] = {}
     checksums: dict[str, str] = {}
@@ -364,28 +368,30 @@ def end_record(
 
 def last_metrics(directory: str) -> dict[str, float]:
     """Return the last value of each metric that a run reported."""
-    return {each.name: each.value for each in catalog.reported(directory)}
+    return {each.name: each.value for each in catalog.read_metrics(directory)}
 
 
-def _failure(drive: _Drive, record: RunRecord, ended: AttemptEnd) -> FeatureStoreError:
-    said = ended.trace
-    if said is None:
-        log = os.path.join(drive.directory, "logs", "worker-00000.log")
-        said = "\n".join(last_lines(log, 15))
-    starts = len(record.attempts)
+def _failure(
+    execution: _Execution, record: RunRecord, attempt_end: AttemptEnd
+) -> FeatureStoreError:
+    trace = attempt_end.trace
+    if trace is None:
+        log = os.path.join(execution.directory, "logs", "worker-00000.log")
+        trace = "\n".join(last_lines(log, 15))
+    attempts = len(record.attempts)
     return RunFailed(
-        f"Run {record.id!r} of {record.name!r} failed after {starts} "
-        f"{'start' if starts == 1 else 'starts'}: {record.reason}\n{said.strip()}",
-        hint=f"look with featurestore run logs {record.id}; go on from its last checkpoint with "
+        f"Run {record.id!r} of {record.name!r} failed after {attempts} "
+        f"{'start' if attempts == 1 else 'starts'}: {record.reason}\n{trace.strip()}",
+        hint=f"read the logs with featurestore run logs {record.id}; continue from the last checkpoint with "
         f"experiments.get_run({record.id!r}).resume()",
     )
 
 
 def dataset_of(session: Session, record: RunRecord) -> TrainingDataset | None:
-    """Return the dataset of a run: the store's own of this name and version, else by its path."""
-    told = record.dataset
-    if told is None:
+    """Return the dataset of a run: by name and version in this store, else by its path."""
+    run_dataset = record.dataset
+    if run_dataset is None:
         return None
-    path = session.training_dataset_path(told.name, told.version)
-    opened = TrainingDataset.open(path if files.exists(path) else told.path)
-    return replace(opened, session=session)
+    path = session.training_dataset_path(run_dataset.name, run_dataset.version)
+    dataset = TrainingDataset.open(path if files.exists(path) else run_dataset.path)
+    return replace(dataset, session=session)

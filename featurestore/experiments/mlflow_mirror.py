@@ -1,7 +1,7 @@
-"""Runs mirrored into MLflow: parameters, metrics by step, dataset, code, files.
+"""Mirror runs into MLflow: parameters, metrics by step, dataset, code, files.
 
-The record of a run stays the truth. A mirrored run carries the id of ours as a tag, by which it is
-found again: mirroring once more adds what is new.
+The run record remains authoritative. A mirrored run has the id of our run as a tag, so that
+mirroring it again adds only what is new.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _STATUS = {
     "stopped": "KILLED",
     "interrupted": "KILLED",
 }
-# What MLflow takes in one request, and in one value.
-_MOST_NAMES = 100
-_MOST_METRICS = 1000
-_LONGEST_PARAM = 6000
-_LONGEST_TAG = 5000
-_LONGEST_DIGEST = 36
-_OTHER_CHARACTERS = re.compile(r"[^\w.\- /]")
+# Limits of MLflow for one request, and for one value.
+_MAX_NAMES = 100
+_MAX_METRICS = 1000
+_MAX_PARAM_LENGTH = 6000
+_MAX_TAG_LENGTH = 5000
+_MAX_DIGEST_LENGTH = 36
+_INVALID_CHARACTERS = re.compile(r"[^\w.\- /]")
 
 
 @dataclass(frozen=True)
 class _Point:
-    """A value of a metric as MLflow keeps it; ``time`` in milliseconds."""
+    """A metric value of MLflow; ``time`` in milliseconds."""
 
     key: str
     value: float
@@ -58,66 +58,65 @@ class _Point:
 
 @dataclass(frozen=True)
 class _Mirror:
-    """An MLflow server or database, and what of a run's directory goes there."""
+    """Client of an MLflow server or database, with the folders of a run to upload."""
 
     client: Any
     entities: Any
     artifacts: Sequence[str]
 
     def put(self, run: Run, parent: str | None) -> str:
-        """Mirror a run and the trials below it; return MLflow's id of it."""
-        points = points_of(run)  # before anything is made there: names may not fit
+        """Mirror a run and its trials; return the MLflow id of the run."""
+        points = points_of(run)  # first, since it raises on conflicting names
         experiment = self._experiment(run.name)
         tags = tags_of(run)
         if parent is not None:
             tags["mlflow.parentRunId"] = parent
         query = f"tags.`{RUN_TAG}` = '{run.id}'"
-        found = self.client.search_runs([experiment], filter_string=query, max_results=1)
-        if found:
-            mirrored = str(found[0].info.run_id)
-            points = self._new(mirrored, points)
+        matching_runs = self.client.search_runs([experiment], filter_string=query, max_results=1)
+        if matching_runs:
+            mirrored = str(matching_runs[0].info.run_id)
+            points = self._new_points(mirrored, points)
         else:
-            began = _milliseconds(run.record.started or run.record.created)
-            made = self.client.create_run(
-                experiment, start_time=began, tags={RUN_TAG: run.id}, run_name=run.id
+            started = _milliseconds(run.record.started or run.record.created)
+            created_run = self.client.create_run(
+                experiment, start_time=started, tags={RUN_TAG: run.id}, run_name=run.id
             )
-            mirrored = str(made.info.run_id)
+            mirrored = str(created_run.info.run_id)
         self._write(mirrored, run, tags, points)
         for record in catalog.find(run.session, parent=run.id):
             self.put(Run(run.session, record), mirrored)
         return mirrored
 
     def _experiment(self, name: str) -> str:
-        found = self.client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
+        experiment = self.client.get_experiment_by_name(name)
+        if experiment is not None:
+            return str(experiment.experiment_id)
         return str(self.client.create_experiment(name))
 
-    def _new(self, mirrored: str, points: Sequence[_Point]) -> list[_Point]:
-        """Return the values that a mirrored run does not have yet."""
-        known = set()
+    def _new_points(self, mirrored: str, points: Sequence[_Point]) -> list[_Point]:
+        """Return the values that the mirrored run lacks."""
+        logged_values = set()
         for key in sorted({point.key for point in points}):
             for metric in self.client.get_metric_history(mirrored, key):
-                known.add((key, metric.step, metric.value))
-        return [point for point in points if (point.key, point.step, point.value) not in known]
+                logged_values.add((key, metric.step, metric.value))
+        return [
+            point for point in points if (point.key, point.step, point.value) not in logged_values
+        ]
 
     def _write(
         self, mirrored: str, run: Run, tags: Mapping[str, str], points: Sequence[_Point]
     ) -> None:
         entities, client = self.entities, self.client
-        params = []
-        for name, value in run.params.items():
-            params.append(entities.Param(name, _text(value)[:_LONGEST_PARAM]))
-        told = [entities.RunTag(name, text[:_LONGEST_TAG]) for name, text in tags.items()]
-        for some in _parts(params, _MOST_NAMES):
-            client.log_batch(mirrored, params=some)
-        for some in _parts(told, _MOST_NAMES):
-            client.log_batch(mirrored, tags=some)
-        metrics = []
-        for each in points:
-            metrics.append(entities.Metric(each.key, each.value, each.time, each.step))
-        for some in _parts(metrics, _MOST_METRICS):
-            client.log_batch(mirrored, metrics=some)
+        texts = {name: _text(value) for name, value in run.params.items()}
+        params = [entities.Param(name, text[:_MAX_PARAM_LENGTH]) for name, text in texts.items()]
+        run_tags = [entities.RunTag(name, text[:_MAX_TAG_LENGTH]) for name, text in tags.items()]
+        for batch in _batches(params, _MAX_NAMES):
+            client.log_batch(mirrored, params=batch)
+        for batch in _batches(run_tags, _MAX_NAMES):
+            client.log_batch(mirrored, tags=batch)
+        metrics = [entities.Metric(each.key, each.value, each.time, each.step) for each in points]
+        for batch in _batches(metrics, _MAX_METRICS):
+            client.log_batch(mirrored, metrics=batch)
         if run.record.dataset is not None:
             client.log_inputs(mirrored, datasets=[self._dataset(run.record)])
         client.log_dict(mirrored, parsed(run.record.to_bytes()), "run.json")
@@ -135,11 +134,15 @@ class _Mirror:
 
     def _dataset(self, record: RunRecord) -> Any:
         assert record.dataset is not None
-        read = record.dataset
-        source = {"path": read.path, "version": read.version, "content_hash": read.manifest}
+        run_dataset = record.dataset
+        source = {
+            "path": run_dataset.path,
+            "version": run_dataset.version,
+            "content_hash": run_dataset.manifest,
+        }
         dataset = self.entities.Dataset(
-            name=f"{read.name}@v{read.version}",
-            digest=read.manifest[:_LONGEST_DIGEST],
+            name=f"{run_dataset.name}@v{run_dataset.version}",
+            digest=run_dataset.manifest[:_MAX_DIGEST_LENGTH],
             source_type="featurestore",
             source=json.dumps(source),
         )
@@ -148,11 +151,11 @@ class _Mirror:
 
 
 def mirror(run: Run, uri: str, *, artifacts: Sequence[str]) -> str:
-    """Mirror a run, with the trials of a study, into MLflow; return MLflow's id of the run."""
+    """Mirror a run, or a study with its trials, into MLflow; return the MLflow id."""
     unknown = [name for name in artifacts if name not in FOLDERS]
     if unknown:
         raise InvalidArgument(
-            f"artifacts={list(artifacts)!r} names {unknown[0]!r}; a run has {listing(FOLDERS)}.",
+            f"artifacts={list(artifacts)!r} has the unknown folder {unknown[0]!r}. Available: {listing(FOLDERS)}.",
             hint=did_you_mean(unknown[0], FOLDERS) or 'artifacts=["artifacts", "checkpoints"]',
         )
     try:
@@ -165,26 +168,26 @@ def mirror(run: Run, uri: str, *, artifacts: Sequence[str]) -> str:
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         return _Mirror(client, entities, artifacts).put(run, None)
     except MlflowException as error:
-        told = str(error.message).replace(uri, without_password(uri))
+        message = str(error.message).replace(uri, without_password(uri))
         raise MlflowError(
-            f"MLflow at {without_password(uri)!r} did not take run {run.id!r}: {told}",
-            hint="what it has taken stays there; the same call goes on with it",
+            f"MLflow at {without_password(uri)!r} rejected run {run.id!r}: {message}",
+            hint="the uploaded part remains; repeat the call to continue",
         ) from error
 
 
 def points_of(run: Run) -> list[_Point]:
-    """Return every value of every metric; what the function returned counts as of the last step.
+    """Return all metric values; those that the function returned belong to the last step.
 
     Raises:
-        InvalidArgument: Two metrics would have one name there.
+        InvalidArgument: Two metrics would have the same name in MLflow.
     """
-    reported = catalog.reported(run.path)
+    reported = catalog.read_metrics(run.path)
     names: dict[str, str] = {}
     for name in [each.name for each in reported] + list(run.metrics):
-        key = _OTHER_CHARACTERS.sub("_", name)
+        key = _INVALID_CHARACTERS.sub("_", name)
         if names.setdefault(key, name) != name:
             raise InvalidArgument(
-                f"MLflow would call both {names[key]!r} and {name!r} {key!r}.",
+                f"The metrics {names[key]!r} and {name!r} have the same name {key!r} in MLflow.",
                 hint="context.report(step, **{'val_auc': ...}): letters, digits, _ - . / and blank",
             )
     keys = {name: key for key, name in names.items()}
@@ -202,7 +205,7 @@ def points_of(run: Run) -> list[_Point]:
 
 
 def tags_of(run: Run) -> dict[str, str]:
-    """Return what MLflow shows beside parameters and metrics."""
+    """Return the MLflow tags of a run."""
     record = run.record
     tags = {
         RUN_TAG: run.id,
@@ -226,22 +229,22 @@ def tags_of(run: Run) -> dict[str, str]:
 
 
 def without_password(uri: str) -> str:
-    """Return a URI as an error may show it.
+    """Return a URI without its password, for error messages.
 
     >>> without_password("postgresql://me:secret@host/mlflow?password=secret")
     'postgresql://me@host/mlflow'
     """
     try:
-        told = urlsplit(uri)
+        url = urlsplit(uri)
     except ValueError:
         return "..."
-    user, at, host = told.netloc.rpartition("@")
-    place = f"{user.split(':')[0]}{at}{host}"
-    return told._replace(netloc=place, query="", fragment="").geturl()
+    user, separator, host = url.netloc.rpartition("@")
+    netloc = f"{user.split(':')[0]}{separator}{host}"
+    return url._replace(netloc=netloc, query="", fragment="").geturl()
 
 
-def _parts(items: Sequence[Any], most: int) -> list[Sequence[Any]]:
-    return [items[start : start + most] for start in range(0, len(items), most)]
+def _batches(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _text(value: Any) -> str:

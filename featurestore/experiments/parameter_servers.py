@@ -1,8 +1,8 @@
-"""Parameter servers: variables lie on servers, workers compute what a chief schedules.
+"""Parameter servers: variables on servers, and a chief that schedules calls on workers.
 
-The chief reads: each batch travels as the argument of one call of a function, which runs on
-whichever worker is free. A ``tf.data`` dataset on the workers would be read by each of them whole,
-since under this strategy they are told nothing of one another.
+The chief reads the data: each batch is the argument of one function call, which runs on any free
+worker. With a ``tf.data`` dataset on the workers, each of them would read all rows, since this
+strategy does not shard datasets.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from featurestore.experiments.reading import RunReader
     from featurestore.readers.reader import Batch
 
-# A variable is cut in parts of at least this size, at most one for each server.
-PART_BYTES = 256 * 1024
-# Calls under way at once; so many are made again at most when a worker is lost.
+# A variable is sharded into at least this size, with at most one shard for each server.
+SHARD_BYTES = 256 * 1024
+# Concurrent calls for each worker; a lost worker repeats at most this many.
 CALLS_PER_WORKER = 4
 
 
 def make_strategy() -> Any:
-    """Return the strategy of the chief; it waits until workers and servers answer."""
+    """Return the strategy of the chief, after waiting for workers and servers."""
     tf = import_tensorflow()
     resolver = _resolver(tf)
     servers = resolver.cluster_spec().num_tasks("ps")
     partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
-        min_shard_bytes=PART_BYTES, max_shards=servers
+        min_shard_bytes=SHARD_BYTES, max_shards=servers
     )
     return tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
 
 
 def serve() -> None:
-    """Do what the chief asks for, as a worker or a parameter server, until this process is ended."""
+    """Serve the chief as a worker or a parameter server until this process is stopped."""
     tf = import_tensorflow()
     resolver = _resolver(tf)
     cluster = resolver.cluster_spec()
-    # Calls wait for one another; with fewer threads than members they would wait for ever.
+    # Calls wait for one another; with fewer threads than members they would deadlock.
     threads = cluster.num_tasks("worker") + cluster.num_tasks("ps") + 1
     server = tf.distribute.Server(
         cluster,
@@ -56,7 +56,7 @@ def serve() -> None:
 
 @dataclass
 class ScheduledCall:
-    """A call of the function with the batch of a step; its result stays where it was computed."""
+    """A call with the batch of a step; its result remains on the worker until fetched."""
 
     step: int
     batch: dict[str, Any]
@@ -65,7 +65,7 @@ class ScheduledCall:
 
 @dataclass
 class Schedule:
-    """The calls of one function, a batch each, that workers are at or have ahead of them."""
+    """The queue of scheduled calls of one function, one batch each."""
 
     strategy: Any
     function: Callable[[Any], Any]
@@ -78,8 +78,8 @@ class Schedule:
         replicas = self.strategy.num_replicas_in_sync
         if replicas != 1:
             raise InvalidArgument(
-                f"Each worker has {replicas} devices, and each of them would compute the whole "
-                "batch.",
+                f"Each worker has {replicas} devices, and each of them would compute every "
+                "row of the batch.",
                 hint="as many workers as there are devices",
             )
         tf = import_tensorflow()
@@ -90,36 +90,36 @@ class Schedule:
     def results(
         self, epochs: int, *, checkpoint: RunCheckpoint | None, save_every: int
     ) -> Iterator[tuple[int, Any]]:
-        """Yield (step, what the function returned) in the order of steps."""
+        """Yield (step, return value) in the order of steps."""
         workers = _resolver(import_tensorflow()).cluster_spec().num_tasks("worker")
-        most = CALLS_PER_WORKER * workers
+        max_calls = CALLS_PER_WORKER * workers
         saved = True
         for step, batch in self.reader.steps(epochs):
             self._add(step, batch)
             saved = False
-            if len(self.waiting) >= most:
-                yield self._oldest()
+            if len(self.waiting) >= max_calls:
+                yield self._pop_oldest()
             if checkpoint is not None and (step + 1) % save_every == 0:
-                yield from self._rest()
+                yield from self._drain()
                 checkpoint.save()
                 saved = True
-        yield from self._rest()
+        yield from self._drain()
         if checkpoint is not None and not saved:
             checkpoint.save()
 
     def _add(self, step: int, batch: Batch) -> None:
         tf = import_tensorflow()
         tensors = {name: tf.convert_to_tensor(values) for name, values in batch.items()}
-        self.waiting.append(ScheduledCall(step, tensors, self._scheduled(tensors)))
+        self.waiting.append(ScheduledCall(step, tensors, self._schedule_call(tensors)))
 
-    def _scheduled(self, tensors: dict[str, Any]) -> Any:
+    def _schedule_call(self, tensors: dict[str, Any]) -> Any:
         return self.coordinator.schedule(self.call, args=(tensors,))
 
-    def _rest(self) -> Iterator[tuple[int, Any]]:
+    def _drain(self) -> Iterator[tuple[int, Any]]:
         while self.waiting:
-            yield self._oldest()
+            yield self._pop_oldest()
 
-    def _oldest(self) -> tuple[int, Any]:
+    def _pop_oldest(self) -> tuple[int, Any]:
         errors = import_tensorflow().errors
         oldest = self.waiting.popleft()
         try:
@@ -128,9 +128,9 @@ class Schedule:
             self.coordinator.join()  # raises the error of the call for which this one was cancelled
             raise
         except errors.UnavailableError:
-            # TensorFlow computes anew what a lost worker was at, not what it had computed and still
-            # held. Where a server is lost instead, this raises.
-            return oldest.step, self._scheduled(oldest.batch).fetch()
+            # TensorFlow repeats the running call of a lost worker, but not its finished calls that
+            # were not fetched yet. If a server is lost instead, this raises.
+            return oldest.step, self._schedule_call(oldest.batch).fetch()
 
 
 def _resolver(tf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Studies whose trials are known beforehand: ablations and cross-validations."""
+"""Studies with a fixed list of trials: ablations and cross-validations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, InvalidMetric, RunFailed, listing
 from featurestore.experiments import catalog, functions, liveness
-from featurestore.experiments.launching import LaunchRequest, check_request, check_whole, new_record
+from featurestore.experiments.launching import (
+    LaunchRequest,
+    check_integer,
+    check_request,
+    new_record,
+)
 from featurestore.experiments.searching import finish_pool
 from featurestore.experiments.trials import Proposal, TrialPool
 from featurestore.model.run_record import RunRecord
@@ -22,25 +27,25 @@ if TYPE_CHECKING:
 
 @dataclass
 class PlannedTrials:
-    """Hands out trials in order; ``metric`` is what each has to give, None: anything."""
+    """Trials in a fixed order. Each must report ``metric``, unless it is None."""
 
     plan: Sequence[Proposal]
     metric: str | None
-    given: int = 0
+    next_index: int = 0
 
     def next(self) -> Proposal | None:
         """Return the next trial."""
-        if self.given == len(self.plan):
+        if self.next_index == len(self.plan):
             return None
-        self.given += 1
-        return self.plan[self.given - 1]
+        self.next_index += 1
+        return self.plan[self.next_index - 1]
 
     def report(self, number: int, step: int, metrics: Mapping[str, float]) -> bool:
-        """Give no trial up."""
+        """Return False: no trial is stopped early."""
         return False
 
     def ended(self, record: RunRecord) -> None:
-        """Refuse a trial that failed: without it nothing can be compared."""
+        """Raise an error if a trial failed, since the comparison needs all of them."""
         if record.state != "finished":
             raise RunFailed(
                 f"Trial {record.number} ({record.id!r}) {record.state}: {record.reason}",
@@ -63,15 +68,15 @@ def run_planned(
     metric: str | None,
     settings: Mapping[str, Any],
 ) -> tuple[RunRecord, list[RunRecord]]:
-    """Run all trials of a plan, and return the record of the study and those of the trials."""
+    """Run all trials of a plan and return the records of the study and of the trials."""
     if request.dataset is None:
         raise InvalidArgument(f"{request.kind} needs dataset=.")
-    check_whole("parallel", parallel, least=1, most=4096)
+    check_integer("parallel", parallel, minimum=1, maximum=4096)
     launcher = find_launcher(request.on)
     dumped = check_request(replace(request, workers=parallel), launcher)
     record = new_record(request, launcher)
-    told = {"on": launcher.name, "parallel": parallel, "metric": metric, **settings}
-    record = replace(record, settings=told, params=functions.check_params(request.params))
+    study_settings = {"on": launcher.name, "parallel": parallel, "metric": metric, **settings}
+    record = replace(record, settings=study_settings, params=functions.check_params(request.params))
     directory = catalog.directory_of(session, record)
     files.make_directory(directory)
     with liveness.driving(directory):

@@ -1,4 +1,4 @@
-"""One line a worker or a trial, from the ends of their logs, while a run or a study goes on."""
+"""Progress display: the last log line of each worker or trial of a running run or study."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from featurestore.storage.appending import last_lines
 
 Lines = Callable[[], None]
 Listener = Callable[[list[str]], None]
-# Gives the logs to show now, each by what it is called.
+# Returns the paths of the logs to show, by label.
 Logs = Callable[[], Mapping[str, str]]
 _WIDTH = 100
 _NOTEBOOK_SECONDS = 0.25
 
 
 @contextmanager
-def showing_logs(logs: Logs, progress: bool | Listener | None) -> Iterator[Lines]:
-    """Give a function that shows the last line of each log.
+def show_logs(logs: Logs, progress: bool | Listener | None) -> Iterator[Lines]:
+    """Yield a function that shows the last line of each log.
 
-    True shows them in the notebook or terminal, None does so where there is one, and a function is
-    called with the lines.
+    True shows them in the notebook or terminal, None shows them if there is one, and a function
+    receives the lines.
     """
     if callable(progress):
-        yield lambda: progress(_latest(logs))
+        yield lambda: progress(_progress_lines(logs))
         return
-    if not (progress or (progress is None and _is_watched())):
+    if not (progress or ((progress is None and sys.stderr.isatty()) or _is_notebook())):
         yield lambda: None
         return
     if _is_notebook():
@@ -40,43 +40,39 @@ def showing_logs(logs: Logs, progress: bool | Listener | None) -> Iterator[Lines
     from rich.text import Text
 
     with Live(console=Console(stderr=True), refresh_per_second=4) as live:
-        yield lambda: live.update(Text("\n".join(_latest(logs))))
+        yield lambda: live.update(Text("\n".join(_progress_lines(logs))))
 
 
 def _in_notebook(logs: Logs) -> Lines:
-    """Return what shows the lines below the cell, in the place of those before."""
+    """Return a function that updates the lines below the cell."""
     display = importlib.import_module("IPython.display").display
-    shown, looked = "", 0.0
+    displayed, last_refresh = "", 0.0
     handle = display({"text/plain": ""}, raw=True, display_id=True)
 
     def show() -> None:
-        nonlocal shown, looked
-        if time.monotonic() - looked < _NOTEBOOK_SECONDS:
+        nonlocal displayed, last_refresh
+        if time.monotonic() - last_refresh < _NOTEBOOK_SECONDS:
             return
-        text = "\n".join(_latest(logs))
-        looked = time.monotonic()
-        if text != shown:
-            shown = text
+        text = "\n".join(_progress_lines(logs))
+        last_refresh = time.monotonic()
+        if text != displayed:
+            displayed = text
             handle.update({"text/plain": text}, raw=True)
 
     return show
 
 
-def _latest(logs: Logs) -> list[str]:
-    shown = []
+def _progress_lines(logs: Logs) -> list[str]:
+    progress_lines = []
     for name, path in logs().items():
-        said = [line for line in last_lines(path, 20) if line.strip()]
-        last = printable_line(said[-1].split("\r")[-1]) if said else ""
-        shown.append(f"{printable_line(name)}: {last}"[:_WIDTH])
-    return shown
-
-
-def _is_watched() -> bool:
-    return sys.stderr.isatty() or _is_notebook()
+        log_lines = [line for line in last_lines(path, 20) if line.strip()]
+        last = printable_line(log_lines[-1].split("\r")[-1]) if log_lines else ""
+        progress_lines.append(f"{printable_line(name)}: {last}"[:_WIDTH])
+    return progress_lines
 
 
 def _is_notebook() -> bool:
-    """Tell whether a notebook's kernel runs in this process; others may have imported it, too."""
+    """Return True if a notebook kernel runs in this process, not merely imported."""
     if "ipykernel" not in sys.modules:
         return False
     kernel = importlib.import_module("ipykernel.kernelapp").IPKernelApp

@@ -1,4 +1,4 @@
-"""Seeds of everything that draws numbers."""
+"""Seeding of all random number generators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def seed_all(seed: int) -> None:
 
 
 def seed_tensorflow(seed: int) -> None:
-    """Seed TensorFlow once for a run, and make its operations repeat themselves."""
+    """Seed TensorFlow once for a run, and make its operations deterministic."""
     if seed in _seeded:
         return
     tf = importlib.import_module("tensorflow")

@@ -1,4 +1,4 @@
-"""The reader that a training function gets: its worker's share, from the step to go on with."""
+"""Reader of a training function: the batches of its worker, from the current position."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from featurestore.readers.reader import Batch
 
 @dataclass
 class RunReader:
-    """A reader that knows which worker reads, and where the run goes on.
+    """A reader with its worker number and the position of the run.
 
-    ``epoch`` and ``step`` are the position to go on with: what a checkpoint restored, then what
-    ``steps`` has yielded.
+    ``epoch`` and ``step`` are the next position: restored by a checkpoint, advanced by ``steps``.
     """
 
     reader: Reader
@@ -32,7 +31,7 @@ class RunReader:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns that are read and are neither label nor weight."""
+        """The columns that are neither label nor weight."""
         return self.reader.inputs
 
     def batches(self, epoch: int = 0, *, start_step: int = 0) -> Iterator[Batch]:
@@ -44,8 +43,8 @@ class RunReader:
     def steps(self, epochs: int) -> Iterator[tuple[int, Batch]]:
         """Yield (step, this worker's batch) up to ``epochs`` epochs, from the position on.
 
-        Steps are counted from 0 over all epochs. While a batch is worked on, the position is the
-        step after it, so that a checkpoint saved then goes on there.
+        Steps are counted from 0 over all epochs. While a batch is processed, the position is the
+        next step, so that a checkpoint saved then continues there.
         """
         while self.epoch < epochs:
             epoch, first = self.epoch, self.step
@@ -53,11 +52,11 @@ class RunReader:
                 number = self._number()
                 self._advance()
                 yield number, batch
-            if self.epoch == epoch:  # nothing was left of it
+            if self.epoch == epoch:  # no batch remained
                 self.epoch, self.step = epoch + 1, 0
 
     def distributed(self, epochs: int) -> Iterator[tuple[int, Any]]:
-        """Yield (step, distributed batch) of the strategy up to ``epochs`` epochs, as ``steps``."""
+        """Yield (step, distributed batch) of the strategy up to ``epochs`` epochs."""
         dataset = self.distribute(epochs - self.epoch)
         for batch in dataset:
             number = self._number()
@@ -65,13 +64,13 @@ class RunReader:
             yield number, batch
 
     def distribute(self, epochs: int = 1) -> Any:
-        """Return the strategy's dataset of so many epochs from the position on."""
+        """Return the strategy's dataset of ``epochs`` epochs from the current position."""
         return self.reader.distribute(
             self.strategy_of(), epochs, start_epoch=self.epoch, start_step=self.step
         )
 
     def tf_dataset(self, epochs: int = 1) -> Any:
-        """Return this worker's ``tf.data.Dataset`` of so many epochs from the position on.
+        """Return this worker's ``tf.data.Dataset`` of ``epochs`` epochs from the current position.
 
         Raises:
             ReaderConfigError: Workers share a strategy, and Keras would distribute it again.
@@ -91,7 +90,7 @@ class RunReader:
         )
 
     def evaluate(self, model: Any, **options: Any) -> dict[str, float]:
-        """Return loss and metrics over every row once, as ``evaluate`` of readers."""
+        """Return loss and metrics over every row once; see ``Reader.evaluate``."""
         return self.reader.evaluate(model, **options)
 
     def state(self) -> dict[str, Any]:
@@ -108,15 +107,12 @@ class RunReader:
 
 
 def columns_without(columns: Mapping[str, str], left_out: frozenset[str]) -> list[str] | None:
-    """Return the columns to read, of ``{column: role}``; None: as the reader chooses by itself.
+    """Return the columns to read of ``{column: role}``; None: the default of the reader.
 
     >>> columns_without({"temp": "feature", "seats": "feature", "late": "label"}, {"temp"})
     ['seats', 'late']
     """
     if not left_out:
         return None
-    read = []
-    for name, role in columns.items():
-        if role in ("feature", "label", "weight") and name not in left_out:
-            read.append(name)
-    return read
+    roles = ("feature", "label", "weight")
+    return [name for name, role in columns.items() if role in roles and name not in left_out]

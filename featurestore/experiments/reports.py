@@ -1,4 +1,4 @@
-"""What a run reports: metrics by step, as lines of JSON and as events for TensorBoard."""
+"""Reports of a run: metrics by step, as lines of JSON and as TensorBoard events."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from featurestore.storage.machine import host_name
 TENSORBOARD = "tensorboard"
 
 
-def check_metrics(metrics: Mapping[str, Any], *, where: str) -> dict[str, float]:
+def check_metrics(metrics: Mapping[str, Any], *, location: str) -> dict[str, float]:
     """Return metrics as finite numbers.
 
     Raises:
-        InvalidMetric: One is no number, NaN or infinite.
+        InvalidMetric: A metric is not a number, NaN or infinite.
 
-    >>> check_metrics({"loss": 1}, where="at step 3")
+    >>> check_metrics({"loss": 1}, location="at step 3")
     {'loss': 1.0}
     """
-    found = {}
+    finite_metrics = {}
     for name, value in metrics.items():
         item = getattr(value, "item", None)
         number = item() if item is not None and getattr(value, "ndim", 0) == 0 else value
@@ -35,16 +35,16 @@ def check_metrics(metrics: Mapping[str, Any], *, where: str) -> dict[str, float]
             number = number.numpy().item()
         if not isinstance(name, str) or not isinstance(number, numbers.Real):
             raise InvalidMetric(
-                f"Metric {name!r} is {type(value).__name__} {where}, not a number.",
+                f"Metric {name!r} is {type(value).__name__} {location}, not a number.",
                 hint="report plain numbers: float(value)",
             )
         if not math.isfinite(number):
             raise InvalidMetric(
-                f"Metric {name!r} is {float(number)} {where}.",
+                f"Metric {name!r} is {float(number)} {location}.",
                 hint="the training diverged: a smaller learning rate, or inputs without nulls",
             )
-        found[name] = float(number)
-    return found
+        finite_metrics[name] = float(number)
+    return finite_metrics
 
 
 def check_step(step: object) -> int:
@@ -56,7 +56,7 @@ def check_step(step: object) -> int:
 
 
 class Reports:
-    """The metrics file and the events of one run, written by its first worker.
+    """Writer of the metrics file and the events of a run; only its first worker has one.
 
     Args:
         directory: The run's directory.
@@ -73,7 +73,7 @@ class Reports:
         """Append the metrics of a step."""
         line = metrics_line(step, metrics, time=time.time(), begins=self._is_first)
         if self._is_first:
-            self._events.forget_from(step)
+            self._events.discard_from(step)
         self._is_first = False
         self._lines.write(line.encode())
         self._events.write(step, metrics)
@@ -103,13 +103,11 @@ class Events:
         """Write scalars."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = []
-        for name, value in metrics.items():
-            values.append(Summary.Value(tag=name, simple_value=value))
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._put(step=step, summary=Summary(value=values))
 
-    def forget_from(self, step: int) -> None:
-        """Tell that what earlier files say of this step and later ones is written again."""
+    def discard_from(self, step: int) -> None:
+        """Discard the events of earlier files from a step on, since they are written again."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         self._put(step=step, session_log=SessionLog(status=SessionLog.START))
@@ -118,12 +116,12 @@ class Events:
         """Write the parameters for the HParams plugin."""
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
-        shown = {}
+        hparams = {}
         for name, value in params.items():
             plain = isinstance(value, bool | int | float | str)
-            shown[name] = value if plain else json.dumps(value)
-        if shown:
-            self._put(summary=hparams_pb(shown, trial_id=trial))
+            hparams[name] = value if plain else json.dumps(value)
+        if hparams:
+            self._put(summary=hparams_pb(hparams, trial_id=trial))
 
     def close(self) -> None:
         """Close the file."""

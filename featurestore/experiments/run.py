@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @answers_calls
 @dataclass(frozen=True)
 class Run:
-    """One run: what it was given, what it reported, how it ended, and where its files lie."""
+    """A run: its arguments, reports, final state and files."""
 
     session: Session = field(repr=False, compare=False)
     record: RunRecord = field(repr=False)
@@ -40,19 +40,19 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The experiment that it belongs to."""
+        """The experiment of the run."""
         return self.record.name
 
     @property
     def kind(self) -> str:
-        """The call that made it: "launch", "collective_all_reduce", "trial" ..."""
+        """The kind of the run: "launch", "collective_all_reduce", "trial" ..."""
         return self.record.kind
 
     @property
     def state(self) -> str:
         """The state: "running", "finished", "failed", "stopped" or "interrupted"."""
         if self.record.state == "running" and not liveness.is_driven(self.path):
-            return "interrupted"  # its driver died without a word
+            return "interrupted"  # its driver died
         return self.record.state
 
     @property
@@ -62,7 +62,7 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last value of each metric; what the function returned counts last."""
+        """The last value of each metric; values that the function returned are the last."""
         if self.record.state != "running":
             return dict(self.record.metrics)
         return {name: series[max(series)] for name, series in self._series().items()}
@@ -79,22 +79,22 @@ class Run:
 
     @property
     def reason(self) -> str | None:
-        """Why it failed, None where it did not."""
+        """The reason of a failure, None otherwise."""
         return self.record.reason
 
     @property
     def seconds(self) -> float | None:
-        """How long it ran."""
+        """The duration of the run in seconds."""
         return self.record.seconds
 
     @property
     def artifacts(self) -> list[str]:
-        """What it left behind, relative to ``path``."""
+        """The artifacts of the run, relative to ``path``."""
         return list(catalog.artifacts_of(self.path))
 
     @property
     def dataset(self) -> TrainingDataset | None:
-        """The training dataset that it read, of this store or by its path."""
+        """The training dataset of the run, from this store or by its path."""
         from featurestore.experiments.launching import dataset_of
 
         return dataset_of(self.session, self.record)
@@ -103,15 +103,15 @@ class Run:
         """Return ``{step: value}`` of a metric.
 
         Raises:
-            RunNotFound: The run reported no such metric; those it did are listed.
+            RunNotFound: The run did not report the metric; the reported ones are listed.
         """
-        found = self._series()
-        if metric not in found:
+        series = self._series()
+        if metric not in series:
             raise RunNotFound(
-                f"Run {self.id!r} reported no metric {metric!r}; it reported {listing(found)}.",
+                f"Run {self.id!r} did not report metric {metric!r}. Available: {listing(series)}.",
                 hint="context.report(step, name=value)",
             )
-        return found[metric]
+        return series[metric]
 
     def logs(self, worker: int = 0, *, lines: int = 100) -> str:
         """Return the last lines that a worker printed."""
@@ -127,19 +127,19 @@ class Run:
         environment: Mapping[str, str] | None = None,
         progress: bool | Listener | None = None,
     ) -> Run:
-        """Start the run again where its newest checkpoint is, and return it at its end.
+        """Restart the run from its newest checkpoint and return the finished run.
 
         Args:
-            train_fn: The function; None takes the one of the same module and name, if this process
-                has loaded it. Nothing that a record says is ever imported or executed.
-            retries: How often lost workers are started again; None: as before.
+            train_fn: The function; None: the function of the same module and name, if this process
+                has loaded it. The record never causes an import or a call.
+            retries: How often lost workers are restarted; None: as before.
             on: Another launcher.
-            environment: Environment variables of the workers; records hold none.
-            progress: As of ``launch``.
+            environment: Environment variables of the workers; records do not store them.
+            progress: See ``launch``.
 
         Raises:
-            RunRunning: It runs still.
-            InvalidTrainFunction: The function has to be given.
+            RunRunning: The run is still running.
+            InvalidTrainFunction: ``train_fn`` is required.
         """
         from featurestore.experiments.launching import resume
 
@@ -155,17 +155,29 @@ class Run:
         return Run(self.session, record)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record with the state of now."""
-        told = {**self.record.to_json(), "state": self.state, "metrics": self.metrics}
-        return {**told, "seconds": self.seconds, "path": self.path, "artifacts": self.artifacts}
+        """Return the record with the current state."""
+        return {
+            **self.record.to_json(),
+            "state": self.state,
+            "metrics": self.metrics,
+            "seconds": self.seconds,
+            "path": self.path,
+            "artifacts": self.artifacts,
+        }
 
     def _series(self) -> dict[str, dict[int, float]]:
-        found: dict[str, dict[int, float]] = {}
-        for each in catalog.reported(self.path):
-            found.setdefault(each.name, {})[each.step] = each.value
-        return found
+        series: dict[str, dict[int, float]] = {}
+        for each in catalog.read_metrics(self.path):
+            series.setdefault(each.name, {})[each.step] = each.value
+        return series
 
     def _repr_html_(self) -> str:
-        shown = {"state": self.state, "params": self.params, "metrics": self.metrics}
-        more = {"seconds": self.seconds, "reason": self.reason, "path": self.path}
-        return html.facts({**shown, **more}, caption=f"Run {self.id} of {self.name}")
+        facts = {
+            "state": self.state,
+            "params": self.params,
+            "metrics": self.metrics,
+            "seconds": self.seconds,
+            "reason": self.reason,
+            "path": self.path,
+        }
+        return html.facts(facts, caption=f"Run {self.id} of {self.name}")

@@ -1,4 +1,4 @@
-"""Files that a run leaves: checksummed when the run ends, verified before they are used."""
+"""Files of a run: checksums at the end of the run, verification before use."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from featurestore.storage import files
 
 ARTIFACTS = "artifacts"
 PROJECTOR_FILE = "projector_config.pbtxt"
-TEMPORARY = ".saving-"  # begins the names of directories in which models are written
+TEMPORARY = ".saving-"  # prefix of the directories in which models are written
 
 
 def checksums_below(directory: str, folder: str) -> dict[str, str]:
     """Return the SHA-256 of a file or of all files of a folder, by path in a run's directory.
 
-    Symbolic links are left out: the files of a run are its own.
+    Symbolic links are skipped, since they may lead outside the run.
     """
     checksums = {}
     top = os.path.join(directory, folder)
@@ -26,7 +26,7 @@ def checksums_below(directory: str, folder: str) -> dict[str, str]:
         return {}
     if files.is_file(top):
         return {folder: files.sha256(top)}
-    for path in files.walk(top, enter=_is_published):
+    for path in files.walk(top, enter=lambda name: not name.startswith(TEMPORARY)):
         if files.is_file(path) and not files.is_link(path):
             checksums[_relative(path, directory)] = files.sha256(path)
     return checksums
@@ -63,11 +63,11 @@ def check_files(directory: str, record: RunRecord, *, below: Sequence[str]) -> N
 
     Args:
         directory: The directory of the run.
-        record: Its record; that of a run that has not ended contains no checksums.
-        below: The files and folders to look at, relative to the directory.
+        record: The record of the run; without checksums until the run has ended.
+        below: The files and folders to check, relative to the directory.
 
     Raises:
-        RunDamaged: Names the file.
+        RunDamaged: A file is missing or differs from its checksum.
     """
     for relative, digest in record.files.items():
         if not any(relative == each or relative.startswith(f"{each}/") for each in below):
@@ -76,11 +76,11 @@ def check_files(directory: str, record: RunRecord, *, below: Sequence[str]) -> N
         if not files.exists(path):
             raise damaged_file(path, "it is missing")
         if files.sha256(path) != digest:
-            raise damaged_file(path, "it is not what the run left when it ended")
+            raise damaged_file(path, "it has changed since the run ended")
 
 
 def check_own_files(directory: str, relative: str) -> None:
-    """Make sure that a file, or all files of a folder, are a run's own.
+    """Check that a file, or all files of a folder, are inside the directory of the run.
 
     Raises:
         StorageError: The path, or one below it, is a symbolic link or leads outside.
@@ -91,23 +91,23 @@ def check_own_files(directory: str, relative: str) -> None:
 
 
 def check_tensorboard(directory: str) -> None:
-    """Refuse a directory in which TensorBoard would read files that a configuration names.
+    """Raise an error if a directory contains a projector configuration of TensorBoard.
 
-    Its projector serves whatever file ``projector_config.pbtxt`` names, anywhere on this machine.
+    The projector serves any file of this machine that ``projector_config.pbtxt`` names.
 
     Raises:
-        UntrustedModel: Names the configuration.
+        UntrustedModel: The directory contains one.
     """
     for path in files.walk(directory):
         if os.path.basename(path) == PROJECTOR_FILE:
             raise UntrustedModel(
                 f"{path!r} names files that TensorBoard would serve.",
-                hint=f"where you know who wrote it: tensorboard --logdir {directory}",
+                hint=f"if you trust its author: tensorboard --logdir {directory}",
             )
 
 
 def damaged_file(path: str, reason: str) -> RunDamaged:
-    """Return the error for a file of a run that is not what was written."""
+    """Return the error of a damaged file of a run."""
     return RunDamaged(
         f"The file {path!r} of a run is damaged: {reason}.",
         hint="restore the file from a copy, or run the training again",
@@ -129,10 +129,6 @@ def _check_archive(path: str) -> None:
         raise damaged_file(path, str(error)) from error
     if member is not None:
         raise damaged_file(path, f"the checksum of its member {member!r} does not match")
-
-
-def _is_published(name: str) -> bool:
-    return not name.startswith(TEMPORARY)
 
 
 def _relative(path: str, directory: str) -> str:

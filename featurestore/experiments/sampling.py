@@ -1,8 +1,8 @@
-"""Optuna by ask and tell: the parameters of the next trial, and which trials to give up.
+"""Optuna through ask and tell: parameters of the next trial, and pruning.
 
-Trials are kept as runs; a study of Optuna in memory is made anew from them, so that a search goes
-on after a crash. A sampler that is named is seeded for each trial by its number, which makes what
-it proposes the same whether the search was interrupted or not.
+Trials are stored as runs, and the in-memory Optuna study is rebuilt from them, so that a search
+continues after a crash. A sampler chosen by name is seeded per trial by the trial number, so that
+an interruption does not change its proposals.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DIRECTIONS = {"max": "maximize", "min": "minimize"}
 
 @dataclass(frozen=True)
 class PastTrial:
-    """A trial as its run tells of it; ``value`` is None while it has none."""
+    """A trial read from its run; ``value`` is None until the trial has one."""
 
     number: int
     params: Mapping[str, Any]
@@ -35,14 +35,14 @@ class PastTrial:
 
 
 class Sampling:
-    """Proposes parameters and judges reports of one search.
+    """Proposes the parameters of one search and prunes its trials.
 
     Args:
-        space: What parameters may be.
+        space: The search space.
         sampler: A name of ``SAMPLERS``, or a sampler of Optuna.
         stop: A name of ``STOPS``, a pruner of Optuna, or None.
         direction: "max" or "min".
-        seed: Of samplers that are named.
+        seed: Seed of samplers chosen by name.
     """
 
     def __init__(self, space: Space, *, sampler: Any, stop: Any, direction: str, seed: int) -> None:
@@ -56,31 +56,31 @@ class Sampling:
         self._grid = spaces.grid(space) if sampler == "grid" else []
         self._distributions = {name: each.distribution() for name, each in space.items()}
         logging = self._optuna.logging
-        before = logging.get_verbosity()
-        logging.set_verbosity(logging.WARNING)  # a study in memory is no news
+        previous_verbosity = logging.get_verbosity()
+        logging.set_verbosity(logging.WARNING)  # the in-memory study is an implementation detail
         try:
             self._study = self._optuna.create_study(direction=DIRECTIONS[direction])
         finally:
-            logging.set_verbosity(before)
+            logging.set_verbosity(previous_verbosity)
         if not isinstance(sampler, str):
             self._study.sampler = sampler
         self._set_pruner()
 
     @property
     def size(self) -> int | None:
-        """How many trials there can be; None: as many as are wanted."""
+        """Maximum number of trials, None for no limit."""
         return len(self._grid) or None
 
-    def restore(self, past: Iterable[PastTrial]) -> None:
-        """Take up trials of earlier: what they reported is reported again, in their order."""
-        for each in sorted(past, key=lambda trial: trial.number):
-            made = self._optuna.trial.create_trial(
+    def restore(self, past_trials: Iterable[PastTrial]) -> None:
+        """Add earlier trials and their reports to the study, ordered by number."""
+        for each in sorted(past_trials, key=lambda trial: trial.number):
+            optuna_trial = self._optuna.trial.create_trial(
                 state=self._optuna.trial.TrialState.RUNNING,
                 params={name: self._internal(name, each.params[name]) for name in self._space},
                 distributions=self._distributions,
             )
-            made.datetime_start = dt.datetime.now()
-            self._study.add_trial(made)
+            optuna_trial.datetime_start = dt.datetime.now()
+            self._study.add_trial(optuna_trial)
             trial_id = self._study.trials[each.number]._trial_id
             self._trials[each.number] = self._optuna.trial.Trial(self._study, trial_id)
             for step, value in each.history.items():
@@ -89,20 +89,20 @@ class Sampling:
                 self.tell(each.number, each.state, each.value)
 
     def ask(self) -> tuple[int, dict[str, Any]]:
-        """Return number and parameters of the next trial."""
+        """Return the number and parameters of the next trial."""
         number = len(self._study.trials)
         fixed = self._fixed(number)
         if fixed is not None:
             internal = {name: self._internal(name, value) for name, value in fixed.items()}
             self._study.enqueue_trial(internal)
         elif isinstance(self._sampler, str):
-            self._study.sampler = self._named(number)
+            self._study.sampler = self._seeded_sampler(number)
         trial = self._study.ask(self._distributions)
         self._trials[trial.number] = trial
-        return trial.number, self._outer(trial.params)
+        return trial.number, self._external(trial.params)
 
     def report(self, number: int, step: int, value: float) -> bool:
-        """Keep a value of a running trial, and tell whether to give it up."""
+        """Record a value of a running trial and return True to prune it."""
         trial = self._trials[number]
         self._note_step({step: value})
         if step not in self._study.trials[number].intermediate_values:
@@ -110,26 +110,26 @@ class Sampling:
         return bool(trial.should_prune())
 
     def tell(self, number: int, state: str, value: float | None) -> None:
-        """Say how a trial ended."""
+        """Record the end of a trial."""
         states = self._optuna.trial.TrialState
         params = self._study.trials[number].params
         if state == "finished" and value is not None:
             self._study.tell(number, value)
-            self._finished.append((self._outer(params), self._sign * value))
+            self._finished.append((self._external(params), self._sign * value))
         else:
-            given_up = state == "stopped"
-            self._study.tell(number, state=states.PRUNED if given_up else states.FAIL)
+            is_stopped = state == "stopped"
+            self._study.tell(number, state=states.PRUNED if is_stopped else states.FAIL)
         self._trials.pop(number, None)
 
     def _fixed(self, number: int) -> dict[str, Any] | None:
-        """Return parameters that no sampler of Optuna proposes."""
+        """Return the proposal of a sampler that is not Optuna's, else None."""
         if self._sampler == "grid":
             return self._grid[number]
         if self._sampler == "evolution":
             return evolution.evolve(self._space, self._finished, seed=f"{self._seed}/{number}")
         return None
 
-    def _named(self, number: int) -> Any:
+    def _seeded_sampler(self, number: int) -> Any:
         digest = hashlib.sha256(f"{self._seed}/{number}".encode()).digest()
         seed = int.from_bytes(digest[:4], "big")
         if self._sampler == "random":
@@ -137,7 +137,7 @@ class Sampling:
         return self._optuna.samplers.TPESampler(seed=seed)
 
     def _note_step(self, history: Mapping[int, float]) -> None:
-        """Let the first step that is ever reported be the unit in which trials are halved."""
+        """Use the first reported step as the unit of successive halving."""
         if history and self._first_step is None:
             self._first_step = max(1, min(history))
             self._set_pruner()
@@ -147,25 +147,25 @@ class Sampling:
         if self._stop is None:
             self._study.pruner = pruners.NopPruner()
         elif self._stop == "asha":
-            least = self._first_step or 1
+            min_resource = self._first_step or 1
             self._study.pruner = pruners.SuccessiveHalvingPruner(
-                min_resource=least, reduction_factor=3
+                min_resource=min_resource, reduction_factor=3
             )
         elif self._stop == "median":
             self._study.pruner = pruners.MedianPruner(n_startup_trials=4)
         else:
             self._study.pruner = self._stop
 
-    def _outer(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return parameters as the function gets them."""
-        found = dict(params)
+    def _external(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert the parameters of Optuna to those of the training function."""
+        values = dict(params)
         for name, parameter in self._space.items():
             if isinstance(parameter, Choice):
-                found[name] = parameter.options[params[name]]
-        return found
+                values[name] = parameter.options[params[name]]
+        return values
 
     def _internal(self, name: str, value: Any) -> Any:
-        """Return a value as Optuna knows it: of a choice its position."""
+        """Convert a value to its Optuna representation: the index of a choice."""
         parameter = self._space[name]
         if isinstance(parameter, Choice):
             return parameter.options.index(value)
@@ -173,36 +173,36 @@ class Sampling:
 
 
 def check_names(sampler: Any, stop: Any, direction: str) -> None:
-    """Refuse names that mean nothing, and objects that are not Optuna's."""
+    """Raise InvalidArgument for unknown names and for objects that are not Optuna's."""
     optuna = import_optuna()
     if direction not in DIRECTIONS:
         raise InvalidArgument(f"direction={direction!r} is neither 'max' nor 'min'.")
-    known: tuple[tuple[str, Any, tuple[str, ...], type], ...] = (
+    arguments: tuple[tuple[str, Any, tuple[str, ...], type], ...] = (
         ("sampler", sampler, SAMPLERS, optuna.samplers.BaseSampler),
         ("stop", stop, STOPS, optuna.pruners.BasePruner),
     )
-    for argument, given, names, kind in known:
-        if given in names or isinstance(given, kind) or (argument == "stop" and given is None):
+    for argument, value, names, kind in arguments:
+        if value in names or isinstance(value, kind) or (argument == "stop" and value is None):
             continue
         raise InvalidArgument(
-            f"{argument}={given!r} is none of {', '.join(map(repr, names))}, nor an Optuna "
+            f"Unknown {argument} {value!r}. Available: {', '.join(map(repr, names))}, or an Optuna "
             f"{kind.__name__.removeprefix('Base').lower()}.",
-            hint=did_you_mean(given, names, write=f"{argument}={{!r}}"),
+            hint=did_you_mean(value, names, write=f"{argument}={{!r}}"),
         )
 
 
-def name_of(given: Any) -> str | None:
-    """Return what a sampler or pruner is called in a record."""
-    if given is None or isinstance(given, str):
-        return given
-    return type(given).__qualname__
+def name_of(sampler: Any) -> str | None:
+    """Return the name of a sampler or pruner in a record."""
+    if sampler is None or isinstance(sampler, str):
+        return sampler
+    return type(sampler).__qualname__
 
 
 def import_optuna() -> Any:
     """Return the module ``optuna``, or raise MissingExtra."""
     try:
         with warnings.catch_warnings():
-            # Of a notebook without widgets; no bar of Optuna is ever shown.
+            # Raised in a notebook without widgets; Optuna's progress bar is never shown.
             warnings.filterwarnings("ignore", message="IProgress not found")
             import optuna
     except ImportError as error:

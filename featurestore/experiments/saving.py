@@ -1,4 +1,4 @@
-"""Models as files of a run: all workers write, the file of the first one is published by a rename.
+"""Saving models in a run: all workers write, and the first publishes its file by a rename.
 
 Under ``MultiWorkerMirroredStrategy`` a save reads variables that are reduced over all workers, so
 every worker has to take part. The files of all workers but the first are discarded.
@@ -25,9 +25,9 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 @dataclass(frozen=True)
 class ModelFormat:
-    """How models of a library become a file or folder.
+    """A file format of models, with its writer.
 
-    ``collective`` models are written by every worker: their save may wait for the others.
+    Every worker writes ``collective`` models, because saving them may synchronize workers.
     """
 
     ending: str
@@ -41,16 +41,16 @@ def save_model(model: Any, *, directory: str, name: str, worker: int) -> str:
     Args:
         model: A model of Keras, PyTorch, Spark ML or scikit-learn.
         directory: The folder of the run's artifacts.
-        name: The name of the file, with or without its ending.
+        name: The name of the file, with or without its extension.
         worker: The number of this worker.
 
     Raises:
-        InvalidArgument: The model is of no known library, or the name is not one of a file.
+        InvalidArgument: The library of the model is unknown, or the file name is invalid.
     """
     model_format = format_of(model)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidArgument(
-            f"name={name!r} is not the name of a file.", hint='context.save(model, name="model")'
+            f"name={name!r} is not a valid file name.", hint='context.save(model, name="model")'
         )
     file_name = name
     if not name.endswith(model_format.ending):
@@ -64,20 +64,22 @@ def save_model(model: Any, *, directory: str, name: str, worker: int) -> str:
     files.make_directory(directory)
     for stale in run_files.temporary_directories(directory):
         files.remove(stale, below=directory)
-    with tempfile.TemporaryDirectory(prefix=run_files.TEMPORARY, dir=directory) as written:
-        temporary = os.path.join(written, file_name)
+    with tempfile.TemporaryDirectory(
+        prefix=run_files.TEMPORARY, dir=directory
+    ) as temporary_directory:
+        temporary = os.path.join(temporary_directory, file_name)
         model_format.write(model, temporary)
-        if files.is_directory(published):  # a rename replaces files only
+        if files.is_directory(published):  # a rename cannot replace a folder
             files.remove(published, below=directory)
         files.rename(temporary, published)
     return published
 
 
 def format_of(model: Any) -> ModelFormat:
-    """Return the format in which a model is saved.
+    """Return the file format of a model.
 
     Raises:
-        InvalidArgument: The model is of no known library.
+        InvalidArgument: The library of the model is unknown.
     """
     libraries = {each.__module__.split(".")[0] for each in type(model).__mro__}
     if libraries & {"keras", "tf_keras"} and hasattr(model, "save"):
@@ -90,8 +92,8 @@ def format_of(model: Any) -> ModelFormat:
     if hasattr(model, "predict"):
         return ModelFormat(".joblib", _write_joblib)
     raise InvalidArgument(
-        f"context.save cannot write a {type(model).__name__}: it writes models of Keras, modules "
-        "and state dicts of PyTorch, models of Spark ML, and objects with a predict method.",
+        f"context.save cannot write a {type(model).__name__}. It supports models of Keras, "
+        "modules and state dicts of PyTorch, models of Spark ML, and objects with a predict method.",
         hint="with open(os.path.join(context.artifact_dir, 'model.bin'), 'wb') as file: ...",
     )
 

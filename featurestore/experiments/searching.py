@@ -1,4 +1,4 @@
-"""Search: trials proposed by Optuna, run by workers, given up early, gone on with after a crash."""
+"""Hyperparameter search: trials proposed by Optuna, pruned early, resumed after a crash."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, InvalidMetric, RunFailed, listing
 from featurestore.experiments import catalog, functions, liveness, spaces
-from featurestore.experiments.launching import LaunchRequest, check_request, check_whole, new_record
+from featurestore.experiments.launching import (
+    LaunchRequest,
+    check_integer,
+    check_request,
+    new_record,
+)
 from featurestore.experiments.sampling import PastTrial, Sampling, check_names, name_of
 from featurestore.experiments.trials import Proposal, TrialPool
 from featurestore.model.run_record import RunRecord
@@ -20,12 +25,12 @@ from featurestore.storage import files
 if TYPE_CHECKING:
     from featurestore.session import Session
 
-_MOST_TRIALS = 1_000_000
+_MAX_TRIALS = 1_000_000
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What a search was asked for; ``launch`` says what is run, ``space`` what is searched."""
+    """A search request: ``launch`` describes the runs, ``space`` the parameters."""
 
     launch: LaunchRequest
     space: Mapping[str, Any]
@@ -39,36 +44,36 @@ class SearchRequest:
 
 @dataclass
 class SearchProposals:
-    """Asks and tells Optuna; ``fixed`` are the parameters that every trial has."""
+    """Trials proposed by Optuna; ``fixed`` are the parameters that all trials share."""
 
     sampling: Sampling
     fixed: Mapping[str, Any]
     trials: int
     metric: str
     seed: int
-    asked: int = 0
+    next_number: int = 0
     reported: set[str] = field(default_factory=set)
 
     def next(self) -> Proposal | None:
         """Return the next trial."""
-        if self.asked >= self.trials:
+        if self.next_number >= self.trials:
             return None
         number, params = self.sampling.ask()
-        self.asked = number + 1
+        self.next_number = number + 1
         return Proposal(number, {**self.fixed, **params}, seed=self.seed)
 
     def report(self, number: int, step: int, metrics: Mapping[str, float]) -> bool:
-        """Tell Optuna of the metric that counts."""
+        """Report the objective metric to Optuna and return True to stop the trial."""
         self.reported.update(metrics)
         if self.metric not in metrics:
             return False
         return self.sampling.report(number, step, metrics[self.metric])
 
     def ended(self, record: RunRecord) -> None:
-        """Tell Optuna how a trial ended.
+        """Report the end of a trial to Optuna.
 
         Raises:
-            InvalidMetric: It finished without the metric that counts.
+            InvalidMetric: The trial finished without the objective metric.
         """
         assert record.number is not None
         value = record.metrics.get(self.metric)
@@ -86,21 +91,23 @@ def search(session: Session, request: SearchRequest) -> RunRecord:
     launcher = find_launcher(request.launch.on)
     space = spaces.check_space(request.space)
     check_names(request.sampler, request.stop, request.direction)
-    size = len(spaces.grid(space)) if request.sampler == "grid" else _MOST_TRIALS
+    size = len(spaces.grid(space)) if request.sampler == "grid" else _MAX_TRIALS
     trials = size
     if request.trials is not None:
-        check_whole("trials", request.trials, least=1, most=_MOST_TRIALS)
+        check_integer("trials", request.trials, minimum=1, maximum=_MAX_TRIALS)
         trials = min(request.trials, size)
     elif request.sampler != "grid":
         raise InvalidArgument(
-            "trials= says how many; only a grid ends by itself.", hint="trials=20"
+            "trials= is required: only a grid has a fixed number of trials.", hint="trials=20"
         )
-    check_whole("parallel", request.parallel, least=1, most=4096)
+    check_integer("parallel", request.parallel, minimum=1, maximum=4096)
     if not isinstance(request.metric, str) or not request.metric.isidentifier():
-        raise InvalidArgument(f"metric={request.metric!r} is no name.", hint='metric="val_auc"')
-    both = sorted(set(space) & set(request.launch.params))
-    if both:
-        raise InvalidArgument(f"{listing(both)} stand in space and in params.")
+        raise InvalidArgument(
+            f"metric={request.metric!r} is not a valid name.", hint='metric="val_auc"'
+        )
+    duplicates = sorted(set(space) & set(request.launch.params))
+    if duplicates:
+        raise InvalidArgument(f"{listing(duplicates)} are in both space and params.")
     fixed = functions.check_params(request.launch.params)
     probe = {**fixed, **dict.fromkeys(space)}
     dumped = check_request(
@@ -126,7 +133,7 @@ def search(session: Session, request: SearchRequest) -> RunRecord:
 def run_study(
     session: Session, record: RunRecord, request: SearchRequest, dumped: bytes
 ) -> RunRecord:
-    """Run the trials of a study that are missing, and return its record."""
+    """Run the missing trials of a study and return its record."""
     launcher = find_launcher(request.launch.on)
     sampling = Sampling(
         spaces.space_from_json(record.settings["space"]),
@@ -141,9 +148,9 @@ def run_study(
     directory = catalog.directory_of(session, record)
     files.make_directory(directory)
     with liveness.driving(directory):
-        past = catalog.find(session, parent=record.id)
-        sampling.restore([_past(session, each, request.metric) for each in past])
-        proposals.asked = len(past)
+        past_trials = catalog.find(session, parent=record.id)
+        sampling.restore([_past_trial(session, each, request.metric) for each in past_trials])
+        proposals.next_number = len(past_trials)
         template = replace(new_record(request.launch, launcher), kind="trial", parent=record.id)
         pool = TrialPool(
             session,
@@ -154,19 +161,19 @@ def run_study(
             request.parallel,
             environment=request.launch.environment,
             progress=request.launch.progress,
-            unfinished=unfinished(past),
+            unfinished=unfinished(past_trials),
         )
         catalog.save(session, record)
         finish_pool(session, record, pool)
-        ended = _judged(session, record)
-        catalog.save(session, ended)
-    if ended.state == "failed":
-        raise RunFailed(f"None of the trials of {record.id!r} finished; {ended.reason}")
-    return ended
+        final_record = _final_record(session, record)
+        catalog.save(session, final_record)
+    if final_record.state == "failed":
+        raise RunFailed(f"None of the trials of {record.id!r} finished; {final_record.reason}")
+    return final_record
 
 
 def finish_pool(session: Session, record: RunRecord, pool: TrialPool) -> None:
-    """Run the pool of a study; where that fails the record of the study says so."""
+    """Run the trial pool; on an exception, save the study as failed or interrupted."""
     try:
         pool.run()
     except BaseException as error:
@@ -177,16 +184,13 @@ def finish_pool(session: Session, record: RunRecord, pool: TrialPool) -> None:
         raise
 
 
-def unfinished(past: list[RunRecord]) -> deque[RunRecord]:
-    """Return the trials that were running when their driver ended, to be tried again."""
-    found: deque[RunRecord] = deque()
-    for each in past:
-        if each.state in ("running", "interrupted"):
-            found.append(replace(each, state="running", ended=None, reason=None))
-    return found
+def unfinished(past_trials: list[RunRecord]) -> deque[RunRecord]:
+    """Return the trials that were running when their driver ended, reset to run again."""
+    interrupted = [each for each in past_trials if each.state in ("running", "interrupted")]
+    return deque(replace(each, state="running", ended=None, reason=None) for each in interrupted)
 
 
-def _judged(session: Session, record: RunRecord) -> RunRecord:
+def _final_record(session: Session, record: RunRecord) -> RunRecord:
     metric, direction = record.settings["metric"], record.settings["direction"]
     trials = catalog.find(session, parent=record.id)
     best = best_of(trials, metric, direction)
@@ -208,23 +212,21 @@ def best_of(trials: list[RunRecord], metric: str, direction: str) -> RunRecord |
     return min(finished, key=lambda each: sign * each.metrics[metric])
 
 
-def _past(session: Session, record: RunRecord, metric: str) -> PastTrial:
+def _past_trial(session: Session, record: RunRecord, metric: str) -> PastTrial:
     assert record.number is not None
-    history = {}
-    for each in catalog.reported(catalog.directory_of(session, record)):
-        if each.name == metric:
-            history[each.step] = each.value
+    values = catalog.read_metrics(catalog.directory_of(session, record))
+    history = {each.step: each.value for each in values if each.name == metric}
     value = record.metrics.get(metric)
     return PastTrial(record.number, record.params, record.state, value, history)
 
 
 def resume_study(session: Session, record: RunRecord, request: SearchRequest) -> RunRecord:
-    """Go on with a study."""
+    """Resume a study."""
     launcher = find_launcher(request.launch.on)
     probe = {**record.params, **dict.fromkeys(record.settings["space"])}
     launch = replace(request.launch, params=probe, workers=request.parallel)
     dumped = check_request(launch, launcher)
-    check_whole("trials", request.trials, least=1, most=_MOST_TRIALS)
+    check_integer("trials", request.trials, minimum=1, maximum=_MAX_TRIALS)
     settings = {**record.settings, "trials": request.trials, "parallel": request.parallel}
-    again = replace(record, state="running", ended=None, reason=None, settings=settings)
-    return run_study(session, again, request, dumped)
+    resumed = replace(record, state="running", ended=None, reason=None, settings=settings)
+    return run_study(session, resumed, request, dumped)

@@ -14,7 +14,7 @@ from featurestore.experiments.functions import check_params
 
 @dataclass(frozen=True)
 class Interval:
-    """Numbers from ``low`` to ``high``, both included; ``whole`` ones, or spread by their size."""
+    """Numbers from ``low`` to ``high`` inclusive; integers if ``whole``, log-scaled if ``log``."""
 
     low: float
     high: float
@@ -22,7 +22,7 @@ class Interval:
     whole: bool = False
 
     def distribution(self) -> Any:
-        """Return the same as an Optuna distribution."""
+        """Return the interval as an Optuna distribution."""
         import optuna
 
         if self.whole:
@@ -30,9 +30,9 @@ class Interval:
         return optuna.distributions.FloatDistribution(self.low, self.high, log=self.log)
 
     def position(self, value: Any) -> float:
-        """Return where a value lies between the bounds: 0 to 1."""
-        low, high, at = self._scaled(self.low), self._scaled(self.high), self._scaled(value)
-        return (at - low) / (high - low) if high > low else 0.0
+        """Return the position of a value between the bounds, from 0 to 1."""
+        low, high, scaled = self._scaled(self.low), self._scaled(self.high), self._scaled(value)
+        return (scaled - low) / (high - low) if high > low else 0.0
 
     def at(self, position: float) -> Any:
         """Return the value at a position."""
@@ -47,8 +47,8 @@ class Interval:
         """Return all values, for a grid."""
         if not self.whole:
             raise InvalidArgument(
-                "A grid needs values that can be counted, and a space has numbers of an interval.",
-                hint="name them: [0.001, 0.01, 0.1]; or sampler='random'",
+                "A grid needs a finite set of values, and an interval of real numbers has none.",
+                hint="list the values: [0.001, 0.01, 0.1]; or sampler='random'",
             )
         return tuple(range(int(self.low), int(self.high) + 1))
 
@@ -62,18 +62,18 @@ class Interval:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some values."""
+    """A choice among values."""
 
     options: tuple[Any, ...]
 
     def distribution(self) -> Any:
-        """Return the same as an Optuna distribution, over the positions of the values."""
+        """Return an Optuna distribution over the indexes of the options."""
         import optuna
 
         return optuna.distributions.CategoricalDistribution(tuple(range(len(self.options))))
 
     def position(self, value: Any) -> float:
-        """Return where a value stands among the options: 0 to 1."""
+        """Return the relative position of a value among the options, from 0 to 1."""
         return (self.options.index(value) + 0.5) / len(self.options)
 
     def at(self, position: float) -> Any:
@@ -94,7 +94,7 @@ Space = Mapping[str, Parameter]
 
 
 def uniform(low: float, high: float) -> Interval:
-    """Return the numbers from ``low`` to ``high``, all alike.
+    """Return the interval from ``low`` to ``high``, sampled uniformly.
 
     >>> uniform(0.0, 0.5)
     Interval(low=0.0, high=0.5, log=False, whole=False)
@@ -103,7 +103,7 @@ def uniform(low: float, high: float) -> Interval:
 
 
 def loguniform(low: float, high: float) -> Interval:
-    """Return the numbers from ``low`` to ``high``, each order of magnitude alike.
+    """Return the interval from ``low`` to ``high``, sampled log-uniformly.
 
     >>> loguniform(1e-4, 1e-1).at(0.5)
     0.003162...
@@ -112,7 +112,7 @@ def loguniform(low: float, high: float) -> Interval:
 
 
 def integers(low: int, high: int, *, log: bool = False) -> Interval:
-    """Return the whole numbers from ``low`` to ``high``.
+    """Return the integers from ``low`` to ``high``.
 
     >>> integers(1, 4).values()
     (1, 2, 3, 4)
@@ -121,52 +121,52 @@ def integers(low: int, high: int, *, log: bool = False) -> Interval:
 
 
 def choice(options: Sequence[Any]) -> Choice:
-    """Return one of some values; a list in a space means the same.
+    """Return a choice among values; a list in a space has the same meaning.
 
     >>> choice(["relu", "tanh"]).values()
     ('relu', 'tanh')
     """
-    found = tuple(options)
-    if not found:
-        raise InvalidArgument("A choice of nothing.", hint="choice([16, 32])")
-    return Choice(found)
+    values = tuple(options)
+    if not values:
+        raise InvalidArgument("A choice needs at least one option.", hint="choice([16, 32])")
+    return Choice(values)
 
 
 def check_space(space: Mapping[str, Any]) -> dict[str, Parameter]:
     """Return a space with lists as choices.
 
     Raises:
-        InvalidArgument: It is empty, or a parameter is neither a list nor an interval.
+        InvalidArgument: The space is empty, or a parameter is neither a list nor an interval.
     """
     if not isinstance(space, Mapping) or not space:
         raise InvalidArgument(
-            f"space={space!r} says no parameter.",
+            f"space={space!r} has no parameters.",
             hint='space={"lr": experiments.loguniform(1e-4, 1e-1), "units": [16, 32]}',
         )
-    found: dict[str, Parameter] = {}
-    for name, given in space.items():
-        if isinstance(given, Interval | Choice):
-            found[name] = given
-        elif isinstance(given, list | tuple) and given:
-            found[name] = Choice(tuple(given))
+    parameters: dict[str, Parameter] = {}
+    for name, values in space.items():
+        if isinstance(values, Interval | Choice):
+            parameters[name] = values
+        elif isinstance(values, list | tuple) and values:
+            parameters[name] = Choice(tuple(values))
         else:
             raise InvalidArgument(
-                f"space[{name!r}]={given!r} is no set of values.",
+                f"space[{name!r}]={values!r} is not a set of values.",
                 hint="a list, or experiments.uniform, loguniform, integers, choice",
             )
-    check_params({name: _told(each) for name, each in found.items()})
-    return found
+    check_params({name: each.to_json() for name, each in parameters.items()})
+    return parameters
 
 
 def space_from_json(data: Mapping[str, Any]) -> dict[str, Parameter]:
-    """Return the space that a record tells of."""
-    found: dict[str, Parameter] = {}
-    for name, told in data.items():
-        if told["kind"] == "choice":
-            found[name] = Choice(tuple(told["options"]))
+    """Return the space of a record."""
+    parameters: dict[str, Parameter] = {}
+    for name, spec in data.items():
+        if spec["kind"] == "choice":
+            parameters[name] = Choice(tuple(spec["options"]))
         else:
-            found[name] = Interval(told["low"], told["high"], told["log"], told["whole"])
-    return found
+            parameters[name] = Interval(spec["low"], spec["high"], spec["log"], spec["whole"])
+    return parameters
 
 
 def grid(space: Space) -> list[dict[str, Any]]:
@@ -176,19 +176,17 @@ def grid(space: Space) -> list[dict[str, Any]]:
     [{'lr': 0.1, 'units': 8}, {'lr': 0.2, 'units': 8}]
     """
     values = [parameter.values() for parameter in space.values()]
-    return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*values)]
+    return [
+        dict(zip(space, combination, strict=True)) for combination in itertools.product(*values)
+    ]
 
 
 def _interval(low: float, high: float, *, log: bool, whole: bool) -> Interval:
     numbers = all(isinstance(each, int | float) for each in (low, high))
     if not numbers or not math.isfinite(low) or not math.isfinite(high) or low > high:
-        raise InvalidArgument(f"{low!r} to {high!r} is no interval.", hint="uniform(0.0, 0.5)")
+        raise InvalidArgument(f"{low!r} to {high!r} is not an interval.", hint="uniform(0.0, 0.5)")
     if log and low <= 0:
         raise InvalidArgument(f"low={low!r} has no logarithm.", hint="loguniform(1e-4, 1e-1)")
     if whole and not all(isinstance(each, int) for each in (low, high)):
-        raise InvalidArgument(f"{low!r} to {high!r} are not whole.", hint="integers(1, 8)")
+        raise InvalidArgument(f"{low!r} to {high!r} are not integers.", hint="integers(1, 8)")
     return Interval(low, high, log, whole)
-
-
-def _told(parameter: Parameter) -> Any:
-    return parameter.to_json()

@@ -1,4 +1,4 @@
-"""How a worker stands and how it ended, in a file of its own in the run's directory."""
+"""Status file of a worker in the run's directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from featurestore.experiments.tasks import Task
 
 WORKERS = "workers"
-# Errors of workers that lost another one: the run failed because that one did.
+# Errors of workers that lost a peer; the failure of the peer is the cause.
 _LOST_PEER = (
     "UnavailableError",
     "PSUnavailableError",
@@ -43,7 +43,7 @@ class WorkerStatus:
 
     @property
     def lost_a_peer(self) -> bool:
-        """Whether it failed because another worker was gone."""
+        """Whether it failed because another worker was lost."""
         return self.error in _LOST_PEER
 
     def ended(self, state: str, *, metrics: Mapping[str, float] | None = None) -> WorkerStatus:
@@ -61,7 +61,7 @@ class WorkerStatus:
         return replace(self, saved=dict(saved))
 
     def with_readers(self, states: list[dict[str, Any]]) -> WorkerStatus:
-        """Return the status with where each reader stands."""
+        """Return the status with the position of each reader."""
         return replace(self, readers=tuple(states))
 
 
@@ -71,18 +71,18 @@ def status_path(run: str, number: int) -> str:
 
 
 def write_status(task: Task, status: WorkerStatus) -> None:
-    """Write how a worker stands, for the driver that started it."""
+    """Write the status of a worker for its driver."""
     files.replace_json(status_path(task.run, task.number), vars(status))
 
 
 def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:
-    """Return how a process of an attempt stands, None before it has begun."""
+    """Return the status of a process of an attempt, None before it has started."""
     path = status_path(run, number)
     if not files.exists(path):
         return None
     try:
         data = JsonObject.of(files.read_json(path))
-        found = WorkerStatus(
+        status = WorkerStatus(
             state=data.text("state"),
             attempt=data.number("attempt"),
             pid=data.number("pid"),
@@ -96,4 +96,4 @@ def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:
         )
     except MalformedJson as error:
         raise RunDamaged(f"The file {path!r} of a worker is damaged: {error}") from error
-    return found if found.attempt == attempt else None
+    return status if status.attempt == attempt else None

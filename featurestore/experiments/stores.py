@@ -1,4 +1,4 @@
-"""Which store keeps the runs of a call."""
+"""Choice of the store that records runs."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ if TYPE_CHECKING:
 
 
 def session_of(store: FeatureStore | None, dataset: TrainingDataset | None) -> Session:
-    """Return the store that keeps runs: the given one, the dataset's, or the last connected.
+    """Return the store that records runs: the argument, the dataset's, or the last connected.
 
     Raises:
-        UnsupportedLocation: It is no directory; the hint says how a dataset that lies elsewhere is
-            trained on.
+        UnsupportedLocation: The store is not in a directory; the hint shows an alternative.
     """
-    found = _chosen(store, dataset)
+    session = _resolve_session(store, dataset)
     # Workers append to files and wait for one another by them; an object store has neither.
-    if is_uri(found.location):
+    if is_uri(session.location):
         raise UnsupportedLocation(
-            f"Runs of experiments need a directory, and the store at {found.location!r} is none.",
-            hint="store=featurestore.connect('/shared/runs') keeps the runs in a directory that "
-            "the workers see; the dataset stays where it is",
+            f"Runs of experiments need a directory, and the store at {session.location!r} is not in one.",
+            hint="store=featurestore.connect('/shared/runs') records the runs in a directory that "
+            "all workers see; the dataset remains in its store",
         )
-    return found
+    return session
 
 
-def _chosen(store: FeatureStore | None, dataset: TrainingDataset | None) -> Session:
+def _resolve_session(store: FeatureStore | None, dataset: TrainingDataset | None) -> Session:
     from featurestore._current import current_store
 
     if store is not None:
         return store.session
-    # What is no dataset at all is refused where the request is checked.
+    # The type of the dataset is checked with the request.
     session: Session | None = getattr(dataset, "session", None)
     if session is not None:
         return session

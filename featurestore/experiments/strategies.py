@@ -1,4 +1,4 @@
-"""Strategies of ``tf.distribute`` by the kind of run, and what Keras tells while it fits."""
+"""Strategies of ``tf.distribute`` by kind of run, and the reporting callback of Keras."""
 
 from __future__ import annotations
 
@@ -34,36 +34,34 @@ def report_callback(
     if any(each.__module__.split(".")[0] == "tf_keras" for each in type(model).__mro__):
         name = "tf_keras"
     keras = importlib.import_module(name)
-    total = reader.steps_per_epoch
+    steps_per_epoch = reader.steps_per_epoch
     earlier = MetricSums(model)
 
     class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.made = start[0] * total + start[1]
+            self.completed_steps = start[0] * steps_per_epoch + start[1]
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.made += 1
-            epoch_ends = self.made % total == 0
-            if not epoch_ends and self.made % save_every:
+            self.completed_steps += 1
+            epoch_ends = self.completed_steps % steps_per_epoch == 0
+            if not epoch_ends and self.completed_steps % save_every:
                 return
-            # What Keras hands over is the sum over all replicas; the metrics themselves are means.
-            found = self.model.get_metrics_result()
-            told = {key: float(value) for key, value in found.items()}
-            # A run that goes on at this checkpoint counts from here, so this one does, too. What
-            # Keras says of the epoch is of all its steps.
+            # ``logs`` contain sums over all replicas; the metrics themselves are means.
+            metric_values = self.model.get_metrics_result()
+            means = {key: float(value) for key, value in metric_values.items()}
+            # A run resumed from this checkpoint counts from here, so the sums restart. The epoch
+            # metrics of Keras cover all steps of the epoch.
             if epoch_ends:
                 earlier.put_back()
             else:
                 earlier.take()
-            context.report(self.made, **told)
+            context.report(self.completed_steps, **means)
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            told = {}
-            for key, value in dict(logs or {}).items():
-                if key.startswith("val_"):
-                    told[key] = float(value)
-            if told:
-                context.report(self.made, **told)
+            values = dict(logs or {}).items()
+            validation = {key: float(value) for key, value in values if key.startswith("val_")}
+            if validation:
+                context.report(self.completed_steps, **validation)
 
     return ReportCallback()

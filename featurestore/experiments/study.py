@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def check_study(record: RunRecord) -> RunRecord:
-    """Return a record if it is one of a search."""
+    """Return a record after checking that it is of a search."""
     if record.kind != "search":
         raise RunNotFound(
-            f"Run {record.id!r} is a {record.kind}, no search.",
+            f"Run {record.id!r} is a {record.kind}, not a search.",
             hint=f"experiments.get_run({record.id!r})",
         )
     return record
@@ -44,12 +44,12 @@ class Study:
 
     @property
     def id(self) -> str:
-        """The id of the study; ``experiments.get_study`` finds it again."""
+        """The id of the study, for ``experiments.get_study``."""
         return self.record.id
 
     @property
     def name(self) -> str:
-        """The experiment that it belongs to."""
+        """The experiment of the study."""
         return self.record.name
 
     @property
@@ -59,7 +59,7 @@ class Study:
 
     @property
     def metric(self) -> str:
-        """The metric that counts."""
+        """The metric to optimize."""
         return str(self.record.settings["metric"])
 
     @property
@@ -78,18 +78,18 @@ class Study:
         from featurestore.experiments.searching import best_of
 
         trials = catalog.find(self.session, parent=self.id)
-        found = best_of(trials, self.metric, str(self.record.settings["direction"]))
-        if found is None:
+        best_record = best_of(trials, self.metric, str(self.record.settings["direction"]))
+        if best_record is None:
             raise RunNotFound(f"No trial of {self.id!r} has finished.", hint="study.resume()")
-        return Run(self.session, found)
+        return Run(self.session, best_record)
 
     def to_records(self) -> list[dict[str, Any]]:
         """Return one object for each trial: number, state, parameters, metrics."""
-        found = []
+        records = []
         for run in self.runs:
-            told = {"number": run.record.number, "id": run.id, "state": run.state}
-            found.append({**told, **run.params, **run.metrics, "seconds": run.seconds})
-        return found
+            identity = {"number": run.record.number, "id": run.id, "state": run.state}
+            records.append({**identity, **run.params, **run.metrics, "seconds": run.seconds})
+        return records
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row for each trial."""
@@ -109,24 +109,24 @@ class Study:
         environment: Mapping[str, str] | None = None,
         progress: bool | Listener | None = None,
     ) -> Study:
-        """Go on with a search that was interrupted, or make more trials, and return it at its end.
+        """Resume an interrupted search, or add trials, and return the finished study.
 
-        Trials that were running go on from their checkpoints.
+        Interrupted trials continue from their checkpoints.
 
         Args:
-            train_fn: As of ``Run.resume``.
-            trials: How many in all; None: as before.
-            parallel: How many at once; None: as before.
-            sampler: Has to be given where it was an object of Optuna.
-            stop: The same.
+            train_fn: See ``Run.resume``.
+            trials: Total number of trials; None: as before.
+            parallel: Number of concurrent workers; None: as before.
+            sampler: Required if the study used a sampler object of Optuna.
+            stop: Required if the study used a pruner object of Optuna.
             on: Another launcher.
             environment: Environment variables of the workers.
-            progress: As of ``launch``.
+            progress: See ``launch``.
         """
         from featurestore.experiments.launching import LaunchRequest, dataset_of
         from featurestore.experiments.searching import SearchRequest, resume_study
 
-        told = self.record.settings
+        settings = self.record.settings
         function = train_fn or functions.loaded_function(str(self.record.code.get("function")))
         if function is None:
             raise InvalidTrainFunction(
@@ -140,8 +140,8 @@ class Study:
             dataset=dataset_of(self.session, self.record),
             params=self.record.params,
             name=self.name,
-            on=on or str(told["on"]),
-            retries=int(told["retries"]),
+            on=on or str(settings["on"]),
+            retries=int(settings["retries"]),
             seed=self.record.seed,
             environment=environment or {},
             progress=progress,
@@ -149,23 +149,23 @@ class Study:
         request = SearchRequest(
             launch,
             {},  # the record has it
-            trials or int(told["trials"]),
-            parallel or int(told["parallel"]),
-            self._named("sampler", sampler),
-            self._named("stop", stop),
+            trials or int(settings["trials"]),
+            parallel or int(settings["parallel"]),
+            self._sampler_or_pruner("sampler", sampler),
+            self._sampler_or_pruner("stop", stop),
             self.metric,
-            str(told["direction"]),
+            str(settings["direction"]),
         )
         return Study(self.session, resume_study(self.session, self.record, request))
 
-    def _named(self, argument: str, given: Any) -> Any:
+    def _sampler_or_pruner(self, argument: str, override: Any) -> Any:
         from featurestore.experiments.sampling import SAMPLERS, STOPS
 
-        told = self.record.settings[argument]
-        if given is not None or told is None or told in (*SAMPLERS, *STOPS):
-            return given or told
+        stored_name = self.record.settings[argument]
+        if override is not None or stored_name is None or stored_name in (*SAMPLERS, *STOPS):
+            return override or stored_name
         raise InvalidArgument(
-            f"The {argument} of {self.id!r} was an object, {told}.",
+            f"The {argument} of {self.id!r} was an object, {stored_name}.",
             hint=f"study.resume({argument}=optuna...)",
         )
 

@@ -1,4 +1,4 @@
-"""What a worker is told, as JSON: which run, which worker of how many, which data."""
+"""Task of a worker process, as JSON: the run, the member of the team, the data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Fold:
     """One fold of a cross-validation: the ``number``-th of ``folds`` equal ranges of the row hash.
 
-    Reading ``split`` gives the rows of the other folds, reading ``held_out`` those of this one.
+    ``split`` reads the rows of the other folds, ``held_out`` those of this one.
     """
 
     split: str
@@ -27,17 +27,17 @@ class Fold:
     folds: int
 
     @classmethod
-    def from_json(cls, told: object) -> Fold | None:
-        """Return the fold that ``vars`` of one gives, None for null."""
-        if told is None:
+    def from_json(cls, payload: object) -> Fold | None:
+        """Return the fold of a JSON object, None for null."""
+        if payload is None:
             return None
-        data = JsonObject.of(told, "fold")
+        data = JsonObject.of(payload, "fold")
         folds = data.number("folds", least=2)
         number = data.number("number", most=folds - 1)
         return cls(data.text("split"), data.text("held_out"), number, folds)
 
     def rows(self, split: str, count: int) -> tuple[str, tuple[tuple[int, int], ...] | None]:
-        """Return the stored split and the ranges of its canonical rows that a split stands for.
+        """Return the stored split and the ranges of its canonical rows for a split name.
 
         The canonical order is that of the row hash, so a range of it is a range of the hash.
 
@@ -60,9 +60,9 @@ class Task:
     """One process of one attempt of a run.
 
     ``strategy`` is "none", "mirrored", "multiworker" or "parameter_server"; ``number`` is the
-    process's own, ``worker`` of ``workers`` is the share that it reads. ``without`` are features
-    and ``without_layers`` layers that an ablation leaves out; ``checkpoint`` is the one that all
-    workers of the attempt begin with, "" for none, None for the newest.
+    number of the process, ``worker`` of ``workers`` selects the rows that it reads. ``without`` are
+    the features and ``without_layers`` the layers that an ablation leaves out; ``checkpoint`` is
+    the initial one of all workers, "" for none, None for the newest.
     """
 
     run: str
@@ -108,19 +108,19 @@ class Task:
 
     @property
     def serves(self) -> bool:
-        """Whether the process only does what a chief asks of it."""
+        """Whether the process only serves a chief."""
         return self.strategy == PARAMETER_SERVER and self.role != CHIEF
 
     def open_dataset(self) -> TrainingDataset:
-        """Return the dataset, which has to be the one that the run was launched with."""
+        """Return the dataset of the run, after checking that its content is unchanged."""
         from featurestore.training.dataset import TrainingDataset
 
-        told = JsonObject.of(self.dataset, "dataset")
-        opened = TrainingDataset.open(told.text("path"))
-        if opened.manifest.content_hash != told.text("manifest"):
+        reference = JsonObject.of(self.dataset, "dataset")
+        dataset = TrainingDataset.open(reference.text("path"))
+        if dataset.manifest.content_hash != reference.text("manifest"):
             raise ManifestMismatch(
-                f"The dataset at {opened.path!r} is another than the run was launched with: "
-                f"{opened.manifest.content_hash}, not {told.text('manifest')}.",
-                hint="launch a new run on the dataset of now",
+                f"The dataset at {dataset.path!r} is not the dataset that the run was launched with: "
+                f"{dataset.manifest.content_hash}, not {reference.text('manifest')}.",
+                hint="launch a new run on the current dataset",
             )
-        return opened
+        return dataset

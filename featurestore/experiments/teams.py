@@ -1,4 +1,4 @@
-"""Who takes part in a run: equal workers, or a chief with workers and parameter servers."""
+"""Members of a run: equal workers, or a chief with workers and parameter servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHIEF, WORKER, SERVER = "chief", "worker", "ps"
 
 @dataclass(frozen=True)
 class Member:
-    """One process of a run: its role in the cluster of TensorFlow, and its number in this role."""
+    """A process of a run: its role in the TensorFlow cluster and its index in this role."""
 
     role: str
     index: int
@@ -28,28 +28,28 @@ def members(strategy: str, workers: int, servers: int) -> tuple[Member, ...]:
     >>> [str(each) for each in members("parameter_server", 2, 1)]
     ['the chief', 'worker 0', 'worker 1', 'server 0']
     """
-    found = [Member(WORKER, index) for index in range(workers)]
+    team = [Member(WORKER, index) for index in range(workers)]
     if strategy == PARAMETER_SERVER:
-        found.insert(0, Member(CHIEF, 0))
-        found += [Member(SERVER, index) for index in range(servers)]
-    return tuple(found)
+        team.insert(0, Member(CHIEF, 0))
+        team += [Member(SERVER, index) for index in range(servers)]
+    return tuple(team)
 
 
-def by_weight(team: Sequence[Member]) -> list[int]:
-    """Return the numbers of members in the order of what their loss means.
+def by_severity(team: Sequence[Member]) -> list[int]:
+    """Return the indexes of members, the most severe loss first.
 
-    >>> by_weight(members("parameter_server", 2, 1))
+    >>> by_severity(members("parameter_server", 2, 1))
     [0, 3, 1, 2]
     """
     order = (CHIEF, SERVER, WORKER)
-    return sorted(range(len(team)), key=lambda number: order.index(team[number].role))
+    return sorted(range(len(team)), key=lambda index: order.index(team[index].role))
 
 
 def is_over(exits: Sequence[int | None], team: Sequence[Member]) -> bool:
-    """Tell whether nothing more can come of a run, whose members ended in these ways.
+    """Return True if a run has ended or cannot continue, by the exits of its members.
 
-    Equal workers need one another. A chief does without some of its workers, but not without all
-    of them, and not without a server.
+    Equal workers need one another. A chief can lose some of its workers, but not all of them, and
+    not a server.
 
     >>> is_over([None, -9], members("multiworker", 2, 0))
     True

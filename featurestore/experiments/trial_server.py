@@ -1,4 +1,4 @@
-"""The driver's side of trials: workers ask for the next one, in messages of JSON."""
+"""Driver side of trials: workers request them in JSON messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featurestore.plugins.worker_port import Peer, Received, WorkerPort
 
 @dataclass(frozen=True)
 class Message:
-    """What a worker said."""
+    """A message of a worker."""
 
     peer: Peer
     worker: int
@@ -29,24 +29,24 @@ class TrialServer:
         self._workers: dict[Peer, int] = {}
 
     def poll(self, seconds: float) -> list[Message]:
-        """Return what workers say within some seconds, as soon as any does."""
+        """Return the messages of workers, waiting at most ``seconds`` for the first."""
         messages = []
         for received in self._port.poll(seconds):
-            message = self._message(received)
+            message = self._parse(received)
             if message is not None:
                 messages.append(message)
         return messages
 
-    def answer(self, message: Message, data: Mapping[str, Any]) -> None:
-        """Answer a message; a worker that is gone hears nothing."""
+    def reply(self, message: Message, data: Mapping[str, Any]) -> None:
+        """Reply to a message; a disconnected worker is ignored."""
         self._port.send(message.peer, json.dumps(data).encode())
 
     def close(self) -> None:
         """Close all connections."""
         self._port.close()
 
-    def _message(self, received: Received) -> Message | None:
-        """Return a message; a worker that sends something else is disconnected."""
+    def _parse(self, received: Received) -> Message | None:
+        """Return the parsed message; disconnect a worker that sends anything else."""
         if received.data is None:
             self._workers.pop(received.peer, None)
             return None

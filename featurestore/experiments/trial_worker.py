@@ -1,4 +1,4 @@
-"""A worker that lives for many trials: it fetches one after the other from the driver."""
+"""Worker process of a study: it requests trials from the driver one after the other."""
 
 from __future__ import annotations
 
@@ -18,64 +18,64 @@ from featurestore.storage.appending import open_log
 
 
 class Driver:
-    """The driver, asked over TCP."""
+    """TCP connection to the driver."""
 
-    def __init__(self, told: JsonObject) -> None:
-        host, port = told.array("address")
-        self._connection = connect_to_driver((host, port), told.text("key"))
-        self._worker = told.number("worker")
+    def __init__(self, settings: JsonObject) -> None:
+        host, port = settings.array("address")
+        self._connection = connect_to_driver((host, port), settings.text("key"))
+        self._worker = settings.number("worker")
 
-    def ask(self, kind: str, **content: Any) -> JsonObject:
-        """Return the answer to a message."""
+    def request(self, kind: str, **content: Any) -> JsonObject:
+        """Send a message and return the reply."""
         message = {"kind": kind, "worker": self._worker, **content}
         try:
             self._connection.send_bytes(json.dumps(message).encode())
-            answer = self._connection.recv_bytes()
+            reply = self._connection.recv_bytes()
         except (OSError, EOFError):
-            answer = b"{}"
-        return JsonObject.of(json.loads(answer), "answer")
+            reply = b"{}"
+        return JsonObject.of(json.loads(reply), "answer")
 
     def report(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Tell of metrics, and return whether to stop."""
-        return self.ask("report", step=step, metrics=dict(metrics)).flag("stop")
+        """Send metrics and return True if the trial has to stop."""
+        return self.request("report", step=step, metrics=dict(metrics)).flag("stop")
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
 
 
-def serve(told: JsonObject, dumped: bytes) -> None:
+def serve(settings: JsonObject, dumped: bytes) -> None:
     """Run trials until the driver has none."""
-    driver = Driver(told)
-    answer = driver.ask("next")
-    while "task" in answer:
-        task = Task.from_json(answer.object("task"))
-        with _apart(task.run):
+    driver = Driver(settings)
+    reply = driver.request("next")
+    while "task" in reply:
+        task = Task.from_json(reply.object("task"))
+        with _trial_output(task.run):
             run_task(task, dumped, driver.report)
-        _forget_models()
-        answer = driver.ask("ended")
+        _clear_models()
+        reply = driver.request("ended")
     driver.close()
 
 
 @contextmanager
-def _apart(run: str) -> Iterator[None]:
-    """Write into a log of the trial's own, in a working directory of its own."""
-    place = os.path.join(run, "work", "worker-00000")
-    files.make_directory(place)
-    outer = os.getcwd()
-    kept = os.dup(1), os.dup(2)
+def _trial_output(run: str) -> Iterator[None]:
+    """Redirect stdout and stderr to the trial's log, and enter its working directory."""
+    working_directory = os.path.join(run, "work", "worker-00000")
+    files.make_directory(working_directory)
+    previous_directory = os.getcwd()
+    saved_handles = os.dup(1), os.dup(2)
     with open_log(os.path.join(run, "logs", "worker-00000.log")) as log:
         _flush()
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    os.chdir(place)
+    os.chdir(working_directory)
     try:
         yield
     finally:
         _flush()
-        os.chdir(outer)
-        for number, handle in zip((1, 2), kept, strict=True):
-            os.dup2(handle, number)
+        os.chdir(previous_directory)
+        for descriptor, handle in zip((1, 2), saved_handles, strict=True):
+            os.dup2(handle, descriptor)
             os.closerange(handle, handle + 1)
 
 
@@ -84,8 +84,8 @@ def _flush() -> None:
     sys.stderr.flush()
 
 
-def _forget_models() -> None:
-    """Let go of the graphs of the last trial; each Keras keeps its own."""
+def _clear_models() -> None:
+    """Clear the graphs of the last trial in each installed Keras."""
     for name in ("keras", "tf_keras"):
         if name in sys.modules:
             sys.modules[name].backend.clear_session()

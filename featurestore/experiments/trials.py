@@ -1,6 +1,6 @@
-"""Trials of a study: workers that never wait for one another, each trial a run of its own.
+"""Trial pool of a study: asynchronous workers, one run for each trial.
 
-A worker that dies is replaced, and its trial is tried again from its last checkpoint.
+A worker that dies is replaced, and its trial is retried from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from featurestore.errors import RunFailed
 from featurestore.experiments import catalog
 from featurestore.experiments.launching import end_record, worker_task
-from featurestore.experiments.progress import Listener, showing_logs
+from featurestore.experiments.progress import Listener, show_logs
 from featurestore.experiments.status import WorkerStatus, read_status
 from featurestore.experiments.tasks import Fold, Task
 from featurestore.experiments.trial_server import Message, TrialServer
@@ -27,12 +27,12 @@ from featurestore.storage.appending import last_lines
 from featurestore.storage.supervised import exit_text
 
 _POLL_SECONDS = 0.05
-_MOST_EARLY_DEATHS = 3
+_MAX_EARLY_DEATHS = 3
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a trial is to be: its parameters, and what an ablation leaves out."""
+    """Parameters of a trial, and the components that an ablation leaves out."""
 
     number: int
     params: Mapping[str, Any]
@@ -41,38 +41,38 @@ class Proposal:
 
 
 class Proposals(Protocol):
-    """Where trials come from, and who hears of them; one thread calls it."""
+    """Source of trials, notified of their reports and ends. Only one thread calls it."""
 
     def next(self) -> Proposal | None:
-        """Return the next trial, None when there is none left."""
+        """Return the next trial, None at the end."""
         ...
 
     def report(self, number: int, step: int, metrics: Mapping[str, float]) -> bool:
-        """Hear what a running trial reports, and tell whether to give it up."""
+        """Record the metrics of a running trial and return True to stop it."""
         ...
 
     def ended(self, record: RunRecord) -> None:
-        """Hear how a trial ended; an error that is raised here ends the study."""
+        """Record the end of a trial; an exception ends the study."""
         ...
 
 
 @dataclass
 class _Slot:
-    """A place for one worker: the gang that runs there now, and its trial."""
+    """A slot for one worker: its gang and its current trial."""
 
     key: int
     gang: RunningGang
     log: str
     trial: RunRecord | None = None
-    begun: str = ""
+    attempt_start: str = ""
 
 
 @dataclass
 class TrialPool:
-    """Runs the trials of a study with some workers.
+    """Runs the trials of a study on a number of workers.
 
-    ``template`` is what the records of all trials have in common; ``unfinished`` are trials of
-    earlier that are to be tried again.
+    ``template`` is the common content of all trial records; ``unfinished`` are earlier trials to
+    retry.
     """
 
     session: Session
@@ -87,7 +87,7 @@ class TrialPool:
     _slots: list[_Slot] = field(default_factory=list)
     _early_deaths: int = 0
     _next_key: int = 0
-    _is_dry: bool = False
+    _is_exhausted: bool = False
 
     @property
     def _study_directory(self) -> str:
@@ -96,22 +96,22 @@ class TrialPool:
         return catalog.directory_of(self.session, study)
 
     def run(self) -> None:
-        """Run trials until there are none; workers are gone when this returns."""
+        """Run trials until none remain; all workers have ended on return."""
         server = TrialServer(self.launcher.driver_host)
         try:
             for _ in range(self.parallel):
                 self._start_worker(server)
-            with showing_logs(self._logs, self.progress) as show:
+            with show_logs(self._logs, self.progress) as show:
                 while self._slots:
                     for message in server.poll(_POLL_SECONDS):
                         self._handle(server, message)
-                    self._look_after(server)
+                    self._replace_ended_workers(server)
                     show()
         finally:
             for slot in self._slots:
                 slot.gang.stop()
                 if slot.trial is not None:
-                    self._save(slot, "interrupted", reason="the study ended")
+                    self._save_attempt(slot, "interrupted", reason="the study ended")
             server.close()
 
     def _handle(self, server: TrialServer, message: Message) -> None:
@@ -120,40 +120,40 @@ class TrialPool:
             return
         kind, data = message.data.text("kind"), message.data
         if kind == "report":
-            server.answer(message, {"stop": self._heard(slot, data)})
+            server.reply(message, {"stop": self._report_metrics(slot, data)})
             return
         changed: list[RunRecord] = []
         try:
             if kind == "ended" and slot.trial is not None:
-                changed.append(self._ended(slot))
+                changed.append(self._end_trial(slot))
                 self.proposals.ended(changed[0])
             self._early_deaths = 0
             trial = self._next_trial()
             if trial is None:
-                server.answer(message, {"done": True})
+                server.reply(message, {"done": True})
                 return
-            slot.trial, slot.begun = trial, utc_now().isoformat()
+            slot.trial, slot.attempt_start = trial, utc_now().isoformat()
             changed.append(trial)
-            # The worker trains while records reach the disk. Until then the trial before is one
-            # that runs, and the directory of this one belongs to no run.
-            server.answer(message, {"task": self._task(trial).to_json()})
+            # The worker trains while the records are written. Until then the previous trial still
+            # counts as running, and the new directory belongs to no run.
+            server.reply(message, {"task": self._task(trial).to_json()})
         finally:
             catalog.save_all(self.session, changed)
 
     def _logs(self) -> dict[str, str]:
-        """Return the log of what each worker is at: its trial, named by what it tries."""
-        found = {}
+        """Return the log paths of the workers, by the label of the current trial."""
+        log_paths = {}
         for slot in self._slots:
             trial = slot.trial
             if trial is None:
-                found[f"worker {slot.key}"] = slot.log
+                log_paths[f"worker {slot.key}"] = slot.log
                 continue
             path = os.path.join(catalog.directory_of(self.session, trial), "logs")
-            name = f"trial {trial.number} {_tried(trial)}".rstrip()
-            found[name] = os.path.join(path, "worker-00000.log")
-        return found
+            name = f"trial {trial.number} {_trial_label(trial)}".rstrip()
+            log_paths[name] = os.path.join(path, "worker-00000.log")
+        return log_paths
 
-    def _heard(self, slot: _Slot, data: JsonObject) -> bool:
+    def _report_metrics(self, slot: _Slot, data: JsonObject) -> bool:
         if slot.trial is None or slot.trial.number is None:
             return True
         metrics = data.object("metrics").each(JsonObject.real)
@@ -164,7 +164,7 @@ class TrialPool:
             return self.unfinished.popleft()
         proposal = self.proposals.next()
         if proposal is None:
-            self._is_dry = True
+            self._is_exhausted = True
             return None
         now = utc_now().isoformat()
         return replace(
@@ -190,8 +190,8 @@ class TrialPool:
             fold=Fold.from_json(trial.settings.get("fold")),
         )
 
-    def _ended(self, slot: _Slot) -> RunRecord:
-        """Return the record of a slot's trial whose worker says that it is over."""
+    def _end_trial(self, slot: _Slot) -> RunRecord:
+        """Return the final record of a slot's trial from the status file of its worker."""
         trial = slot.trial
         assert trial is not None
         directory = catalog.directory_of(self.session, trial)
@@ -200,18 +200,18 @@ class TrialPool:
         reason = None
         if status.state == "failed":
             reason = f"{status.error}: {status.message}"
-        return self._judged(slot, status.state, reason=reason, status=status)
+        return self._end_attempt(slot, status.state, reason=reason, status=status)
 
-    def _judged(
+    def _end_attempt(
         self, slot: _Slot, state: Any, *, reason: str | None, status: WorkerStatus | None = None
     ) -> RunRecord:
-        """Return the record of how an attempt ended, and take the trial from its slot."""
+        """Return the record with the end of an attempt, and clear the slot."""
         trial = slot.trial
         assert trial is not None
         directory = catalog.directory_of(self.session, trial)
         record = end_record(trial, state, directory=directory, reason=reason, status=status)
         attempt = {
-            "began": slot.begun,
+            "began": slot.attempt_start,
             "ended": record.ended,
             "state": record.state,
             "reason": record.reason,
@@ -219,14 +219,14 @@ class TrialPool:
         slot.trial = None
         return replace(record, attempts=(*trial.attempts, attempt))
 
-    def _save(self, slot: _Slot, state: Any, *, reason: str) -> RunRecord:
-        """Write how an attempt that its worker says nothing of ended."""
-        record = self._judged(slot, state, reason=reason)
+    def _save_attempt(self, slot: _Slot, state: Any, *, reason: str) -> RunRecord:
+        """Save the end of an attempt whose worker sent no status."""
+        record = self._end_attempt(slot, state, reason=reason)
         catalog.save_all(self.session, [record])
         return record
 
-    def _look_after(self, server: TrialServer) -> None:
-        """Take away workers that have ended, and replace those that died."""
+    def _replace_ended_workers(self, server: TrialServer) -> None:
+        """Remove workers that have ended, and replace those that died."""
         for slot in list(self._slots):
             (status,) = slot.gang.poll()
             if status is None:
@@ -234,32 +234,32 @@ class TrialPool:
             slot.gang.stop()
             self._slots.remove(slot)
             if slot.trial is not None:
-                self._lost(slot, status)
+                self._retry_or_fail(slot, status)
             elif status != 0:
                 self._count_early_death(slot, status)
-            if status != 0 and (self.unfinished or not self._is_dry):
+            if status != 0 and (self.unfinished or not self._is_exhausted):
                 self._start_worker(server)
         if not self._slots and self.unfinished:
             self._start_worker(server)
 
-    def _lost(self, slot: _Slot, status: int) -> None:
-        """Try the trial of a worker that died again, or let it fail."""
+    def _retry_or_fail(self, slot: _Slot, status: int) -> None:
+        """Retry the trial of a dead worker, or mark it as failed."""
         assert slot.trial is not None
         tries = len(slot.trial.attempts) + 1
-        again = tries <= int(slot.trial.settings["retries"])
+        can_retry = tries <= int(slot.trial.settings["retries"])
         reason = f"its worker was lost: {exit_text(status)}"
-        record = self._save(slot, "running" if again else "failed", reason=reason)
-        if again:
+        record = self._save_attempt(slot, "running" if can_retry else "failed", reason=reason)
+        if can_retry:
             self.unfinished.append(replace(record, ended=None, reason=None))
         else:
             self.proposals.ended(record)
 
     def _count_early_death(self, slot: _Slot, status: int) -> None:
         self._early_deaths += 1
-        if self._early_deaths < _MOST_EARLY_DEATHS:
+        if self._early_deaths < _MAX_EARLY_DEATHS:
             return
-        said = "\n".join(last_lines(slot.log, 15))
-        raise RunFailed(f"Workers end before they begin a trial: {exit_text(status)}\n{said}")
+        log_tail = "\n".join(last_lines(slot.log, 15))
+        raise RunFailed(f"Workers end before they begin a trial: {exit_text(status)}\n{log_tail}")
 
     def _start_worker(self, server: TrialServer) -> None:
         key = self._next_key
@@ -267,30 +267,26 @@ class TrialPool:
         task = Task(run=self._study_directory, number=key)
         host, port = server.address
         serve = {"address": [host, port], "key": server.key, "worker": key}
-        told = worker_task(task, environment=self.environment)
-        told = replace(told, settings={"serve": serve})
-        gang = self.launcher.start(Gang((told,), self.function))
-        self._slots.append(_Slot(key, gang, told.log))
+        worker = worker_task(task, environment=self.environment)
+        worker = replace(worker, settings={"serve": serve})
+        gang = self.launcher.start(Gang((worker,), self.function))
+        self._slots.append(_Slot(key, gang, worker.log))
 
     def _slot(self, key: int) -> _Slot | None:
-        for slot in self._slots:
-            if slot.key == key:
-                return slot
-        return None
+        return next((slot for slot in self._slots if slot.key == key), None)
 
 
-def _tried(trial: RunRecord) -> str:
-    """Return what is special about a trial, short.
+def _trial_label(trial: RunRecord) -> str:
+    """Return a short label of a trial: its parameters or its component.
 
     >>> params = {"lr": 0.0123456, "units": 8}
-    >>> _tried(RunRecord("20130101-000000-abcdef", "n", "trial", "running", "", params))
+    >>> _trial_label(RunRecord("20130101-000000-abcdef", "n", "trial", "running", "", params))
     'lr=0.01235 units=8'
     """
     component = trial.settings.get("component")
     if component is not None:
         return str(component)
-    told = []
-    for name, value in trial.params.items():
-        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-        told.append(f"{name}={shown}")
-    return " ".join(told)
+    return " ".join(
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in trial.params.items()
+    )

@@ -1,4 +1,4 @@
-"""Cross-validation: folds by the row hash, read from the files of the dataset as they are."""
+"""Cross-validation over folds of the row hash, without writing datasets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument
-from featurestore.experiments.launching import LaunchRequest, check_whole
+from featurestore.experiments.launching import LaunchRequest, check_integer
 from featurestore.experiments.planned import run_planned
 from featurestore.experiments.tasks import Fold
 from featurestore.experiments.trials import Proposal
@@ -49,19 +49,19 @@ class CrossValidation:
         return pd.DataFrame([dict(each) for each in self.folds])
 
     def __str__(self) -> str:
-        lines = []
-        for name, mean in self.mean.items():
-            lines.append(f"{name}: {mean:.4g} +- {self.std[name]:.4g}")
-        return "\n".join(lines)
+        std = self.std
+        return "\n".join(
+            f"{name}: {mean:.4g} +- {std[name]:.4g}" for name, mean in self.mean.items()
+        )
 
     def _repr_html_(self) -> str:
         return html.records([dict(each) for each in self.folds])
 
     def _by_metric(self) -> dict[str, list[float]]:
-        found = {}
+        values = {}
         for name in sorted(set(self.folds[0]).intersection(*self.folds)):
-            found[name] = [fold[name] for fold in self.folds]
-        return found
+            values[name] = [fold[name] for fold in self.folds]
+        return values
 
 
 def cross_validate(
@@ -73,8 +73,8 @@ def cross_validate(
     held_out: str,
     parallel: int,
 ) -> CrossValidation:
-    """Train once for each fold on the rows of the others."""
-    check_whole("folds", folds, least=2, most=1000)
+    """Train once for each fold on the rows of the other folds."""
+    check_integer("folds", folds, minimum=2, maximum=1000)
     dataset = request.dataset
     if not isinstance(dataset, TrainingDataset):
         raise InvalidArgument("cross_validate needs dataset=.")
@@ -83,16 +83,16 @@ def cross_validate(
         raise InvalidArgument(f"Split {split!r} has {rows} rows, fewer than {folds} folds.")
     if held_out == split:
         raise InvalidArgument(
-            f"held_out={held_out!r} is the split that is cut.", hint='held_out="validation"'
+            f"held_out={held_out!r} is the split to divide.", hint='held_out="validation"'
         )
     plan: list[Proposal] = []
     for number in range(folds):
         fold: dict[str, Any] = vars(Fold(split, held_out, number, folds))
         settings = {"fold": fold}
         plan.append(Proposal(number, request.params, seed=request.seed, settings=settings))
-    told = {"folds": folds, "split": split, "held_out": held_out}
+    study_settings = {"folds": folds, "split": split, "held_out": held_out}
     record, trials = run_planned(
-        session, request, plan, parallel=parallel, metric=None, settings=told
+        session, request, plan, parallel=parallel, metric=None, settings=study_settings
     )
     ids = tuple(each.id for each in trials)
     return CrossValidation(record.id, ids, tuple(each.metrics for each in trials))

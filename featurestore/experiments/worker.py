@@ -1,8 +1,7 @@
-"""A process of a run: reads its task and the function, trains, and writes how it ended.
+"""Worker process of a run: read the task and the function, train, write the final status.
 
-``python -m featurestore.experiments.worker`` with a line of JSON and the pickled function as its
-standard input, from the launcher that started it: nothing that lies in a store is ever loaded as
-code.
+The launcher starts ``python -m featurestore.experiments.worker`` and passes a line of JSON and the
+pickled function on standard input; no code is ever loaded from a store.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ EXIT_FAILED = 1
 
 
 def main() -> int:
-    """Do what standard input says, and return the exit status."""
+    """Run the task of standard input and return the exit status."""
     faulthandler.enable()
-    sys.argv = sys.argv or [""]  # some libraries look at it while they are imported
-    told = JsonObject.of(json.loads(sys.stdin.buffer.readline()), "task")
+    sys.argv = sys.argv or [""]  # some libraries read it while they are imported
+    message = JsonObject.of(json.loads(sys.stdin.buffer.readline()), "task")
     dumped = sys.stdin.buffer.read()
-    if told.get("cluster") is not None:
-        set_addresses(told)
-    if "serve" in told:
+    if message.get("cluster") is not None:
+        set_addresses(message)
+    if "serve" in message:
         from featurestore.experiments.trial_worker import serve
 
-        serve(told.object("serve"), dumped)
+        serve(message.object("serve"), dumped)
         return 0
-    task = Task.from_json(told.object("task"))
+    task = Task.from_json(message.object("task"))
     if task.serves:
         return serve_chief(task)
     status = run_task(task, dumped)
@@ -54,33 +53,35 @@ def main() -> int:
 
 
 def run_task(task: Task, dumped: bytes, listener: Listener | None = None) -> WorkerStatus:
-    """Call the training function, and return how it ended."""
-    begun = WorkerStatus(
+    """Call the training function and return the final status."""
+    running_status = WorkerStatus(
         state="running", attempt=task.attempt, pid=os.getpid(), host=socket.gethostname()
     )
-    write_status(task, begun)
+    write_status(task, running_status)
     randomness.seed_all(task.seed)
     context = Context(task, listener)
     try:
         function = pickle.loads(dumped)
         randomness.seed_all(task.seed)
         returned = functions.call(function, task.params, context)
-        ended = begun.ended("finished", metrics=returned_metrics(returned))
+        final_status = running_status.ended("finished", metrics=returned_metrics(returned))
     except Stopped:
-        ended = begun.ended("stopped")
-    except Exception as error:  # whatever a user's function raises is the run's result
+        final_status = running_status.ended("stopped")
+    except Exception as error:  # any exception of the user's function fails the run
         traceback.print_exc()
-        ended = begun.failed(error)
+        final_status = running_status.failed(error)
     finally:
         context.close()
-    ended = ended.with_readers([*(reader.state() for reader in context.readers), *context.matrices])
-    ended = ended.with_saved(context.saved)
-    write_status(task, ended)
-    return ended
+    final_status = final_status.with_readers(
+        [*(reader.state() for reader in context.readers), *context.matrices]
+    )
+    final_status = final_status.with_saved(context.saved)
+    write_status(task, final_status)
+    return final_status
 
 
 def serve_chief(task: Task) -> int:
-    """Serve a chief, until the launcher ends this process; the function is not loaded here."""
+    """Serve a chief until the launcher ends this process, without loading the function."""
     from featurestore.experiments.parameter_servers import serve
 
     status = WorkerStatus(
@@ -89,17 +90,17 @@ def serve_chief(task: Task) -> int:
     write_status(task, status)
     try:
         serve()
-    except Exception as error:  # whatever TensorFlow raises is why there is no server
+    except Exception as error:  # any exception of TensorFlow stops the server
         traceback.print_exc()
         write_status(task, status.failed(error))
     return EXIT_FAILED
 
 
 def leave(code: int) -> NoReturn:
-    """End this process without taking its objects apart.
+    """End this process without finalizing its objects.
 
-    The coordinator of TensorFlow joins a daemon thread when it is collected. At the interpreter's
-    end that thread is stopped already, and a chief that has finished would wait for it for ever.
+    The coordinator of TensorFlow joins a daemon thread when it is collected. At interpreter shutdown
+    that thread is already stopped, so a finished chief would wait for it forever.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -108,18 +109,18 @@ def leave(code: int) -> NoReturn:
 
 
 def returned_metrics(returned: Any) -> dict[str, float]:
-    """Return what a training function returned as metrics; a bare number is its ``result``."""
+    """Return the return value of a training function as metrics; a number is named ``result``."""
     if returned is None:
         return {}
     if not isinstance(returned, Mapping):
         returned = {"result": returned}
-    return check_metrics(returned, where="in what the function returned")
+    return check_metrics(returned, location="in the return value of the function")
 
 
-def set_addresses(told: JsonObject) -> None:
+def set_addresses(message: JsonObject) -> None:
     """Set TF_CONFIG, which TensorFlow's strategies read."""
-    task = {"type": told.text("role"), "index": told.number("index")}
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": told.get("cluster"), "task": task})
+    task = {"type": message.text("role"), "index": message.number("index")}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": message.get("cluster"), "task": task})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""The rules of monitors, pure: profiles of windows in, findings out.
+"""Monitor rules as pure functions: profiles of windows in, findings out.
 
-``profile`` holds what is kept of a window, ``distances`` and ``bounds`` the arithmetic, ``rules``
-what is out of bounds. ``featurestore.jobs.monitors.run`` brings the windows.
+``profile`` defines the summary of a window, ``distances`` and ``bounds`` the arithmetic, ``rules``
+the checks. ``featurestore.jobs.monitors.run`` supplies the windows.
 """

@@ -1,8 +1,8 @@
-"""How far two samples differ by chance, and windows of one source among each other.
+"""Bounds of distances: by chance for two samples, and between windows of one source.
 
-A distance is out of bounds when it exceeds three things: the threshold that was asked for, what two
-samples of these sizes differ by when nothing changed (from the variance of the statistic), and what
-the windows of the baseline differ by from one another (a Monday is not a Sunday).
+A distance is out of bounds when it exceeds three limits: the configured threshold, the difference of
+two unchanged samples of these sizes (from the variance of the statistic), and the differences
+between the windows of the baseline (a Monday differs from a Sunday).
 """
 
 from __future__ import annotations
@@ -14,99 +14,99 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-# Windows of the baseline that are needed to tell how much windows differ.
-FEWEST_WINDOWS = 5
-# Deviations above the median that windows stay below, a deviation being told from the nine in ten
-# that are nearest: 1.28 of them in a normal distribution.
+# Minimum number of baseline windows for an estimate of their differences.
+MIN_WINDOWS = 5
+# Limit of baseline windows in standard deviations above the median. The deviation is estimated from
+# the ninth decile, which is 1.28 deviations in a normal distribution.
 _DEVIATIONS = 4.0
-_NINE_IN_TEN = 1.2816
-_HALF_AGAIN = 1.5
-_WORST = 0.005
-_PER_WINDOW = 1e-3
-# The greatest value of a distance: a bound there says that so few rows can tell of no drift.
-GREATEST = {"psi": math.inf, "ks": 1.0, "js": 1.0}
-# Rows up to which probabilities of counts are summed one by one.
+_NORMAL_DECILE = 1.2816
+_TAIL_FACTOR = 1.5
+_MAX_ALPHA = 0.005
+_ALARM_RATE = 1e-3
+# Maxima of distances: a bound at the maximum means that the rows are too few to detect drift.
+MAX_DISTANCES = {"psi": math.inf, "ks": 1.0, "js": 1.0}
+# Up to this many rows, probabilities of counts are summed exactly.
 _EXACT_ROWS = 100_000
 
 
 def alpha_of(features: int, confirm: int) -> float:
-    """Return the chance of one test, so that one window in a thousand alarms by chance alone.
+    """Return the significance level of one test for a false alarm in one of 1,000 windows.
 
-    All features together; ``confirm`` windows in a row have to be out.
+    The rate is over all features; ``confirm`` consecutive windows must be out of bounds.
 
     >>> alpha_of(1, 1), alpha_of(20, 2)
     (0.001, 0.005)
     """
-    return min(float((_PER_WINDOW / max(features, 1)) ** (1 / confirm)), _WORST)
+    return min(float((_ALARM_RATE / max(features, 1)) ** (1 / confirm)), _MAX_ALPHA)
 
 
 def chance_ks(before: float, now: float, alpha: float) -> float:
-    """Return the Kolmogorov-Smirnov distance that samples of these sizes exceed by chance.
+    """Return the Kolmogorov-Smirnov distance that unchanged samples exceed with ``alpha``.
 
     Smirnov's limit: P(D > d) is about 2 exp(-2 d^2 / (1/n + 1/m)).
     """
-    return math.sqrt(-math.log(alpha / 2) / 2 * _spread(before, now))
+    return math.sqrt(-math.log(alpha / 2) / 2 * _size_factor(before, now))
 
 
 def chance_psi(bins: int, before: float, now: float, alpha: float) -> float:
-    """Return the population stability index that samples of these sizes exceed by chance.
+    """Return the population stability index that unchanged samples exceed with ``alpha``.
 
     Without a change it is about chi-squared with ``bins - 1`` degrees of freedom, times
     1/n + 1/m.
     """
-    return chi_squared(bins - 1, alpha) * _spread(before, now)
+    return chi_squared(bins - 1, alpha) * _size_factor(before, now)
 
 
 def chance_js(bins: int, before: float, now: float, alpha: float) -> float:
-    """Return the Jensen-Shannon distance (base 2) that samples exceed by chance.
+    """Return the Jensen-Shannon distance (base 2) that unchanged samples exceed with ``alpha``.
 
-    Near no change the divergence is an eighth of the population stability index.
+    For small changes the divergence is an eighth of the population stability index.
     """
     return math.sqrt(chance_psi(bins, before, now, alpha) / (8 * math.log(2)))
 
 
 def chance_count(missing: float, before: float, now: float, alpha: float) -> tuple[int, int]:
-    """Return the fewest and the most of ``now`` rows that lack a value by chance.
+    """Return the range of missing values in ``now`` rows, if the share did not change.
 
-    Each is exceeded with half of ``alpha`` at most where ``missing`` of ``before`` rows lacked one
-    and nothing changed: exact, as what is predicted of a binomial whose share was only estimated
-    is beta-binomial (with Jeffreys' prior). Many rows have the normal limit.
+    Each bound is exceeded with a probability of at most ``alpha / 2``, given ``missing`` of
+    ``before`` rows. The bounds are exact: the predictive distribution of a binomial with an
+    estimated share is beta-binomial (with Jeffreys' prior). Many rows use the normal limit.
 
     >>> chance_count(20, 1000, 100, 0.01)
     (0, 7)
     """
     rows = round(now)
-    yes, no = missing + 0.5, max(before - missing, 0.0) + 0.5
+    successes, failures = missing + 0.5, max(before - missing, 0.0) + 0.5
     if rows > _EXACT_ROWS:
-        share = yes / (yes + no)
-        deviation = math.sqrt(share * (1 - share) * _spread(before, now))
+        share = successes / (successes + failures)
+        deviation = math.sqrt(share * (1 - share) * _size_factor(before, now))
         width = quantile(alpha / 2) * deviation * rows
         return math.floor(share * rows - width), math.ceil(share * rows + width)
-    up_to = np.cumsum(_beta_binomial(rows, yes, no))
-    fewest = int(np.searchsorted(up_to, alpha / 2, side="right"))
-    most = int(np.searchsorted(up_to, 1 - alpha / 2))
-    return fewest, min(most, rows)
+    cumulative = np.cumsum(_beta_binomial(rows, successes, failures))
+    minimum = int(np.searchsorted(cumulative, alpha / 2, side="right"))
+    maximum = int(np.searchsorted(cumulative, 1 - alpha / 2))
+    return minimum, min(maximum, rows)
 
 
-def _beta_binomial(rows: int, yes: float, no: float) -> NDArray[np.float64]:
-    """Return the probabilities of 0 to ``rows``, each from the one before it."""
-    first = math.lgamma(no + rows) + math.lgamma(yes + no)
-    first -= math.lgamma(no) + math.lgamma(yes + no + rows)
+def _beta_binomial(rows: int, successes: float, failures: float) -> NDArray[np.float64]:
+    """Return the probabilities of the counts 0 to ``rows``, computed recursively."""
+    first = math.lgamma(failures + rows) + math.lgamma(successes + failures)
+    first -= math.lgamma(failures) + math.lgamma(successes + failures + rows)
     count = np.arange(rows, dtype=np.float64)
-    steps = np.log((rows - count) * (yes + count))
-    steps -= np.log((count + 1) * (no + rows - count - 1))
+    steps = np.log((rows - count) * (successes + count))
+    steps -= np.log((count + 1) * (failures + rows - count - 1))
     return np.exp(np.concatenate(([first], first + np.cumsum(steps))))
 
 
 def chance_unseen(counts: Sequence[int], now: float) -> float:
-    """Return the share of new values that is exceeded by chance where nothing changed.
+    """Return the upper bound of the share of unseen values, if nothing changed.
 
-    The probability of what was never seen is about the share of rows whose value was seen once
-    (Good and Turing, 1953); three deviations of it in so many rows are added.
+    The probability of unseen values is about the share of rows whose value occurs once (Good and
+    Turing, 1953), plus three standard deviations.
 
     Args:
-        counts: How often each value of the baseline was seen.
-        now: Rows of the window.
+        counts: Number of occurrences of each value of the baseline.
+        now: Number of rows of the window.
 
     >>> chance_unseen([50, 50], 100) < 0.1 < chance_unseen([1] * 10 + [90], 100)
     True
@@ -118,7 +118,7 @@ def chance_unseen(counts: Sequence[int], now: float) -> float:
 
 
 def quantile(alpha: float) -> float:
-    """Return what a standard normal variable exceeds with this chance.
+    """Return the value that a standard normal variable exceeds with probability ``alpha``.
 
     >>> round(quantile(0.025), 2)
     1.96
@@ -127,7 +127,7 @@ def quantile(alpha: float) -> float:
 
 
 def chi_squared(degrees: int, alpha: float) -> float:
-    """Return what chi-squared exceeds with this chance (Wilson and Hilferty, 1931).
+    """Return the value that chi-squared exceeds with ``alpha`` (Wilson and Hilferty, 1931).
 
     >>> round(chi_squared(9, 0.05), 1)
     16.9
@@ -137,42 +137,41 @@ def chi_squared(degrees: int, alpha: float) -> float:
     return float(degrees * (1 - step + quantile(alpha) * math.sqrt(step)) ** 3)
 
 
-def usual(distances: Sequence[float] | NDArray[np.float64]) -> float:
-    """Return what the distances of windows among each other stay below; 0 for too few windows.
+def baseline_limit(distances: Sequence[float] | NDArray[np.float64]) -> float:
+    """Return the upper limit of the distances of baseline windows; 0 for too few windows.
 
-    Four deviations above their median, which one wild window does not move.
+    The limit is four deviations above the median, which is robust against one outlier.
     """
-    if len(distances) < FEWEST_WINDOWS:
+    if len(distances) < MIN_WINDOWS:
         return 0.0
-    found = np.asarray(distances, dtype=np.float64)
-    median, most = np.quantile(found, [0.5, 0.9])
-    return float(median + _DEVIATIONS * (most - median) / _NINE_IN_TEN)
+    distance_array = np.asarray(distances, dtype=np.float64)
+    median, decile = np.quantile(distance_array, [0.5, 0.9])
+    return float(median + _DEVIATIONS * (decile - median) / _NORMAL_DECILE)
 
 
-def beyond_worst(distances: Sequence[float]) -> float:
-    """Return half as much again as the greatest distance; 0 for too few windows.
+def heavy_tail_limit(distances: Sequence[float]) -> float:
+    """Return 1.5 times the largest distance; 0 for too few windows.
 
-    Where distances have a heavy tail (storms), the next one exceeds this rarely: of a tail that
-    falls with the square less than once in a hundred windows after fifty. Of a normal distribution
-    it is about what ``usual`` is.
+    Heavy-tailed distances (storms) exceed this rarely: with a quadratic tail less than once in a
+    hundred windows after fifty. For a normal distribution it is close to ``baseline_limit``.
 
-    >>> beyond_worst([0.1, 0.1, 0.2, 0.1, 0.1])
+    >>> heavy_tail_limit([0.1, 0.1, 0.2, 0.1, 0.1])
     0.30000000000000004
     """
-    if len(distances) < FEWEST_WINDOWS:
+    if len(distances) < MIN_WINDOWS:
         return 0.0
-    return _HALF_AGAIN * max(distances)
+    return _TAIL_FACTOR * max(distances)
 
 
-def usual_range(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return between which bounds the values of windows stay; None for too few windows."""
-    if len(values) < FEWEST_WINDOWS:
+def baseline_range(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the range of the values of baseline windows; None for too few windows."""
+    if len(values) < MIN_WINDOWS:
         return None
-    found = np.asarray(values, dtype=np.float64)
-    median = float(np.median(found))
-    width = max(usual(np.abs(found - median)), 1e-9 * abs(median))
+    value_array = np.asarray(values, dtype=np.float64)
+    median = float(np.median(value_array))
+    width = max(baseline_limit(np.abs(value_array - median)), 1e-9 * abs(median))
     return median - width, median + width
 
 
-def _spread(before: float, now: float) -> float:
+def _size_factor(before: float, now: float) -> float:
     return 1 / max(before, 1.0) + 1 / max(now, 1.0)

@@ -1,8 +1,8 @@
-"""One feature of a window against the same feature of a baseline, and of its windows among them.
+"""Comparison of a feature in a window with the same feature in a baseline.
 
 The baseline is one profile (a training dataset, a version) or the mixture of the profiles of
-several windows. The windows that it is made of, or that lie in its time, say how much windows of
-this source differ when nothing changed.
+several windows. Its windows, or windows of its period, show how much windows of this source differ
+without a change.
 """
 
 from __future__ import annotations
@@ -21,65 +21,67 @@ from featurestore.monitoring.profile import ColumnProfile
 
 _GRID = np.linspace(0.0, 1.0, 101)
 _DECILES = np.linspace(0.0, 1.0, 11)[1:-1]
-_MOST_VALUES = 50
+_MAX_VALUES = 50
 
 
 @dataclass(frozen=True)
-class Sides:
+class ComparedProfiles:
     """The profiles of one feature.
 
-    ``members`` make the baseline; ``others`` are windows of its time. Where the baseline is made of
-    windows, ``groups`` says for each of the others among which it is compared (those of its
-    weekday); without groups they are compared with the baseline.
+    ``members`` form the baseline; ``reference_windows`` are windows of its period. For a baseline of
+    windows, ``groups`` has the group of each reference window (its weekday), in which it is compared;
+    without groups, reference windows are compared with the baseline.
     """
 
     members: Sequence[ColumnProfile]
-    others: Sequence[ColumnProfile]
+    reference_windows: Sequence[ColumnProfile]
     now: ColumnProfile
     groups: Sequence[int] = ()
 
     @property
     def rows(self) -> float:
-        """Values behind the baseline's distribution."""
+        """Number of values in the baseline's distribution."""
         return float(sum(each.sampled for each in self.members))
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Distances of a window, and of the windows of the baseline by measure."""
+class MeasuredDistances:
+    """Distances of a window, and of the baseline's windows by measure."""
 
     bins: int
     psi: float
     js: float
     ks: float | None
-    usual: dict[str, Floats] = field(default_factory=dict)
+    baseline_distances: dict[str, Floats] = field(default_factory=dict)
     shares: Shares | None = None
 
 
-def measure(sides: Sides) -> Measured | None:
-    """Return how far a window is from its baseline; None where there is nothing to compare."""
-    if not sides.now.comparable or sides.rows == 0:
+def measure_distances(profiles: ComparedProfiles) -> MeasuredDistances | None:
+    """Return the distances of a window from its baseline, None without data to compare."""
+    if not profiles.now.comparable or profiles.rows == 0:
         return None
-    if sides.now.kind == "number":
-        return _measure_numbers(sides)
-    return _measure_values(sides)
+    if profiles.now.kind == "number":
+        return _measure_numbers(profiles)
+    return _measure_values(profiles)
 
 
-def measure_mixture(sides: Sides, later: Sequence[ColumnProfile]) -> Measured | None:
-    """Return how far several later windows together are from a baseline.
+def measure_mixture(
+    profiles: ComparedProfiles, later: Sequence[ColumnProfile]
+) -> MeasuredDistances | None:
+    """Return the distances of the mixture of later windows from a baseline.
 
-    None where there is nothing to compare. ``sides.now`` gives the kind of the feature alone.
+    None without data to compare. Only the kind of the feature is read from ``profiles.now``.
     """
-    if not sides.now.comparable or sides.rows == 0:
+    if not profiles.now.comparable or profiles.rows == 0:
         return None
-    if sides.now.kind == "number":
-        return _measure_numbers(sides, later)
-    return _measure_values(sides, later)
+    if profiles.now.kind == "number":
+        return _measure_numbers(profiles, later)
+    return _measure_values(profiles, later)
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Shares in bins, and points of the distribution function, a row for each profile."""
+class _BinnedProfiles:
+    """Bin shares and points of the distribution function, one row for each profile."""
 
     shares: Floats
     points: Floats
@@ -87,63 +89,80 @@ class _Rows:
     index: Sequence[int] = ()
 
 
-def _measure_numbers(sides: Sides, later: Sequence[ColumnProfile] | None = None) -> Measured | None:
-    grid = _pooled_quantiles(sides.members)
+def _measure_numbers(
+    profiles: ComparedProfiles, later: Sequence[ColumnProfile] | None = None
+) -> MeasuredDistances | None:
+    grid = _pooled_quantiles(profiles.members)
     if grid is None:
         return None
     edges = np.unique(np.interp(_DECILES, _GRID, grid))
     points = np.unique(grid)
-    members = _rows_of_numbers(sides.members, edges, points)
-    others = _rows_of_numbers(sides.others, edges, points)
-    now = _rows_of_numbers([sides.now] if later is None else later, edges, points)
-    return _measured(sides, members, others, now, labels=_ranges(edges))
+    members = _bin_numbers(profiles.members, edges, points)
+    reference_windows = _bin_numbers(profiles.reference_windows, edges, points)
+    now = _bin_numbers([profiles.now] if later is None else later, edges, points)
+    return _compute_distances(profiles, members, reference_windows, now, labels=_ranges(edges))
 
 
-def _rows_of_numbers(profiles: Sequence[ColumnProfile], edges: Floats, points: Floats) -> _Rows:
-    shares, found, rows, index = [], [], [], []
-    both = np.concatenate((edges, points))
+def _bin_numbers(
+    profiles: Sequence[ColumnProfile], edges: Floats, points: Floats
+) -> _BinnedProfiles:
+    shares, cumulative_points, rows, index = [], [], [], []
+    all_points = np.concatenate((edges, points))
     for number, each in enumerate(profiles):
         if each.cumulative is None:
             continue
         index.append(number)
-        up_to = each.up_to(both)
-        steps = np.concatenate(([0.0], up_to[: len(edges)], [1.0]))
+        cumulative_shares = each.up_to(all_points)
+        steps = np.concatenate(([0.0], cumulative_shares[: len(edges)], [1.0]))
         shares.append(steps[1:] - steps[:-1])
-        found.append(up_to[len(edges) :])
+        cumulative_points.append(cumulative_shares[len(edges) :])
         rows.append(float(each.sampled))
     sizes = np.array(rows)
-    return _Rows(_matrix(shares, len(edges) + 1), _matrix(found, len(points)), sizes, index)
+    return _BinnedProfiles(
+        _matrix(shares, len(edges) + 1), _matrix(cumulative_points, len(points)), sizes, index
+    )
 
 
-def _measure_values(sides: Sides, later: Sequence[ColumnProfile] | None = None) -> Measured | None:
-    known: dict[Value, int] = {}
-    for each in sides.members:
+def _measure_values(
+    profiles: ComparedProfiles, later: Sequence[ColumnProfile] | None = None
+) -> MeasuredDistances | None:
+    value_counts: dict[Value, int] = {}
+    for each in profiles.members:
         for value, count in each.values:
-            known[value] = known.get(value, 0) + count
-    frequent = sorted(known, key=lambda value: (-known[value], str(value)))[:_MOST_VALUES]
-    members = _rows_of_values(sides.members, frequent)
-    others = _rows_of_values(sides.others, frequent)
-    now = _rows_of_values([sides.now] if later is None else later, frequent)
-    return _measured(sides, members, others, now, labels=[*map(str, frequent), "others"])
+            value_counts[value] = value_counts.get(value, 0) + count
+    frequent = sorted(value_counts, key=lambda value: (-value_counts[value], str(value)))[
+        :_MAX_VALUES
+    ]
+    members = _bin_values(profiles.members, frequent)
+    reference_windows = _bin_values(profiles.reference_windows, frequent)
+    now = _bin_values([profiles.now] if later is None else later, frequent)
+    return _compute_distances(
+        profiles, members, reference_windows, now, labels=[*map(str, frequent), "others"]
+    )
 
 
-def _rows_of_values(profiles: Sequence[ColumnProfile], frequent: Sequence[Value]) -> _Rows:
+def _bin_values(profiles: Sequence[ColumnProfile], frequent: Sequence[Value]) -> _BinnedProfiles:
     shares, rows, index = [], [], []
     for number, each in enumerate(profiles):
         if not each.sampled:
             continue
         index.append(number)
         counts = dict(each.values)
-        known = np.array([counts.get(value, 0) / each.sampled for value in frequent])
-        shares.append(np.append(known, max(1.0 - known.sum(), 0.0)))
+        frequent_shares = np.array([counts.get(value, 0) / each.sampled for value in frequent])
+        shares.append(np.append(frequent_shares, max(1.0 - frequent_shares.sum(), 0.0)))
         rows.append(float(each.sampled))
-    none = np.empty((len(rows), 0))
-    return _Rows(_matrix(shares, len(frequent) + 1), none, np.array(rows), index)
+    no_points = np.empty((len(rows), 0))
+    return _BinnedProfiles(_matrix(shares, len(frequent) + 1), no_points, np.array(rows), index)
 
 
-def _measured(
-    sides: Sides, members: _Rows, others: _Rows, now: _Rows, *, labels: Sequence[str]
-) -> Measured | None:
+def _compute_distances(
+    profiles: ComparedProfiles,
+    members: _BinnedProfiles,
+    reference_windows: _BinnedProfiles,
+    now: _BinnedProfiles,
+    *,
+    labels: Sequence[str],
+) -> MeasuredDistances | None:
     if not len(members.rows) or not len(now.rows):
         return None
     before, total = _mixture(members)
@@ -152,14 +171,14 @@ def _measured(
     if members.points.shape[1]:
         ks = float(distances.kolmogorov_smirnov(before.points, after.points))
     sizes = (total, rows_now)
-    return Measured(
+    return MeasuredDistances(
         bins=members.shares.shape[1],
         psi=float(distances.population_stability(before.shares, after.shares, sizes)),
         js=float(distances.jensen_shannon(before.shares, after.shares)),
         ks=ks,
-        usual=_usual(before, others, total, sides.groups),
+        baseline_distances=_baseline_distances(before, reference_windows, total, profiles.groups),
         shares=Shares(
-            sides.now.name,
+            profiles.now.name,
             tuple(labels),
             tuple(np.round(before.shares, 5).tolist()),
             tuple(np.round(after.shares, 5).tolist()),
@@ -167,36 +186,44 @@ def _measured(
     )
 
 
-def _mixture(windows: _Rows) -> tuple[_Rows, float]:
-    """Return the distribution of several windows together, and the number of their rows."""
+def _mixture(windows: _BinnedProfiles) -> tuple[_BinnedProfiles, float]:
+    """Return the mixture of the distributions of windows, and their total number of rows."""
     total = float(windows.rows.sum())
     shares = windows.rows @ windows.shares / total
-    return _Rows(shares, windows.rows @ windows.points / total, windows.rows), total
+    return _BinnedProfiles(shares, windows.rows @ windows.points / total, windows.rows), total
 
 
-def _usual(before: _Rows, others: _Rows, total: float, groups: Sequence[int]) -> dict[str, Floats]:
-    """Return how far windows of the baseline's time are from it, or each from its own kind."""
-    rest = np.full(len(others.rows), total)
+def _baseline_distances(
+    before: _BinnedProfiles, reference_windows: _BinnedProfiles, total: float, groups: Sequence[int]
+) -> dict[str, Floats]:
+    """Return the distances of reference windows from the baseline, or from their own group."""
+    other_rows = np.full(len(reference_windows.rows), total)
     shares, points = before.shares, before.points
     if groups:
-        kinds = np.array(groups)[list(others.index)]
-        same = (kinds[:, np.newaxis] == kinds) & ~np.eye(len(kinds), dtype=bool)
-        alone = (same @ others.rows) > 0
-        others = _Rows(others.shares[alone], others.points[alone], others.rows[alone])
-        weights = same[np.ix_(alone, alone)] * others.rows
-        rest = weights.sum(axis=1)
-        shares = weights @ others.shares / rest[:, np.newaxis]
-        points = weights @ others.points / rest[:, np.newaxis]
-    sizes = (rest, others.rows)
+        group_ids = np.array(groups)[list(reference_windows.index)]
+        is_same_group = (group_ids[:, np.newaxis] == group_ids) & ~np.eye(
+            len(group_ids), dtype=bool
+        )
+        has_peers = (is_same_group @ reference_windows.rows) > 0
+        reference_windows = _BinnedProfiles(
+            reference_windows.shares[has_peers],
+            reference_windows.points[has_peers],
+            reference_windows.rows[has_peers],
+        )
+        weights = is_same_group[np.ix_(has_peers, has_peers)] * reference_windows.rows
+        other_rows = weights.sum(axis=1)
+        shares = weights @ reference_windows.shares / other_rows[:, np.newaxis]
+        points = weights @ reference_windows.points / other_rows[:, np.newaxis]
+    sizes = (other_rows, reference_windows.rows)
     return {
-        "psi": distances.population_stability(shares, others.shares, sizes),
-        "js": distances.jensen_shannon(shares, others.shares),
-        "ks": distances.kolmogorov_smirnov(points, others.points),
+        "psi": distances.population_stability(shares, reference_windows.shares, sizes),
+        "js": distances.jensen_shannon(shares, reference_windows.shares),
+        "ks": distances.kolmogorov_smirnov(points, reference_windows.points),
     }
 
 
 def _pooled_quantiles(members: Sequence[ColumnProfile]) -> Floats | None:
-    """Return the quantiles of a mixture of distributions at a hundred and one probabilities."""
+    """Return 101 quantiles of a mixture of distributions."""
     points, weights = [], []
     for each in members:
         cumulative = each.cumulative
@@ -211,8 +238,8 @@ def _pooled_quantiles(members: Sequence[ColumnProfile]) -> Floats | None:
     values, rows = np.concatenate(points), np.concatenate(weights)
     order = np.argsort(values, kind="stable")
     values, rows = values[order], rows[order]
-    reached = np.cumsum(rows) - rows / 2
-    index = np.searchsorted(reached, _GRID * rows.sum())
+    positions = np.cumsum(rows) - rows / 2
+    index = np.searchsorted(positions, _GRID * rows.sum())
     return np.asarray(values[np.minimum(index, len(values) - 1)])
 
 
@@ -225,7 +252,5 @@ def _matrix(rows: Sequence[Floats], width: int) -> Floats:
 def _ranges(edges: Floats) -> list[str]:
     if not len(edges):
         return ["all"]
-    labels = [f"up to {edges[0]:.4g}"]
-    for low, high in pairwise(edges.tolist()):
-        labels.append(f"{low:.4g} to {high:.4g}")
-    return [*labels, f"above {edges[-1]:.4g}"]
+    inner = [f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges.tolist())]
+    return [f"up to {edges[0]:.4g}", *inner, f"above {edges[-1]:.4g}"]

@@ -1,4 +1,4 @@
-"""Custom metrics: SQL expressions over the rows of a window, with what merges behind them."""
+"""Custom metrics: SQL expressions over the rows of a window, with mergeable estimates."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from featurestore.plugins.engine import Engine, Relation
 
 @dataclass(frozen=True)
 class Metrics:
-    """The values of metrics, None where there is none, and the parts of those that merge."""
+    """Metric values by name (None without a value), and estimates of mergeable metrics."""
 
     values: Mapping[str, float | None] = field(default_factory=dict)
     estimates: Mapping[str, Estimate] = field(default_factory=dict)
 
-    def __or__(self, other: Metrics) -> Metrics:
+    def __or__(self, metrics: Metrics) -> Metrics:
         return Metrics(
-            {**self.values, **other.values},
-            {**self.estimates, **other.estimates},
+            {**self.values, **metrics.values},
+            {**self.estimates, **metrics.estimates},
         )
 
 
@@ -31,7 +31,7 @@ def metrics_of(engine: Engine, rows: Relation, metrics: Mapping[str, str]) -> Me
     """Return each metric of the rows.
 
     Raises:
-        InvalidSql: A metric cannot be computed, or is no number.
+        InvalidSql: A metric cannot be computed, or is not a number.
     """
     if not metrics:
         return Metrics()
@@ -42,9 +42,9 @@ def metrics_of(engine: Engine, rows: Relation, metrics: Mapping[str, str]) -> Me
     estimates = {}
     for name, text in metrics.items():
         values[name] = _as_number(name, row[name])
-        found = _estimate(name, usersql.merge_of(name, text), values[name], row)
-        if found is not None:
-            estimates[name] = found
+        estimate = _estimate(name, usersql.merge_of(name, text), values[name], row)
+        if estimate is not None:
+            estimates[name] = estimate
     return Metrics(values, estimates)
 
 
@@ -57,18 +57,18 @@ def check_metrics(metrics: Mapping[str, str]) -> None:
 def _estimate(
     name: str, merge: usersql.Merge | None, value: float | None, row: Mapping[str, Any]
 ) -> Estimate | None:
-    """Return the parts of a metric; None where it does not merge, or a part is no number."""
+    """Return the estimate of a metric; None if it is not mergeable or not a number."""
     if merge is None or value is None:
         return None
     if merge != "mean":
         return Estimate(merge, total=value)
-    parts = []
-    for part in usersql.MEAN_PARTS:
-        number = _as_number(name, row[usersql.part_name(name, part)])
+    components = []
+    for component in usersql.MEAN_PARTS:
+        number = _as_number(name, row[usersql.part_name(name, component)])
         if number is None:
             return None
-        parts.append(number)
-    return Estimate(merge, *parts)
+        components.append(number)
+    return Estimate(merge, *components)
 
 
 def _as_number(name: str, value: object) -> float | None:
@@ -78,6 +78,7 @@ def _as_number(name: str, value: object) -> float | None:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise InvalidSql(
-            f"The metric {name!r} gave {value!r}, which is no number.", hint="avg, sum, count, max"
+            f"The metric {name!r} returned {value!r}, which is not a number.",
+            hint="avg, sum, count, max",
         ) from error
     return number if math.isfinite(number) else None

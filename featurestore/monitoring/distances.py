@@ -1,4 +1,4 @@
-"""Distances of distributions given as shares of the same bins: one pair, or a row for each pair."""
+"""Distances of distributions as shares of common bins: one pair, or one row for each pair."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-# Added to the rows of every bin: the logarithm of an empty one is endless.
-_HALF_A_ROW = 0.5
+# Added to the rows of every bin, because the logarithm of an empty bin is infinite.
+_PSEUDO_COUNT = 0.5
 
 
 def population_stability(
@@ -44,9 +44,9 @@ def kolmogorov_smirnov(before: Floats, now: Floats) -> Floats:
 
 
 def _smoothed(shares: Floats, rows: Floats | float) -> Floats:
-    counted = np.asarray(rows)[..., np.newaxis]
+    row_counts = np.asarray(rows)[..., np.newaxis]
     bins = shares.shape[-1]
-    return np.asarray((shares * counted + _HALF_A_ROW) / (counted + _HALF_A_ROW * bins))
+    return np.asarray((shares * row_counts + _PSEUDO_COUNT) / (row_counts + _PSEUDO_COUNT * bins))
 
 
 def _relative_entropy(p: Floats, q: Floats) -> Floats:

@@ -1,7 +1,7 @@
-"""Metrics that merge: what is kept behind a mean, a sum, a least or a greatest value.
+"""Mergeable metrics: the components of a mean, sum, minimum or maximum.
 
-Windows keep these parts beside the value, so that the metric of many windows together comes from
-what is kept, and chance is known: a mean of few rows differs more than one of many.
+Window profiles store these components, so that the metric of several windows can be computed from
+them, and its sampling error is known: a mean of few rows varies more than one of many.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 from featurestore.monitoring import bounds
 from featurestore.usersql import Merge
 
-# Of how skewed values a mean of few rows is taken to be: those of an exponential distribution.
+# Assumed skewness of the values of a mean of few rows: that of an exponential distribution.
 _SKEWNESS = 2.0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mergeable parts of one metric.
+    """The mergeable components of a metric.
 
-    A mean has its ``rows``, their ``total`` and the total of their ``squares``; others have their
-    value in ``total``.
+    A mean has its ``rows``, their ``total`` and the total of their ``squares``; the other kinds
+    have only ``total``.
 
     >>> both = merged([Estimate("mean", 2, 1, 1), Estimate("mean", 2, 2, 2)])
     >>> both, both.value
@@ -58,20 +58,20 @@ class Estimate:
 
     @classmethod
     def from_json(cls, data: Any) -> Estimate:
-        """Return what ``to_json`` wrote; ValueError or TypeError when it is none."""
+        """Return the estimate of ``to_json``; ValueError or TypeError for invalid data."""
         merge, rows, total, squares = data
         if merge not in ("mean", "sum", "min", "max"):
-            raise ValueError(f"{merge!r} merges nothing")
+            raise ValueError(f"{merge!r} is not a kind of merge")
         return cls(merge, float(rows), float(total), float(squares))
 
 
-def merged(estimates: Sequence[Estimate]) -> Estimate | None:
-    """Return what the rows of all of them give; None for none, or for those that do not merge."""
+def merge_estimates(estimates: Sequence[Estimate]) -> Estimate | None:
+    """Return the estimate over the rows of all; None without estimates or for mixed kinds."""
     if not estimates or len({each.merge for each in estimates}) > 1:
         return None
-    first, *others = estimates
+    first, *remaining = estimates
     rows, total, squares = first.rows, first.total, first.squares
-    for each in others:
+    for each in remaining:
         if first.merge == "min":
             total = min(total, each.total)
         elif first.merge == "max":
@@ -82,11 +82,11 @@ def merged(estimates: Sequence[Estimate]) -> Estimate | None:
 
 
 def chance_mean(before: Estimate, rows: float, alpha: float) -> tuple[float, float]:
-    """Return between which bounds the mean of so many rows stays by chance.
+    """Return the range of the mean of ``rows`` rows, if nothing changed since ``before``.
 
-    Where nothing changed since ``before``: the rows are as spread as those were. A share of rows
-    has the exact bound of its count; another mean the normal limit, with what few rows of a
-    skewed distribution add (the first term of Cornish and Fisher, 1938).
+    The variance is that of ``before``. A share of rows has the exact bounds of its count; other
+    means have the normal limit, corrected for the skewness of few rows (the first term of Cornish
+    and Fisher, 1938).
     """
     if before.is_share and rows == round(rows):
         fewest, most = bounds.chance_count(before.total, before.rows, rows, alpha)

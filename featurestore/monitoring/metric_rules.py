@@ -1,7 +1,7 @@
-"""The rules of metrics: custom ones of a group's rows, and what is measured of a model.
+"""Rules of metrics: custom metrics of a group's rows, and the quality of a model.
 
-A metric is out of bounds when it is beyond what windows of its time differ by, and beyond what chance
-makes of so few rows; or beyond the limits that it was given.
+A metric is out of bounds if it exceeds the range of its reference windows and the range by chance of
+its number of rows, or if it exceeds its configured limits.
 """
 
 from __future__ import annotations
@@ -11,67 +11,71 @@ from collections.abc import Callable, Sequence
 from featurestore.model.monitor import Limits, Watched
 from featurestore.model.monitor_report import Finding
 from featurestore.monitoring import bounds
-from featurestore.monitoring.estimates import chance_mean, merged
+from featurestore.monitoring.estimates import chance_mean, merge_estimates
 from featurestore.monitoring.profile import Profile
 
 
-def metrics(
-    watched: Watched, now: Profile, others_of: Callable[[str], Sequence[Profile]]
+def metric_findings(
+    watched: Watched, now: Profile, windows_for: Callable[[str], Sequence[Profile]]
 ) -> list[Finding]:
-    """Return the metrics with their limits, or with the range that is usual.
+    """Return the metrics with their limits, or with the range of the baseline.
 
-    ``others_of`` returns the windows that a metric is compared with.
+    ``windows_for`` returns the reference windows of a metric.
     """
     names = watched.metric_names
     alpha = bounds.alpha_of(len(names), watched.confirm)
-    found = []
+    findings = []
     for name in names:
         value = now.metrics.get(name)
-        others = _settled(others_of(name), now, watched.confirm)
-        low, high = _usual_metric(name, now, others, alpha)
+        reference_windows = _without_recent(windows_for(name), now, watched.confirm)
+        low, high = _metric_range(name, now, reference_windows, alpha)
         if name in watched.limits:
             limits = watched.limits[name]
             if watched.model is None or name in watched.metrics:
                 low, high = limits  # a property of these rows, not an estimate
             else:
-                low, high = _widened(name, limits, now, others, alpha)
+                low, high = _widened(name, limits, now, reference_windows, alpha)
         out = value is not None and not _within(value, low, high)
         if value is not None:
             value = float(f"{value:.9g}")
-        found.append(Finding("metric", name, "value", value, low, high, out))
-    return found
+        findings.append(Finding("metric", name, "value", value, low, high, out))
+    return findings
 
 
-def _settled(others: Sequence[Profile], now: Profile, confirm: int) -> list[Profile]:
-    """Return windows without those right before: a change is not confirmed against itself."""
+def _without_recent(
+    reference_windows: Sequence[Profile], now: Profile, confirm: int
+) -> list[Profile]:
+    """Return windows without the latest ones, so that a change is not compared with itself."""
     if now.window is None:
-        return list(others)
+        return list(reference_windows)
     width = now.window.end - now.window.start
-    first = now.window.start - (confirm - 1) * width
-    return [each for each in others if each.window is None or each.window.end <= first]
+    cutoff = now.window.start - (confirm - 1) * width
+    return [each for each in reference_windows if each.window is None or each.window.end <= cutoff]
 
 
-def _usual_metric(name: str, now: Profile, others: Sequence[Profile], alpha: float) -> Limits:
-    """Return between which bounds a metric stays: by the windows of its time, and by chance."""
+def _metric_range(
+    name: str, now: Profile, reference_windows: Sequence[Profile], alpha: float
+) -> Limits:
+    """Return the range of a metric, by its reference windows and by chance."""
     values = []
-    for each in others:
+    for each in reference_windows:
         value = each.metrics.get(name)
         if each.rows and value is not None:
             values.append(value)
-    usual = bounds.usual_range(values)
-    if usual is None:
+    baseline = bounds.baseline_range(values)
+    if baseline is None:
         return None, None
-    chance = _chance_of_metric(name, now, others, alpha)
+    chance = _chance_range(name, now, reference_windows, alpha)
     if chance is None:
-        return usual
-    return min(usual[0], chance[0]), max(usual[1], chance[1])
+        return baseline
+    return min(baseline[0], chance[0]), max(baseline[1], chance[1])
 
 
 def _widened(
-    name: str, limits: Limits, now: Profile, others: Sequence[Profile], alpha: float
+    name: str, limits: Limits, now: Profile, reference_windows: Sequence[Profile], alpha: float
 ) -> Limits:
-    """Return limits of an estimate with what chance makes of so few rows beyond each of them."""
-    chance = _chance_of_metric(name, now, others, alpha)
+    """Return the limits of an estimate, widened by its sampling error."""
+    chance = _chance_range(name, now, reference_windows, alpha)
     low, high = limits
     if chance is None:
         return limits
@@ -83,18 +87,23 @@ def _widened(
     return low, high
 
 
-def _chance_of_metric(
-    name: str, now: Profile, others: Sequence[Profile], alpha: float
+def _chance_range(
+    name: str, now: Profile, reference_windows: Sequence[Profile], alpha: float
 ) -> tuple[float, float] | None:
-    """Return between which bounds a mean of so many rows stays where nothing changed."""
-    here = now.estimates.get(name)
-    if here is None:
+    """Return the range of a mean by chance, if nothing changed."""
+    current = now.estimates.get(name)
+    if current is None:
         return None
-    # Without anything before the window its own rows say how far they are apart.
-    before = merged([each.estimates[name] for each in others if name in each.estimates]) or here
-    if before.merge != "mean" or not before.rows:
+    # Without earlier windows, the window's own rows give the variance.
+    earlier = (
+        merge_estimates(
+            [each.estimates[name] for each in reference_windows if name in each.estimates]
+        )
+        or current
+    )
+    if earlier.merge != "mean" or not earlier.rows:
         return None
-    return chance_mean(before, here.rows, alpha)
+    return chance_mean(earlier, current.rows, alpha)
 
 
 def _within(value: float, low: float | None, high: float | None) -> bool:

@@ -1,7 +1,7 @@
-"""Missing values of a feature: one window by itself, and neighbouring windows counted together.
+"""Missing values of a feature: in one window, and in consecutive windows together.
 
-A share of missing values rests on few rows, so that a doubled share can hide in the noise of one
-window. What two windows in a row say together is twice as many rows: half the noise.
+A share of missing values depends on few rows, so that a doubled share can be within the noise of one
+window. Consecutive windows together have more rows and less noise.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from featurestore.model.monitor_report import Finding
 from featurestore.monitoring import bounds
 from featurestore.monitoring.profile import Profile
 
-# Shares of missing values below are looked at from here on; a doubled share is, too.
-_LEAST_SHARE = 0.005
+# The smallest relevant change of the share of missing values.
+_MIN_CHANGE = 0.005
 
 
 @dataclass(frozen=True)
-class Counted:
-    """How many rows without a value there are, of how many; not whole where they are expected."""
+class MissingCount:
+    """Number of missing values and of rows; fractional for expected counts."""
 
     missing: float
     rows: float
@@ -34,137 +34,148 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Missing:
-    """Missing values of one feature in a window, in its baseline, and in windows of its time.
+class MissingValues:
+    """Missing values of a feature in a window, its baseline and its reference windows.
 
-    ``least`` is the smallest change that is looked at, ``alpha`` the chance of one test of one
-    window, ``alone`` that of windows counted together. ``excess`` has, by how long before this
-    window they were, how many more missing values other windows had than those like them.
+    ``min_change`` is the smallest relevant change, ``alpha`` the significance level of one window,
+    ``joint_alpha`` that of consecutive windows together. ``excess`` has the missing values of
+    reference windows above the median of their group, by their age relative to this window.
     """
 
     feature: str
-    now: Counted
-    before: Counted
-    least: float
+    now: MissingCount
+    before: MissingCount
+    min_change: float
     alpha: float
-    alone: float
-    excess: Mapping[timedelta, Counted] = field(default_factory=dict)
+    joint_alpha: float
+    excess: Mapping[timedelta, MissingCount] = field(default_factory=dict)
 
     @property
     def change(self) -> float:
-        """How much the share differs from the baseline's."""
+        """The difference of the share from the baseline's."""
         return self.now.share - self.before.share
 
     @property
     def finding(self) -> Finding:
-        """What this window says by itself."""
-        usual = bounds.usual([abs(each.share) for each in self.excess.values()])
-        low, high = _range(self.now, self.before, max(self.least, usual), self.alpha)
+        """The finding of this window alone."""
+        baseline = bounds.baseline_limit([abs(each.share) for each in self.excess.values()])
+        low, high = _share_bounds(self.now, self.before, max(self.min_change, baseline), self.alpha)
         share = self.now.share
         out = not low <= share <= high
         return Finding("nulls", self.feature, "null_share", round(share, 6), low, high, out)
 
 
-def missing_of(
+def missing_values_of(
     feature: str,
     now: Profile,
     *,
     members: Sequence[Profile],
-    others: Sequence[Profile],
+    reference_windows: Sequence[Profile],
     groups: Sequence[int],
-    asked: float,
+    threshold: float,
     alphas: tuple[float, float],
-) -> Missing:
-    """Return the missing values of a feature in a window and in those it is compared with.
+) -> MissingValues:
+    """Return the missing values of a feature in a window, its baseline and reference windows.
 
     Args:
-        feature: Its name.
+        feature: The name of the feature.
         now: The window.
-        members: The profiles that make the baseline.
-        others: Windows of its time.
-        groups: By which of the others are alike; empty: all are compared with the baseline.
-        asked: The change that was asked for.
-        alphas: The chance of one test of one window, and of windows counted together.
+        members: The profiles of the baseline.
+        reference_windows: Windows of its period.
+        groups: The group of each reference window; empty: all are compared with the baseline.
+        threshold: The configured change.
+        alphas: The significance levels of one window, and of consecutive windows together.
     """
-    before = _sum([_counted(each, feature) for each in members if feature in each.columns])
-    least = max(min(asked, before.share / 2), _LEAST_SHARE)
-    excess = _excess(feature, now, others, groups, before.share)
-    return Missing(feature, _counted(now, feature), before, least, *alphas, excess)
+    before = _sum_counts(
+        [_missing_count(each, feature) for each in members if feature in each.columns]
+    )
+    min_change = max(min(threshold, before.share / 2), _MIN_CHANGE)
+    excess = _excess(feature, now, reference_windows, groups, before.share)
+    return MissingValues(feature, _missing_count(now, feature), before, min_change, *alphas, excess)
 
 
-def together(chain: Sequence[Missing]) -> bool:
-    """Tell whether neighbouring windows, counted together, have another share of missing values.
+def is_jointly_out_of_bounds(chain: Sequence[MissingValues]) -> bool:
+    """Return True if consecutive windows together have a changed share of missing values.
 
-    All of them in one direction, each by half of what is looked at and by a quarter of the largest
-    change (so that one window speaks for no other), and together by more than what is looked at,
-    than chance, and than as many neighbours of the baseline's time did, the worst of them too.
+    All changes must have the same direction and be at least half of the smallest relevant change and
+    a quarter of the largest change, so that one window cannot decide alone. Together they must
+    exceed the smallest relevant change, the range by chance, and the changes of equally many
+    consecutive reference windows.
     """
     directions = {np.sign(each.change) for each in chain}
     largest = max(abs(each.change) for each in chain)
-    small = [each for each in chain if abs(each.change) < max(each.least / 2, largest / 4)]
-    if len(directions) > 1 or small:
+    small_changes = [
+        each for each in chain if abs(each.change) < max(each.min_change / 2, largest / 4)
+    ]
+    if len(directions) > 1 or small_changes:
         return False
-    now = _sum([each.now for each in chain])
+    now = _sum_counts([each.now for each in chain])
     expected = sum(each.before.share * each.now.rows for each in chain) / max(now.rows, 1.0)
-    # Baselines of neighbours share windows: they are not counted as more rows than one has.
+    # Baselines of consecutive windows overlap, so their rows are not added up.
     rows = max(each.before.rows for each in chain)
-    apart = _apart_together(chain)
-    least = max(each.least for each in chain)
-    width = max(least, bounds.usual(apart), bounds.beyond_worst(apart))
-    low, high = _range(now, Counted(expected * rows, rows), width, chain[-1].alone)
+    baseline_excess = _joint_excess(chain)
+    min_change = max(each.min_change for each in chain)
+    width = max(
+        min_change, bounds.baseline_limit(baseline_excess), bounds.heavy_tail_limit(baseline_excess)
+    )
+    low, high = _share_bounds(
+        now, MissingCount(expected * rows, rows), width, chain[-1].joint_alpha
+    )
     return not low <= now.share <= high
 
 
-def _range(now: Counted, before: Counted, width: float, alpha: float) -> tuple[float, float]:
-    """Return between which shares a window stays: by a width, and by chance."""
-    fewest, most = bounds.chance_count(before.missing, before.rows, now.rows, alpha)
+def _share_bounds(
+    now: MissingCount, before: MissingCount, width: float, alpha: float
+) -> tuple[float, float]:
+    """Return the range of the share of a window, by a width and by chance."""
+    minimum, maximum = bounds.chance_count(before.missing, before.rows, now.rows, alpha)
     rows = max(now.rows, 1.0)
-    low = min(before.share - width, fewest / rows)
-    high = max(before.share + width, most / rows)
+    low = min(before.share - width, minimum / rows)
+    high = max(before.share + width, maximum / rows)
     return max(low, 0.0), min(high, 1.0)
 
 
-def _apart_together(chain: Sequence[Missing]) -> list[float]:
-    """Return how far as many neighbours were from what is usual, counted together."""
-    found = []
-    for distance in chain[-1].excess:
-        if all(distance in each.excess for each in chain):
-            found.append(abs(_sum([each.excess[distance] for each in chain]).share))
-    return found
+def _joint_excess(chain: Sequence[MissingValues]) -> list[float]:
+    """Return the excess shares of equally many consecutive reference windows."""
+    ages = [age for age in chain[-1].excess if all(age in each.excess for each in chain)]
+    sums = [_sum_counts([each.excess[age] for each in chain]) for age in ages]
+    return [abs(each.share) for each in sums]
 
 
 def _excess(
     feature: str,
     now: Profile,
-    others: Sequence[Profile],
+    reference_windows: Sequence[Profile],
     groups: Sequence[int],
     before: float,
-) -> dict[timedelta, Counted]:
+) -> dict[timedelta, MissingCount]:
     shares: dict[int, list[float]] = {}
-    told = []
-    for index, each in enumerate(others):
+    window_counts = []
+    for index, each in enumerate(reference_windows):
         if feature in each.columns and each.window is not None and now.window is not None:
             group = groups[index] if groups else 0
-            counted = _counted(each, feature)
-            shares.setdefault(group, []).append(counted.share)
-            told.append((now.window.start - each.window.start, group, counted))
-    found = {}
-    for distance, group, counted in told:
+            missing_count = _missing_count(each, feature)
+            shares.setdefault(group, []).append(missing_count.share)
+            window_counts.append((now.window.start - each.window.start, group, missing_count))
+    excess = {}
+    for age, group, missing_count in window_counts:
         middle = before
         if groups:
             middle = float(np.median(shares[group]))
-        found[distance] = Counted(counted.missing - middle * counted.rows, counted.rows)
-    return found
+        excess[age] = MissingCount(
+            missing_count.missing - middle * missing_count.rows, missing_count.rows
+        )
+    return excess
 
 
-def _counted(profile: Profile, feature: str) -> Counted:
+def _missing_count(profile: Profile, feature: str) -> MissingCount:
     column = profile.columns[feature]
-    return Counted(float(column.missing), float(column.rows + column.missing))
+    return MissingCount(float(column.missing), float(column.rows + column.missing))
 
 
-def _sum(parts: Sequence[Counted]) -> Counted:
+def _sum_counts(counts: Sequence[MissingCount]) -> MissingCount:
     missing = rows = 0.0
-    for each in parts:
+    for each in counts:
         missing += each.missing
         rows += each.rows
-    return Counted(missing, rows)
+    return MissingCount(missing, rows)

@@ -1,7 +1,7 @@
-"""A monitor's findings as a page: small multiples of distributions and timelines, the worst first.
+"""HTML page of a monitor: small multiples of distributions and timelines, worst first.
 
-Plain HTML and SVG without a script, readable in light and in dark, alone or in a notebook. Every
-text is escaped.
+Plain HTML and SVG without scripts, for light and dark mode, standalone or in a notebook. All text is
+escaped.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ font:13px/1.4 system-ui,sans-serif;padding:16px}
 .fsm .point{fill:var(--bad)}.fsm .key{display:inline-block;width:10px;height:10px}
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-# More lines than fit above the pictures are told by the pictures alone, which come worst first, too.
-_MOST_LINES = 20
-_OF_FEATURES = ("drift", "nulls", "values")
+# Further findings are only shown as pictures, which are sorted worst first, too.
+_MAX_LINES = 20
+_FEATURE_KINDS = ("drift", "nulls", "values")
 
 
 @dataclass(frozen=True)
 class MonitorPage:
-    """The page of one report and of the windows before it; notebooks show it.
+    """The page of a report and its earlier windows, with a notebook representation.
 
-    ``history`` is newest first and begins with the report's own window.
+    ``history`` is newest first, starting with the report's own window.
     """
 
     report: MonitorReport
@@ -59,7 +59,7 @@ class MonitorPage:
         return f'<style>{_STYLE}</style><div class="fsm">{_body(self.report, self.history)}</div>'
 
     def to_html(self) -> str:
-        """Return the whole page.
+        """Return the page as HTML.
 
         >>> registered = store.register_jobs("monitors.py")
         >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")
@@ -89,58 +89,57 @@ class MonitorPage:
 
 def _body(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
     window = report.window
-    parts = [
+    sections = [
         f"<h1>{_text(report.monitor)}: <span class='{report.state}'>{report.state}</span></h1>",
         f"<p>{_text(report.featuregroup)} version {report.version}, "
         f"{window.start.isoformat()} to {window.end.isoformat()}, {report.rows:,} rows</p>",
-        _listed(report),
-        _whole_windows(report, history),
-        _features(report, history),
+        _finding_list(report),
+        _window_cards(report, history),
+        _feature_cards(report, history),
     ]
-    return "".join(parts)
+    return "".join(sections)
 
 
-def _listed(report: MonitorReport) -> str:
-    lines = []
-    for each in report.alarms:
-        lines.append(f"<li class='alarm'>{_text(str(each))}</li>")
-    for each in report.suspects:
-        lines.append(f"<li class='suspect'>{_text(str(each))} (not yet confirmed)</li>")
-    if len(lines) > _MOST_LINES:
-        lines[_MOST_LINES:] = [f"<li>and {len(lines) - _MOST_LINES} more, below</li>"]
-    for note in report.notes:
-        lines.append(f"<li>{_text(note)}</li>")
+def _finding_list(report: MonitorReport) -> str:
+    lines = [f"<li class='alarm'>{_text(str(each))}</li>" for each in report.alarms]
+    lines += [
+        f"<li class='suspect'>{_text(str(each))} (not yet confirmed)</li>"
+        for each in report.suspects
+    ]
+    if len(lines) > _MAX_LINES:
+        lines[_MAX_LINES:] = [f"<li>and {len(lines) - _MAX_LINES} more, below</li>"]
+    lines += [f"<li>{_text(note)}</li>" for note in report.notes]
     if not lines:
         return "<p>nothing is out of bounds</p>"
     return f"<ul>{''.join(lines)}</ul>"
 
 
-def _whole_windows(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
+def _window_cards(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
     """Return the timelines of rows, ages and metrics."""
     cards = []
     for finding in report.findings:
         if finding.kind in ("volume", "freshness", "metric"):
             title = finding.subject or "rows"
-            cards.append(_card(title, finding, draw_timeline(_line_of(finding, history))))
+            cards.append(_card(title, finding, draw_timeline(_finding_history(finding, history))))
     if not cards:
         return ""
     return f"<h2>Windows</h2><div class='grid'>{''.join(cards)}</div>"
 
 
-def _features(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
+def _feature_cards(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
     """Return a card for each feature, the worst first."""
     worst: dict[str, Finding] = {}
     for finding in report.findings:  # the worst first
-        if finding.kind in _OF_FEATURES:
+        if finding.kind in _FEATURE_KINDS:
             worst.setdefault(finding.subject, finding)
     shares = {each.feature: each for each in report.shares}
     cards = []
     for name, finding in worst.items():
-        drawn = ""
+        svg = ""
         if name in shares:
-            drawn = draw_shares(shares[name])
-        drawn += draw_timeline(_line_of(finding, history))
-        cards.append(_card(name, finding, drawn))
+            svg = draw_shares(shares[name])
+        svg += draw_timeline(_finding_history(finding, history))
+        cards.append(_card(name, finding, svg))
     if not cards:
         return ""
     keys = "<span class='key' style='background:var(--before)'></span> baseline, "
@@ -149,7 +148,7 @@ def _features(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
     return f"<h2>Features</h2><p>{keys}</p><div class='grid'>{''.join(cards)}</div>"
 
 
-def _card(title: str, finding: Finding, drawn: str) -> str:
+def _card(title: str, finding: Finding, svg: str) -> str:
     state = ""
     if finding.out:
         state = "alarm" if finding.alarm else "suspect"
@@ -160,12 +159,12 @@ def _card(title: str, finding: Finding, drawn: str) -> str:
     name = _text(title)
     return (
         f"<div class='card'><b class='{state}' title='{name}'>{name}</b>"
-        f"<small>{_text(finding.measure)} {value}{bound}</small>{drawn}</div>"
+        f"<small>{_text(finding.measure)} {value}{bound}</small>{svg}</div>"
     )
 
 
 def _value(finding: Finding, value: float | None) -> str:
-    """Return a value as people read it: an age as a duration."""
+    """Format a value: an age as a duration."""
     if value is None:
         return ""
     if finding.kind == "freshness":
@@ -173,13 +172,13 @@ def _value(finding: Finding, value: float | None) -> str:
     return f"{value:.3g}"
 
 
-def _line_of(finding: Finding, history: Sequence[MonitorReport]) -> list[Finding | None]:
-    """Return the same finding in each window, oldest first; None where it was not judged."""
-    line: list[Finding | None] = []
+def _finding_history(finding: Finding, history: Sequence[MonitorReport]) -> list[Finding | None]:
+    """Return the same finding in each window, oldest first; None if it was not evaluated."""
+    timeline: list[Finding | None] = []
     for report in reversed(history):
-        found = [each for each in report.findings if each.key == finding.key]
-        line.append(found[0] if found else None)
-    return line
+        matches = [each for each in report.findings if each.key == finding.key]
+        timeline.append(matches[0] if matches else None)
+    return timeline
 
 
 def _text(text: str) -> str:

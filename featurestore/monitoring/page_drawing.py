@@ -1,4 +1,4 @@
-"""The pictures of a monitor's page as SVG: shares of bins, and a value over time with its bounds."""
+"""SVG drawings of a monitor's page: bin shares, and a value over time with its bounds."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from featurestore.model.monitor_report import Finding, Shares
 from featurestore.model.printable import printable_line
 
 _WIDTH, _HEIGHT, _LOW = 180.0, 60.0, 36.0
-_MOST_BARS = 20
-# Left of the first and right of the last window of a timeline, so that their points are whole.
+_MAX_BARS = 20
+# Margins of a timeline, so that the first and last point are not clipped.
 _SIDE = 3.0
-# Where styles are taken away (mails, some notebooks) these stay; the page's style goes above them.
+# Fallbacks for clients that remove styles (mail, some notebooks); the page's style overrides them.
 _GRAY = 'fill="#b1b8c0"'
 _LINES = {
     "now": 'fill="none" stroke="#0969da"',
@@ -22,82 +22,81 @@ _LINES = {
 
 
 def draw_shares(shares: Shares) -> str:
-    """Return bars of the baseline's shares in gray, the window's over them as a line.
+    """Draw the baseline's shares as gray bars, and the window's shares as a line over them.
 
     >>> "rect" in draw_shares(Shares("x", ("low", "high"), (0.5, 0.5), (0.2, 0.8)))
     True
     """
-    before, now = shares.before[:_MOST_BARS], shares.now[:_MOST_BARS]
+    before, now = shares.before[:_MAX_BARS], shares.now[:_MAX_BARS]
     if not before:
         return ""
     highest = max(*before, *now, 1e-9)
     width = _WIDTH / len(before)
-    parts, line = [], []
+    elements, line = [], []
     for index, (old, new) in enumerate(zip(before, now, strict=True)):
-        left = index * width
+        x = index * width
         height = old / highest * (_HEIGHT - 4)
         label = html.escape(printable_line(shares.labels[index]), quote=True)
-        parts.append(
-            f'<rect class="before" {_GRAY} x="{left + 1:.1f}" y="{_HEIGHT - height:.1f}" '
+        elements.append(
+            f'<rect class="before" {_GRAY} x="{x + 1:.1f}" y="{_HEIGHT - height:.1f}" '
             f'width="{max(width - 2, 0.5):.1f}" height="{height:.1f}">'
             f"<title>{label}: {old:.1%}, now {new:.1%}</title></rect>"
         )
         level = _HEIGHT - new / highest * (_HEIGHT - 4)
-        line += [f"{left:.1f},{level:.1f}", f"{left + width:.1f},{level:.1f}"]
-    parts.append(f'<polyline class="now" {_LINES["now"]} points="{" ".join(line)}"/>')
-    return _svg(_HEIGHT, parts)
+        line += [f"{x:.1f},{level:.1f}", f"{x + width:.1f},{level:.1f}"]
+    elements.append(f'<polyline class="now" {_LINES["now"]} points="{" ".join(line)}"/>')
+    return _svg(_HEIGHT, elements)
 
 
 def draw_timeline(findings: Sequence[Finding | None]) -> str:
-    """Return a value over windows as a line, its bounds dashed, what is out of them as points."""
-    known = [each for each in findings if each is not None and each.value is not None]
-    if not known:
+    """Draw a value over windows as a line, its bounds dashed, and outliers as points."""
+    with_value = [each for each in findings if each is not None and each.value is not None]
+    if not with_value:
         return ""
     highest = 1e-9
-    for each in known:
-        highest = max(highest, each.value or 0.0, _near(each))
+    for each in with_value:
+        highest = max(highest, each.value or 0.0, _visible_bound(each))
     step = (_WIDTH - 2 * _SIDE) / max(len(findings) - 1, 1)
-    parts = []
+    elements = []
     for name in ("low", "high"):
         bounds = [None if each is None else getattr(each, name) for each in findings]
-        parts.append(_line("bound", bounds, step, highest))
+        elements.append(_line("bound", bounds, step, highest))
     values = [None if each is None else each.value for each in findings]
-    parts.append(_line("value", values, step, highest))
+    elements.append(_line("value", values, step, highest))
     for index, finding in enumerate(findings):
         if finding is not None and finding.out and finding.value is not None:
             y = _level(finding.value, highest)
-            parts.append(
+            elements.append(
                 f'<circle class="point" fill="#cf222e" cx="{_SIDE + index * step:.1f}" '
                 f'cy="{y:.1f}" r="2.2"/>'
             )
-    return _svg(_LOW, parts)
+    return _svg(_LOW, elements)
 
 
-def _near(finding: Finding) -> float:
-    """Return the upper bound unless it lies so far above that nothing else could be seen."""
+def _visible_bound(finding: Finding) -> float:
+    """Return the upper bound, or 0 if it is too large to scale the drawing by."""
     if finding.high is None or finding.high > 20 * max(finding.value or 0.0, 1e-9):
         return 0.0
     return finding.high
 
 
 def _line(name: str, values: Sequence[float | None], step: float, highest: float) -> str:
-    """Return a line through the values that there are; a gap where there is none."""
+    """Draw a line through the values, with gaps for missing ones."""
     lines: list[list[str]] = [[]]
     for index, value in enumerate(values):
         if value is None:
             lines.append([])
         else:
             lines[-1].append(f"{_SIDE + index * step:.1f},{_level(value, highest):.1f}")
-    drawn = []
-    for points in lines:
-        if points:
-            drawn.append(f'<polyline class="{name}" {_LINES[name]} points="{" ".join(points)}"/>')
-    return "".join(drawn)
+    segments = [" ".join(points) for points in lines if points]
+    return "".join(
+        f'<polyline class="{name}" {_LINES[name]} points="{points}"/>' for points in segments
+    )
 
 
 def _level(value: float, highest: float) -> float:
     return _LOW - 2 - min(max(value / highest, 0.0), 1.2) * (_LOW - 8)
 
 
-def _svg(height: float, parts: Sequence[str]) -> str:
-    return f'<svg viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="img">{"".join(parts)}</svg>'
+def _svg(height: float, elements: Sequence[str]) -> str:
+    return f'<svg viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="img">{"".join(elements)}</svg>'

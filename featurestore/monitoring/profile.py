@@ -1,8 +1,8 @@
-"""What is kept of one window: rows, missing values and the distribution of every feature.
+"""Profile of a window: rows, missing values and the distribution of every feature.
 
-A profile is small (a hundred quantiles or values a feature) and made once from the rows of its
-window. Profiles of windows merge by mixing their distributions, weighted by rows, so that a
-baseline of the last weeks needs no row of theirs again.
+A profile is small (a hundred quantiles or values for each feature) and computed once from the rows
+of its window. Profiles merge by mixing their distributions, weighted by rows, so that a baseline of
+the last weeks does not read these rows again.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from featurestore.statistics.cumulative import Cumulative, as_number
 from featurestore.statistics.exactsum import Floats
 
 _FORMAT = 1
-# Every second of the 201 quantiles of statistics.
-_EVERY = 2
-_COMPARED = ("number", "boolean", "text")
+# Profiles store every second of the 201 quantiles of statistics.
+_QUANTILE_STEP = 2
+_COMPARABLE_KINDS = ("number", "boolean", "text")
 
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """One feature in one window.
+    """The profile of a feature in a window.
 
-    ``rows`` counts values, ``missing`` nulls and NaN, ``sampled`` the values behind the
-    distribution. Numbers of many values have ``quantiles``; others have ``values`` with their
-    counts, all of them where ``complete``, else the most frequent.
+    ``rows`` counts values, ``missing`` nulls and NaN, ``sampled`` the values of the distribution.
+    Numbers with many distinct values have ``quantiles``; other columns have ``values`` with their
+    counts: all values if ``complete``, else the most frequent.
     """
 
     name: str
@@ -58,12 +58,12 @@ class ColumnProfile:
 
     @property
     def comparable(self) -> bool:
-        """Whether it has a distribution that means something to compare."""
-        return self.kind in _COMPARED and self.sampled > 0
+        """Whether it has a comparable distribution."""
+        return self.kind in _COMPARABLE_KINDS and self.sampled > 0
 
     @cached_property
     def cumulative(self) -> Cumulative | None:
-        """The distribution function of a number; None without one."""
+        """The distribution function of a number, None for other kinds."""
         if self.kind != "number":
             return None
         if self.quantiles:
@@ -75,25 +75,25 @@ class ColumnProfile:
     @cached_property
     def _knots(self) -> tuple[Floats, Floats]:
         """The distribution function as a line: each point with the shares below and up to it."""
-        found = self.cumulative
-        if found is None:
+        distribution = self.cumulative
+        if distribution is None:
             return np.empty(0), np.empty(0)
-        both = np.column_stack((found.left, found.right))
-        return np.repeat(found.points, 2), both.ravel()
+        shares = np.column_stack((distribution.left, distribution.right))
+        return np.repeat(distribution.points, 2), shares.ravel()
 
     def up_to(self, x: Floats) -> Floats:
-        """Return the share of values <= x of a number that has a distribution."""
-        # Of two knots at one point numpy takes the second, which is the share up to it.
+        """Return the share of values <= x of a number with a distribution."""
+        # Of two knots at one point numpy uses the second, the share including the point.
         return np.interp(x, *self._knots, left=0.0, right=1.0)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A window of a group, or a baseline, as monitors compare it.
+    """The profile of a window of a group, or of a baseline.
 
-    ``newest`` is the newest event time in it, ``delta_version`` the version of the table that it
-    was read from; ``columns`` has the profile of each feature. ``estimates`` has the parts of the
-    metrics that merge, ``labels_version`` the version of the table of labels that was read.
+    ``newest`` is the latest event time, ``delta_version`` the version of the table; ``columns`` has
+    the profile of each feature. ``estimates`` has the components of mergeable metrics,
+    ``labels_version`` the version of the label table.
     """
 
     window: Window | None
@@ -115,12 +115,10 @@ class Profile:
         columns = []
         for each in self.columns.values():
             values = [list(pair) for pair in each.values]
-            head = [each.name, each.type, each.kind, each.rows, each.missing, each.sampled]
-            rest = [each.mean, each.std, list(each.quantiles), values, each.complete]
-            columns.append(head + rest)
-        estimates = {}
-        for name, estimate in self.estimates.items():
-            estimates[name] = estimate.to_json()
+            summary = [each.name, each.type, each.kind, each.rows, each.missing, each.sampled]
+            details = [each.mean, each.std, list(each.quantiles), values, each.complete]
+            columns.append(summary + details)
+        estimates = {name: estimate.to_json() for name, estimate in self.estimates.items()}
         return {
             "format": _FORMAT,
             "window": window,
@@ -137,7 +135,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Profile:
-        """Return the profile that ``to_json`` wrote; MalformedJson when it is none."""
+        """Return the profile of ``to_json``; MalformedJson for invalid data."""
         with parsing("the profile of a window"):
             window, newest = None, None
             if data["window"] is not None:
@@ -145,12 +143,11 @@ class Profile:
                 window = Window(parse_moment(start, warn=False), parse_moment(end, warn=False))
             if data["newest"] is not None:
                 newest = parse_moment(data["newest"], warn=False)
-            columns = {}
-            for each in data["columns"]:
-                columns[str(each[0])] = _column_from(each)
-            estimates = {}
-            for name, parts in data.get("estimates", {}).items():
-                estimates[str(name)] = Estimate.from_json(parts)
+            columns = {str(each[0]): _column_from_json(each) for each in data["columns"]}
+            estimates = {
+                str(name): Estimate.from_json(components)
+                for name, components in data.get("estimates", {}).items()
+            }
             return cls(
                 window=window,
                 rows=int(data["rows"]),
@@ -175,29 +172,29 @@ def profile_of(
     types: Mapping[str, str] | None = None,
     roles: bool = True,
 ) -> Profile:
-    """Return what monitors need of statistics.
+    """Return the profile of statistics.
 
-    ``time`` is the column of event times; ``roles`` leaves out keys and times.
+    ``time`` is the event time column; ``roles`` excludes keys and times.
     """
     columns, newest = {}, None
     for each in statistics.columns:
         if each.name == time and each.maximum is not None:
-            newest = _moment(str(each.maximum))
+            newest = _parse_time(str(each.maximum))
         if each.name != time and (not roles or each.role in MODEL_ROLES):
-            columns[each.name] = _column(each)
-    found = types
-    if found is None:
-        found = {each.name: each.type for each in statistics.columns}
-    return Profile(window, statistics.rows, version, delta_version, columns, found, newest)
+            columns[each.name] = _column_profile(each)
+    column_types = types
+    if column_types is None:
+        column_types = {each.name: each.type for each in statistics.columns}
+    return Profile(window, statistics.rows, version, delta_version, columns, column_types, newest)
 
 
-def _column(column: ColumnStatistics) -> ColumnProfile:
+def _column_profile(column: ColumnStatistics) -> ColumnProfile:
     quantiles: tuple[float, ...] = ()
     values: tuple[tuple[Value, int], ...] = ()
     if column.kind == "number" and not column.top_complete:
-        thinned = column.quantiles[::_EVERY]
+        thinned = column.quantiles[::_QUANTILE_STEP]
         quantiles = tuple(float(f"{as_number(each):.9g}") for each in thinned)
-    elif column.kind in _COMPARED:
+    elif column.kind in _COMPARABLE_KINDS:
         values = tuple((each.value, each.count) for each in column.top)
     mean = column.mean if isinstance(column.mean, int | float) else None
     sampled = column.count if column.sampled is None else column.sampled
@@ -216,7 +213,7 @@ def _column(column: ColumnStatistics) -> ColumnProfile:
     )
 
 
-def _column_from(data: Any) -> ColumnProfile:
+def _column_from_json(data: Any) -> ColumnProfile:
     name, type_, kind, rows, missing, sampled, mean, std, quantiles, values, complete = data
     return ColumnProfile(
         name=str(name),
@@ -233,10 +230,10 @@ def _column_from(data: Any) -> ColumnProfile:
     )
 
 
-def _moment(text: str) -> datetime | None:
+def _parse_time(text: str) -> datetime | None:
     try:
         return parse_moment(text, warn=False)
-    except ValueError:  # a year that the calendar does not have
+    except ValueError:  # a year outside the calendar of Python
         return None
 
 

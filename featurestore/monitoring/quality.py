@@ -1,8 +1,8 @@
-"""How good the predictions of a window were: each with its label, as far as it was known then.
+"""Quality of the predictions of a window, compared with the labels known at that time.
 
-A window is looked at when it has ended and its allowed lateness is over. What was not known by then
-does not count, neither a label nor a prediction, however late the window is computed: a backfill
-says what the monitor would have said. A prediction that was made when its label was known is none.
+A window is evaluated when its allowed lateness is over. Labels and predictions that were not known
+by then do not count, even if the window is computed later: a backfill gives the results that the
+monitor would have given. Predictions that were made after their label was known are ignored.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from featurestore.plugins.engine import Engine, Relation, TimeRange
 
 _LABELLED = {LABELLED: "avg(case when label is null then 0 else 1 end)"}
 _VERSION = "model_version"
-# The area under the ROC curve is the share of pairs, one of each label, that are ordered rightly,
-# and its variance that of DeLong, DeLong and Clarke-Pearson (1988), by distinct predictions.
+# The area under the ROC curve is the share of correctly ordered pairs with one row of each label.
+# Its variance follows DeLong, DeLong and Clarke-Pearson (1988), by distinct predictions.
 _CURVE = """
     select sum(yes) as yes, sum(no) as no, sum(odd) as odd, sum(yes * below) as won,
         sum(yes * below * below) as won_squares, sum(no * above * above) as lost_squares
@@ -55,7 +55,7 @@ _CURVE = """
 """
 
 
-# The logarithm is the store's own, as users may not take it on every engine.
+# A query of the store, because user SQL has no logarithm on every engine.
 _SURPRISE = """
     select surprise from (
         select -ln(case when given < 1e-15 then 1e-15 else given end) as surprise
@@ -67,9 +67,9 @@ _SURPRISE = """
 
 @dataclass(frozen=True)
 class Quality:
-    """Measures the predictions of windows of one version of two groups.
+    """Measures predictions by window, for one version of the prediction and label groups.
 
-    ``label`` is the column of the labels, ``wait`` how long after its end a window is looked at.
+    ``label`` is the label column, ``wait`` the time between the end of a window and its evaluation.
     """
 
     engine: Engine
@@ -83,23 +83,27 @@ class Quality:
         self._check()
 
     def measure(self, window: Window) -> Metrics:
-        """Return the measures of the predictions of a window, and the share that has labels."""
+        """Return the measures of the predictions of a window, and the share with labels."""
         pairs = self._pairs(window)
         labelled = self.engine.filter(pairs, "label is not null")
-        found = metrics_of(self.engine, pairs, _LABELLED)
-        found |= metrics_of(self.engine, labelled, self._expressions)
+        metrics = metrics_of(self.engine, pairs, _LABELLED)
+        metrics |= metrics_of(self.engine, labelled, self._expressions)
         if LOG_LOSS in self.watched.measures:
             surprises = self.engine.sql(_SURPRISE, tables={"pairs": labelled}, parameters={})
-            found |= metrics_of(self.engine, surprises, {LOG_LOSS: SQL_MEASURES[LOG_LOSS]})
+            metrics |= metrics_of(self.engine, surprises, {LOG_LOSS: SQL_MEASURES[LOG_LOSS]})
         if AUC in self.watched.measures:
-            found |= self._auc(labelled)
-        return found
+            metrics |= self._auc(labelled)
+        return metrics
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the numbers of a window depend on, beside the rows."""
+        """Return the settings on which the measures depend, as JSON."""
         spec = self.labels.spec
-        told = {**self.watched.to_json(), "labels": [spec.name, spec.version], "label": self.label}
-        return {**told, "wait": self.wait.total_seconds()}
+        settings = {
+            **self.watched.to_json(),
+            "labels": [spec.name, spec.version],
+            "label": self.label,
+        }
+        return {**settings, "wait": self.wait.total_seconds()}
 
     @property
     def _is_number(self) -> bool:
@@ -107,16 +111,16 @@ class Quality:
 
     @cached_property
     def _expressions(self) -> dict[str, str]:
-        found = dict(self.watched.metrics)
+        expressions = dict(self.watched.metrics)
         kind = self.predictions.spec.schema.field(self.watched.prediction).type
         for name in self.watched.measures:
             if name == "accuracy" and not pa.types.is_floating(kind):
-                found[name] = SAME_CLASS
+                expressions[name] = SAME_CLASS
             elif name not in (AUC, LOG_LOSS):
-                found[name] = SQL_MEASURES[name].replace(
+                expressions[name] = SQL_MEASURES[name].replace(
                     "{threshold}", repr(self.watched.threshold)
                 )
-        return found
+        return expressions
 
     def _auc(self, pairs: Relation) -> Metrics:
         query = self.engine.sql(_CURVE, tables={"pairs": pairs}, parameters={})
@@ -124,7 +128,7 @@ class Quality:
         if row["odd"]:
             raise InvalidJob(
                 f"{self.label!r} of {self.labels.spec.name!r} has {row['odd']} labels that are "
-                "neither 0 nor 1, and the AUC is of two classes.",
+                "neither 0 nor 1, and the AUC needs two classes.",
                 hint='metric="mae"',
             )
         if not row["yes"] or not row["no"]:
@@ -143,13 +147,13 @@ class Quality:
         query = _query(self.watched, predictions, labels, as_numbers=self._is_number)
         if "$at" in query:
             parameters["at"] = window.end + self.wait
-        inside = TimeRange(str(predictions.event_time), window.start, window.end)
-        tables = {"p": self._read(self.predictions, inside, self._of_predictions)}
-        until = None
+        window_range = TimeRange(str(predictions.event_time), window.start, window.end)
+        tables = {"p": self._read(self.predictions, window_range, self._prediction_columns)}
+        label_range = None
         if labels.event_time is not None:
             end = window.end + self.watched.within + timedelta(microseconds=1)
-            until = TimeRange(labels.event_time, window.start, end)
-        tables["l"] = self._read(self.labels, until, self._of_labels)
+            label_range = TimeRange(labels.event_time, window.start, end)
+        tables["l"] = self._read(self.labels, label_range, self._label_columns)
         return self.engine.sql(query, tables=tables, parameters=parameters)
 
     def _read(
@@ -166,81 +170,83 @@ class Quality:
         return self.engine.select(relation, columns)
 
     @property
-    def _of_predictions(self) -> dict[str, str]:
+    def _prediction_columns(self) -> dict[str, str]:
         spec = self.predictions.spec
-        found = {"t": str(spec.event_time), "prediction": self.watched.prediction}
+        columns = {"t": str(spec.event_time), "prediction": self.watched.prediction}
         for index, name in enumerate(spec.primary_key):
-            found[f"q{index}"] = name
+            columns[f"q{index}"] = name
         for index, name in enumerate(self.labels.spec.primary_key):
-            found[f"k{index}"] = name
+            columns[f"k{index}"] = name
         if spec.created_time is not None:
-            found["made"] = spec.created_time
+            columns["made"] = spec.created_time
         if self.watched.version is not None:
-            found["version"] = _VERSION
-        return found
+            columns["version"] = _VERSION
+        return columns
 
     @property
-    def _of_labels(self) -> dict[str, str]:
+    def _label_columns(self) -> dict[str, str]:
         spec = self.labels.spec
-        found = {"label": self.label}
+        columns = {"label": self.label}
         for index, name in enumerate(spec.primary_key):
-            found[f"k{index}"] = name
+            columns[f"k{index}"] = name
         if spec.event_time is not None:
-            found["t"] = spec.event_time
+            columns["t"] = spec.event_time
         if spec.created_time is not None:
-            found["known"] = spec.created_time
-        return found
+            columns["known"] = spec.created_time
+        return columns
 
-    # -- what is refused ----------------------------------------------------------------------
+    # -- checks -------------------------------------------------------------------------------
 
     def _check(self) -> None:
         predictions, labels = self.predictions.spec, self.labels.spec
         if predictions.event_time is None or not predictions.primary_key:
             raise InvalidJob(
-                f"{predictions.name!r} has no primary key or no event time: nobody can tell which "
-                "label belongs to which of its predictions.",
+                f"{predictions.name!r} has no primary key or no event time, so labels cannot be "
+                "joined to its predictions.",
                 hint=f"store.score({self.watched.model!r}, labels=..., label_time=..., "
-                f"featuregroup={predictions.name!r}) makes such a group",
+                f"featuregroup={predictions.name!r}) creates such a group",
             )
         _check_has(predictions, self.watched.prediction, "prediction=")
         _check_has(labels, self.label, "label=")
         if self.watched.version is not None:
             _check_has(predictions, _VERSION, "the version of a model")
-        absent = [name for name in labels.primary_key if name not in predictions.schema.names]
-        if absent or not labels.primary_key:
+        missing_keys = [name for name in labels.primary_key if name not in predictions.schema.names]
+        if missing_keys or not labels.primary_key:
             raise InvalidJob(
-                f"Labels of {labels.name!r} have the primary key {list(labels.primary_key)}, and "
-                f"the predictions of {predictions.name!r} have no {listing(absent)}.",
+                f"Labels of {labels.name!r} have the primary key {list(labels.primary_key)}, but "
+                f"the predictions of {predictions.name!r} have no {listing(missing_keys)}.",
                 hint="labels are joined by their primary key, on the same names",
             )
         if not self._is_number and any(name != "accuracy" for name in self.watched.measures):
             raise InvalidJob(
-                f"{self.watched.prediction!r} of {predictions.name!r} is no number, so that "
-                "accuracy alone can be measured.",
+                f"{self.watched.prediction!r} of {predictions.name!r} is not a number, so only "
+                "accuracy can be measured.",
                 hint='metric="accuracy", or metrics= over prediction and label',
             )
         if self._is_number != _is_number(labels, self.label):
             raise InvalidJob(
-                f"Of {self.watched.prediction!r} of {predictions.name!r} and {self.label!r} of "
-                f"{labels.name!r} one is a number and the other is none.",
-                hint="prediction= and label= name the columns that are compared",
+                f"Only one of {self.watched.prediction!r} of {predictions.name!r} and {self.label!r} of "
+                f"{labels.name!r} is a number.",
+                hint="prediction= and label= must have comparable types",
             )
 
 
 def area_under_curve(row: Mapping[str, Any]) -> Estimate:
-    """Return the AUC of counted predictions, its rows those of which a mean would be as exact.
+    """Return the AUC of counted predictions; its rows give a mean of the same variance.
 
     >>> separated = {"yes": 2, "no": 2, "won": 4, "won_squares": 8, "lost_squares": 8}
     >>> area_under_curve(separated).value
     1.0
     """
-    yes, no = float(row["yes"]), float(row["no"])
-    rows = yes * no / (yes + no)
-    area = row["won"] / (yes * no)
-    of_yes = row["won_squares"] / (yes * no**2) - area**2
-    of_no = row["lost_squares"] / (no * yes**2) - area**2
-    variance = max(of_yes, 0.0) / yes + max(of_no, 0.0) / no
-    if variance == 0:  # all pairs alike: half a pair that is not, lest chance be nothing
+    positives, negatives = float(row["yes"]), float(row["no"])
+    rows = positives * negatives / (positives + negatives)
+    area = row["won"] / (positives * negatives)
+    positive_variance = row["won_squares"] / (positives * negatives**2) - area**2
+    negative_variance = row["lost_squares"] / (negatives * positives**2) - area**2
+    variance = max(positive_variance, 0.0) / positives + max(negative_variance, 0.0) / negatives
+    if (
+        variance == 0
+    ):  # all pairs are ordered alike: add half a pair, so that the variance is positive
         share = (area * rows + 0.5) / (rows + 1)
         variance = share * (1 - share) / rows
     return Estimate("mean", rows, area * rows, rows * (variance * rows + area**2))
@@ -253,28 +259,30 @@ def _query(
     *,
     as_numbers: bool,
 ) -> str:
-    """Return the query over ``p`` and ``l`` that gives each prediction its label.
+    """Return the query over ``p`` and ``l`` that joins each prediction with its label.
 
-    The first label at or after the prediction's time; of several values of one label the one that
-    was known last.
+    It joins the first label at or after the prediction's time; of several values of one label, the
+    latest known.
     """
     key = [f"p.q{index}" for index in range(len(predictions.primary_key))]
-    same = ", ".join([*key, "p.t"])
-    joined = [f"p.k{index} = l.k{index}" for index in range(len(labels.primary_key))]
-    order, of_predictions, too_late = [], ["p.prediction is not null"], "null"
+    prediction_key = ", ".join([*key, "p.t"])
+    conditions = [f"p.k{index} = l.k{index}" for index in range(len(labels.primary_key))]
+    order, filters, too_late = [], ["p.prediction is not null"], "null"
     if labels.event_time is not None:
         seconds = round(watched.within.total_seconds())
-        joined += ["l.t >= p.t", f"l.t <= p.t + interval '{seconds}' second", "l.t <= $at"]
+        conditions += ["l.t >= p.t", f"l.t <= p.t + interval '{seconds}' second", "l.t <= $at"]
         order.append("l.t")
     if labels.created_time is not None:
-        joined.append("l.known <= $at")
+        conditions.append("l.known <= $at")
         order.append("l.known desc")
     if predictions.created_time is not None:
-        of_predictions.append("p.made <= $at")
+        filters.append("p.made <= $at")
         if labels.created_time is not None:
-            too_late = f"min(case when p.made > l.known then 1 end) over (partition by {same})"
+            too_late = (
+                f"min(case when p.made > l.known then 1 end) over (partition by {prediction_key})"
+            )
     if watched.version is not None:
-        of_predictions.append("p.version = $version")
+        filters.append("p.version = $version")
     prediction, label = "p.prediction", "l.label"
     if as_numbers:
         prediction, label = _number(prediction), _number(label)
@@ -282,16 +290,16 @@ def _query(
         select prediction, label from (
             select {prediction} as prediction, {label} as label, {too_late} as too_late,
                 row_number() over (
-                    partition by {same} order by {", ".join(order or ["p.t"])}
+                    partition by {prediction_key} order by {", ".join(order or ["p.t"])}
                 ) as place
-            from p left join l on {" and ".join(joined)}
-            where {" and ".join(of_predictions)}
+            from p left join l on {" and ".join(conditions)}
+            where {" and ".join(filters)}
         ) matched where place = 1 and too_late is null and prediction is not null
     """
 
 
 def _number(column: str) -> str:
-    """Return a column as a number, null where it is none."""
+    """Return an SQL expression of a column as a number, null for NaN."""
     value = f"cast({column} as double)"
     return f"case when isnan({value}) then null else {value} end"
 
@@ -306,10 +314,10 @@ def _is_number(spec: FeatureGroupSpec, column: str) -> bool:
     )
 
 
-def _check_has(spec: FeatureGroupSpec, column: str, what: str) -> None:
+def _check_has(spec: FeatureGroupSpec, column: str, argument: str) -> None:
     if column not in spec.schema.names:
         raise FeatureNotFound(
-            f"{spec.name!r} version {spec.version} has no column {column!r} ({what}); it has "
-            f"{listing(spec.schema.names)}.",
-            hint=f"{what.rstrip('=')}=...",
+            f"{spec.name!r} version {spec.version} has no column {column!r} ({argument}). "
+            f"Available: {listing(spec.schema.names)}.",
+            hint=f"{argument.rstrip('=')}=...",
         )

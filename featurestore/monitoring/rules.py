@@ -1,7 +1,7 @@
-"""The rules: what of a window is out of bounds.
+"""Monitor rules: compare the profile of a window with its reference windows.
 
-Each rule is a function of profiles and of what is asked for, and gives findings with their bounds.
-Whether a finding becomes an alarm (``confirm`` windows in a row) is said by ``confirmed``.
+Each rule is a function of profiles and thresholds, and returns findings with their bounds.
+``confirm_findings`` decides which findings are alarms (``confirm`` consecutive windows).
 """
 
 from __future__ import annotations
@@ -19,63 +19,72 @@ from featurestore.model.monitor import Watched
 from featurestore.model.monitor_acceptance import Subject
 from featurestore.model.monitor_report import Finding, FindingKind, Shares
 from featurestore.monitoring import bounds
-from featurestore.monitoring.comparison import Measured, Sides, measure, measure_mixture
-from featurestore.monitoring.metric_rules import metrics
-from featurestore.monitoring.missing import Missing, missing_of, together
+from featurestore.monitoring.comparison import (
+    ComparedProfiles,
+    MeasuredDistances,
+    measure_distances,
+    measure_mixture,
+)
+from featurestore.monitoring.metric_rules import metric_findings
+from featurestore.monitoring.missing import (
+    MissingValues,
+    is_jointly_out_of_bounds,
+    missing_values_of,
+)
 from featurestore.monitoring.profile import ColumnProfile, Profile
 
-_FEWEST_HISTORY = 3
-# A value that held this many rows of such a window on average is missed when it is gone.
-_MISSED = 10
-# An empty window and times out of bounds need no second one.
-_AT_ONCE: tuple[FindingKind, ...] = ("freshness", "schema")
+_MIN_HISTORY = 3
+# A value is reported as lost if this many rows of the window were expected to have it.
+_EXPECTED_ROWS = 10
+# Findings of these kinds are alarms without a second window.
+_IMMEDIATE_KINDS: tuple[FindingKind, ...] = ("freshness", "schema")
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What a window is compared with.
+class ReferenceWindows:
+    """The profiles with which a window is compared.
 
-    ``members`` are the profiles of the baseline, oldest first; a rolling one would have
-    ``expected`` of them if the group were old enough. ``others`` are windows of its time, by
-    ``groups`` of those that are alike where the baseline rolls. ``same`` are earlier windows of the
-    same place in the week, ``history`` all windows before, without those before the first row.
+    ``members`` are the profiles of the baseline, oldest first; a complete rolling baseline has
+    ``expected`` of them. ``reference_windows`` are windows of its period, with their ``groups`` for a
+    rolling baseline. ``same_weektime`` are earlier windows at the same time of the week, ``history``
+    all earlier windows since the first row.
     """
 
     members: Sequence[Profile] = ()
-    others: Sequence[Profile] = ()
+    reference_windows: Sequence[Profile] = ()
     groups: Sequence[int] = ()
     expected: int = 1
-    same: Sequence[Profile] = ()
+    same_weektime: Sequence[Profile] = ()
     history: Sequence[Profile] = ()
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """A moving baseline as it was in the time ``[start, end)``."""
+    """A moving baseline as of the period ``[start, end)``."""
 
     start: datetime
     end: datetime
-    compared: Compared
+    reference: ReferenceWindows
 
 
 class Comparison(Protocol):
-    """Returns what each subject of one window is compared with."""
+    """Provides the reference windows of each subject of a window."""
 
-    def compared(self, subject: Subject | None = None) -> Compared:
-        """Return the comparison of a subject; None: of one that was never out of bounds."""
+    def reference(self, subject: Subject | None = None) -> ReferenceWindows:
+        """Return the reference of a subject; None: that of subjects never out of bounds."""
 
     def anchor(self, subject: Subject) -> Anchor | None:
-        """Return the anchor of the subject's moving baseline, None where there is none."""
+        """Return the anchor of the subject's moving baseline, or None."""
 
 
 @dataclass(frozen=True)
-class SameForAll:
-    """One comparison for every subject, without an anchor."""
+class FixedReference:
+    """The same reference for every subject, without an anchor."""
 
-    comparison: Compared
+    comparison: ReferenceWindows
 
-    def compared(self, subject: Subject | None = None) -> Compared:
-        """Return the comparison."""
+    def reference(self, subject: Subject | None = None) -> ReferenceWindows:
+        """Return the reference windows."""
         return self.comparison
 
     def anchor(self, subject: Subject) -> Anchor | None:
@@ -84,80 +93,93 @@ class SameForAll:
 
 
 @dataclass(frozen=True)
-class Judged:
+class RuleResult:
     """The findings of one window, the shares to draw, and the missing values by feature."""
 
     findings: tuple[Finding, ...]
     learning: bool
     shares: tuple[Shares, ...] = field(default=())
-    missing: Mapping[str, Missing] = field(default_factory=dict)
+    missing: Mapping[str, MissingValues] = field(default_factory=dict)
 
 
-def judge(watched: Watched, now: Profile, comparison: Comparison) -> Judged:
-    """Return the findings of one window, each rule by itself."""
+def evaluate_rules(watched: Watched, now: Profile, comparison: Comparison) -> RuleResult:
+    """Evaluate all rules on a window."""
     findings: list[Finding] = []
     shares: list[Shares] = []
-    missing: dict[str, Missing] = {}
-    whole = comparison.compared()
-    learning = not _enough(whole)
+    missing: dict[str, MissingValues] = {}
+    default_reference = comparison.reference()
+    learning = not _has_enough_windows(default_reference)
     if watched.drift and now.rows:
-        names = _features(watched, now, whole)
+        names = _compared_features(watched, now, default_reference)
         alpha = bounds.alpha_of(len(names), watched.confirm)
         for name in names:
-            compared = comparison.compared(("feature", name))
-            if not _enough(compared):
+            reference = comparison.reference(("feature", name))
+            if not _has_enough_windows(reference):
                 learning = True
                 continue
-            drifted, drawn = distribution(watched, name, now, compared, alpha)
-            findings += drifted
-            shares += drawn
-        missing = _missing(watched, now, comparison)
+            feature_findings, feature_shares = distribution(watched, name, now, reference, alpha)
+            findings += feature_findings
+            shares += feature_shares
+        missing = _missing_values(watched, now, comparison)
         findings += [each.finding for each in missing.values()]
-        findings += _moved_from_anchor(watched, now, comparison)
+        findings += _anchor_findings(watched, now, comparison)
     if watched.volume is not None:
-        finding = volume(watched.volume, now, comparison.compared(("volume", "")))
+        finding = volume(watched.volume, now, comparison.reference(("volume", "")))
         learning = learning or finding is None
         if finding is not None:
             findings.append(finding)
-    if watched.schema and whole.members and whole.members[0].types:
-        findings.append(schema(whole.members[0].types, now.types))
-    findings += metrics(watched, now, lambda name: comparison.compared(("metric", name)).others)
-    return Judged(tuple(findings), learning, tuple(shares), missing)
+    if watched.schema and default_reference.members and default_reference.members[0].types:
+        findings.append(schema(default_reference.members[0].types, now.types))
+    findings += metric_findings(
+        watched, now, lambda name: comparison.reference(("metric", name)).reference_windows
+    )
+    return RuleResult(tuple(findings), learning, tuple(shares), missing)
 
 
-def confirmed(judged: Sequence[Judged], confirm: int, *, apart: bool = True) -> tuple[Finding, ...]:
-    """Return the findings of the last of neighbouring windows, with what is confirmed as alarm.
+def confirm_findings(
+    results: Sequence[RuleResult], confirm: int, *, are_disjoint: bool = True
+) -> tuple[Finding, ...]:
+    """Return the findings of the last of consecutive windows, marking confirmed alarms.
 
     Args:
-        judged: The windows in order; the last ``confirm`` of them count.
-        confirm: How many in a row have to be out of bounds.
-        apart: Whether no row is in two of the windows, so that they may be counted together.
+        results: The results of the windows in order; the last ``confirm`` of them count.
+        confirm: Number of consecutive windows that must be out of bounds.
+        are_disjoint: Whether the windows do not overlap, so that their counts can be added.
     """
-    before = []
-    for each in judged[-confirm:-1]:
-        before.append({finding.key for finding in each.findings if finding.out})
-    found = []
-    for finding in judged[-1].findings:
-        at_once = finding.kind in _AT_ONCE or (finding.kind == "volume" and finding.value == 0)
-        enough = len(before) == confirm - 1
-        repeated = enough and all(finding.key in keys for keys in before)
-        if finding.kind == "nulls" and enough and apart and not (finding.out and repeated):
-            together_too = _counted_together(finding, judged[-confirm:])
-            repeated = together_too is not None
-            finding = together_too or finding
-        found.append(replace(finding, alarm=finding.out and (at_once or repeated)))
-    return tuple(found)
+    earlier_keys = [_keys_out_of_bounds(each) for each in results[-confirm:-1]]
+    findings = []
+    for finding in results[-1].findings:
+        is_immediate = finding.kind in _IMMEDIATE_KINDS or (
+            finding.kind == "volume" and finding.value == 0
+        )
+        has_enough = len(earlier_keys) == confirm - 1
+        repeated = has_enough and all(finding.key in keys for keys in earlier_keys)
+        if (
+            finding.kind == "nulls"
+            and has_enough
+            and are_disjoint
+            and not (finding.out and repeated)
+        ):
+            joint_finding = _joint_finding(finding, results[-confirm:])
+            repeated = joint_finding is not None
+            finding = joint_finding or finding
+        findings.append(replace(finding, alarm=finding.out and (is_immediate or repeated)))
+    return tuple(findings)
 
 
-def _counted_together(finding: Finding, judged: Sequence[Judged]) -> Finding | None:
-    """Return a finding on missing values as out of bounds where neighbours together are."""
+def _keys_out_of_bounds(result: RuleResult) -> set[tuple[str, str, str]]:
+    return {finding.key for finding in result.findings if finding.out}
+
+
+def _joint_finding(finding: Finding, results: Sequence[RuleResult]) -> Finding | None:
+    """Return a finding on missing values as out of bounds if windows jointly are."""
     chain = []
-    for each in judged:
+    for each in results:
         if finding.subject not in each.missing:
             return None
         chain.append(each.missing[finding.subject])
-    if len(chain) > 1 and together(chain):
-        text = f"{finding} by itself, and too far in {len(chain)} windows together"
+    if len(chain) > 1 and is_jointly_out_of_bounds(chain):
+        text = f"{finding} alone, but out of bounds in {len(chain)} windows together"
         return replace(finding, out=True, text=text)
     return None
 
@@ -166,112 +188,121 @@ def _counted_together(finding: Finding, judged: Sequence[Judged]) -> Finding | N
 
 
 def distribution(
-    watched: Watched, name: str, now: Profile, compared: Compared, alpha: float
+    watched: Watched, name: str, now: Profile, reference: ReferenceWindows, alpha: float
 ) -> tuple[list[Finding], list[Shares]]:
-    """Return the findings on one feature: distances, values new and gone."""
-    sides = _sides(name, now, compared)
-    if sides.now.rows + sides.now.missing == 0:
+    """Return the findings of a feature: distances, new values and lost values."""
+    profiles = _compared_profiles(name, now, reference)
+    if profiles.now.rows + profiles.now.missing == 0:
         return [], []
     findings: list[Finding] = []
     shares: list[Shares] = []
-    measured = measure(sides)
+    measured = measure_distances(profiles)
     if measured is not None:
-        findings += _drift(watched.drift, sides, measured, alpha)
+        findings += _drift(watched.drift, profiles, measured, alpha)
         if measured.shares is not None:
             shares.append(measured.shares)
     if "new_values" in watched.drift:
-        findings += _new_values(watched.drift["new_values"], sides)
+        findings += _new_values(watched.drift["new_values"], profiles)
     if "gone_values" in watched.drift:
-        findings += _gone_values(watched.drift["gone_values"], sides)
+        findings += _gone_values(watched.drift["gone_values"], profiles)
     return findings, shares
 
 
-def _missing(watched: Watched, now: Profile, comparison: Comparison) -> dict[str, Missing]:
+def _missing_values(
+    watched: Watched, now: Profile, comparison: Comparison
+) -> dict[str, MissingValues]:
     """Return the missing values of each feature."""
     if "null_share" not in watched.drift:
         return {}
-    names = _features(watched, now, comparison.compared())
+    names = _compared_features(watched, now, comparison.reference())
     alphas = bounds.alpha_of(len(names), watched.confirm), bounds.alpha_of(len(names), 1)
     missing = {}
     for name in names:
         column = now.columns[name]
-        compared = comparison.compared(("feature", name))
-        if column.rows + column.missing and _enough(compared):
-            missing[name] = missing_of(
+        reference = comparison.reference(("feature", name))
+        if column.rows + column.missing and _has_enough_windows(reference):
+            missing[name] = missing_values_of(
                 name,
                 now,
-                members=compared.members,
-                others=compared.others,
-                groups=compared.groups,
-                asked=watched.drift["null_share"],
+                members=reference.members,
+                reference_windows=reference.reference_windows,
+                groups=reference.groups,
+                threshold=watched.drift["null_share"],
                 alphas=alphas,
             )
     return missing
 
 
-def _features(watched: Watched, now: Profile, compared: Compared) -> list[str]:
-    """Return the features that both sides have, of those that are watched."""
+def _compared_features(watched: Watched, now: Profile, reference: ReferenceWindows) -> list[str]:
+    """Return the watched features that exist in the window and in the baseline."""
     names = []
     for name, column in now.columns.items():
         if watched.features is not None and name not in watched.features:
             continue
-        known = [each.columns[name] for each in compared.members if name in each.columns]
-        if any(each.kind == column.kind for each in known):
+        baseline_columns = [
+            each.columns[name] for each in reference.members if name in each.columns
+        ]
+        if any(each.kind == column.kind for each in baseline_columns):
             names.append(name)
     return names
 
 
-def _sides(name: str, now: Profile, compared: Compared) -> Sides:
+def _compared_profiles(name: str, now: Profile, reference: ReferenceWindows) -> ComparedProfiles:
     kind = now.columns[name].kind
 
     def has(profile: Profile) -> bool:
         return name in profile.columns and profile.columns[name].kind == kind
 
-    members = [each.columns[name] for each in compared.members if has(each)]
-    others = [each.columns[name] for each in compared.others if has(each)]
-    groups = []
-    for each, group in zip(compared.others, compared.groups, strict=False):
-        if has(each):
-            groups.append(group)
-    return Sides(members, others, now.columns[name], groups)
+    members = [each.columns[name] for each in reference.members if has(each)]
+    reference_windows = [each.columns[name] for each in reference.reference_windows if has(each)]
+    pairs = zip(reference.reference_windows, reference.groups, strict=False)
+    groups = [group for each, group in pairs if has(each)]
+    return ComparedProfiles(members, reference_windows, now.columns[name], groups)
 
 
 def _drift(
-    asked: Mapping[str, float], sides: Sides, measured: Measured, alpha: float
+    thresholds: Mapping[str, float],
+    profiles: ComparedProfiles,
+    measured: MeasuredDistances,
+    alpha: float,
 ) -> list[Finding]:
-    before, after = sides.rows, float(sides.now.sampled)
+    before, after = profiles.rows, float(profiles.now.sampled)
     values = {"psi": measured.psi, "ks": measured.ks, "js": measured.js}
     by_chance = {
         "psi": bounds.chance_psi(measured.bins, before, after, alpha),
         "ks": bounds.chance_ks(before, after, alpha),
         "js": bounds.chance_js(measured.bins, before, after, alpha),
     }
-    found = []
+    findings = []
     for name, value in values.items():
-        if name not in asked or value is None:
+        if name not in thresholds or value is None:
             continue
-        high = max(asked[name], by_chance[name], bounds.usual(measured.usual[name]))
-        high = min(high, bounds.GREATEST[name])
-        found.append(
-            Finding("drift", sides.now.name, name, round(value, 6), None, high, value > high)
+        high = max(
+            thresholds[name],
+            by_chance[name],
+            bounds.baseline_limit(measured.baseline_distances[name]),
         )
-    return found
+        high = min(high, bounds.MAX_DISTANCES[name])
+        findings.append(
+            Finding("drift", profiles.now.name, name, round(value, 6), None, high, value > high)
+        )
+    return findings
 
 
-def _moved_from_anchor(watched: Watched, now: Profile, comparison: Comparison) -> list[Finding]:
-    """Return how far the moving baseline of each feature is from its anchor.
+def _anchor_findings(watched: Watched, now: Profile, comparison: Comparison) -> list[Finding]:
+    """Return the drift of each feature's moving baseline from its anchor.
 
-    Drift that is too slow for a window to differ from the windows before it moves the baseline.
-    The baseline is compared as a whole, so that a single window has little weight.
+    Slow drift moves the baseline along, so that no window differs from its predecessors. The mixture
+    of the baseline is compared, so that a single window has little weight.
     """
     findings = []
-    for name in _features(watched, now, comparison.compared()):
+    for name in _compared_features(watched, now, comparison.reference()):
         anchor = comparison.anchor(("feature", name))
-        if anchor is None or not _enough(anchor.compared):
+        if anchor is None or not _has_enough_windows(anchor.reference):
             continue
-        moving = comparison.compared(("feature", name))
-        before = _sides(name, now, anchor.compared)
-        after = _sides(name, now, moving)
+        moving = comparison.reference(("feature", name))
+        before = _compared_profiles(name, now, anchor.reference)
+        after = _compared_profiles(name, now, moving)
         measured = measure_mixture(before, after.members)
         if measured is None:
             continue
@@ -279,8 +310,11 @@ def _moved_from_anchor(watched: Watched, now: Profile, comparison: Comparison) -
         for measure_name, value in values.items():
             if measure_name in watched.drift and value is not None:
                 # The mean of several windows varies less than a window does.
-                usual = bounds.usual(measured.usual[measure_name]) / len(after.members) ** 0.5
-                high = max(watched.drift[measure_name], usual)
+                baseline = (
+                    bounds.baseline_limit(measured.baseline_distances[measure_name])
+                    / len(after.members) ** 0.5
+                )
+                high = max(watched.drift[measure_name], baseline)
                 findings.append(_anchor_finding(name, measure_name, value, high, anchor))
     return findings
 
@@ -298,45 +332,51 @@ def _anchor_finding(
     return Finding("anchor", name, measure_name, round(value, 6), None, high, out, text=text)
 
 
-def _new_values(asked: float, sides: Sides) -> list[Finding]:
-    """Return how many rows have values that the baseline never had, where it knows all it had."""
-    known = _all_values(sides.members)
-    if known is None or sides.now.kind not in ("text", "boolean"):
+def _new_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
+    """Return the share of rows with values that a complete baseline does not have."""
+    baseline_counts = _all_values(profiles.members)
+    if baseline_counts is None or profiles.now.kind not in ("text", "boolean"):
         return []
     rows = 0
-    appeared: list[str] = []
-    for value, count in sides.now.values:
-        if value not in known:
+    new_values: list[str] = []
+    for value, count in profiles.now.values:
+        if value not in baseline_counts:
             rows += count
-            appeared.append(str(value))
-    share = rows / max(sides.now.sampled, 1)
-    high = max(asked, bounds.chance_unseen(list(known.values()), float(sides.now.sampled)))
+            new_values.append(str(value))
+    share = rows / max(profiles.now.sampled, 1)
+    high = max(
+        threshold, bounds.chance_unseen(list(baseline_counts.values()), float(profiles.now.sampled))
+    )
     text = ""
     if share > high:
-        text = f"{sides.now.name}: new values in {share:.1%} of rows: {', '.join(appeared[:5])}"
-    name = sides.now.name
+        text = (
+            f"{profiles.now.name}: new values in {share:.1%} of rows: {', '.join(new_values[:5])}"
+        )
+    name = profiles.now.name
     return [
         Finding("values", name, "new_values", round(share, 6), None, high, share > high, text=text)
     ]
 
 
-def _gone_values(asked: float, sides: Sides) -> list[Finding]:
-    """Return the share of the most frequent value of the baseline that the window lacks."""
-    known = _all_values(sides.members)
-    if known is None or not sides.now.complete or sides.now.kind not in ("text", "boolean"):
+def _gone_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
+    """Return the baseline's share of the most frequent value that the window lacks."""
+    baseline_counts = _all_values(profiles.members)
+    if (
+        baseline_counts is None
+        or not profiles.now.complete
+        or profiles.now.kind not in ("text", "boolean")
+    ):
         return []
-    here = dict(sides.now.values)
-    gone = {}
-    for value, count in known.items():
-        if value not in here:
-            gone[value] = count / max(sides.rows, 1)
-    share = max(gone.values(), default=0.0)
-    high = max(asked, _MISSED / max(sides.now.sampled, 1))
+    window_counts = dict(profiles.now.values)
+    lost = [value for value in baseline_counts if value not in window_counts]
+    lost_shares = {value: baseline_counts[value] / max(profiles.rows, 1) for value in lost}
+    share = max(lost_shares.values(), default=0.0)
+    high = max(threshold, _EXPECTED_ROWS / max(profiles.now.sampled, 1))
     text = ""
     if share > high:
-        names = sorted(gone, key=lambda value: -gone[value])[:5]
-        text = f"{sides.now.name}: gone are {', '.join(map(str, names))}, before in {share:.1%} of rows"
-    name = sides.now.name
+        names = sorted(lost_shares, key=lambda value: -lost_shares[value])[:5]
+        text = f"{profiles.now.name}: lost values {', '.join(map(str, names))}, before in {share:.1%} of rows"
+    name = profiles.now.name
     return [
         Finding("values", name, "gone_values", round(share, 6), None, high, share > high, text=text)
     ]
@@ -357,22 +397,23 @@ def _all_values(members: Sequence[ColumnProfile]) -> dict[object, int] | None:
 # -- volume, freshness, schema --------------------------------------------------------------------
 
 
-def volume(asked: tuple[float, float], now: Profile, compared: Compared) -> Finding | None:
-    """Return whether the window has as many rows as the same windows before: their median.
+def volume(
+    ratio_bounds: tuple[float, float], now: Profile, reference: ReferenceWindows
+) -> Finding | None:
+    """Compare the number of rows with the median at the same time of the week.
 
-    None where there are too few of them; a window without rows is out of bounds all the same when
-    no window before it was empty.
+    Return None for too short a history, except for the first empty window, which is out of bounds.
     """
-    same = [each.rows for each in compared.same]
-    if len(same) < _FEWEST_HISTORY:
-        before = [each.rows for each in compared.history]
+    row_counts = [each.rows for each in reference.same_weektime]
+    if len(row_counts) < _MIN_HISTORY:
+        before = [each.rows for each in reference.history]
         if now.rows or not before or min(before) == 0:
             return None
         return Finding("volume", "", "rows", 0.0, 1.0, None, True, text="no rows")
-    median = float(np.median(same))
+    median = float(np.median(row_counts))
     if median == 0:
         return Finding("volume", "", "rows", float(now.rows), None, None)
-    low, high = _volume_bounds(asked, same, median)
+    low, high = _volume_bounds(ratio_bounds, row_counts, median)
     out = not low * median <= now.rows <= high * median
     text = ""
     if out:
@@ -383,61 +424,62 @@ def volume(asked: tuple[float, float], now: Profile, compared: Compared) -> Find
 
 
 def _volume_bounds(
-    asked: tuple[float, float], same: Sequence[int], median: float
+    ratio_bounds: tuple[float, float], row_counts: Sequence[int], median: float
 ) -> tuple[float, float]:
-    """Return the least and greatest ratio, widened by counting noise and by what is usual."""
+    """Return the bounds of the ratio, widened by counting noise and baseline variation."""
     noise = 4 / math.sqrt(median)
-    ratios = np.log(np.maximum(same, 0.5) / median)
+    ratios = np.log(np.maximum(row_counts, 0.5) / median)
     deviation = 2.5 * 1.4826 * float(np.median(np.abs(ratios)))
     width = max(noise, deviation)
-    low = min(asked[0], math.exp(-width))
-    if noise >= 1:  # so few rows that none of them is nothing strange
+    low = min(ratio_bounds[0], math.exp(-width))
+    if noise >= 1:  # with so few rows an empty window is plausible
         low = 0.0
-    return low, max(asked[1], math.exp(width))
+    return low, max(ratio_bounds[1], math.exp(width))
 
 
-def freshness(asked: timedelta, age: timedelta | None, *, of: str) -> Finding:
-    """Return whether the newest event time, or the last commit, is too old.
+def freshness(max_age: timedelta, age: timedelta | None, *, subject: str) -> Finding:
+    """Compare the age of the latest event time or commit with its limit.
 
-    A time ahead of the clock counts as age zero. ``age`` None: there is none at all.
+    A time in the future counts as age zero. ``age`` None: there is no event time or commit.
     """
-    high = asked.total_seconds()
+    high = max_age.total_seconds()
     if age is None:
-        return Finding("freshness", of, "age", None, None, high, True, text=f"{of}: there is none")
+        return Finding(
+            "freshness", subject, "age", None, None, high, True, text=f"{subject}: missing"
+        )
     seconds = max(age.total_seconds(), 0.0)
     text = ""
     if seconds > high:
-        old = format_duration(timedelta(seconds=round(seconds)))
-        text = f"{of} is {old} old, allowed are {format_duration(asked)}"
-    return Finding("freshness", of, "age", seconds, None, high, seconds > high, text=text)
+        age_text = format_duration(timedelta(seconds=round(seconds)))
+        text = f"{subject} is {age_text} old, the limit is {format_duration(max_age)}"
+    return Finding("freshness", subject, "age", seconds, None, high, seconds > high, text=text)
 
 
 def schema(before: Mapping[str, str], now: Mapping[str, str]) -> Finding:
-    """Return whether columns came, went or changed their type."""
-    told = []
-    for name in now:
-        if name not in before:
-            told.append(f"{name} ({now[name]}) came")
+    """Compare the columns and their types."""
+    changes = [f"{name} ({now[name]}) was added" for name in now if name not in before]
     for name, kind in before.items():
         if name not in now:
-            told.append(f"{name} ({kind}) went")
+            changes.append(f"{name} ({kind}) was removed")
         elif now[name] != kind:
-            told.append(f"{name} changed from {kind} to {now[name]}")
+            changes.append(f"{name} changed from {kind} to {now[name]}")
     text = ""
-    if told:
-        text = f"columns: {'; '.join(told)}"
-    return Finding("schema", "", "columns", float(len(told)), None, 0.0, bool(told), text=text)
+    if changes:
+        text = f"columns: {'; '.join(changes)}"
+    return Finding(
+        "schema", "", "columns", float(len(changes)), None, 0.0, bool(changes), text=text
+    )
 
 
-def _enough(compared: Compared) -> bool:
-    """Tell whether the baseline says enough: a rolling one has to fill by half first."""
-    with_rows = [each for each in compared.members if each.rows]
-    return len(with_rows) >= min(max(_FEWEST_HISTORY, compared.expected / 2), compared.expected)
+def _has_enough_windows(reference: ReferenceWindows) -> bool:
+    """Return True if the baseline has enough windows: half of those of a rolling one."""
+    with_rows = [each for each in reference.members if each.rows]
+    return len(with_rows) >= min(max(_MIN_HISTORY, reference.expected / 2), reference.expected)
 
 
-def newest_age(profiles: Sequence[Profile], at: datetime) -> timedelta | None:
-    """Return the age of the newest event time of profiles at an instant; None without any."""
+def newest_age(profiles: Sequence[Profile], timestamp: datetime) -> timedelta | None:
+    """Return the age of the latest event time of profiles at a timestamp, or None."""
     times = [each.newest for each in profiles if each.newest is not None]
     if not times:
         return None
-    return at - max(times)
+    return timestamp - max(times)

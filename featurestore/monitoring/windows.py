@@ -1,7 +1,7 @@
-"""Profiles of windows from the rows of a group, many windows in one pass, and stored beside it.
+"""Profiles of windows, computed from the rows of a group in few passes, and their cache.
 
-``<table>_statistics/windows/`` holds a file for each window, columns and custom metrics. All of it
-can be computed again from the table.
+``<table>_statistics/windows/`` contains a file for each window, set of columns and custom metrics. It
+is a cache: all files can be recomputed from the table.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ from featurestore.storage import files
 
 _log = logging.getLogger("featurestore.monitoring")
 _FORMAT = 1
-# Rows of a window that its distributions are taken from, and values in memory in one pass.
+# Sampled rows for the distributions of a window, and values in memory in one pass.
 _SAMPLE_ROWS = 20_000
-_VALUES_AT_ONCE = 40_000_000
+_MAX_VALUES_IN_MEMORY = 40_000_000
 States = dict[int, StatisticsState]
 IsCurrent = Callable[[Profile], bool]
 
 
 @dataclass(frozen=True)
 class WindowsAccumulator(Accumulator[States, States]):
-    """Counts the rows of many windows ``[start, end)`` of a time in one pass."""
+    """Accumulates statistics of many time windows ``[start, end)`` in one pass."""
 
     time: str
     starts: tuple[int, ...]
     ends: tuple[int, ...]
-    of: StatisticsAccumulator
+    accumulator: StatisticsAccumulator
 
     def start(self) -> States:
-        """Return the states of no rows."""
+        """Return the initial states."""
         return {}
 
     def update(self, state: States, batch: pa.RecordBatch) -> States:
-        """Add the rows of a batch to the windows in which they lie."""
+        """Add the rows of a batch to their windows."""
         column = batch.column(batch.schema.get_field_index(self.time))
         present = pc.indices_nonzero(pc.is_valid(column))
         micros = pc.cast(pc.cast(column.take(present), TIMESTAMP), pa.int64()).to_numpy()
@@ -80,17 +80,19 @@ class WindowsAccumulator(Accumulator[States, States]):
         for index in np.flatnonzero(last > first):
             inside = rows_at(batch, pa.array(rows[first[index] : last[index]]))
             number = int(index)
-            state[number] = self.of.update(state.get(number) or self.of.start(), inside)
+            state[number] = self.accumulator.update(
+                state.get(number) or self.accumulator.start(), inside
+            )
         return state
 
-    def merge(self, left: States, right: States) -> States:
-        """Return the states of both."""
-        for index, state in right.items():
-            if index in left:
-                left[index] = merge(left[index], state)
+    def merge(self, states: States, more_states: States) -> States:
+        """Merge the states of two accumulators."""
+        for index, state in more_states.items():
+            if index in states:
+                states[index] = merge(states[index], state)
             else:
-                left[index] = state
-        return left
+                states[index] = state
+        return states
 
     def finish(self, state: States) -> States:
         """Return the states."""
@@ -99,10 +101,10 @@ class WindowsAccumulator(Accumulator[States, States]):
 
 @dataclass(frozen=True)
 class Profiler:
-    """Profiles windows of one version of a group, for one monitor.
+    """Computes and caches the profiles of windows of one version of a group for a monitor.
 
-    ``is_current`` says whether a stored profile still holds: whether no commit after the one that
-    it was read from touches its window. ``quality`` measures the predictions of a model.
+    ``is_current`` returns False if a later commit changed the window of a stored profile. ``quality``
+    measures the predictions of a model.
     """
 
     session: Session
@@ -112,50 +114,50 @@ class Profiler:
     quality: Quality | None = None
 
     def profiles(self, windows: Sequence[Window]) -> dict[Window, Profile]:
-        """Return the profile of each window: those stored, the others made now and stored."""
-        found = {}
+        """Return the profile of each window; compute and store the missing ones."""
+        by_window = {}
         missing = []
         for window in windows:
-            known = self._stored(window)
-            if known is None:
+            stored_profile = self._load(window)
+            if stored_profile is None:
                 missing.append(window)
             else:
-                found[window] = known
-        for profile in self._made(missing):
+                by_window[window] = stored_profile
+        for profile in self._compute(missing):
             if profile.window is not None:
-                found[profile.window] = profile
+                by_window[profile.window] = profile
                 self._store(profile)
-        return found
+        return by_window
 
     @cached_property
     def features(self) -> list[str]:
-        """The columns that are profiled: those asked for, else all but keys and times.
+        """The profiled columns: the configured ones, else all except keys and times.
 
         Raises:
             FeatureNotFound: The group has no such feature.
         """
         spec = self.group.spec
-        apart = {*spec.primary_key, spec.event_time, spec.created_time}
-        others = [name for name in spec.schema.names if name not in apart]
+        non_features = {*spec.primary_key, spec.event_time, spec.created_time}
+        feature_names = [name for name in spec.schema.names if name not in non_features]
         if self.watched.features is None:
-            return others
+            return feature_names
         unknown = [name for name in self.watched.features if name not in spec.schema.names]
         if unknown:
             raise FeatureNotFound(
-                f"{spec.name!r} version {spec.version} has no features {listing(unknown)}; it has "
-                f"{listing(others)}.",
+                f"{spec.name!r} version {spec.version} has no features {listing(unknown)}. "
+                f"Available: {listing(feature_names)}.",
                 hint="features=None watches all of them",
             )
-        return [name for name in others if name in self.watched.features]
+        return [name for name in feature_names if name in self.watched.features]
 
     @property
     def types(self) -> dict[str, str]:
         """The columns of the group and their types."""
         return {field.name: str(field.type) for field in self.group.spec.schema}
 
-    # -- made now -----------------------------------------------------------------------------
+    # -- computation --------------------------------------------------------------------------
 
-    def _made(self, windows: Sequence[Window]) -> Iterator[Profile]:
+    def _compute(self, windows: Sequence[Window]) -> Iterator[Profile]:
         if not windows:
             return
         if self.group.spec.event_time is None:
@@ -163,8 +165,8 @@ class Profiler:
             return
         ordered = sorted(windows)
         columns = len(self.features) + 1
-        limit = max(min(_SAMPLE_ROWS, _VALUES_AT_ONCE // columns), 1)
-        at_once = max(_VALUES_AT_ONCE // (limit * columns), 1)
+        limit = max(min(_SAMPLE_ROWS, _MAX_VALUES_IN_MEMORY // columns), 1)
+        at_once = max(_MAX_VALUES_IN_MEMORY // (limit * columns), 1)
         for first in range(0, len(ordered), at_once):
             yield from self._in_one_pass(ordered[first : first + at_once], limit)
 
@@ -173,27 +175,29 @@ class Profiler:
         time = str(spec.event_time)
         columns = [time, *self.features]
         schema = pa.schema([spec.schema.field(name) for name in columns])
-        # As keys they are counted, and not correlated with one another.
-        counted = statistics_accumulator(schema, limit=limit, roles=dict.fromkeys(columns, "key"))
+        # With the role "key" the statistics skip correlations.
+        statistics = statistics_accumulator(
+            schema, limit=limit, roles=dict.fromkeys(columns, "key")
+        )
         relation = engine.read_table(
             self.group.path,
             version=self.group.delta_version,
             schema=spec.schema,
-            columns=self._columns_read(columns),
+            columns=self._columns_to_read(columns),
         )
-        relation = engine.within(relation, TimeRange(time, windows[0].start, _end(windows)))
+        relation = engine.within(relation, TimeRange(time, windows[0].start, max(each.end for each in windows))))
         starts = tuple(to_micros(each.start) for each in windows)
         ends = tuple(to_micros(each.end) for each in windows)
         accumulator = WindowsAccumulator(
             time,
             starts,
             ends,
-            counted,
+            statistics,
         )
         narrow = engine.select(relation, {name: name for name in columns})
         states = engine.aggregate(narrow, accumulator)
         for index, window in enumerate(windows):
-            state = states.get(index) or counted.start()
+            state = states.get(index) or statistics.start()
             profile = profile_of(
                 finish(state),
                 window=window,
@@ -206,24 +210,26 @@ class Profiler:
             inside = TimeRange(time, window.start, window.end)
             yield self._with_metrics(profile, engine.within(relation, inside))
 
-    def _columns_read(self, columns: Sequence[str]) -> list[str]:
-        """Return the columns to read, all where custom metrics may use any of them."""
+    def _columns_to_read(self, columns: Sequence[str]) -> list[str]:
+        """Return the columns to read: all if custom metrics may use any of them."""
         if self.watched.metrics:
             return list(self.group.spec.schema.names)
         return list(columns)
 
     def _with_metrics(self, profile: Profile, rows: Relation) -> Profile:
-        """Return the profile with the custom metrics of its rows, and how good predictions are."""
-        found = metrics_of(self.session.engine, rows, self.watched.metrics)
+        """Return the profile with the custom metrics of its rows and the quality of predictions."""
+        metrics = metrics_of(self.session.engine, rows, self.watched.metrics)
         if self.quality is None or profile.window is None:
-            return _with(profile, found)
-        found |= self.quality.measure(profile.window)
-        return replace(_with(profile, found), labels_version=self.quality.labels.delta_version)
+            return _replace_metrics(profile, metrics)
+        metrics |= self.quality.measure(profile.window)
+        return replace(
+            _replace_metrics(profile, metrics), labels_version=self.quality.labels.delta_version
+        )
 
     def _by_commits(self, windows: Sequence[Window]) -> Iterator[Profile]:
         """Yield the profiles of a group without event time: the table at the end of each window.
 
-        Its rows are those that the commits in the window added.
+        The number of rows is that of the commits in the window.
         """
         history = read_history(self.group.path)
         for window in windows:
@@ -231,27 +237,34 @@ class Profiler:
             before = [each.version for each in history if each.time < window.end]
             rows = sum(each.rows_in for each in inside)
             newest = max((each.time for each in inside), default=None)
-            profile = self._at_version(max(before, default=0))
+            profile = self._table_profile(max(before, default=0))
             yield replace(profile, window=window, rows=rows, newest=newest)
 
-    def _at_version(self, delta_version: int) -> Profile:
+    def _table_profile(self, delta_version: int) -> Profile:
         spec = self.group.spec
         if delta_version < 1:
             return Profile(None, 0, spec.version, 0, {}, self.types)
-        counted = commits.latest_data_version(self.group.path, delta_version)
-        found = statistics_of(self.session, spec.name, version=spec.version, delta_version=counted)
+        data_version = commits.latest_data_version(self.group.path, delta_version)
+        statistics = statistics_of(
+            self.session, spec.name, version=spec.version, delta_version=data_version
+        )
         profile = profile_of(
-            found, version=spec.version, delta_version=self.group.delta_version, types=self.types
+            statistics,
+            version=spec.version,
+            delta_version=self.group.delta_version,
+            types=self.types,
         )
-        watched = {name: profile.columns[name] for name in self.features if name in profile.columns}
+        feature_columns = {
+            name: profile.columns[name] for name in self.features if name in profile.columns
+        }
         relation = self.session.engine.read_table(
-            self.group.path, version=counted, schema=spec.schema
+            self.group.path, version=data_version, schema=spec.schema
         )
-        return self._with_metrics(replace(profile, columns=watched), relation)
+        return self._with_metrics(replace(profile, columns=feature_columns), relation)
 
-    # -- stored -------------------------------------------------------------------------------
+    # -- cache --------------------------------------------------------------------------------
 
-    def _stored(self, window: Window) -> Profile | None:
+    def _load(self, window: Window) -> Profile | None:
         path = self._path(window)
         if not files.exists(path):
             return None
@@ -259,10 +272,10 @@ class Profiler:
             data = json.loads(zlib.decompress(files.read_bytes(path)))
             profile = Profile.from_json(data)
         except (MalformedJson, StorageError, ValueError, zlib.error):
-            _log.warning("%s is damaged and left out; its numbers are counted anew", path)
+            _log.warning("%s is damaged; the profile is computed again", path)
             return None
-        is_it = profile.window == window and profile.version == self.group.spec.version
-        return profile if is_it and self.is_current(profile) else None
+        is_same_window = profile.window == window and profile.version == self.group.spec.version
+        return profile if is_same_window and self.is_current(profile) else None
 
     def _store(self, profile: Profile) -> None:
         if profile.window is None:
@@ -272,24 +285,23 @@ class Profiler:
         try:
             files.make_directory(os.path.dirname(path))
             files.write_atomically(path, zlib.compress(data.encode(), 1))
-        except (OSError, StorageError) as error:  # a store that cannot be written is watched, too
+        except (OSError, StorageError) as error:  # read-only stores can be monitored, too
             _log.info("the profile of a window is not stored: %s", error)
 
     def _path(self, window: Window) -> str:
-        told: dict[str, Any] = {"format": _FORMAT, "features": self.features}
-        told["metrics"] = dict(self.watched.metrics)
+        settings: dict[str, Any] = {"format": _FORMAT, "features": self.features}
+        settings["metrics"] = dict(self.watched.metrics)
         if self.quality is not None:
-            told["quality"] = self.quality.to_json()
-        key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+            settings["quality"] = self.quality.to_json()
+        key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
         spec = self.group.spec
         folder = self.session.paths.statistics(spec.name, spec.version)
         name = f"{to_micros(window.start)}-{to_micros(window.end)}.{key}.json.z"
         return os.path.join(folder, "windows", name)
 
 
-def _end(windows: Sequence[Window]) -> Any:
-    return max(each.end for each in windows)
 
 
-def _with(profile: Profile, found: Metrics) -> Profile:
-    return replace(profile, metrics=found.values, estimates=found.estimates)
+
+def _replace_metrics(profile: Profile, metrics: Metrics) -> Profile:
+    return replace(profile, metrics=metrics.values, estimates=metrics.estimates)

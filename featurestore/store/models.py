@@ -57,7 +57,7 @@ class ModelCalls(Connected):
         Traceback (most recent call last):
         featurestore.errors.ModelNotFound: There is no model 'late_flights'; there are none. ...
         """
-        from featurestore.experiments.model_calls import get_model
+        from featurestore.experiments.model_api import get_model
         from featurestore.experiments.models import scoring
 
         if isinstance(model, str):

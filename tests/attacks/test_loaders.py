@@ -121,7 +121,9 @@ def test_models_of_other_formats_need_trust(tmp_path: Path, marker: Path, name: 
     else:
         path.write_bytes(pickle.dumps(Payload(marker)))
     with pytest.raises((UntrustedModel, ModelDamaged)):
-        loading.check_trusted(str(path), loading.flavor_of(str(path)), trust=False, what="it")
+        loading.check_trusted(
+            str(path), loading.flavor_of(str(path)), trust=False, description="it"
+        )
     assert not marker.exists()
 
 
@@ -131,7 +133,7 @@ def test_a_pickle_registered_as_keras_is_refused(tmp_path: Path, marker: Path, f
     path = tmp_path / "m.keras"
     path.write_bytes(pickle.dumps(Payload(marker)))
     with pytest.raises(ModelDamaged):
-        loading.check_trusted(str(path), flavor, trust=False, what="it")
+        loading.check_trusted(str(path), flavor, trust=False, description="it")
     assert not marker.exists()
 
 

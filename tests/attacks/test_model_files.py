@@ -50,7 +50,7 @@ def test_networks_of_keras_are_data(tmp_path: Path, flavor: str) -> None:
     path = str(tmp_path / "model.keras")
     model.save(path)
     assert keras_files.code_in(path, flavor) == []
-    loading.check_trusted(path, loading.flavor_of(path), trust=False, what="model")
+    loading.check_trusted(path, loading.flavor_of(path), trust=False, description="model")
     loaded = loading.load_object(path, flavor)
     for array, same in zip(model.get_weights(), loaded.get_weights(), strict=True):
         np.testing.assert_array_equal(array, same)
@@ -160,7 +160,7 @@ def test_code_in_files_of_keras_needs_trust(
         rewritten(path, config)
         with pytest.raises(UntrustedModel, match="trust=True"):
             loading.check_trusted(
-                str(path), loading.flavor_of(str(path)), trust=False, what="the model"
+                str(path), loading.flavor_of(str(path)), trust=False, description="the model"
             )
         assert not canary.exists(), name
 
@@ -185,7 +185,7 @@ def test_weights_in_other_files_need_trust(tmp_path: Path) -> None:
             for name, content in {**contents, "model.weights.h5": weights.read_bytes()}.items():
                 archive.writestr(name, content)
         with pytest.raises(UntrustedModel, match="outside"):
-            loading.check_trusted(str(path), "keras", trust=False, what="the model")
+            loading.check_trusted(str(path), "keras", trust=False, description="the model")
 
 
 DAMAGED = {
@@ -207,4 +207,4 @@ def test_files_without_a_configuration_are_damaged(tmp_path: Path, case: str) ->
         archive.writestr("metadata.json", metadata)
         archive.writestr("config.json", DAMAGED[case])
     with pytest.raises(ModelDamaged):
-        loading.check_trusted(str(path), "keras", trust=False, what="the model")
+        loading.check_trusted(str(path), "keras", trust=False, description="the model")

@@ -57,7 +57,7 @@ def check_a_worker_is_served(server: TrialServer) -> None:
         ask(worker, kind="next", worker=3)
         (message,) = messages_of(server, 1)
         assert (message.worker, message.data.text("kind")) == (3, "next")
-        server.answer(message, {"done": True})
+        server.reply(message, {"done": True})
         assert json.loads(worker.recv_bytes()) == {"done": True}
 
 
@@ -151,7 +151,7 @@ print(server.address[1], server.key, flush=True)
 answered = 0
 while answered < 3:
     for message in server.poll(0.05):
-        server.answer(message, {"done": True})
+        server.reply(message, {"done": True})
         answered += 1
 open("/dev/null").close()  # descriptors are left
 time.sleep(0.2)

@@ -78,7 +78,7 @@ def test_what_features_and_layers_are_worth_is_found_in_their_order(
     }
     assert experiments.get_run(found.id).name == found_name
     assert sorted(path for path in Path(sums.path).rglob("*")) == before
-    assert str(found).splitlines()[0].startswith("mse of the whole: 0.00")
+    assert str(found).splitlines()[0].startswith("mse of the full model: 0.00")
     figure = found.plot()
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == order
     assert len(found.to_pandas()) == 6
@@ -173,10 +173,10 @@ def test_kept_rows_are_read_as_if_there_were_no_others(
 def test_wrong_ablations_and_folds_are_refused(sums: TrainingDataset) -> None:
     ask: dict[str, Any] = {"dataset": sums, "metric": "mse"}
     for wrong, text in [
-        ({"features": ["temp"]}, "'temp' is no input of 'sums'; its inputs are x0, x1, x2, x3"),
-        ({"features": [["x0", "x1", "x2", "x3"]]}, "Nothing is left"),
+        ({"features": ["temp"]}, "Unknown input 'temp' of 'sums'. Available: x0, x1, x2, x3"),
+        ({"features": [["x0", "x1", "x2", "x3"]]}, "All inputs are left out"),
         ({"features": "every"}, "neither 'each' nor 'groups'"),
-        ({"features": "groups"}, "was not made of feature groups"),
+        ({"features": "groups"}, "was not created from feature groups"),
         ({"features": None}, "name nothing to leave out"),
         ({"features": ["x0", "x0"]}, "name 'x0' twice"),
         ({"repeats": 0}, "repeats=0"),
@@ -187,7 +187,7 @@ def test_wrong_ablations_and_folds_are_refused(sums: TrainingDataset) -> None:
             experiments.ablate(fitted, **{**ask, **wrong})
     with pytest.raises(InvalidArgument, match="folds=1"):
         experiments.cross_validate(fitted, dataset=sums, folds=1)
-    with pytest.raises(InvalidArgument, match="is the split that is cut"):
+    with pytest.raises(InvalidArgument, match="is the split to divide"):
         experiments.cross_validate(fitted, dataset=sums, held_out="train")
     assert experiments.get_runs() == []
     with pytest.raises(InvalidMetric, match="without metric 'auc'; it reported 'mse'"):

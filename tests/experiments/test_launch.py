@@ -27,7 +27,7 @@ from featurestore.errors import (
     RunNotFound,
     TrainingDatasetNotFound,
 )
-from featurestore.experiments.progress import showing_logs
+from featurestore.experiments.progress import show_logs
 from featurestore.model.sealed import sealed
 from featurestore.recovery.rebuild import rebuild
 from featurestore.store import FeatureStore
@@ -140,7 +140,7 @@ def test_a_process_that_only_imported_a_kernel_is_no_notebook(tmp_path: Path) ->
     pytest.importorskip("ipykernel.kernelapp")
     log = tmp_path / "worker.log"
     log.write_text("a line\n")
-    with showing_logs(lambda: {"worker 0": str(log)}, None) as show:
+    with show_logs(lambda: {"worker 0": str(log)}, None) as show:
         show()
 
 
@@ -288,18 +288,18 @@ def test_wrong_input_is_one_error_before_anything_is_made(
     train = training.regression
     cases: list[tuple[type[FeatureStoreError], str, Any, dict[str, Any]]] = [
         (InvalidTrainFunction, "cannot be sent to another process", holds_a_lock, {}),
-        (InvalidTrainFunction, "needs 'units'", takes, {"params": {"lr": 1}}),
+        (InvalidTrainFunction, "requires 'units'", takes, {"params": {"lr": 1}}),
         (
             InvalidTrainFunction,
             "does not take 'l2'",
             takes,
             {"params": {"lr": 1, "units": 2, "l2": 0}},
         ),
-        (InvalidTrainFunction, "is no function", "train", {}),
-        (InvalidArgument, "not numbers, texts", train, {"params": {"model": object()}}),
-        (InvalidArgument, "not numbers, texts", train, {"params": {"lr": float("nan")}}),
+        (InvalidTrainFunction, "is not a function", "train", {}),
+        (InvalidArgument, "not numbers, strings", train, {"params": {"model": object()}}),
+        (InvalidArgument, "not numbers, strings", train, {"params": {"lr": float("nan")}}),
         (LauncherNotFound, "installed are 'local', 'spark'", train, {"on": "moon"}),
-        (InvalidArgument, "is no training dataset", train, {"dataset": "sums"}),
+        (InvalidArgument, "is not a training dataset", train, {"dataset": "sums"}),
         (InvalidArgument, "retries=-1", train, {"retries": -1}),
         (InvalidArgument, "seed=1.5", train, {"seed": 1.5}),
     ]
@@ -327,7 +327,7 @@ def test_a_damaged_record_is_named_and_hides_no_other(kept: FeatureStore) -> Non
         path.write_text(text)
         with pytest.raises(RunDamaged, match=r"run\.json"):
             experiments.get_run(run.id)
-        with pytest.warns(UserWarning, match=f"run {run.id} is left out"):
+        with pytest.warns(UserWarning, match=f"run {run.id} is skipped"):
             assert [each.id for each in experiments.get_runs()] == [other.id]
     found = rebuild(kept.location)
     assert found.experiment_runs == [other.id]

@@ -236,15 +236,15 @@ def test_wrong_searches_are_refused_before_anything_is_made(kept: FeatureStore) 
         ({"sampler": "bayes"}, "'tpe', 'random', 'grid', 'evolution'"),
         ({"stop": "hyper"}, "'asha', 'median'"),
         ({"direction": "up"}, "neither 'max' nor 'min'"),
-        ({"space": {}}, "says no parameter"),
-        ({"space": {"x": 3}}, "is no set of values"),
-        ({"space": {"x": [object()]}, "sampler": "grid"}, "not numbers, texts"),
-        ({"sampler": "grid"}, "can be counted"),
+        ({"space": {}}, "has no parameters"),
+        ({"space": {"x": 3}}, "is not a set of values"),
+        ({"space": {"x": [object()]}, "sampler": "grid"}, "not numbers, strings"),
+        ({"sampler": "grid"}, "finite set of values"),
         ({"trials": None}, "only a grid ends"),
         ({"trials": 0}, "trials=0"),
         ({"parallel": 0}, "parallel=0"),
-        ({"metric": "val auc"}, "is no name"),
-        ({"params": {"x": 1}}, "stand in space and in params"),
+        ({"metric": "val auc"}, "is not a valid name"),
+        ({"params": {"x": 1}}, "are in both space and params"),
     ]:
         with pytest.raises(InvalidArgument, match=text):
             experiments.search(bowl, **{**good, **wrong})
@@ -262,7 +262,7 @@ def test_an_unknown_metric_ends_a_search_and_nan_fails_a_trial(kept: FeatureStor
     with pytest.raises(RunFailed, match=r"None of the trials .* finished.*'y' is nan"):
         experiments.search(nan, space={"x": [1, 2]}, metric="y", sampler="grid", store=kept)
     trial = next(run for run in experiments.get_runs(trials=True) if run.kind == "trial")
-    with pytest.raises(RunNotFound, match="no search"):
+    with pytest.raises(RunNotFound, match="not a search"):
         experiments.get_study(trial.id)
 
 

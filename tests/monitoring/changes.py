@@ -153,14 +153,14 @@ def judge_all(
 
     baselines = Baselines(watched.baseline, None, history, load, first=_start(profiles))
     verdicts: list[Verdict] = []
-    judged: list[rules.Judged] = []
+    judged: list[rules.RuleResult] = []
     in_alarm = False
     within = 0
     for number in range(first, len(profiles)):
         now = profiles[number]
         assert now.window is not None
-        judged.append(rules.judge(watched, now, baselines.of(now.window)))
-        findings = rules.confirmed(judged, watched.confirm)
+        judged.append(rules.evaluate_rules(watched, now, baselines.of(now.window)))
+        findings = rules.confirm_findings(judged, watched.confirm)
         if frozen:
             history.record(now.window, findings)
         alarms = tuple(each for each in findings if each.alarm)

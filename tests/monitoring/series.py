@@ -17,7 +17,7 @@ from featurestore.model.monitor_report import Finding
 from featurestore.model.window import Window
 from featurestore.monitoring import rules
 from featurestore.monitoring.profile import ColumnProfile, Profile
-from featurestore.monitoring.rules import Compared, SameForAll
+from featurestore.monitoring.rules import FixedReference, ReferenceWindows
 
 START = datetime(2023, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -105,11 +105,11 @@ def _text(name: str, counts: np.ndarray) -> ColumnProfile:
     return ColumnProfile(name, "string", "text", rows, 0, rows, values=values, complete=True)
 
 
-def compared(days: dict[int, Profile], number: int) -> Compared:
+def compared(days: dict[int, Profile], number: int) -> ReferenceWindows:
     others = [days[each] for each in range(number - 56, number)]
     groups = [(number - each) % 7 for each in range(number - 56, number)]
     same = [days[each] for each in range(number - 56, number, 7)]
-    return Compared(same, others, groups, 8, same, others)
+    return ReferenceWindows(same, others, groups, 8, same, others)
 
 
 def alarms(
@@ -118,8 +118,10 @@ def alarms(
     """Yield the alarms of each of neighbouring days."""
     judged = []
     for number in numbers:
-        judged.append(rules.judge(watched, days[number], SameForAll(compared(days, number))))
-        findings = rules.confirmed(judged, watched.confirm)
+        judged.append(
+            rules.evaluate_rules(watched, days[number], FixedReference(compared(days, number)))
+        )
+        findings = rules.confirm_findings(judged, watched.confirm)
         yield number, [each for each in findings if each.alarm]
 
 

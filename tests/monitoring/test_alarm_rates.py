@@ -11,8 +11,8 @@ import pytest
 from featurestore.model.monitor import Watched
 from featurestore.monitoring import rules
 from featurestore.monitoring.bounds import chance_unseen
-from featurestore.monitoring.missing import Counted, Missing, together
-from featurestore.monitoring.rules import SameForAll
+from featurestore.monitoring.missing import MissingCount, MissingValues, is_jointly_out_of_bounds
+from featurestore.monitoring.rules import FixedReference
 from tests.monitoring.series import FAULTS, alarms, compared, day, is_found, plain, series
 
 WATCHED = plain(Watched("series"))
@@ -40,7 +40,7 @@ def test_nineteen_faults_in_twenty_are_found_within_two_windows(fault: str) -> N
 def test_no_bound_is_above_what_its_distance_can_be() -> None:
     few = replace(series(3), rows=4)
     days = {number: day(few, number) for number in range(57)}
-    found = rules.judge(WATCHED, days[56], SameForAll(compared(days, 56))).findings
+    found = rules.evaluate_rules(WATCHED, days[56], FixedReference(compared(days, 56))).findings
     drift = [each for each in found if each.kind == "drift" and each.measure != "psi"]
     assert {each.measure for each in drift} >= {"ks"}
     assert max(each.high for each in drift if each.high is not None) == 1.0
@@ -69,7 +69,7 @@ def test_two_days_like_a_storm_of_the_baselines_time_are_no_news(
         share = 0.002 * (-1) ** number
         if number in (20, 21):
             share = storm
-        excess[timedelta(days=number)] = Counted(share * 1000, 1000)
-    now, before = Counted(80, 1000), Counted(20 * 56, 1000 * 56)
-    day_of = Missing("x", now, before, 0.01, 0.005, 0.001, excess)
-    assert together([day_of, day_of]) is alarms
+        excess[timedelta(days=number)] = MissingCount(share * 1000, 1000)
+    now, before = MissingCount(80, 1000), MissingCount(20 * 56, 1000 * 56)
+    day_of = MissingValues("x", now, before, 0.01, 0.005, 0.001, excess)
+    assert is_jointly_out_of_bounds([day_of, day_of]) is alarms

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from featurestore.monitoring.estimates import merged
+from featurestore.monitoring.estimates import merge_estimates
 from featurestore.monitoring.profile import Profile
 from featurestore.store import FeatureStore
 from tests.monitoring.conftest import A_DAY, DAY, DAYS, NOW, profiles, sales
@@ -47,14 +47,14 @@ def test_what_windows_keep_of_a_metric_is_together_that_of_all_their_rows(
         "cheapest": pc.min(rows["amount"]).as_py(),
     }
     for name, value in expected.items():
-        found = merged([each.estimates[name] for each in last])
+        found = merge_estimates([each.estimates[name] for each in last])
         assert found is not None
         assert found.value == pytest.approx(value), name
     assert last[0].estimates.keys() == expected.keys()
     assert last[0].metrics.keys() == {*expected, "middle", "few"}
-    mean = merged([each.estimates["mean"] for each in last])
+    mean = merge_estimates([each.estimates["mean"] for each in last])
     assert mean is not None
     assert mean.variance == pytest.approx(pc.variance(rows["amount"]).as_py())
-    shares = merged([each.estimates["late_share"] for each in last])
+    shares = merge_estimates([each.estimates["late_share"] for each in last])
     assert shares is not None
     assert (shares.is_share, mean.is_share) == (True, False)

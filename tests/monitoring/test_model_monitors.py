@@ -17,8 +17,8 @@ from featurestore.cli import app
 from featurestore.errors import FeatureStoreError, JobFailed
 from featurestore.model.monitor import Baseline, Watched
 from featurestore.model.watched_model import WatchedModel
-from featurestore.monitoring.estimates import Estimate, chance_mean, merged
-from featurestore.monitoring.metric_rules import metrics
+from featurestore.monitoring.estimates import Estimate, chance_mean, merge_estimates
+from featurestore.monitoring.metric_rules import metric_findings
 from featurestore.monitoring.quality import area_under_curve
 from featurestore.store import FeatureStore
 from tests.monitoring.conftest import A_DAY, DAY, START, Clock
@@ -259,14 +259,14 @@ def test_small_windows_do_not_alarm_by_chance_and_large_ones_find_the_change(nam
     for number in range(300):
         rows = sizes[number % 4]
         before = [profile(day, measured(rng, name, rows)) for day in range(8)]
-        finding = metrics(
+        finding = metric_findings(
             watched, profile(8, measured(rng, name, rows)), lambda _, known=before: known
         )[0]
         out += finding.out
     assert out <= 6  # and an alarm needs two in a row
     before = [profile(day, measured(rng, name, 400)) for day in range(8)]
     changed = [profile(8, measured(rng, name, 400, worse=True)) for _ in range(20)]
-    assert all(metrics(watched, each, lambda _: before)[0].out for each in changed)
+    assert all(metric_findings(watched, each, lambda _: before)[0].out for each in changed)
 
 
 @pytest.mark.parametrize("days_before", [0, 8])
@@ -281,12 +281,14 @@ def test_limits_of_a_model_are_exceeded_by_more_than_chance_in_so_few_labels(
     few, many = [], []
     for _ in range(20):
         few.append(
-            metrics(watched, profile(9, measured(rng, "auc", 20, worse=True)), lambda _: before)[0]
+            metric_findings(
+                watched, profile(9, measured(rng, "auc", 20, worse=True)), lambda _: before
+            )[0]
         )
         many.append(
-            metrics(watched, profile(9, measured(rng, "auc", 2000, worse=True)), lambda _: before)[
-                0
-            ]
+            metric_findings(
+                watched, profile(9, measured(rng, "auc", 2000, worse=True)), lambda _: before
+            )[0]
         )
     assert sum(each.out for each in few) <= 1
     assert all(each.out for each in many)
@@ -300,25 +302,25 @@ def test_a_change_is_confirmed_by_the_windows_before_it_and_not_by_itself() -> N
     before = [profile(day, measured(rng, "auc", 400)) for day in range(7)]
     first = profile(7, measured(rng, "auc", 400, worse=True))
     second = profile(8, measured(rng, "auc", 400, worse=True))
-    assert metrics(watched, first, lambda _: before)[0].out
-    assert metrics(watched, second, lambda _: [*before[1:], first])[0].out
+    assert metric_findings(watched, first, lambda _: before)[0].out
+    assert metric_findings(watched, second, lambda _: [*before[1:], first])[0].out
 
 
 def test_parts_of_windows_merge_into_what_all_their_rows_give() -> None:
     rng = np.random.default_rng(1)
     values = rng.normal(5.0, 2.0, 1000)
     parts = np.split(values, [10, 300, 301])
-    found = merged([Estimate("mean", len(x), x.sum(), (x**2).sum()) for x in parts])
+    found = merge_estimates([Estimate("mean", len(x), x.sum(), (x**2).sum()) for x in parts])
     assert found is not None
     assert (found.rows, found.value) == (1000, pytest.approx(values.mean()))
     assert found.variance == pytest.approx(values.var())
     low, high = chance_mean(found, 50, 0.01)
     means = np.array([rng.normal(5.0, 2.0, 50).mean() for _ in range(2000)])
     assert ((means > low) & (means < high)).mean() > 0.98
-    assert merged([Estimate("max", total=2.0), Estimate("max", total=7.0)]) == Estimate(
+    assert merge_estimates([Estimate("max", total=2.0), Estimate("max", total=7.0)]) == Estimate(
         "max", total=7.0
     )
-    assert merged([Estimate("max", total=2.0), Estimate("sum", total=7.0)]) is None
+    assert merge_estimates([Estimate("max", total=2.0), Estimate("sum", total=7.0)]) is None
     assert Estimate.from_json(found.to_json()) == found
 
 
@@ -352,7 +354,7 @@ def test_what_is_not_there_fails_the_look_and_says_what_there_is(
     for arguments, words in (
         ('metric="auc", label="lat"', "no column 'lat'.*late"),
         ('metric="auc", prediction="score"', "score.*prediction"),
-        ('metric="auc", label="at"', "one is a number and the other is none"),
+        ('metric="auc", label="at"', "is a number"),
         ('metric="auc", label="id"', "neither 0 nor 1"),
         ('metric="auc", metrics={"x": "avg(fare)"}', "fare"),
     ):

@@ -158,8 +158,8 @@ def test_a_new_version_of_the_group_is_told_with_what_it_changed(
     report = shop.check_monitor("watch")
     told = [str(each) for each in report.alarms if each.kind == "schema"]
     assert report.version == 2
-    assert "version 2 came after version 1; columns: price (double) came" in told[0]
-    assert "amount (double) went" in told[0]
+    assert "version 2 came after version 1; columns: price (double) was added" in told[0]
+    assert "amount (double) was removed" in told[0]
 
 
 def test_a_clock_that_is_set_back_makes_no_window_due_and_rows_of_the_future_are_said(

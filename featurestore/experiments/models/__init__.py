@@ -1,4 +1,4 @@
-"""Models: registered with what they need, found again, and applied to features of any time."""
+"""Registered models, with their features and point-in-time predictions."""
 
 from __future__ import annotations
 

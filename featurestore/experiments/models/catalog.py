@@ -1,4 +1,4 @@
-"""Models of a store: published, found, described, removed."""
+"""Model catalog of a store: publish, list, describe and remove versions."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ ARTIFACT = "artifact"
 def publish(
     session: Session,
     spec: ModelSpec,
-    said: ModelDescribed,
+    annotations: ModelDescribed,
     *,
     artifact: str,
     fitted: bytes | None,
     version: int | None,
 ) -> ModelSpec:
-    """Copy a model into the store and publish it as the next version, or the one asked for.
+    """Copy a model into the store and publish it as the next or the requested version.
 
-    ``model.json`` appears under its name at once and whole, which is the moment of publication.
+    The version is published when ``model.json`` appears under its name, which is atomic.
 
     Args:
         session: The store.
         spec: The model without its version and files.
-        said: Stage, description and tags.
+        annotations: Stage, description and tags.
         artifact: The file or folder to copy.
-        fitted: Content of the file of its transformations.
+        fitted: The serialized transformations.
         version: None: the next one.
 
     Raises:
@@ -54,69 +54,70 @@ def publish(
         copied = _copy(artifact, target, directory)
         if fitted is not None:
             files.write_atomically(os.path.join(directory, TRANSFORMATIONS_FILE), fitted)
-        directories.write_described(directory, said)
+        directories.write_described(directory, annotations)
         relative = os.path.relpath(target, directory)
-        made = replace(spec, version=run.version, artifact=relative, files=copied)
+        published_spec = replace(spec, version=run.version, artifact=relative, files=copied)
         staged = directories.model_file(run.staging)
-        files.write_atomically(staged, made.to_bytes())
+        files.write_atomically(staged, published_spec.to_bytes())
         run.check_held()
         with Publication() as publication:
             if not publication.link(staged, directories.model_file(directory)):
-                raise ModelExists(f"Version {made.version} of model {made.name!r} exists already.")
-        run.landed = made.version
-        with after_publication(f"Model {made.name!r} version {made.version}"):
+                raise ModelExists(
+                    f"Version {published_spec.version} of model {published_spec.name!r} exists already."
+                )
+        run.landed = published_spec.version
+        with after_publication(f"Model {published_spec.name!r} version {published_spec.version}"):
             with session.registry.transaction() as connection:
-                index.add(connection, made, said)
+                index.add(connection, published_spec, annotations)
             run.registered = True
-    return made
+    return published_spec
 
 
 def _copy(source: str, target: str, directory: str) -> tuple[ModelFile, ...]:
-    """Copy a file, or a folder with all in it, and return what was copied."""
+    """Copy a file or a folder, and return the copied files."""
     pairs = [(source, target)]
     if files.is_directory(source):
-        pairs = []
-        for path in files.walk(source):
-            pairs.append((path, os.path.join(target, os.path.relpath(path, source))))
+        paths = files.walk(source)
+        pairs = [(path, os.path.join(target, os.path.relpath(path, source))) for path in paths]
     copied = []
-    for found, path in sorted(pairs):
-        files.write_atomically(path, files.read_bytes(found))
+    for source_path, path in sorted(pairs):
+        files.write_atomically(path, files.read_bytes(source_path))
         relative = os.path.relpath(path, directory)
         copied.append(ModelFile(relative, files.size(path), files.sha256(path)))
     return tuple(copied)
 
 
 def get(session: Session, name: str, version: int | None, *, stage: str | None = None) -> ModelSpec:
-    """Return a version of a model, None: the latest; ModelNotFound lists what there is."""
+    """Return a version of a model, None: the latest."""
     with session.registry.reading() as connection:
-        found = index.get(connection, name, version, stage=stage)
-    return directories.read(session.paths.model(*found), *found)
+        model_key = index.get(connection, name, version, stage=stage)
+    return directories.read(session.paths.model(*model_key), *model_key)
 
 
 def every(session: Session, *, name: str | None = None) -> list[ModelSpec]:
-    """Return every version of every model; a damaged one is left out with a warning."""
+    """Return every version of every model; skip damaged ones with a warning."""
     with session.registry.reading() as connection:
-        listed = index.every(connection, name=name)
-    found = []
-    for each in listed:
+        model_keys = index.every(connection, name=name)
+    specs = []
+    for model_key in model_keys:
         try:
-            found.append(directories.read(session.paths.model(*each), *each))
+            specs.append(directories.read(session.paths.model(*model_key), *model_key))
         except FeatureStoreError as error:
-            told = f"The model {each[0]} version {each[1]} is left out: {error.message}"
-            warn_caller(told, UserWarning)
-    return found
+            message = f"The model {model_key[0]} version {model_key[1]} is skipped: {error.message}"
+            warn_caller(message, UserWarning)
+    return specs
 
 
-def describe(session: Session, spec: ModelSpec, said: ModelDescribed) -> None:
-    """Change what is said about a version: its file, then the registry."""
-    directories.write_described(session.paths.model(spec.name, spec.version), said)
-    told = f"What is said of model {spec.name!r} version {spec.version}"
-    with after_publication(told), session.registry.transaction() as connection:
-        index.add(connection, spec, said)
+def describe(session: Session, spec: ModelSpec, annotations: ModelDescribed) -> None:
+    """Change the annotations of a version: its file, then the registry."""
+    directories.write_described(session.paths.model(spec.name, spec.version), annotations)
+    subject = f"The annotations of model {spec.name!r} version {spec.version}"
+    with after_publication(subject), session.registry.transaction() as connection:
+        index.add(connection, spec, annotations)
 
 
 def remove(session: Session, name: str, version: int) -> None:
-    """Delete a version; predictions that were made with it stay."""
+    """Delete a version; its predictions remain."""
     with session.registry.reading() as connection:
         index.get(connection, name, version)
     with in_flight(session, kind=directories.LEAVE, name=name, version=version) as run:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @answers_calls
 @dataclass(frozen=True)
 class Model:
-    """One version of a model: its files, what it was trained on, and the features it needs."""
+    """A version of a model: its files, training dataset and features."""
 
     session: Session = field(repr=False, compare=False)
     spec: ModelSpec = field(repr=False)
@@ -57,42 +57,42 @@ class Model:
 
     @property
     def artifact(self) -> str:
-        """The file or folder of the model itself."""
+        """The path of the model file or folder."""
         return files.inside(self.path, self.spec.artifact)
 
     @property
     def flavor(self) -> str:
-        """What wrote it: "keras", "tf_keras", "tensorflow", "spark", "pickle" or "joblib"."""
+        """The file format: "keras", "tf_keras", "tensorflow", "spark", "pickle" or "joblib"."""
         return self.spec.flavor
 
     @property
     def stage(self) -> str:
         """The stage: "development", "staging", "production" or "archived"."""
-        return self._said.stage
+        return self._annotations.stage
 
     @property
     def description(self) -> str:
-        """What it is for."""
-        return self._said.description
+        """The purpose of the model."""
+        return self._annotations.description
 
     @property
     def tags(self) -> dict[str, str]:
         """The tags."""
-        return dict(self._said.tags)
+        return dict(self._annotations.tags)
 
     @property
     def features(self) -> list[str]:
-        """The features that it needs, as references with the versions of their groups."""
+        """The features of the model, as references with group versions."""
         return [feature.reference for feature in self.spec.features.features]
 
     @property
     def label_columns(self) -> tuple[str, ...]:
-        """The columns that labels have to bring: join keys, and inputs that no group has."""
+        """The required label columns: join keys, and inputs that no group has."""
         return self.spec.label_columns
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns that the model takes, in order."""
+        """The input columns of the model, in order."""
         return tuple(each.name for each in self.spec.inputs)
 
     @property
@@ -102,20 +102,20 @@ class Model:
 
     @property
     def label(self) -> tuple[str, ...]:
-        """The columns that it was trained to predict."""
+        """The label columns of the training."""
         return self.spec.label
 
     @property
     def run_id(self) -> str | None:
-        """The id of the run that trained it; ``experiments.get_run`` returns it."""
+        """The id of the run that trained the model."""
         return self.spec.run
 
     @property
     def dataset(self) -> TrainingDataset:
-        """The training dataset that it was trained on.
+        """The training dataset of the model.
 
         Raises:
-            TrainingDatasetNotFound: It was deleted with ``force``.
+            TrainingDatasetNotFound: The dataset was deleted with ``force``.
         """
         from featurestore.training.catalog import get
 
@@ -123,7 +123,7 @@ class Model:
 
     @property
     def transformations(self) -> Transformations | None:
-        """The fitted transformations between features and model; None where there are none."""
+        """The fitted transformations between features and model, or None."""
         if self.spec.transformations is None:
             return None
         path = os.path.join(self.path, TRANSFORMATIONS_FILE)
@@ -134,18 +134,18 @@ class Model:
         return Transformations.from_bytes(files.read_bytes(path), path=path)
 
     def load(self, *, trust: bool = False) -> Any:
-        """Return the model itself.
+        """Load and return the model.
 
         Args:
             trust: Allow files to run code: SavedModel and pickles do.
 
         Raises:
-            UntrustedModel: The format holds code, and ``trust`` is False.
-            ModelDamaged: A file is not what was registered.
+            UntrustedModel: The file contains code, and ``trust`` is False.
+            ModelDamaged: A file differs from the registered one.
         """
-        what = f"Model {self.name!r} version {self.version}"
+        description = f"Model {self.name!r} version {self.version}"
         loading.check_files(self.path, self.spec)
-        loading.check_trusted(self.artifact, self.flavor, trust=trust, what=what)
+        loading.check_trusted(self.artifact, self.flavor, trust=trust, description=description)
         return loading.load_object(self.artifact, self.flavor)
 
     def get_features(
@@ -155,10 +155,10 @@ class Model:
         label_time: datetime | str | None = None,
         as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
     ) -> FeatureFrame:
-        """Return the features that the model needs for labels, each as of the label's time.
+        """Return the features of the model for labels, as of each label's time.
 
         Raises:
-            FeatureViewBroken: A group no longer has what the model reads.
+            FeatureViewBroken: A group no longer has a feature of the model.
         """
         from featurestore.experiments.models.scoring import features_of
 
@@ -171,24 +171,24 @@ class Model:
         description: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> Model:
-        """Change stage, description or tags (all of them); its files stay as they are."""
-        said = self._said
+        """Change stage, description or tags (all of them) of the version."""
+        annotations = self._annotations
         if stage is not None:
-            said = replace(said, stage=check_stage(stage))
+            annotations = replace(annotations, stage=check_stage(stage))
         if description is not None:
-            said = replace(said, description=description)
+            annotations = replace(annotations, description=description)
         if tags is not None:
             check_tags(tags)
-            said = replace(said, tags=dict(tags))
-        catalog.describe(self.session, self.spec, said)
+            annotations = replace(annotations, tags=dict(tags))
+        catalog.describe(self.session, self.spec, annotations)
         return self
 
     def delete(self) -> None:
-        """Delete the version; predictions that were made with it stay, its number is not reused."""
+        """Delete the version. Its predictions remain, and its number is not reused."""
         catalog.remove(self.session, self.name, self.version)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is known of the version."""
+        """Return the version as JSON."""
         return {
             "name": self.name,
             "version": self.version,
@@ -208,7 +208,7 @@ class Model:
         }
 
     @property
-    def _said(self) -> ModelDescribed:
+    def _annotations(self) -> ModelDescribed:
         return directories.read_described(self.path)
 
     def _repr_html_(self) -> str:
@@ -216,11 +216,11 @@ class Model:
 
 
 def check_stage(stage: str) -> Stage:
-    """Return a stage, if it is one."""
-    known = get_args(Stage)
-    if stage not in known:
+    """Return a stage after checking its name."""
+    stages = get_args(Stage)
+    if stage not in stages:
         raise InvalidArgument(
-            f"stage={stage!r} is not one of {listing(known)}.",
-            hint=did_you_mean(stage, known, write="stage={!r}"),
+            f"Unknown stage {stage!r}. Available: {listing(stages)}.",
+            hint=did_you_mean(stage, stages, write="stage={!r}"),
         )
     return stage  # type: ignore[return-value]

@@ -1,8 +1,8 @@
-"""What a ``.keras`` file asks Keras to import, build and open, read before Keras loads it.
+"""Detection of code in ``.keras`` files before Keras loads them.
 
-Keras builds whatever classes and functions the file's ``config.json`` names: Keras 2 imports any
-module, and Lambda layers hold byte code. The names are therefore compared with the public classes
-of the installed Keras first. Everything else is code, which callers have to trust.
+Keras builds any class and function that the file's ``config.json`` names: Keras 2 imports any
+module, and Lambda layers contain byte code. The names are therefore compared with the public
+classes of the installed Keras first. Everything else is code, which callers have to trust.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _MODULES = (
 )
 # Private modules of models, by class.
 _MODELS = {"Functional": ("models.functional", "engine.functional"), "Sequential": ("models",)}
-# Public layers that hold code or that open another file.
+# Public layers that contain code or open another file.
 _CODE = ("Lambda", "TFSMLayer", "TorchModuleWrapper", "FlaxLayer", "JaxLayer", "TensorFlowOpLayer")
-# Values that the format writes in this way.
+# Class names by which the format encodes plain values.
 _VALUES = (
     "__keras_tensor__",
     "__tensor__",
@@ -51,7 +51,7 @@ _VALUES = (
     "TensorShape",
 )
 _FUNCTION_MODULES = ("activations", "losses", "metrics")
-# Operations of TensorFlow that compute, and neither read nor write files nor call Python.
+# TensorFlow operations that only compute: no file access, no call of Python.
 _COMPUTING = ("math.", "nn.", "linalg.", "signal.", "__operators__.", "keras.activations.")
 # fmt: off
 _COMPUTING_NAMES = (
@@ -64,14 +64,14 @@ _COMPUTING_NAMES = (
 
 
 def code_in(path: str, flavor: str) -> list[str]:
-    """Return what a ``.keras`` file names that is no data of Keras; empty for a file of data.
+    """Return the objects of a ``.keras`` file that are code; empty for pure data.
 
     Args:
         path: The file, or its URI.
         flavor: ``keras`` or ``tf_keras``.
 
     Raises:
-        ModelDamaged: It is not a file that Keras wrote.
+        ModelDamaged: The file was not written by Keras.
     """
     library = importlib.import_module(flavor)
     try:
@@ -79,7 +79,7 @@ def code_in(path: str, flavor: str) -> list[str]:
             config = json.loads(archive.read("config.json"))
             refused = _links_in(archive)
     except (zipfile.BadZipFile, KeyError, ValueError, RecursionError, OSError) as error:
-        raise ModelDamaged(f"{path!r} is no file that Keras wrote: {error}") from error
+        raise ModelDamaged(f"{path!r} was not written by Keras: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("class_name"), str):
         raise ModelDamaged(f"{path!r} has no configuration of a model.")
     # Models are loaded without the configuration of ``compile``.
@@ -104,7 +104,7 @@ def _objects(config: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_data(node: Mapping[str, Any], library: Any, flavor: str) -> bool:
-    """Return whether Keras builds an object of a configuration from its own public classes."""
+    """Return True if Keras builds an object of a configuration from its public classes."""
     name, module, config = node["class_name"], node.get("module"), node.get("config")
     if not isinstance(name, str) or not (module is None or isinstance(module, str)):
         return False
@@ -128,32 +128,32 @@ def _is_public(name: str, module: str | None, library: Any, flavor: str) -> bool
     if not name.isidentifier():
         return False
     if module is None:
-        return any(_class_in(library, part, name) for part in _MODULES)
-    root, _, rest = module.partition(".")
+        return any(_class_in(library, prefix, name) for prefix in _MODULES)
+    root, _, submodule = module.partition(".")
     if root not in ("keras", flavor):
         return False
-    if not rest.startswith("src."):
-        return rest in _MODULES and _class_in(library, rest, name)
-    private = rest.removeprefix("src.")
-    if any(private.startswith(part) for part in _MODELS.get(name, ())) or (
+    if not submodule.startswith("src."):
+        return submodule in _MODULES and _class_in(library, submodule, name)
+    private = submodule.removeprefix("src.")
+    if any(private.startswith(prefix) for prefix in _MODELS.get(name, ())) or (
         name == "Sequential" and private == "engine.sequential"
     ):
         return True
-    return private.startswith("ops.") and _is_operation(f"{flavor}.{rest}", name, library)
+    return private.startswith("ops.") and _is_operation(f"{flavor}.{submodule}", name, library)
 
 
-def _class_in(library: Any, part: str, name: str) -> bool:
-    """Return whether a public module of Keras has a class of a name."""
+def _class_in(library: Any, module_path: str, name: str) -> bool:
+    """Return True if a public module of Keras has a class of a name."""
     module = library
-    for attribute in part.split("."):
+    for attribute in module_path.split("."):
         module = getattr(module, attribute, None) if attribute else module
     return isinstance(getattr(module, name, None), type)
 
 
 def _is_operation(module: str, name: str, library: Any) -> bool:
-    """Return whether a module that Keras has imported has an operation of a name."""
-    found = getattr(sys.modules.get(module), name, None)
-    return isinstance(found, type) and issubclass(found, library.Operation)
+    """Return True if a module that Keras has imported has an operation of a name."""
+    operation = getattr(sys.modules.get(module), name, None)
+    return isinstance(operation, type) and issubclass(operation, library.Operation)
 
 
 def _is_function(name: object, library: Any) -> bool:
@@ -172,7 +172,7 @@ def _computes(config: object) -> bool:
 
 
 def _name_of(node: Mapping[str, Any]) -> str:
-    """Return how a message names an object: its module and class, and the function if it is one."""
+    """Return the name of an object for messages: its module, class and function."""
     name = f"{node.get('module') or ''}.{node['class_name']}".lstrip(".")
     config = node.get("config")
     if node["class_name"] in ("function", "TFOpLambda", "SlicingOpLambda"):
@@ -184,7 +184,7 @@ def _name_of(node: Mapping[str, Any]) -> str:
 
 
 def _links_in(archive: zipfile.ZipFile) -> list[str]:
-    """Return the datasets of the weights whose values are in other files, as HDF5 allows."""
+    """Return the weight datasets whose values are in other files, which HDF5 allows."""
     if "model.weights.h5" not in archive.namelist():
         return []
     h5py = importlib.import_module("h5py")  # which Keras requires

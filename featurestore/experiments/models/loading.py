@@ -1,7 +1,7 @@
-"""Models read from files, by flavor, and what each answers for a batch of arrays.
+"""Loading of models by flavor, and prediction of batches of arrays.
 
-A file of Keras is data unless its configuration names code (``keras_files``). SavedModel, pickles and pipelines
-of Spark ML are programs: whoever writes their files decides what runs, so a caller has to allow it.
+A Keras file is data unless its configuration names code (``keras_files``). SavedModel, pickles and
+pipelines of Spark ML are programs: their author decides what runs, so the caller has to trust them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from featurestore.experiments.models import keras_files, spark_ml
 from featurestore.model.registered_model import Flavor, ModelSpec
 from featurestore.storage import files
 
-# Rows that a library computes at a time, whatever batches an engine hands over.
+# Rows that a library predicts at a time, independent of the batch size of the engine.
 PREDICT_ROWS = 8192
-_LEAST_ROWS = 32
+_MIN_ROWS = 32
 
-# Gives the answers, by output name ("" for the only one), for what a model takes.
+# Returns predictions by output name ("" for a single output) for a model input.
 Predict = Callable[[Any], Mapping[str, npt.NDArray[Any]]]
 
 _SAFE = ("keras", "tf_keras")
@@ -42,10 +42,10 @@ _PICKLED = {".pkl": "pickle", ".pickle": "pickle", ".joblib": "joblib"}
 
 
 def flavor_of(path: str) -> Flavor:
-    """Return the flavor of a file or folder; nothing of it is executed.
+    """Return the flavor of a file or folder without executing code.
 
     Raises:
-        InvalidArgument: It is of no known format.
+        InvalidArgument: The format is unknown.
     """
     name = os.path.basename(path)
     ending = os.path.splitext(name)[1]
@@ -58,29 +58,29 @@ def flavor_of(path: str) -> Flavor:
     if spark_ml.is_pipeline(path):
         return "spark"
     raise InvalidArgument(
-        f"{name!r} is no model of a known format.",
+        f"{name!r} is not a model of a known format.",
         hint="model.save('model.keras'), a SavedModel folder, model.pkl or model.joblib, "
         "or the folder of a PipelineModel of Spark ML",
     )
 
 
 def _keras_flavor(path: str) -> Flavor:
-    """Return which Keras wrote a file."""
+    """Return the flavor of Keras that wrote a file."""
     try:
         with zipfile.ZipFile(files.opened(path)) as archive:
-            written = json.loads(archive.read("metadata.json"))
-        version = str(written["keras_version"])
+            metadata = json.loads(archive.read("metadata.json"))
+        version = str(metadata["keras_version"])
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
-        raise ModelDamaged(f"{path!r} is no file that Keras wrote: {error}") from error
+        raise ModelDamaged(f"{path!r} was not written by Keras: {error}") from error
     return "tf_keras" if version.startswith("2.") else "keras"
 
 
-def check_trusted(path: str, flavor: str, *, trust: bool, what: str) -> None:
-    """Raise unless a file is data, or the caller allows its code to run.
+def check_trusted(path: str, flavor: str, *, trust: bool, description: str) -> None:
+    """Raise an error unless a file is data, or the caller trusts its code.
 
     Raises:
-        UntrustedModel: Nothing was built or imported.
-        ModelDamaged: It is not a file that Keras wrote.
+        UntrustedModel: The file contains code and ``trust`` is False.
+        ModelDamaged: The file was not written by Keras.
     """
     if trust:
         return
@@ -90,12 +90,12 @@ def check_trusted(path: str, flavor: str, *, trust: bool, what: str) -> None:
         if not code:
             return
         raise UntrustedModel(
-            f"{what} holds more than layers of Keras: {listing(code)}. Loading it may run code.",
-            hint="trust=True where you know who wrote it",
+            f"{description} contains more than layers of Keras: {listing(code)}. Loading it may run code.",
+            hint="trust=True if you trust its author",
         )
     raise UntrustedModel(
-        f"{what} is of the format {flavor!r}: loading it runs code that its files hold.",
-        hint="trust=True where you know who wrote them; model.save('model.keras') needs none",
+        f"{description} has the format {flavor!r}: loading it runs code from its files.",
+        hint="trust=True if you trust its author; model.save('model.keras') needs no trust",
     )
 
 
@@ -103,11 +103,11 @@ def load_object(path: str, flavor: str) -> Any:
     """Return the model of a file that ``check_trusted`` allows to be loaded.
 
     Raises:
-        MissingExtra: Its library is not installed.
+        MissingExtra: The library of the model is not installed.
     """
     if flavor in _SAFE:
         library = _library(flavor)
-        safe = not keras_files.code_in(path, flavor)  # otherwise the caller trusts it
+        safe = not keras_files.code_in(path, flavor)  # unsafe only after ``check_trusted``
         return library.models.load_model(path, compile=False, safe_mode=safe)
     if flavor == "tensorflow":
         return _library("tensorflow").saved_model.load(path)
@@ -119,10 +119,10 @@ def load_object(path: str, flavor: str) -> Any:
 
 
 def check_files(directory: str, spec: ModelSpec) -> None:
-    """Make sure that the files of a model are those that were registered.
+    """Compare the files of a model with their registered checksums.
 
     Raises:
-        ModelDamaged: Names the file.
+        ModelDamaged: A file is missing or changed.
     """
     for each in spec.files:
         path = files.inside(directory, each.path)
@@ -135,12 +135,12 @@ def check_files(directory: str, spec: ModelSpec) -> None:
 
 
 @lru_cache(maxsize=2)
-def loaded(directory: str, content: bytes) -> Predict:
-    """Return the answers of a model, which is loaded once in each process.
+def load_predictor(directory: str, content: bytes) -> Predict:
+    """Load a model once in each process, and return its prediction function.
 
     Args:
         directory: The directory of its version.
-        content: Its ``model.json``, so that another model of the same place is loaded anew.
+        content: Its ``model.json``, so that a replaced model of this directory is loaded again.
     """
     spec = ModelSpec.from_bytes(content, path=directory)
     check_files(directory, spec)
@@ -149,66 +149,70 @@ def loaded(directory: str, content: bytes) -> Predict:
 
 
 def predictor(model: Any, flavor: str, *, method: str) -> Predict:
-    """Return what calls a model with a batch of arrays."""
+    """Return the prediction function of a model."""
     if flavor in _SAFE:
-        return lambda given: _in_parts(model, given)
+        return lambda model_input: _predict_in_batches(model, model_input)
     if flavor == "tensorflow":
         return _signature(model)
-    answer = getattr(model, method, None)
-    if answer is None:
+    predict_method = getattr(model, method, None)
+    if predict_method is None:
         raise InvalidArgument(
             f"A {type(model).__name__} has no {method!r}.", hint='method="predict"'
         )
-    return lambda given: _named(answer(given))
+    return lambda model_input: _named_outputs(predict_method(model_input))
 
 
-def _in_parts(model: Any, given: Any) -> Mapping[str, npt.NDArray[Any]]:
-    """Return what ``model.predict`` gives, computed in parts of few different sizes.
+def _predict_in_batches(model: Any, model_input: Any) -> Mapping[str, npt.NDArray[Any]]:
+    """Return the predictions of ``model.predict``, computed in batches of few distinct sizes.
 
-    A call of ``predict`` costs a fifth of a second beside its work, most of it for the last batch,
-    whose size is new; ``predict_on_batch`` runs the same function. The last part is filled up with
-    its last row to a power of two.
+    A call of ``predict`` has an overhead of 0.2 seconds, mostly for the new size of the last batch;
+    ``predict_on_batch`` runs the same function. The last batch is padded with its last row to a
+    power of two.
     """
-    arrays = given if isinstance(given, dict) else {"": given}
+    arrays = model_input if isinstance(model_input, dict) else {"": model_input}
     rows = len(next(iter(arrays.values())))
-    parts: dict[str, list[npt.NDArray[Any]]] = {}
+    outputs: dict[str, list[npt.NDArray[Any]]] = {}
     for start in range(0, rows, PREDICT_ROWS):
         stop = min(rows, start + PREDICT_ROWS)
-        size = max(_LEAST_ROWS, 1 << (stop - start - 1).bit_length())
-        part = {}
+        size = max(_MIN_ROWS, 1 << (stop - start - 1).bit_length())
+        padded_arrays = {}
         for name, values in arrays.items():
-            last = np.repeat(values[stop - 1 : stop], size - (stop - start), axis=0)
-            part[name] = np.concatenate([values[start:stop], last])
-        answers = _named(model.predict_on_batch(part if isinstance(given, dict) else part[""]))
-        for name, values in answers.items():
-            parts.setdefault(name, []).append(values[: stop - start])
-    return {name: np.concatenate(found) for name, found in parts.items()}
+            padding = np.repeat(values[stop - 1 : stop], size - (stop - start), axis=0)
+            padded_arrays[name] = np.concatenate([values[start:stop], padding])
+        batch_outputs = _named_outputs(
+            model.predict_on_batch(
+                padded_arrays if isinstance(model_input, dict) else padded_arrays[""]
+            )
+        )
+        for name, values in batch_outputs.items():
+            outputs.setdefault(name, []).append(values[: stop - start])
+    return {name: np.concatenate(chunks) for name, chunks in outputs.items()}
 
 
 def _signature(model: Any) -> Predict:
-    library, called = _library("tensorflow"), model.signatures["serving_default"]
+    library, signature = _library("tensorflow"), model.signatures["serving_default"]
 
-    _, taken = called.structured_input_signature
+    _, input_specs = signature.structured_input_signature
 
-    def predict(given: Any) -> Mapping[str, npt.NDArray[Any]]:
+    def predict(model_input: Any) -> Mapping[str, npt.NDArray[Any]]:
         tensors = {}
-        for name, values in given.items():
+        for name, values in model_input.items():
             tensors[name] = library.constant(values)
-            if name in taken:  # a signature converts nothing by itself, as Keras does
-                tensors[name] = library.cast(tensors[name], taken[name].dtype)
-        found = {name: values.numpy() for name, values in called(**tensors).items()}
-        return found if len(found) > 1 else _named(next(iter(found.values())))
+            if name in input_specs:  # unlike Keras, a signature does not convert types
+                tensors[name] = library.cast(tensors[name], input_specs[name].dtype)
+        outputs = {name: values.numpy() for name, values in signature(**tensors).items()}
+        return outputs if len(outputs) > 1 else _named_outputs(next(iter(outputs.values())))
 
     return predict
 
 
-def _named(answers: Any) -> Mapping[str, npt.NDArray[Any]]:
-    """Return the outputs of a model by name; the only one has none."""
-    if isinstance(answers, Mapping):
-        return {str(name): np.asarray(values) for name, values in answers.items()}
-    if isinstance(answers, list | tuple) and answers and isinstance(answers[0], np.ndarray):
-        return {str(index): values for index, values in enumerate(answers)}
-    return {"": np.asarray(answers)}
+def _named_outputs(outputs: Any) -> Mapping[str, npt.NDArray[Any]]:
+    """Return the outputs of a model by name; a single output has the name ""."""
+    if isinstance(outputs, Mapping):
+        return {str(name): np.asarray(values) for name, values in outputs.items()}
+    if isinstance(outputs, list | tuple) and outputs and isinstance(outputs[0], np.ndarray):
+        return {str(index): values for index, values in enumerate(outputs)}
+    return {"": np.asarray(outputs)}
 
 
 def _library(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Record batches of features with predictions in place of them, where the rows are."""
+"""Prediction of record batches inside the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument, NullsInColumns, listing
-from featurestore.experiments.models.loading import loaded
+from featurestore.experiments.models.loading import load_predictor
 from featurestore.model.arrow_json import type_from_json
 from featurestore.model.registered_model import (
     LABEL_TIME,
@@ -29,69 +29,65 @@ from featurestore.transform.fitted import Transformations
 
 @dataclass(frozen=True)
 class PredictBatch:
-    """Adds predictions to record batches; engines send it to where the rows are.
+    """Batch function that replaces features by predictions; engines pickle it to their workers.
 
-    ``content`` is the model's ``model.json``, ``kept`` are the columns of the labels, and
-    ``label_time`` is the one time (microseconds since 1970) of rows that have none of their own.
+    ``content`` is the model's ``model.json``. ``label_time`` (microseconds since 1970) is the time
+    of rows without a time column.
     """
 
     directory: str
     content: bytes
     fitted: Transformations | None
-    kept: tuple[str, ...]
+    label_columns: tuple[str, ...]
     schema: pa.Schema
     label_time: int | None = None
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the kept columns with predictions and the model's version."""
+        """Return the label columns with predictions and the model version."""
         spec = ModelSpec.from_bytes(self.content, path=self.directory)
-        columns = {name: batch.column(name) for name in self.kept}
-        columns.update(self._predicted(spec, batch))
+        columns = {name: batch.column(name) for name in self.label_columns}
+        columns.update(self._predictions(spec, batch))
         columns[MODEL_VERSION] = pa.repeat(pa.scalar(spec.version, pa.int64()), batch.num_rows)
         if self.label_time is not None:
             kind = self.schema.field(LABEL_TIME).type
             columns[LABEL_TIME] = pa.repeat(pa.scalar(self.label_time, kind), batch.num_rows)
-        arrays = []
-        for field in self.schema:
-            arrays.append(columns[field.name].cast(field.type))
+        arrays = [columns[field.name].cast(field.type) for field in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _predicted(self, spec: ModelSpec, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    def _predictions(self, spec: ModelSpec, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         if not batch.num_rows:
-            empty = {}
-            for output in spec.outputs:
-                empty[output.name] = pa.array([], type_from_json(output.type))
-            return empty
-        predict = loaded(self.directory, self.content)
-        answers = predict(model_arrays(spec, self.fitted, batch))
-        found = to_columns(answers, batch.num_rows)
-        absent = [output.name for output in spec.outputs if output.name not in found]
-        if absent:
+            types = {output.name: type_from_json(output.type) for output in spec.outputs}
+            return {name: pa.array([], kind) for name, kind in types.items()}
+        predict = load_predictor(self.directory, self.content)
+        model_outputs = predict(model_arrays(spec, self.fitted, batch))
+        columns = to_columns(model_outputs, batch.num_rows)
+        missing_outputs = [output.name for output in spec.outputs if output.name not in columns]
+        if missing_outputs:
             raise InvalidArgument(
-                f"Model {spec.name!r} version {spec.version} gave no {listing(absent)} but "
-                f"{listing(found)}.",
+                f"Model {spec.name!r} version {spec.version} did not return "
+                f"{listing(missing_outputs)}. Its outputs: {listing(columns)}.",
                 hint="register it again",
             )
-        return found
+        return columns
 
 
 def output_name(name: str) -> str:
-    """Return the column of an output: ``prediction``, or ``prediction_<name>`` of several."""
+    """Return the column name of an output: ``prediction`` or ``prediction_<name>``."""
     return f"{PREDICTION}_{name}" if name else PREDICTION
 
 
-def to_columns(answers: Mapping[str, npt.NDArray[Any]], rows: int) -> dict[str, pa.Array]:
-    """Return answers as columns: (rows,) and (rows, 1) as numbers, (rows, n, ...) as lists.
+def to_columns(model_outputs: Mapping[str, npt.NDArray[Any]], rows: int) -> dict[str, pa.Array]:
+    """Convert outputs to columns: (rows,) and (rows, 1) to numbers, (rows, n, ...) to lists.
 
     Raises:
-        InvalidArgument: A model gave another number of rows than it got, or values without a type.
+        InvalidArgument: The number of rows differs from the input, or a type is unsupported.
     """
     columns = {}
-    for name, values in answers.items():
+    for name, values in model_outputs.items():
         if values.shape[:1] != (rows,):
             raise InvalidArgument(
-                f"The model gave an array of shape {values.shape} for {rows} rows.",
-                hint="a model answers with one row for each that it gets",
+                f"The model returned an array of shape {values.shape} for {rows} rows.",
+                hint="a model must return one row for each input row",
             )
         if values.shape[1:] == (1,):
             values = values[:, 0]
@@ -99,8 +95,8 @@ def to_columns(answers: Mapping[str, npt.NDArray[Any]], rows: int) -> dict[str, 
             array = pa.array(np.ascontiguousarray(values).reshape(-1))
         except pa.ArrowException as error:
             raise InvalidArgument(
-                f"The model gave values of the type {values.dtype}, which no column can have.",
-                hint="a model answers with numbers, texts or lists of one size",
+                f"The model returned values of the unsupported type {values.dtype}.",
+                hint="a model must return numbers, strings or lists of one size",
             ) from error
         for size in reversed(values.shape[1:]):
             array = pa.FixedSizeListArray.from_arrays(array, size)
@@ -109,34 +105,34 @@ def to_columns(answers: Mapping[str, npt.NDArray[Any]], rows: int) -> dict[str, 
 
 
 def model_arrays(spec: ModelSpec, fitted: Transformations | None, batch: pa.RecordBatch) -> Any:
-    """Return what a model takes of a batch: ``{column: array}``, or float32 of (rows, inputs).
+    """Return the model input of a batch: ``{column: array}``, or float32 of (rows, inputs).
 
-    The arrays are those that the training dataset's reader gives for the same values.
+    The arrays equal those of the training dataset's reader for the same values.
 
     Raises:
-        NullsInColumns: Inputs have nulls that the model cannot take.
+        NullsInColumns: Inputs contain nulls that the model cannot handle.
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
     nulls = []
     for each in spec.inputs:
         data, present = _values(each, batch.column(each.name))
-        settled = False
+        handles_nulls = False
         if fitted is not None and each.name in fitted:
-            settled = each.name in fitted.settled
+            handles_nulls = each.name in fitted.settled
             data = fitted.apply_chain(each.name, data, present)
-        if present is not None and not settled:
+        if present is not None and not handles_nulls:
             if not each.masked:
                 nulls.append(each.name)
             data = data.copy()
             data[~present] = b"" if data.dtype == object else 0
         arrays[each.name] = data
         if each.masked:
-            there = np.ones(len(data), dtype=np.bool_) if present is None else present
-            arrays[each.name + PRESENT] = there
+            is_present = np.ones(len(data), dtype=np.bool_) if present is None else present
+            arrays[each.name + PRESENT] = is_present
     if nulls:
         raise NullsInColumns(
-            f"Model {spec.name!r} version {spec.version} was trained without nulls; these inputs "
-            f"have some: {listing(nulls)}.",
+            f"Model {spec.name!r} version {spec.version} was trained without nulls. Inputs with "
+            f"nulls: {listing(nulls)}.",
             hint=f"register_model(..., nulls={{{nulls[0]!r}: 0}}) fills them, or train with "
             'context.reader(..., nulls="mask")',
         )
@@ -149,7 +145,7 @@ def model_arrays(spec: ModelSpec, fitted: Transformations | None, batch: pa.Reco
 def _values(
     each: ModelInput, column: pa.Array
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-    """Return values as the files of the training dataset held them, and which are there."""
+    """Return values as stored in files of the training dataset, and a mask of non-null ones."""
     column = column.cast(each.kind)
     if each.fill is not None:
         column = pc.fill_null(column, pa.scalar(each.fill, each.kind))

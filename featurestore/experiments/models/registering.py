@@ -1,4 +1,4 @@
-"""register_model: what a run left behind, with what it takes to predict with it later."""
+"""Registration of a run's model with the features that its predictions need."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from featurestore.training.reading import split_batches
 from featurestore.training.transformations import of_dataset, read_by_hash
 from featurestore.transform.fitted import Transformations
 
-_TRIED_ROWS = 8
+_TRIAL_ROWS = 8
 
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """What ``register_model`` was asked."""
+    """The arguments of ``register_model``."""
 
     name: str
     artifact: str | None
@@ -58,30 +58,29 @@ class ModelRequest:
     trust: bool
 
 
-def register(run: Run, asked: ModelRequest, said: ModelDescribed) -> ModelSpec:
+def register(run: Run, request: ModelRequest, annotations: ModelDescribed) -> ModelSpec:
     """Try the model of a run on rows of its dataset, then publish it.
 
-    ``experiments.register_model`` describes the request. Nothing is written before the model has
-    answered.
+    See ``experiments.register_model``. Nothing is written before the trial prediction succeeds.
     """
-    path = _artifact(run, asked.artifact)
+    path = _artifact(run, request.artifact)
     if files.lies_below(path, run.path):
         run_catalog.verify(run.session, run.record, artifacts=[os.path.relpath(path, run.path)])
     flavor = loading.flavor_of(path)
-    what = f"{os.path.basename(path)!r} of run {run.id!r}"
-    loading.check_trusted(path, flavor, trust=asked.trust, what=what)
-    dataset = _dataset(run, asked.dataset)
+    description = f"{os.path.basename(path)!r} of run {run.id!r}"
+    loading.check_trusted(path, flavor, trust=request.trust, description=description)
+    dataset = _dataset(run, request.dataset)
     state = _reader_state(run)
-    fitted = _fitted(dataset, asked.transformed, state)
-    inputs = _inputs(dataset, asked, state)
-    arrays = asked.arrays
+    fitted = _fitted(dataset, request.transformed, state)
+    inputs = _inputs(dataset, request, state)
+    arrays = request.arrays
     if arrays is None:
         arrays = "matrix" if flavor in ("pickle", "joblib") else "columns"
     manifest = dataset.manifest
     labels = [column.name for column in manifest.columns if column.role == "label"]
     names = [each.name for each in inputs]
     spec = ModelSpec(
-        name=asked.name,
+        name=request.name,
         version=1,
         flavor=flavor,
         artifact=os.path.basename(path),
@@ -91,12 +90,12 @@ def register(run: Run, asked: ModelRequest, said: ModelDescribed) -> ModelSpec:
             "version": manifest.version,
             "manifest": manifest.content_hash,
         },
-        features=retrieval_of(run.session, manifest, name=asked.name, inputs=names, label=labels),
+        features=retrieval_of(run.session, manifest, name=request.name, inputs=names, label=labels),
         inputs=inputs,
         outputs=(),
         label=tuple(labels),
         arrays=arrays,
-        method=asked.method,  # type: ignore[arg-type]
+        method=request.method,  # type: ignore[arg-type]
         transformations=None,
         experiment=run.name,
         run=run.id,
@@ -105,26 +104,26 @@ def register(run: Run, asked: ModelRequest, said: ModelDescribed) -> ModelSpec:
     )
     if flavor == "spark" and fitted is not None:
         raise InvalidArgument(
-            "A pipeline of Spark ML takes features as they are, and the run read them transformed.",
+            "A pipeline of Spark ML cannot use transformations, and the run read transformed features.",
             hint="transformed=False, and the transformations as stages of the pipeline",
         )
-    spec = replace(spec, outputs=_tried(run.session, spec, path, dataset, fitted))
+    spec = replace(spec, outputs=_trial_outputs(run.session, spec, path, dataset, fitted))
     content = None
     if fitted is not None:
         content = fitted.to_bytes()
         spec = replace(spec, transformations=fitted.sha256)
     return catalog.publish(
-        run.session, spec, said, artifact=path, fitted=content, version=asked.version
+        run.session, spec, annotations, artifact=path, fitted=content, version=request.version
     )
 
 
-def _artifact(run: Run, given: str | None) -> str:
-    """Return the path of what is registered: the one model of a run, or the one that is named."""
-    if given is not None:
-        path = _named_artifact(run, given)
+def _artifact(run: Run, artifact: str | None) -> str:
+    """Return the path of the model to register: the named one, or the only model of the run."""
+    if artifact is not None:
+        path = _artifact_path(run, artifact)
         if not files.exists(path) and not files.is_directory(path):
             raise ModelNotFound(
-                f"Run {run.id!r} has no {given!r}; it has {listing(run.artifacts)}.",
+                f"Run {run.id!r} has no {artifact!r}; it has {listing(run.artifacts)}.",
                 hint="context.artifact_dir is where a training function saves its model",
             )
         return path
@@ -136,7 +135,7 @@ def _artifact(run: Run, given: str | None) -> str:
             models.append(relative)
         except ModelDamaged as error:
             damages.append(error)
-        except InvalidArgument:  # of no format of models
+        except InvalidArgument:  # not a model
             continue
     if damages:
         raise damages[0]
@@ -148,67 +147,65 @@ def _artifact(run: Run, given: str | None) -> str:
             f"Run {run.id!r} left {len(models)} models: {listing(models)}.",
             hint=f"register_model(run, name, artifact={models[0]!r})",
         )
-    left = "It left no files."
+    reason = "It has no artifacts."
     if run.artifacts:
-        left = f"None of its files has a format of models: {listing(run.artifacts)}."
+        reason = f"No artifact has a model format: {listing(run.artifacts)}."
     raise ModelNotFound(
-        f"Run {run.id!r} has no model to register. {left}",
+        f"Run {run.id!r} has no model to register. {reason}",
         hint="context.save(model) in the training function writes one",
     )
 
 
-def _named_artifact(run: Run, given: str) -> str:
-    """Return the path of a file or folder: of the run, or anywhere where the path is absolute."""
-    if os.path.isabs(given):
-        return os.path.abspath(given)
-    run_files.check_own_files(run.path, given)
-    return files.inside(run.path, given)
+def _artifact_path(run: Run, artifact: str) -> str:
+    """Return the path of an artifact: relative to the run, or absolute."""
+    if os.path.isabs(artifact):
+        return os.path.abspath(artifact)
+    run_files.check_own_files(run.path, artifact)
+    return files.inside(run.path, artifact)
 
 
-def _dataset(run: Run, given: TrainingDataset | None) -> TrainingDataset:
-    dataset = given or run.dataset
+def _dataset(run: Run, override: TrainingDataset | None) -> TrainingDataset:
+    dataset = override or run.dataset
     if dataset is None:
         raise InvalidArgument(
-            f"Run {run.id!r} read no training dataset, so nothing says which features its model "
-            "takes.",
+            f"Run {run.id!r} has no training dataset, so the features of its model are unknown.",
             hint="register_model(run, name, dataset=store.get_training_dataset('name'))",
         )
     return dataset
 
 
 def _reader_state(run: Run) -> Mapping[str, Any]:
-    """Return the settings of the first reader that the run had; it may have had none."""
+    """Return the settings of the run's first reader, empty without readers."""
     for each in run.record.readers:
         return each
     return {}
 
 
 def _fitted(
-    dataset: TrainingDataset, given: bool | Transformations | None, state: Mapping[str, Any]
+    dataset: TrainingDataset, transformed: bool | Transformations | None, state: Mapping[str, Any]
 ) -> Transformations | None:
-    if given is None and "transformed" in state:
+    if transformed is None and "transformed" in state:
         if state["transformed"] is None:
             return None
         return read_by_hash(dataset.path, dataset.manifest, state["transformed"])
-    if given is None and dataset.transformations is not None:
+    if transformed is None and dataset.transformations is not None:
         raise InvalidArgument(
-            f"Training dataset {dataset.name!r} has transformations, and the run read it neither by "
-            "a reader nor as a matrix, so it is not known whether its model takes transformed "
-            "values.",
+            f"Training dataset {dataset.name!r} has transformations, and the run read it without a "
+            "reader or matrix, so it is unknown whether its model needs transformed values.",
             hint="register_model(run, name, transformed=True), or transformed=False for a model "
             "of stored values",
         )
-    return of_dataset(dataset, given)
+    return of_dataset(dataset, transformed)
 
 
 def _inputs(
-    dataset: TrainingDataset, asked: ModelRequest, state: Mapping[str, Any]
+    dataset: TrainingDataset, request: ModelRequest, state: Mapping[str, Any]
 ) -> tuple[ModelInput, ...]:
-    """Return the inputs in the order in which a reader yields them, with its policy for nulls."""
-    columns = asked.columns
+    """Return the inputs in the order of the reader, with its policy for nulls."""
+    columns = request.columns
     if columns is None:
         columns = state.get("columns")
-    nulls = asked.nulls
+    nulls = request.nulls
     if nulls is None:
         nulls = state.get("nulls", "error")
     manifest = dataset.manifest
@@ -232,44 +229,42 @@ def _inputs(
 
 
 def _libraries(run: Run) -> Mapping[str, str]:
-    """Return the versions of the libraries that models come from, as the run's record says."""
+    """Return the versions of model libraries from the run record."""
     packages = run.record.environment.get("packages", {})
     if not isinstance(packages, Mapping):
         return {}
-    wanted = ("keras", "tensorflow", "tf-keras", "scikit-learn", "pyspark", "numpy", "torch")
-    return {name: str(packages[name]) for name in wanted if name in packages}
+    libraries = ("keras", "tensorflow", "tf-keras", "scikit-learn", "pyspark", "numpy", "torch")
+    return {name: str(packages[name]) for name in libraries if name in packages}
 
 
-def _tried(
+def _trial_outputs(
     session: Session,
     spec: ModelSpec,
     path: str,
     dataset: TrainingDataset,
     fitted: Transformations | None,
 ) -> tuple[ModelOutput, ...]:
-    """Return the outputs of the model, by asking it for the first rows of its dataset."""
+    """Return the outputs of the model, by predicting the first rows of its dataset."""
     names = [each.name for each in spec.inputs]
     split = dataset.splits[0]
     batches = split_batches(dataset.path, dataset.manifest, split, columns=names)
     for batch in islice(batches, 1):
-        rows = batch.slice(0, _TRIED_ROWS)
+        rows = batch.slice(0, _TRIAL_ROWS)
         if spec.flavor == "spark":
-            answers = spark_ml.try_rows(path, spec.method, rows, session.engine)
+            model_outputs = spark_ml.try_rows(path, spec.method, rows, session.engine)
         else:
-            loaded = loading.load_object(path, spec.flavor)
-            answers = _answers(spec, loaded, _arrays(spec, fitted, rows))
-        found = []
-        for name, column in to_columns(answers, rows.num_rows).items():
-            found.append(ModelOutput(name, type_to_json(column.type)))
-        return tuple(found)
+            model = loading.load_object(path, spec.flavor)
+            model_outputs = _predict(spec, model, _arrays(spec, fitted, rows))
+        columns = to_columns(model_outputs, rows.num_rows).items()
+        return tuple(ModelOutput(name, type_to_json(column.type)) for name, column in columns)
     raise InvalidArgument(f"Training dataset {dataset.name!r} has no rows to try the model on.")
 
 
 def _arrays(spec: ModelSpec, fitted: Transformations | None, rows: pa.RecordBatch) -> Any:
-    """Return what the model takes of some rows.
+    """Return the model input of rows.
 
     Raises:
-        InvalidArgument: Inputs are not numbers, which a matrix needs.
+        InvalidArgument: Inputs of a matrix are not numbers.
     """
     if spec.arrays == "matrix":
         columns = model_arrays(replace(spec, arrays="columns"), fitted, rows)
@@ -277,25 +272,25 @@ def _arrays(spec: ModelSpec, fitted: Transformations | None, rows: pa.RecordBatc
         if texts:
             numeric = [each.name for each in spec.inputs if each.name not in texts]
             raise InvalidArgument(
-                f"arrays='matrix' takes numbers, and these inputs are not: {listing(texts)}.",
+                f"arrays='matrix' needs numbers. Inputs of other types: {listing(texts)}.",
                 hint=f"columns={numeric!r} where the model was fitted without them, "
                 "transformations in the dataset that turn them into numbers, or arrays='columns'",
             )
     return model_arrays(spec, fitted, rows)
 
 
-def _answers(spec: ModelSpec, loaded: Any, given: Any) -> Mapping[str, Any]:
-    """Return what a model says of arrays, or say that it cannot take them."""
-    predict = loading.predictor(loaded, spec.flavor, method=spec.method)
+def _predict(spec: ModelSpec, model: Any, model_input: Any) -> Mapping[str, Any]:
+    """Return the outputs of a model, or raise InvalidArgument if it cannot use the input."""
+    predict = loading.predictor(model, spec.flavor, method=spec.method)
     try:
-        return predict(given)
+        return predict(model_input)
     except FeatureStoreError:
         raise
     except Exception as error:
         text = str(error).strip().split("\n")[0]
         names = [each.name for each in spec.inputs]
         raise InvalidArgument(
-            f"The model cannot take the inputs {listing(names)} as {spec.arrays!r}: {text}",
-            hint='arrays="matrix" gives one array of (rows, inputs), arrays="columns" one for '
-            "each input; columns=[...] names them in order",
+            f"The model cannot use the inputs {listing(names)} as {spec.arrays!r}: {text}",
+            hint='arrays="matrix" passes one array of (rows, inputs), arrays="columns" one for '
+            "each input; columns=[...] sets their order",
         ) from error

@@ -1,4 +1,4 @@
-"""The retrieval that a training dataset is of, to be asked again for other labels."""
+"""The feature retrieval of a training dataset, reusable for other labels."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from featurestore.views.definition import define
 def retrieval_of(
     session: Session, manifest: Manifest, *, name: str, inputs: Collection[str], label: list[str]
 ) -> FeatureViewSpec:
-    """Return the features of a training dataset that a model needs, groups pinned to versions.
+    """Return the features of a training dataset that a model needs, with group versions.
 
-    Each call of ``get_features`` is a step. What came with the labels stays with the labels;
-    filters and samples of the training rows are none of the model's.
+    Each call of ``get_features`` is a step. Columns of the labels remain label columns; filters and
+    samples of the training rows do not apply.
 
     Raises:
-        FeatureNotFound, FeatureGroupNotFound: A group is gone.
+        FeatureNotFound, FeatureGroupNotFound: A group was deleted.
     """
     steps: list[Mapping[str, Any]] = []
     if manifest.plan is not None:
@@ -50,46 +50,46 @@ def retrieval_of(
 
 
 def _label_time(plan: Mapping[str, Any]) -> str | None:
-    first = plan
-    while first.get("left_plan") is not None:
-        first = first["left_plan"]
-    time = first.get("left_time")
+    root_plan = plan
+    while root_plan.get("left_plan") is not None:
+        root_plan = root_plan["left_plan"]
+    time = root_plan.get("left_time")
     return None if time is None else str(time)
 
 
 def _add_steps(
     plan: Mapping[str, Any], steps: list[Mapping[str, Any]], needed: set[str] | None
 ) -> None:
-    """Add the steps of a plan's JSON behind those of the plan that feeds it.
+    """Append the steps of a plan's JSON after those of its input plan.
 
-    What a later step joins on is needed of an earlier one.
+    Join columns of a later step are needed from an earlier one.
     """
     joins = [*plan.get("windows", ()), *plan["joins"]]
     if needed is not None:
         needed = set(needed)
         for join in joins:
-            needed.update(left for left, _ in join["on"])
+            needed.update(left_column for left_column, _ in join["on"])
     if plan.get("left_plan") is not None:
         _add_steps(plan["left_plan"], steps, needed)
-    asked: list[str | WindowFeature | OnDemandFeature] = []
+    features: list[str | WindowFeature | OnDemandFeature] = []
     join_key: dict[str, dict[str, str]] = {}
     for join in joins:
-        source, found = join["source"], []
+        source, join_features = join["source"], []
         for output in join["outputs"]:
             if needed is None or output["name"] in needed or plan["how"] == "inner":
-                found.append(_asked(join, output))
-        if found:
-            asked += found
+                join_features.append(_feature_of_output(join, output))
+        if join_features:
+            features += join_features
             group = f"{source['featuregroup']}@v{source['version']}"
             join_key[group] = dict(join["on"])
     for each in plan.get("on_demand", ()):
-        asked.append(OnDemandFeature.from_json(JsonObject.of(each)))
-    if asked:
-        steps.append({"features": asked, "join_key": join_key, "join": plan["how"]})
+        features.append(OnDemandFeature.from_json(JsonObject.of(each)))
+    if features:
+        steps.append({"features": features, "join_key": join_key, "join": plan["how"]})
 
 
-def _asked(join: Mapping[str, Any], output: Mapping[str, Any]) -> str | WindowFeature:
-    """Return one output of a join as ``get_features`` is asked for it."""
+def _feature_of_output(join: Mapping[str, Any], output: Mapping[str, Any]) -> str | WindowFeature:
+    """Return the feature of a join output, as an argument of ``get_features``."""
     source = join["source"]
     reference = FeatureReference(output["column"], source["featuregroup"], source["version"], None)
     if "function" not in output:

@@ -1,4 +1,4 @@
-"""score: features as of each label's time, through a model, as rows with predictions."""
+"""Scoring: predict the features of labels as of each label's time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def features_of(
     label_time: datetime | str | None = None,
     as_of: AsOfArgument | None = None,
 ) -> FeatureFrame:
-    """Return labels with the features that a model needs, lazily.
+    """Return labels with the features of a model, lazily.
 
     Raises:
         FeatureNotFound: The labels lack inputs that no group has.
@@ -65,11 +65,11 @@ def features_of(
         frame = FeatureGroup.find(session, name, version).read()
     else:
         frame = _rows_in_memory(session, labels, _input_types(spec))
-    absent = [name for name in model.inputs if name not in frame.columns]
-    if absent:
+    missing_inputs = [name for name in model.inputs if name not in frame.columns]
+    if missing_inputs:
         raise FeatureNotFound(
-            f"Model {spec.name!r} version {spec.version} takes {listing(absent)}, which the labels "
-            f"do not bring; they have {listing(frame.columns, limit=30)}.",
+            f"Model {spec.name!r} version {spec.version} needs the missing columns "
+            f"{listing(missing_inputs)}. Columns of the labels: {listing(frame.columns, limit=30)}.",
             hint=f"labels need the columns {list(spec.label_columns)}",
         )
     return frame
@@ -83,45 +83,49 @@ def score(
     as_of: AsOfArgument | None = None,
     trust: bool = False,
 ) -> FeatureFrame:
-    """Return the columns of the labels with predictions, lazily.
+    """Return the label columns with predictions, lazily.
 
     Raises:
         UntrustedModel: Loading the model runs code, and ``trust`` is False.
-        ColumnConflict: Labels have columns of the names of predictions.
+        ColumnConflict: Labels have columns with the names of predictions.
     """
     session, spec = model.session, model.spec
-    what = f"Model {spec.name!r} version {spec.version}"
-    loading.check_trusted(model.artifact, spec.flavor, trust=trust, what=what)
+    description = f"Model {spec.name!r} version {spec.version}"
+    loading.check_trusted(model.artifact, spec.flavor, trust=trust, description=description)
     frame = features_of(model, labels=labels, label_time=label_time, as_of=as_of)
-    fixed = None
+    fixed_label_time = None
     if frame.plan is not None and frame.plan.fixed_time is not None:
-        fixed = to_micros(frame.plan.fixed_time)
-    kept = _label_columns(frame, spec)
-    fields = [frame.schema.field(name) for name in kept]
+        fixed_label_time = to_micros(frame.plan.fixed_time)
+    label_columns = _label_columns(frame, spec)
+    fields = [frame.schema.field(name) for name in label_columns]
     for output in spec.outputs:
         fields.append(pa.field(output.name, type_from_json(output.type)))
     fields.append(pa.field(MODEL_VERSION, pa.int64()))
-    if fixed is not None:
+    if fixed_label_time is not None:
         fields.append(pa.field(LABEL_TIME, TIMESTAMP))
     schema = pa.schema(fields)
     inputs = [{"source": model_source(spec.name), "version": spec.version}, *frame.inputs]
-    taken = [name for name in schema.names if schema.names.count(name) > 1]
-    if taken:
+    duplicate_names = [name for name in schema.names if schema.names.count(name) > 1]
+    if duplicate_names:
         raise ColumnConflict(
-            f"The labels have {listing(sorted(set(taken)))}, which predictions are called.",
+            f"The label columns {listing(sorted(set(duplicate_names)))} have the names of predictions.",
             hint="rename these columns of the labels",
         )
     if spec.flavor == "spark":
         loading.check_files(model.path, spec)
         rows = session.engine.to_spark(frame.relation)
-        answered = spark_ml.scored(model.artifact, spec, rows, kept=kept, label_time=fixed)
-        adopted = adopt_native(answered, engine=session.engine)
+        scored_rows = spark_ml.score_rows(
+            model.artifact, spec, rows, label_columns=label_columns, label_time=fixed_label_time
+        )
+        adopted = adopt_native(scored_rows, engine=session.engine)
         assert adopted is not None
         return FeatureFrame(session, adopted).made_of(*inputs)
     fitted = model.transformations
     if fitted is not None:
         fitted = fitted.portable(without=[n for n in spec.label if n not in model.inputs])
-    function = PredictBatch(model.path, spec.to_bytes(), fitted, tuple(kept), schema, fixed)
+    function = PredictBatch(
+        model.path, spec.to_bytes(), fitted, tuple(label_columns), schema, fixed_label_time
+    )
 
     def relation() -> Relation:
         return session.engine.map_batches(frame.relation, function, schema=schema)
@@ -132,9 +136,9 @@ def score(
 def write_predictions(
     model: Model, scored: FeatureFrame, features: FeatureFrame, name: str, *, key: Sequence[str]
 ) -> None:
-    """Write predictions into a group, which is made where there is none.
+    """Write predictions into a group, which is created if missing.
 
-    A prediction for the same key and time takes the place of the one before.
+    A prediction replaces an earlier one of the same key and time.
     """
     session = model.session
     keys, time = tuple(key), None
@@ -144,18 +148,18 @@ def write_predictions(
     if LABEL_TIME in scored.columns:
         time = LABEL_TIME
     with session.registry.reading() as connection:
-        known = featuregroups.find(connection, name, None)
-    if known is not None:
-        mode = "upsert" if known.spec.primary_key else "append"
+        existing_group = featuregroups.find(connection, name, None)
+    if existing_group is not None:
+        mode = "upsert" if existing_group.spec.primary_key else "append"
         insert(session, scored, name, write=Write(mode=mode))
         return
-    declared = Declaration(
+    declaration = Declaration(
         primary_key=keys,
         event_time=time,
         description=f"Predictions of model {model.name}",
         tags={"model": model.name},
     )
-    create(session, scored, name, declared=declared)
+    create(session, scored, name, declared=declaration)
 
 
 def _input_types(spec: ModelSpec) -> dict[str, pa.DataType]:
@@ -165,7 +169,7 @@ def _input_types(spec: ModelSpec) -> dict[str, pa.DataType]:
 def _rows_in_memory(
     session: Session, labels: object, types: Mapping[str, pa.DataType]
 ) -> FeatureFrame:
-    """Return labels as a frame that can be read again and again."""
+    """Return labels as a frame that can be read repeatedly."""
     adopted = adopt_native(labels, engine=session.engine)
     if adopted is not None:
         schema = typed_schema(adopted.schema, lambda _: types)
@@ -179,7 +183,7 @@ def _rows_in_memory(
 
 
 def _label_columns(frame: FeatureFrame, spec: ModelSpec) -> list[str]:
-    """Return the columns that came with the labels."""
+    """Return the columns of the labels, without the features."""
     features = {feature.name for feature in spec.features.features}
     features.update(each.name for each in spec.features.on_demand)
     return [name for name in frame.columns if name not in features]

@@ -1,6 +1,6 @@
-"""Models of Spark ML: a fitted pipeline in its folder, applied to DataFrames where their rows are.
+"""Models of Spark ML: fitted pipelines that transform DataFrames in the cluster.
 
-Spark loads the classes that its files name, so they are programs as pickles are.
+Spark loads the classes that the files of a pipeline name, so they are programs, like pickles.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from featurestore.plugins.engine import Engine
 
-# Which column of a transformed DataFrame answers what ``register_model(method=)`` asks.
-_ANSWERS = {
+# The column of a transformed DataFrame by ``register_model(method=)``.
+_OUTPUT_COLUMNS = {
     "predict": "prediction",
     "predict_proba": "probability",
     "decision_function": "rawPrediction",
@@ -38,7 +38,7 @@ _ANSWERS = {
 
 
 def is_pipeline(path: str) -> bool:
-    """Tell whether a folder is what ``PipelineModel.save`` writes; nothing of it is executed."""
+    """Return True for a folder of ``PipelineModel.save``, without executing code."""
     return all(files.is_directory(os.path.join(path, each)) for each in ("metadata", "stages"))
 
 
@@ -47,60 +47,62 @@ def load(path: str) -> Any:
     return _library("pyspark.ml").PipelineModel.load(Path(path).absolute().as_uri())
 
 
-def predicted(pipeline: Any, rows: Any, method: str) -> Any:
-    """Return a DataFrame with the column ``prediction`` beside those that a pipeline adds.
+def add_predictions(pipeline: Any, rows: Any, method: str) -> Any:
+    """Transform a DataFrame and add the column ``prediction``.
 
     Raises:
-        InvalidArgument: The pipeline cannot take the rows, or has no such answer.
+        InvalidArgument: The pipeline cannot transform the rows, or lacks the output column.
     """
     try:
-        answered = pipeline.transform(rows)
+        transformed = pipeline.transform(rows)
     except _library("pyspark.errors").PySparkException as error:
         text = str(error).strip().split("\n")[0]
         raise InvalidArgument(
-            f"The pipeline cannot take the columns {listing(rows.columns)}: {text}",
+            f"The pipeline cannot transform the columns {listing(rows.columns)}: {text}",
             hint="fit it on the features of the training dataset: "
             "store.get_training_dataset(name).read('train').to_spark()",
         ) from error
-    name = _ANSWERS[method]
-    if name not in answered.columns:
-        added = [each for each in answered.columns if each not in rows.columns]
-        raise InvalidArgument(f"The pipeline answers {listing(added)}, no {name!r}.")
-    column = answered[name]
+    name = _OUTPUT_COLUMNS[method]
+    if name not in transformed.columns:
+        added = [each for each in transformed.columns if each not in rows.columns]
+        raise InvalidArgument(
+            f"The pipeline has no output column {name!r}. Available: {listing(added)}."
+        )
+    column = transformed[name]
     if method != "predict":
         column = _library("pyspark.ml.functions").vector_to_array(column)
-    return answered.withColumn(PREDICTION, column)
+    return transformed.withColumn(PREDICTION, column)
 
 
 def try_rows(path: str, method: str, batch: pa.RecordBatch, engine: Engine) -> Mapping[str, Any]:
-    """Return what a pipeline says of a few rows, as numpy.
+    """Return the predictions of a pipeline for a few rows, as numpy.
 
     Raises:
         InvalidArgument: The engine is not Spark.
     """
     rows = engine.to_spark(to_relation(pa.Table.from_batches([batch]), engine=engine))
-    answers = [row[PREDICTION] for row in predicted(load(path), rows, method).collect()]
-    return {"": np.asarray(answers)}
+    predictions = [row[PREDICTION] for row in add_predictions(load(path), rows, method).collect()]
+    return {"": np.asarray(predictions)}
 
 
-def scored(
-    path: str, spec: ModelSpec, rows: Any, *, kept: Sequence[str], label_time: int | None
+def score_rows(
+    path: str, spec: ModelSpec, rows: Any, *, label_columns: Sequence[str], label_time: int | None
 ) -> Any:
-    """Return a DataFrame of the kept columns with predictions and the model's version.
+    """Return a DataFrame of the label columns with predictions and the model version.
 
     Args:
         path: The folder of the pipeline.
         spec: The model.
         rows: A DataFrame of labels with features.
-        kept: The columns of the labels.
-        label_time: The one time (microseconds since 1970) of rows that have none of their own.
+        label_columns: The columns of the labels.
+        label_time: Time (microseconds since 1970) of rows without a time column.
     """
     functions = _library("pyspark.sql.functions")
-    answered = predicted(load(path), rows, spec.method).select(*kept, PREDICTION)
-    answered = answered.withColumn(MODEL_VERSION, functions.lit(spec.version).cast("long"))
+    scored_rows = add_predictions(load(path), rows, spec.method).select(*label_columns, PREDICTION)
+    scored_rows = scored_rows.withColumn(MODEL_VERSION, functions.lit(spec.version).cast("long"))
     if label_time is not None:
-        answered = answered.withColumn(LABEL_TIME, functions.lit(from_micros(label_time)))
-    return answered
+        scored_rows = scored_rows.withColumn(LABEL_TIME, functions.lit(from_micros(label_time)))
+    return scored_rows
 
 
 def _library(name: str) -> Any:

@@ -24,7 +24,7 @@ from featurestore.model.monitor_acceptance import Acceptance, Subject, subjects_
 from featurestore.model.monitor_report import Finding
 from featurestore.model.window import Window
 from featurestore.monitoring.profile import Profile
-from featurestore.monitoring.rules import Anchor, Compared
+from featurestore.monitoring.rules import Anchor, ReferenceWindows
 
 # A new baseline is judged by from so many windows on.
 _FEWEST_WINDOWS = 3
@@ -143,10 +143,10 @@ class WindowBaselines:
         self._baselines = baselines
         self._window = window
         # Most subjects have no window out of bounds, and share one comparison.
-        self._compared: dict[object, Compared] = {}
+        self._compared: dict[object, ReferenceWindows] = {}
         self._anchors: dict[object, Anchor | None] = {}
 
-    def compared(self, subject: Subject | None = None) -> Compared:
+    def reference(self, subject: Subject | None = None) -> ReferenceWindows:
         """Return what a subject is compared with; None: one without windows out of bounds."""
         excluded: frozenset[Window] = frozenset()
         restart = None
@@ -170,12 +170,12 @@ class WindowBaselines:
 
     def _compare(
         self, excluded: frozenset[Window], restart: tuple[datetime, datetime] | None
-    ) -> Compared:
+    ) -> ReferenceWindows:
         baseline, fixed = self._baselines.baseline, self._baselines.fixed
         same = self._load(same_in_week(self._window, excluded=excluded), restart)
         if fixed is not None and restart is None:
             others = self._load(of_baseline(self._window, fixed.until), None)
-            return Compared((fixed.profile,), others, (), 1, same, same)
+            return ReferenceWindows((fixed.profile,), others, (), 1, same, same)
         if fixed is not None and restart is not None:
             return self._compare_with_accepted(restart, same)
         windows = rolling(baseline, self._window, excluded=excluded)
@@ -187,17 +187,19 @@ class WindowBaselines:
         if restart is not None:
             expected = min(expected, _FEWEST_WINDOWS)
         history = {each.window: each for each in (*others, *same)}
-        return Compared(members, others, other_groups, expected, same, list(history.values()))
+        return ReferenceWindows(
+            members, others, other_groups, expected, same, list(history.values())
+        )
 
     def _compare_with_accepted(
         self, accepted: tuple[datetime, datetime], same: Sequence[Profile]
-    ) -> Compared:
+    ) -> ReferenceWindows:
         """Compare with the accepted windows, which replace a baseline that does not move."""
         start, until = accepted
         daily = Baseline(last=until - start)
         members, _ = anchored(daily, self._window, start)
         profiles = self._load(members, None)
-        return Compared(profiles, profiles, [0] * len(profiles), len(members), same, same)
+        return ReferenceWindows(profiles, profiles, [0] * len(profiles), len(members), same, same)
 
     def _find_anchor(
         self, excluded: frozenset[Window], restart: tuple[datetime, datetime] | None
@@ -221,7 +223,7 @@ class WindowBaselines:
         windows = set(kept)
         inside = [each for each in profiles if each.window in windows]
         profile_groups = [groups[each.window] for each in profiles if each.window is not None]
-        compared = Compared(inside, profiles, profile_groups, expected=len(members))
+        compared = ReferenceWindows(inside, profiles, profile_groups, expected=len(members))
         return Anchor(begin, begin + last, compared)
 
     def _load(

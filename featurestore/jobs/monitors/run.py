@@ -36,7 +36,7 @@ from featurestore.model.window import Window
 from featurestore.monitoring import rules
 from featurestore.monitoring.profile import Profile, profile_of
 from featurestore.monitoring.quality import Quality
-from featurestore.monitoring.rules import Judged
+from featurestore.monitoring.rules import RuleResult
 from featurestore.monitoring.windows import Profiler
 from featurestore.plugins import observers
 from featurestore.registry import jobs, monitors
@@ -135,7 +135,7 @@ class Observation:
         )
         self._changed: dict[tuple[str, int | None], list[tuple[int, int]]] = {}
         self._profiles: dict[Window, Profile] = {}
-        self._judged: dict[Window, Judged] = {}
+        self._judged: dict[Window, RuleResult] = {}
         self._chains: dict[Window, Sequence[Window]] = {}
 
     def prepare(self, windows: Iterable[Window]) -> None:
@@ -150,7 +150,9 @@ class Observation:
         judged = [self._judge(window) for window in chain]
         window, last = chain[-1], judged[-1]
         now = self._profiles[window]
-        findings = rules.confirmed(judged, self.watched.confirm, apart=self._are_apart(chain))
+        findings = rules.confirm_findings(
+            judged, self.watched.confirm, are_disjoint=self._are_apart(chain)
+        )
         self._baselines.history.record(window, findings)
         notes = []
         if last.learning:
@@ -192,10 +194,10 @@ class Observation:
             return False
         return all(before.end <= after.start for before, after in pairwise(chain))
 
-    def _judge(self, window: Window) -> Judged:
+    def _judge(self, window: Window) -> RuleResult:
         if window not in self._judged:
             now = self._profiles[window]
-            judged = rules.judge(self.watched, now, self._baselines.of(window))
+            judged = rules.evaluate_rules(self.watched, now, self._baselines.of(window))
             more = [*self._freshness(window), *self._new_version(window)]
             judged = replace(judged, findings=(*judged.findings, *more))
             self._judged[window] = judged
@@ -362,11 +364,11 @@ class Observation:
             )
             if live and self._newest is not None:
                 age = at - self._newest
-            found.append(rules.freshness(watched.freshness, age, of=_EVENT_TIME))
+            found.append(rules.freshness(watched.freshness, age, subject=_EVENT_TIME))
         if watched.commit_freshness is not None and live:
             last = commits.latest_data_version(self._group.path, self._group.delta_version)
             committed = from_micros(commit_time(self._group.path, last) * 1000)
-            found.append(rules.freshness(watched.commit_freshness, at - committed, of=_COMMIT))
+            found.append(rules.freshness(watched.commit_freshness, at - committed, subject=_COMMIT))
         return found
 
     def _new_version(self, window: Window) -> list[Finding]:

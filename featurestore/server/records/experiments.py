@@ -105,7 +105,7 @@ def told(run: Run) -> dict[str, Any]:
 def metrics(run: Run) -> Metrics:
     """Return each metric that a run reported, by step."""
     found: Metrics = {}
-    for each in catalog.reported(run.path):
+    for each in catalog.read_metrics(run.path):
         found.setdefault(each.name, {})[each.step] = each.value
     return found
 

@@ -1,4 +1,4 @@
-"""Calls that register models and find them."""
+"""Public functions that register and return models."""
 
 from __future__ import annotations
 
@@ -37,49 +37,49 @@ def register_model(
     trust: bool = False,
     store: FeatureStore | None = None,
 ) -> Model:
-    """Copy the model of a run into the store with the features that it needs, and return it.
+    """Copy the model of a run into the store, with the features that it needs, and return it.
 
-    The model is asked for a few rows of its dataset first: one that does not take them is refused.
+    The model first predicts a few rows of its dataset; a model that cannot is rejected.
 
     Args:
         run: The run, or its id.
         name: Name of the model.
         artifact: The file or folder, relative to the run's directory; None: its only model.
-        dataset: What it was trained on; None: what the run read.
+        dataset: The training dataset of the model; None: the dataset of the run.
         columns: The inputs in order; None: those of the run's reader, else all features.
         transformed: The transformations; None: those of the run's reader, else the dataset's.
-        nulls: As of ``reader``; None: as the run's reader had it.
+        nulls: See ``reader``; None: the setting of the run's reader.
         arrays: "columns": the model takes ``{column: array}``; "matrix": one float32 array of
             (rows, inputs). None: "matrix" for pickles, else "columns".
-        method: What a pickled model is asked by.
-        version: The version to make; None: the next one.
+        method: The prediction method of a pickled model.
+        version: The version to create; None: the next one.
         stage: "development", "staging", "production" or "archived".
-        description: What it is for.
-        tags: Texts to find it by.
+        description: The purpose of the model.
+        tags: Tags to search by.
         trust: Allow files to run code: SavedModel and pickles do.
         store: None: the run's, or the store last connected.
 
     Raises:
-        ModelNotFound: The run left no model behind, or several.
-        UntrustedModel: Loading it runs code, and ``trust`` is False.
-        InvalidArgument: The model does not take the features of its dataset.
+        ModelNotFound: The run has no model, or several.
+        UntrustedModel: Loading the model runs code, and ``trust`` is False.
+        InvalidArgument: The model cannot predict the features of its dataset.
     """
     from featurestore.experiments.models import Model
     from featurestore.experiments.models.handle import check_stage
     from featurestore.experiments.models.registering import ModelRequest, register
-    from featurestore.experiments.record_calls import get_run
+    from featurestore.experiments.record_api import get_run
     from featurestore.model.featuregroup import check_tags
     from featurestore.model.names import check_name
     from featurestore.model.registered_model import ModelDescribed
 
     check_name(name, noun="model")
     check_tags(tags or {})
-    found = get_run(run, store=store) if isinstance(run, str) else run
-    asked = ModelRequest(
+    source_run = get_run(run, store=store) if isinstance(run, str) else run
+    request = ModelRequest(
         name, artifact, dataset, columns, transformed, nulls, arrays, method, version, trust
     )
-    said = ModelDescribed(check_stage(stage), description, dict(tags or {}))
-    return Model(found.session, register(found, asked, said))
+    annotations = ModelDescribed(check_stage(stage), description, dict(tags or {}))
+    return Model(source_run.session, register(source_run, request, annotations))
 
 
 @answering
@@ -95,11 +95,11 @@ def get_model(
     Args:
         name: The model.
         version: None: the latest version.
-        stage: The latest in this stage.
+        stage: Return the latest version in this stage.
         store: None: the store last connected.
 
     Raises:
-        ModelNotFound: There is none; what there is is listed.
+        ModelNotFound: The model or version does not exist; existing ones are listed.
     """
     from featurestore.experiments.models import Model, catalog
     from featurestore.experiments.models.handle import check_stage

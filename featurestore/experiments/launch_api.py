@@ -1,4 +1,4 @@
-"""Calls that run a training function once: one process, several of them, all devices."""
+"""Public functions that launch one run: one process, several workers, or all devices."""
 
 from __future__ import annotations
 
@@ -36,22 +36,23 @@ def launch(
     """Run a training function in one fresh process and return the finished run.
 
     Args:
-        train_fn: Gets what it takes, by name: ``params``, ``context``, and each parameter. What it
-            returns, a dict of numbers, are the last values of its metrics.
-        dataset: What ``context.reader`` reads.
-        params: Numbers, texts, lists and objects of such, by name.
+        train_fn: Called with the arguments of its signature: ``params``, ``context``, or single
+            parameters by name. It returns a dict of numbers, the final values of its metrics.
+        dataset: The training dataset that ``context.reader`` reads.
+        params: Numbers, strings, lists and objects of these, by name.
         name: The experiment, ``[a-z][a-z0-9_]{0,62}``; None: the function's name.
         on: "local", "spark", or another launcher.
-        retries: How often a process that dies is started again, from its last checkpoint.
-        seed: Of Python, numpy, TensorFlow and the reader's order.
+        retries: How often a process that dies is restarted from its last checkpoint.
+        seed: Seed of Python, numpy, TensorFlow and the reader's order.
         environment: Environment variables of the process; records hold their names only.
-        store: Where runs are kept; None: the dataset's store, else the one last connected.
-        progress: True shows the last line of each worker's log, None does so in notebooks and
-            terminals; a function is called with these lines.
+        store: The store that records the run; None: the dataset's store, else the one last
+            connected.
+        progress: True shows the last line of each worker's log, None shows it in notebooks and
+            terminals only; a function receives these lines.
 
     Raises:
-        InvalidTrainFunction: It cannot be sent to a process, or takes other arguments.
-        RunFailed: It failed, or its process died more often than it may.
+        InvalidTrainFunction: The function cannot be pickled, or has other arguments.
+        RunFailed: The function failed, or its process died more often than ``retries`` allows.
 
     >>> def train_fn(lr, context):
     ...     reader = context.reader("train", global_batch_size=2)
@@ -93,25 +94,25 @@ def collective_all_reduce(
     store: FeatureStore | None = None,
     progress: bool | Listener | None = None,
 ) -> Run:
-    """Run a training function in several workers that sum their gradients, to its end.
+    """Run a training function in several workers that sum their gradients.
 
     ``context.strategy`` is a ``MultiWorkerMirroredStrategy``, and each worker reads its own lanes.
-    All workers run or none: when one is lost all are stopped and, up to ``retries`` times, started
-    again at the last checkpoint. With as many workers as before the losses are those of a run
-    without interruption, bit for bit.
+    When one worker is lost, all are stopped and, up to ``retries`` times, restarted from the last
+    checkpoint. With the same number of workers, the losses equal those of an uninterrupted run, bit
+    for bit.
 
     Args:
-        train_fn: As of ``launch``; every worker calls it.
-        workers: How many; they divide the reader's lanes.
-        dataset: As of ``launch``, and so are the others.
-        params: As of ``launch``.
-        name: As of ``launch``.
+        train_fn: See ``launch``; every worker calls it.
+        workers: Number of workers; they divide the reader's lanes.
+        dataset: See ``launch``.
+        params: See ``launch``.
+        name: See ``launch``.
         on: "local": processes of this machine; "spark": tasks of one barrier stage.
-        retries: How often all are started again when one is lost.
-        seed: As of ``launch``.
-        environment: As of ``launch``.
-        store: As of ``launch``.
-        progress: As of ``launch``.
+        retries: How often all workers are restarted when one is lost.
+        seed: See ``launch``.
+        environment: See ``launch``.
+        store: See ``launch``.
+        progress: See ``launch``.
 
     >>> def train_fn(context):
     ...     reader = context.reader("train", global_batch_size=2)
@@ -196,31 +197,31 @@ def parameter_server(
     store: FeatureStore | None = None,
     progress: bool | Listener | None = None,
 ) -> Run:
-    """Run a training function in a chief, whose variables lie on servers and whose steps on workers.
+    """Run a training function in a chief, with variables on servers and steps on workers.
 
-    ``context.strategy`` is a ``ParameterServerStrategy``: variables that are made in its scope lie
-    on the servers, those of 256 KiB and more for each server in parts. The chief reads every batch,
-    and ``context.schedule`` has some worker call a function with it, so that each batch is
-    scheduled once. Steps run beside one another: results depend on their order.
+    ``context.strategy`` is a ``ParameterServerStrategy``: variables created in its scope are stored
+    on the servers, and a variable of at least 256 KiB per server is sharded. The chief reads every
+    batch, and ``context.schedule`` lets one worker call a function with it, so that each batch is
+    scheduled once. Steps run concurrently: results depend on their order.
 
-    A worker that dies is done without, and its step is made again on another one. When a server,
-    the chief or the last worker is lost, all are stopped and, up to ``retries`` times, started
-    again at the last checkpoint.
+    The run continues without a worker that dies, and another worker repeats its step. When a
+    server, the chief or the last worker is lost, all are stopped and, up to ``retries`` times,
+    restarted from the last checkpoint.
 
     Args:
-        train_fn: As of ``launch``; the chief calls it.
-        workers: How many compute.
-        servers: How many keep variables.
-        dataset: As of ``launch``, and so are the others.
-        params: As of ``launch``.
-        name: As of ``launch``.
+        train_fn: See ``launch``; the chief calls it.
+        workers: Number of workers.
+        servers: Number of parameter servers.
+        dataset: See ``launch``.
+        params: See ``launch``.
+        name: See ``launch``.
         on: "local": processes of this machine; "spark": tasks of one barrier stage, one for each
             worker and server and one for the chief.
-        retries: How often all are started again.
-        seed: As of ``launch``.
-        environment: As of ``launch``.
-        store: As of ``launch``.
-        progress: As of ``launch``.
+        retries: How often all processes are restarted.
+        seed: See ``launch``.
+        environment: See ``launch``.
+        store: See ``launch``.
+        progress: See ``launch``.
 
     >>> def train_fn(context):
     ...     import tensorflow as tf
@@ -253,11 +254,11 @@ def parameter_server(
     )
 
 
-def _launch(kind: str, train_fn: TrainFn, **asked: Any) -> Run:
+def _launch(kind: str, train_fn: TrainFn, **options: Any) -> Run:
     from featurestore.experiments.launching import LaunchRequest, launch
     from featurestore.experiments.run import Run
 
-    session = session_of(asked.pop("store"), asked["dataset"])
-    asked["params"] = asked["params"] or {}
-    asked["environment"] = asked["environment"] or {}
-    return Run(session, launch(session, LaunchRequest(train_fn, kind, **asked)))
+    session = session_of(options.pop("store"), options["dataset"])
+    options["params"] = options["params"] or {}
+    options["environment"] = options["environment"] or {}
+    return Run(session, launch(session, LaunchRequest(train_fn, kind, **options)))

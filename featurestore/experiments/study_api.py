@@ -1,4 +1,4 @@
-"""Calls that run a training function many times: searches, ablations, cross-validations."""
+"""Public functions that run many trials: searches, ablations, cross-validations."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ def search(
     store: FeatureStore | None = None,
     progress: bool | Listener | None = None,
 ) -> Study:
-    """Run a training function with many parameters and return the study of its trials.
+    """Search the parameters of a training function and return the study of its trials.
 
     Workers live for many trials and never wait for one another. A worker that dies is replaced, and
-    its trial goes on at its last checkpoint; an error of the function fails its trial alone. With
-    ``parallel=1`` equal seeds give equal trials, also after an interruption.
+    its trial continues from its last checkpoint; an error of the function fails only its trial.
+    With ``parallel=1`` equal seeds give equal trials, also after an interruption.
 
     Args:
-        train_fn: As of ``launch``. It reports or returns ``metric``.
+        train_fn: See ``launch``. It reports or returns ``metric``.
         space: ``{parameter: list, uniform(...), loguniform(...), integers(...), choice(...)}``.
-        metric: The metric that counts.
-        trials: How many; None: all combinations of a grid.
-        parallel: How many workers at once.
+        metric: The metric to optimize.
+        trials: Number of trials; None: all combinations of a grid.
+        parallel: Number of concurrent workers.
         sampler: "tpe", "random", "grid", "evolution", or a sampler of Optuna.
-        stop: "asha" and "median" give up trials that report worse than others at the same step
-            (``context.report`` raises ``Stopped``); a pruner of Optuna; None: none is given up.
+        stop: "asha" and "median" stop trials that report worse values than others at the same step
+            (``context.report`` raises ``Stopped``); a pruner of Optuna; None: no trial is stopped.
         direction: "max" or "min".
-        dataset: As of ``launch``, and so are the others.
-        params: Further parameters, the same in every trial.
-        name: As of ``launch``.
-        on: As of ``launch``.
-        retries: How often a trial whose worker died is tried again.
-        seed: Of the sampler, and of every trial.
-        environment: As of ``launch``.
-        store: As of ``launch``.
-        progress: As of ``launch``; the lines are those of the trials under way.
+        dataset: See ``launch``.
+        params: Further parameters, constant over all trials.
+        name: See ``launch``.
+        on: See ``launch``.
+        retries: How often a trial is retried after its worker died.
+        seed: Seed of the sampler and of every trial.
+        environment: See ``launch``.
+        store: See ``launch``.
+        progress: See ``launch``; one line for each running trial.
 
     Raises:
         InvalidMetric: A trial finished without the metric.
@@ -88,7 +88,7 @@ def search(
     from featurestore.experiments.study import Study
 
     session = session_of(store, dataset)
-    asked = LaunchRequest(
+    launch_request = LaunchRequest(
         train_fn,
         "search",
         dataset=dataset,
@@ -100,10 +100,10 @@ def search(
         environment=environment or {},
         progress=progress,
     )
-    request = SearchRequest(
-        asked, space, trials, parallel, sampler, stop, metric=metric, direction=direction
+    search_request = SearchRequest(
+        launch_request, space, trials, parallel, sampler, stop, metric=metric, direction=direction
     )
-    return Study(session, run_search(session, request))
+    return Study(session, run_search(session, search_request))
 
 
 @answering
@@ -126,30 +126,31 @@ def ablate(
     store: FeatureStore | None = None,
     progress: bool | Listener | None = None,
 ) -> Ablation:
-    """Train without each component in turn, and tell by how much the metric is worse.
+    """Train without each component in turn and measure how much worse the metric is.
 
-    ``context.reader`` leaves features out (``context.inputs`` and ``reader.inputs`` name those that
-    are read), and ``context.keeps("layer")`` says whether a layer belongs to the model. No dataset
-    is made.
+    ``context.reader`` leaves features out (``context.inputs`` and ``reader.inputs`` are the
+    remaining ones), and ``context.keeps("layer")`` is False for a removed layer. No dataset is
+    written.
 
     Args:
-        train_fn: As of ``launch``; it returns or reports ``metric``.
-        dataset: What is read.
-        metric: The metric that counts.
+        train_fn: See ``launch``; it returns or reports ``metric``.
+        dataset: The training dataset.
+        metric: The metric to compare.
         features: "each" input alone, "groups": all inputs of a feature group together, lists of
-            inputs, or ``{name: inputs}``; None: none.
+            inputs, or ``{name: inputs}``; None: no features.
         layers: Names of layers.
-        direction: "max" or "min": which values are better.
-        repeats: How many seeds, from ``seed`` on; each is compared with the whole model of its own.
-        parallel: How many workers at once.
-        params: As of ``launch``, and so are the others.
-        name: As of ``launch``.
-        on: As of ``launch``.
-        retries: As of ``search``.
+        direction: "max" if higher values are better, "min" if lower ones are.
+        repeats: Number of seeds, starting at ``seed``; each is compared with the full model of the
+            same seed.
+        parallel: Number of concurrent workers.
+        params: See ``launch``.
+        name: See ``launch``.
+        on: See ``launch``.
+        retries: See ``search``.
         seed: The first seed.
-        environment: As of ``launch``.
-        store: As of ``launch``.
-        progress: As of ``launch``.
+        environment: See ``launch``.
+        store: See ``launch``.
+        progress: See ``launch``.
 
     >>> from featurestore import experiments
     >>> def train_fn(context):
@@ -157,14 +158,14 @@ def ablate(
     ...     return {"auc": 0.6 + 0.1 * ("temp" in reader.inputs)}
     >>> dataset = store.get_training_dataset("late_flights")
     >>> print(experiments.ablate(train_fn, dataset=dataset, metric="auc", repeats=2))
-    auc of the whole: 0.7; worse without
+    auc of the full model: 0.7; worse without
       temp   +0.1  [+0.1, +0.1]
       seats  +0  [+0, +0]
     """
     from featurestore.experiments.ablation import ablate as run_ablation
     from featurestore.experiments.launching import LaunchRequest
 
-    asked = LaunchRequest(
+    request = LaunchRequest(
         train_fn,
         "ablation",
         dataset=dataset,
@@ -178,7 +179,7 @@ def ablate(
     )
     return run_ablation(
         session_of(store, dataset),
-        asked,
+        request,
         features=features,
         layers=layers,
         metric=metric,
@@ -206,27 +207,27 @@ def cross_validate(
     store: FeatureStore | None = None,
     progress: bool | Listener | None = None,
 ) -> CrossValidation:
-    """Train once for each fold on the rows of the others, and return the metrics of all.
+    """Train once for each fold on the rows of the other folds, and return all metrics.
 
     Folds are equal ranges of the row hash. ``context.reader(split)`` reads the rows of the other
     folds, ``context.reader(held_out)`` those of the fold; no file is written.
 
     Args:
-        train_fn: As of ``launch``.
-        dataset: What is read.
-        folds: How many.
-        split: The split that is cut into folds.
-        held_out: The name by which the function reads the fold that is left out; where the dataset
-            has a split of this name the fold stands in for it.
-        parallel: How many workers at once.
-        params: As of ``launch``, and so are the others.
-        name: As of ``launch``.
-        on: As of ``launch``.
-        retries: As of ``search``.
-        seed: As of ``launch``.
-        environment: As of ``launch``.
-        store: As of ``launch``.
-        progress: As of ``launch``.
+        train_fn: See ``launch``.
+        dataset: The training dataset.
+        folds: Number of folds.
+        split: The split to divide into folds.
+        held_out: The split name under which the function reads the held-out fold; it hides a split
+            of this name in the dataset.
+        parallel: Number of concurrent workers.
+        params: See ``launch``.
+        name: See ``launch``.
+        on: See ``launch``.
+        retries: See ``search``.
+        seed: See ``launch``.
+        environment: See ``launch``.
+        store: See ``launch``.
+        progress: See ``launch``.
 
     >>> from featurestore import experiments
     >>> def train_fn(context):
@@ -239,7 +240,7 @@ def cross_validate(
     from featurestore.experiments.launching import LaunchRequest
     from featurestore.experiments.validation import cross_validate as run_folds
 
-    asked = LaunchRequest(
+    request = LaunchRequest(
         train_fn,
         "cross_validation",
         dataset=dataset,
@@ -253,7 +254,7 @@ def cross_validate(
     )
     return run_folds(
         session_of(store, dataset),
-        asked,
+        request,
         folds=folds,
         split=split,
         held_out=held_out,

@@ -1,4 +1,4 @@
-"""Calls that find runs, compare them, and show them elsewhere."""
+"""Public functions that return, compare and mirror runs."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def get_runs(
     """Return runs, newest first.
 
     Args:
-        name: Of one experiment only.
-        dataset: That read this training dataset.
-        version: That version of it.
-        state: In this state.
-        trials: Also the trials of studies.
-        limit: At most so many are looked at.
+        name: Only runs of this experiment.
+        dataset: Only runs of this training dataset.
+        version: Only runs of this version of the dataset.
+        state: Only runs in this state.
+        trials: Include the trials of studies.
+        limit: Maximum number of records to read, before the filter by state.
         store: None: the store last connected.
 
     >>> from featurestore import experiments
@@ -57,8 +57,8 @@ def get_run(run_id: str, *, store: FeatureStore | None = None) -> Run:
     """Return a run by its id.
 
     Raises:
-        RunNotFound: There is none; the newest are listed.
-        RunDamaged: Its record cannot be read.
+        RunNotFound: The run does not exist; the newest ones are listed.
+        RunDamaged: The record cannot be read.
 
     >>> from featurestore import experiments
     >>> run = experiments.launch(lambda: {"loss": 0.5}, name="constant")
@@ -74,7 +74,7 @@ def get_run(run_id: str, *, store: FeatureStore | None = None) -> Run:
 
 @answering
 def get_study(study_id: str, *, store: FeatureStore | None = None) -> Study:
-    """Return a study by its id, to look at it or to go on with it.
+    """Return a study by its id.
 
     >>> from featurestore import experiments
     >>> study = experiments.search(
@@ -92,7 +92,7 @@ def get_study(study_id: str, *, store: FeatureStore | None = None) -> Study:
 
 @answering
 def compare(a: Run | str, b: Run | str, *, store: FeatureStore | None = None) -> RunComparison:
-    """Return what differs between two runs: parameters, data, code, packages, metrics.
+    """Return the differences of two runs: parameters, data, code, packages, metrics.
 
     >>> from featurestore import experiments
     >>> def train_fn(lr): return {"loss": 1 - lr}
@@ -115,21 +115,21 @@ def to_mlflow(
     artifacts: Sequence[str] = ("artifacts",),
     store: FeatureStore | None = None,
 ) -> str:
-    """Mirror a run into MLflow, with its trials if it has some, and return MLflow's id of it.
+    """Mirror a run and its trials into MLflow, and return the MLflow run id.
 
-    Parameters, metrics by step, the dataset with its hash, the function, the commit, and files go
-    there; ``run.json`` holds the rest. Called again it adds what is new. The experiment has the
-    name of ours, and each run the tag ``featurestore.run_id``.
+    The mirrored run has parameters, metrics by step, the dataset with its hash, the function, the
+    commit and files, and the record as ``run.json``. A repeated call adds what is new. The
+    experiment has the same name, and each run the tag ``featurestore.run_id``.
 
     Args:
         run: The run, its id, or a study.
-        uri: What ``mlflow.set_tracking_uri`` takes: the address of a server, or a database.
-        artifacts: Folders of the run's directory that go there: "artifacts", "tensorboard",
+        uri: A tracking URI of MLflow: the address of a server, or a database.
+        artifacts: Folders of the run's directory to upload: "artifacts", "tensorboard",
             "checkpoints", "logs".
         store: None: the store last connected.
 
     Raises:
-        MlflowError: MLflow does not answer, or refused something.
+        MlflowError: MLflow is unavailable or rejected a request.
 
     >>> from featurestore import experiments
     >>> run = experiments.launch(lambda: {"loss": 0.5}, name="mirrored")
@@ -139,7 +139,7 @@ def to_mlflow(
     from featurestore.experiments.mlflow_mirror import mirror
     from featurestore.experiments.study import Study
 
-    found = get_run(run, store=store) if isinstance(run, str) else run
-    if isinstance(found, Study):
-        found = found.run
-    return mirror(found, uri, artifacts=artifacts)
+    source_run = get_run(run, store=store) if isinstance(run, str) else run
+    if isinstance(source_run, Study):
+        source_run = source_run.run
+    return mirror(source_run, uri, artifacts=artifacts)

@@ -185,7 +185,9 @@ class Profiler:
             schema=spec.schema,
             columns=self._columns_to_read(columns),
         )
-        relation = engine.within(relation, TimeRange(time, windows[0].start, max(each.end for each in windows))))
+        relation = engine.within(
+            relation, TimeRange(time, windows[0].start, max(each.end for each in windows))
+        )
         starts = tuple(to_micros(each.start) for each in windows)
         ends = tuple(to_micros(each.end) for each in windows)
         accumulator = WindowsAccumulator(
@@ -298,9 +300,6 @@ class Profiler:
         folder = self.session.paths.statistics(spec.name, spec.version)
         name = f"{to_micros(window.start)}-{to_micros(window.end)}.{key}.json.z"
         return os.path.join(folder, "windows", name)
-
-
-
 
 
 def _replace_metrics(profile: Profile, metrics: Metrics) -> Profile:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.errors import SchemaMismatch, UnsupportedType
+from featurestore.model.arrow_rows import values_at
 from featurestore.model.fixed_bytes import cast_bytes
 from featurestore.model.types import holds_items, is_exact, is_nested
 
@@ -57,7 +58,7 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_dictionary(array.type):
         return cast_array(array.dictionary_decode(), kind)
     if str(array.type).startswith("run_end_encoded"):
-        return cast_array(pc.run_end_decode(array), kind)
+        return _decode_runs(array, kind)
     if is_nested(kind) and is_nested(array.type):
         return _cast_nested(array, kind)
     if pat.is_decimal(array.type) and is_exact(kind):
@@ -90,6 +91,15 @@ def _nulls_of(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if array.null_count < len(array):
         raise pa.ArrowInvalid("a column of nulls has a value")
     return pa.nulls(len(array), kind)
+
+
+def _decode_runs(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the values of runs; Arrow decodes neither dictionaries, views nor all nested types."""
+    first, runs = array.find_physical_offset(), array.find_physical_length()
+    ends = np.asarray(array.run_ends)[first : first + runs].astype("int64") - array.offset
+    lengths = np.diff(np.minimum(ends, len(array)), prepend=0)
+    values = cast_array(array.values.slice(first, runs), kind)
+    return values_at(values, np.repeat(np.arange(runs), lengths))
 
 
 def _same(left: pa.DataType, right: pa.DataType) -> bool:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from featurestore.errors import InvalidName, SchemaMismatch, UnsupportedType
 from featurestore.ingest import to_reader
 from featurestore.model.column_lines import language_of
+from featurestore.model.types import feature_type
 from featurestore.store import FeatureStore
 from tests.ingest.value_kinds import (
     CELLS,
@@ -273,3 +274,76 @@ def test_frames_of_spark_get_hints_of_spark(spark: Any, tmp_path: Any) -> None:
     (row,) = group.read().to_arrow().to_pylist()
     assert row["pairs"] == [{"key": "a", "value": 2}]
     assert row["span"] == "INTERVAL '1' DAY"
+
+
+TEXTS = ["", "short", "longer than twelve bytes", "é" * 20]
+ITEMS = {
+    "int64": st.integers(-9, 9),
+    "string": st.sampled_from(TEXTS),
+    "binary": st.sampled_from([text.encode() for text in TEXTS]),
+    "string_view": st.sampled_from(TEXTS),
+    "binary_view": st.sampled_from([text.encode() for text in TEXTS]),
+}
+
+
+@st.composite
+def encoded_arrays(draw: st.DrawFn) -> pa.Array:
+    """Draw slices of views, runs and dictionaries, over each other and inside structs."""
+    name = draw(st.sampled_from([each for each in ITEMS if hasattr(pa, each)]))
+    kind, item = getattr(pa, name)(), st.none() | ITEMS[name]
+    views = [each for each in ("list_view", "large_list_view") if hasattr(pa, each)]
+    form = draw(st.sampled_from(["scalars", "list_", *views]))
+    if form in views:
+        cells = draw(st.lists(st.none() | st.lists(item, max_size=3), min_size=1, max_size=6))
+        array = list_views(cells, draw(st.permutations(range(len(cells)))), kind, form)
+    elif form == "list_":
+        cells = draw(st.lists(st.none() | st.lists(item, max_size=3), min_size=1, max_size=6))
+        array = pa.array(cells, pa.list_(kind))
+    else:
+        array = pa.array(draw(st.lists(item, min_size=1, max_size=6)), kind)
+    for wrapper in draw(st.lists(st.sampled_from(["dictionary", "runs", "struct"]), max_size=2)):
+        array = part_of(draw, array)
+        rows = len(array)
+        if wrapper == "dictionary" and rows:
+            indices = draw(st.lists(st.none() | st.integers(0, rows - 1), max_size=6))
+            array = pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), array)
+        elif wrapper == "runs" and rows:
+            lengths = draw(st.lists(st.integers(1, 3), min_size=rows, max_size=rows))
+            ends = np.cumsum(lengths).tolist()
+            array = pa.RunEndEncodedArray.from_arrays(ends, array)
+        elif wrapper == "struct":
+            nulls = draw(st.lists(st.booleans(), min_size=rows, max_size=rows))
+            mask = pa.array(nulls, pa.bool_())
+            array = pa.StructArray.from_arrays([array], ["inner"], mask=mask)
+    return part_of(draw, array)
+
+
+def part_of(draw: st.DrawFn, array: pa.Array) -> pa.Array:
+    start = draw(st.integers(0, len(array)))
+    return array.slice(start, draw(st.integers(0, len(array) - start)))
+
+
+def list_views(cells: list[Any], order: list[int], kind: pa.DataType, form: str) -> pa.Array:
+    """Return lists as views in any order of values, of which some are in no list or in a null."""
+    offsets, sizes, values = [0] * len(cells), [0] * len(cells), [None]
+    for row in order:
+        items = [None, None] if cells[row] is None else cells[row]
+        offsets[row], sizes[row] = len(values), len(items)
+        values += [*items, None]
+    large = form == "large_list_view"
+    numbers = pa.int64() if large else pa.int32()
+    return (pa.LargeListViewArray if large else pa.ListViewArray).from_arrays(
+        pa.array(offsets, numbers),
+        pa.array(sizes, numbers),
+        pa.array(values, kind),
+        mask=pa.array([cell is None for cell in cells]),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(encoded_arrays())
+def test_views_runs_and_dictionaries_keep_their_values(array: pa.Array) -> None:
+    table = to_reader(pa.table({"c": array})).read_all()
+    table.validate(full=True)
+    assert table.schema.types == [feature_type(array.type)]
+    assert table["c"].to_pylist() == array.to_pylist()

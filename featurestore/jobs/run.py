@@ -40,7 +40,13 @@ from featurestore.jobs.run_log import LOGGER, logging_to
 from featurestore.jobs.schedule import moved_watermark
 from featurestore.jobs.source_inputs import SourceInputs
 from featurestore.jobs.specs import schedule_of
-from featurestore.jobs.target import declaration, note_of_windows, target, transaction
+from featurestore.jobs.target import (
+    declaration,
+    note_of_windows,
+    target,
+    transaction,
+    without_nulls,
+)
 from featurestore.model.job import JobSpec
 from featurestore.model.source import SourceRead
 from featurestore.model.window import Window
@@ -258,6 +264,7 @@ def _write(
     if spec.mode == "replace_window":
         mode = "replace"
         replaced = TimeRange(str(spec.event_time), window.start, window.end, spec.closed)
+    typed = without_nulls(session, spec, rows, () if group is None else group.spec.schema.names)
     write = Write(
         mode=mode,
         replace=replaced,
@@ -268,9 +275,9 @@ def _write(
         inputs=tuple(each.to_json() for each in recording.inputs if each.kind != "source"),
         reads=reads or None,
         window=note_of_windows(spec, window, len(attempt.windows)),
-        staged=spec.tombstone is None,
+        staged=spec.tombstone is None and typed is rows,
     )
-    frame = FeatureFrame(session, rows)
+    frame = FeatureFrame(session, typed)
     if group is None:
         made, commit = create(session, frame, spec.target, declared=declaration(spec), write=write)
         return Written(commit.rows_in, commit.delta_version, made.version)

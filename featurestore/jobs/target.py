@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
 
 from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.snapshot import transaction_version
@@ -13,7 +16,9 @@ from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.model.durations import format_ttl
 from featurestore.model.job import JobSpec
+from featurestore.model.untyped import refuse_untyped, schema_line, sql_casts
 from featurestore.model.window import Window
+from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
 from featurestore.session import Session
 from featurestore.storage import files
@@ -73,6 +78,37 @@ def declaration(spec: JobSpec) -> Declaration:
         tags=dict(spec.tags),
         job=spec.name,
     )
+
+
+def without_nulls(
+    session: Session, spec: JobSpec, rows: Relation, stored: Sequence[str]
+) -> Relation:
+    """Return rows without new columns of nothing but nulls, which later windows may have values in.
+
+    The group gets such a column with its first value; before and after that these rows are null
+    there. Other columns without a type, such as those of empty lists, would lose values.
+
+    Raises:
+        UnsupportedType: A column without a type has values, or a role or an expectation needs it.
+    """
+    needed = {*spec.primary_key, *spec.partition_by, spec.event_time, spec.created_time}
+    for expectation in spec.expectations:
+        needed.update(map(str, expectation.get("kwargs", {}).values()))
+    columns = {}
+    for field in rows.schema:
+        if field.name in stored or field.name in needed or not pat.is_null(field.type):
+            columns[field.name] = field.name
+
+    def hint(untyped: pa.Schema) -> str:
+        if spec.kind == "sql":
+            return f"cast them in the job's query: {sql_casts(untyped)}"
+        return f"return pa.Table.from_pylist(rows, {schema_line(rows.schema)})"
+
+    new = pa.schema([rows.schema.field(name) for name in columns if name not in stored])
+    refuse_untyped(new, what=f"Job {spec.name!r}", hint=hint)
+    if len(columns) == len(rows.schema.names):
+        return rows
+    return session.engine.select(rows, columns)
 
 
 def transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> tuple[str, int]:

@@ -103,6 +103,16 @@ def dtypes_line(columns: pa.Schema) -> str:
     return f"dtypes={{{', '.join(parts)}}}"
 
 
+def schema_line(schema: pa.Schema) -> str:
+    """Return a schema as Python code, with texts in the place of nulls.
+
+    >>> schema_line(pa.schema([("id", pa.int64()), ("tags", pa.list_(pa.null()))]))
+    "pa.schema([('id', pa.int64()), ('tags', pa.list_(pa.string()))])"
+    """
+    fields = [f"({field.name!r}, {_code_of(field.type)})" for field in schema]
+    return f"pa.schema([{', '.join(fields)}])"
+
+
 def typing_lines(language: str, columns: pa.Schema) -> str | None:
     """Return the lines that give columns of a dataframe a type; None where there is none.
 

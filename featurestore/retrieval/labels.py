@@ -18,6 +18,7 @@ from featurestore.plugins.engine import Relation
 from featurestore.retrieval.catalog import Pins
 from featurestore.retrieval.execution import Labels
 from featurestore.retrieval.frame import FeatureFrame
+from featurestore.retrieval.native_times import refuse_times_outside
 from featurestore.retrieval.planner import LabelSide
 from featurestore.retrieval.resolve import Specs, find_spec
 from featurestore.retrieval.untyped_rows import (
@@ -51,6 +52,8 @@ def open_labels(
 ) -> OpenedLabels:
     """Return the left side that ``labels=`` means; nothing of a table is read.
 
+    Rows of the engine's own dataframes are read for times outside of the years 1 to 9999.
+
     Columns without a type get that of what they meet: ``types`` is asked where there are some.
 
     Rows in memory keep their order and are held as Arrow, so that the frame can be read again and
@@ -69,6 +72,7 @@ def open_labels(
     adopted = ingest.adopt_native(labels, engine=session.engine)
     if adopted is not None:
         _check_names(adopted.schema)
+        refuse_times_outside(adopted, engine=session.engine)
         relation = typed_relation(session.engine, adopted, typed_schema(adopted.schema, types))
         peek = partial(_first_rows, session, relation)
         left = LabelSide(relation.schema, peek=peek, library=ingest.with_language(labels)[1])

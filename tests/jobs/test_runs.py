@@ -58,7 +58,7 @@ def test_windows_without_values_take_types_of_the_others(
 ) -> None:
     city.register_jobs(define(TAGS))
     windows = [START + number * HOUR for number in range(4)]
-    with pytest.raises(JobFailed, match=r"'tags' \(list<item: null>\)[\s\S]*cast"):
+    with pytest.raises(JobFailed, match=r"'tags' \(list<item: null>\)[\s\S]*from_pylist"):
         city.run_job("tags", window=windows[0])
     city.backfill_job("tags", windows[0], windows[-1] + HOUR)
     found = city.get_featuregroup("tags").to_arrow().sort_by("hour")

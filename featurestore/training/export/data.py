@@ -16,6 +16,7 @@ from featurestore.model.source import SourceRead, SourceReads
 from featurestore.model.untyped import refuse_untyped, sql_casts, typing_lines
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import FeatureFrame
+from featurestore.retrieval.native_times import refuse_times_outside
 from featurestore.session import Session
 
 
@@ -69,6 +70,8 @@ def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] =
     if isinstance(data, FeatureFrame) and data.plan is not None:
         return _planned_data(data, data.plan, reads)
     relation = to_relation(data, engine=session.engine)
+    if not relation.single_use and not isinstance(data, FeatureFrame):
+        refuse_times_outside(relation, engine=session.engine)
     reason = "the data was a dataframe, not features of the store"
     if isinstance(data, FeatureFrame) and data.reads is not None:
         reason = "the data was read from a source, of which the store keeps no snapshot"

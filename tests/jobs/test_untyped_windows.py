@@ -1,0 +1,116 @@
+"""Windows of new jobs without a value in some column are done, or name the line that types it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from featurestore.errors import JobFailed
+from featurestore.store import FeatureStore
+from tests.jobs.conftest import START, Clock
+
+HOUR = timedelta(hours=1)
+JOB = """
+import featurestore, pyarrow as pa
+@featurestore.job(
+    featuregroup="notes", name="notes", primary_key=["zone"], event_time="hour",
+    schedule="0 * * * *", start="2024-01-01T00:00Z", on_error="wait", {rules}
+)
+def notes(window):
+    rows = [{{"zone": "a", "hour": window.end, **{values}[window.start.hour]}}]
+    {result}
+"""
+NULLS = [
+    {"note": None, "x": 1.0, "late": None},
+    {"note": None, "x": None, "late": None},
+    {"note": "y", "x": 2.0, "late": None},
+    {"note": None, "x": 3.0, "late": None},
+    {"note": None, "x": 4.0, "late": 5},
+]
+# Values that say nothing of the type that their column has in the second window.
+EMPTY: dict[str, tuple[Any, Any]] = {
+    "list": ([], ["x"]),
+    "list of nulls": ([None], ["x"]),
+    "lists of lists": ([[]], [["x"]]),
+    "struct": ({"n": None, "m": 1}, {"n": "x", "m": 2}),
+    "structs": ([{"n": []}], [{"n": ["x"]}]),
+}
+
+
+@pytest.fixture(autouse=True)
+def _at_noon(clock: Clock) -> None:
+    """Stop the clock after the first windows."""
+
+
+def written(define: Callable[..., Path], values: Any, **parts: str) -> Path:
+    source = JOB.format(
+        values=repr(values), rules=parts.get("rules", ""), result=parts.get("result", "return rows")
+    )
+    return define(source)
+
+
+def stored(store: FeatureStore, column: str) -> list[Any]:
+    return list(store.get_featuregroup("notes").to_arrow().sort_by("hour")[column].to_pylist())
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5])
+def test_windows_without_a_value_are_done_one_after_the_other(
+    store: FeatureStore, define: Callable[..., Path], at_once: int
+) -> None:
+    store.register_jobs(written(define, NULLS))
+    for first in range(0, 5, at_once):
+        last = min(first + at_once, 5)
+        store.backfill_job("notes", START + first * HOUR, START + last * HOUR)
+    assert stored(store, "note") == [None, None, "y", None, None]
+    assert stored(store, "x") == [1.0, None, 2.0, 3.0, 4.0]
+    assert stored(store, "late") == [None, None, None, None, 5]
+    store.run_job("notes", window=START)  # again, in the types of the others
+    assert stored(store, "note") == [None, None, "y", None, None]
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+def test_the_hint_of_a_first_window_of_empty_values_types_it(
+    store: FeatureStore, define: Callable[..., Path], kind: str
+) -> None:
+    values = [{"cell": cell} for cell in EMPTY[kind]]
+    store.register_jobs(written(define, values))
+    with pytest.raises(JobFailed, match="Job 'notes' has columns without a type") as refused:
+        store.run_job("notes", window=START)
+    hint = str(refused.value.hint).split("; log: ")[0]
+    store.register_jobs(written(define, values, result=hint))
+    store.backfill_job("notes", START, START + 2 * HOUR)
+    assert stored(store, "cell") == list(EMPTY[kind])
+
+
+def test_a_query_names_the_cast_of_its_empty_lists(
+    duckdb_store: FeatureStore, define: Callable[..., Path]
+) -> None:
+    job = """
+import featurestore
+tags = featurestore.sql_job(
+    "tags", sql="select 'a' as zone, $window_end as hour, {tags}", inputs={{}},
+    primary_key=["zone"], event_time="hour", schedule="0 * * * *", start="2024-01-01T00:00Z",
+)
+"""
+    duckdb_store.register_jobs(define(job.format(tags="[] as tags")))
+    try:
+        duckdb_store.run_job("tags", window=START)
+    except JobFailed as refused:
+        cast = str(refused.hint).split("job's query: ")[1].split("; log: ")[0]
+        assert cast == 'cast("tags" as DOUBLE[]) as "tags"'
+    else:  # DuckDB gives lists of nothing the type of numbers
+        assert duckdb_store.get_featuregroup("tags").to_arrow()["tags"].to_pylist() == [[]]
+
+
+def test_a_null_column_that_an_expectation_names_is_refused(
+    duckdb_store: FeatureStore, define: Callable[..., Path]
+) -> None:
+    kind = "expect_column_values_to_be_unique"
+    rules = f"expectations=[{{'type': {kind!r}, 'kwargs': {{'column': 'note'}}}}]"
+    duckdb_store.register_jobs(written(define, NULLS, rules=rules))
+    with pytest.raises(JobFailed, match=r"without a type.*'note' \(null\)[\s\S]*from_pylist"):
+        duckdb_store.run_job("notes", window=START)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -96,7 +96,9 @@ def check_key(declared: Declaration) -> None:
 
 def columns(given: str | Sequence[str], *, argument: str) -> tuple[str, ...]:
     """Return column names given as one text or as a sequence."""
-    names = (given,) if isinstance(given, str) else tuple(given)
+    names: tuple[Any, ...] = (given,)
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        names = tuple(given)
     if not all(isinstance(name, str) for name in names):
         raise InvalidArgument(
             f"{argument}={given!r} is no list of column names.", hint=f"{argument}=['id']"

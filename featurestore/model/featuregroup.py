@@ -192,6 +192,17 @@ class Commit:
         return html.facts({**self._summary(), "applied": self.applied}, caption="Commit")
 
 
+def as_tags(tags: object) -> dict[str, str]:
+    """Return tags as a dict; ``check_tags`` looks at each.
+
+    Raises:
+        InvalidArgument: They are not a mapping.
+    """
+    if tags is None or isinstance(tags, Mapping):
+        return dict(tags or {})
+    raise InvalidArgument(f"tags={tags!r} is not a mapping.", hint="tags={'team': 'traffic'}")
+
+
 def check_tags(tags: Mapping[str, str]) -> None:
     """Refuse tags that are no texts."""
     for key, value in tags.items():

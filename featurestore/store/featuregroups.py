@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from featurestore.model.featuregroup import as_tags
 from featurestore.store.connected import Connected
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class FeatureGroupCalls(Connected):
             statistics=statistics,
             description=description,
             descriptions=descriptions,
-            tags=dict(tags or {}),
+            tags=as_tags(tags),
             event_time_tolerance=event_time_tolerance,
             compact=compact,
             types=declared_types(dtypes, decimal_type),
@@ -160,7 +161,7 @@ class FeatureGroupCalls(Connected):
             statistics=statistics,
             description=description,
             descriptions=descriptions,
-            tags=dict(tags or {}),
+            tags=as_tags(tags),
             event_time_tolerance=event_time_tolerance,
             compact=compact,
             types=declared_types(dtypes, decimal_type),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from featurestore.model.featuregroup import as_tags
 from featurestore.store.connected import Connected
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ class SourceCalls(Connected):
             statistics=False,
             description=description,
             descriptions=descriptions,
-            tags=dict(tags or {}),
+            tags=as_tags(tags),
             external=rows,
         )
         write = Write(validation="off")

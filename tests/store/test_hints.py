@@ -1,0 +1,244 @@
+"""Hints that are lines to paste name commands, functions and arguments that exist, and work.
+
+The source is scanned, so that a new hint is checked by being written. Hints of casts, renames and
+times are pasted in ``tests/ingest``, those of arguments here.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import typer
+
+from featurestore.cli import app
+from featurestore.errors import FeatureStoreError
+from featurestore.store import FeatureStore
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [
+    path
+    for folder in ("featurestore", "connectors/featurestore_connectors")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+# What hints call that is not of this package.
+FOREIGN = {"open", "read_text", "compile", "predict", "argmax", "join", "TFRecordDataset", "set"}
+FOREIGN |= {"rename_axis", "collect", "to_frame", "toDF", "reshape", "select", "index", "get"}
+FOREIGN |= {"pd", "DataFrame", "stop", "append", "hole", "dumps", "toArrow", "value_counts"}
+FOREIGN |= {"replace", "Path"}
+# Arguments of other libraries' functions, and keys of settings that stand before a sign of equality.
+OTHER_ARGUMENTS = {
+    "column_list",
+    "compression_type",
+    "weighted_metrics",
+    "hole",
+    "dropna",
+    "names_of",
+    "dtype",
+}
+
+
+def text_of(node: ast.expr) -> str | None:
+    """Return the text of a hint, with ``hole`` for what is filled in; None where it is computed."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        parts = [
+            str(each.value) if isinstance(each, ast.Constant) else "hole" for each in node.values
+        ]
+        return "".join(parts)
+    return None
+
+
+def hints() -> Iterator[tuple[str, str]]:
+    """Yield the position and the text of each hint that is written as text."""
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            for keyword in node.keywords:
+                text = text_of(keyword.value) if keyword.arg == "hint" else None
+                if text is not None:
+                    yield f"{path.relative_to(ROOT)}:{keyword.value.lineno}", text
+
+
+def code_of(text: str) -> ast.AST | None:
+    """Return the code that a hint is, or begins with; None for prose and commands."""
+    for part in (text, re.split(r", or |; | or |: ", text)[0]):
+        for form in (part, f"f({part})"):
+            try:
+                tree = ast.parse(form.strip())
+            except SyntaxError:
+                continue
+            nodes = list(ast.walk(tree))
+            if any(isinstance(node, ast.Call | ast.Assign) for node in nodes):
+                return tree
+    return None
+
+
+def parameters() -> dict[str, set[str]]:
+    """Return for each function and class of the source the names of its arguments; * is any."""
+    known: dict[str, set[str]] = defaultdict(set)
+    for tree in TREES.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                arguments = node.args
+                names = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+                known[node.name].update(each.arg for each in names)
+                if arguments.kwarg is not None:
+                    known[node.name].add("*")
+            elif isinstance(node, ast.ClassDef):
+                for each in node.body:
+                    if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+                        known[node.name].add(each.target.id)
+                    elif isinstance(each, ast.FunctionDef) and each.name == "__init__":
+                        names = [*each.args.args, *each.args.kwonlyargs]
+                        known[node.name].update(argument.arg for argument in names)
+    return known
+
+
+KNOWN = parameters()
+ARGUMENTS = set().union(*KNOWN.values())
+HINTS = list(hints())
+CODE = [(position, text) for position, text in HINTS if code_of(text) is not None]
+COMMANDS = [(position, text) for position, text in HINTS if re.match("featurestore [a-z]", text)]
+
+
+def test_hints_are_lines_and_commands_in_good_part() -> None:
+    assert len(HINTS) > 700
+    assert len(CODE) > 180
+    assert len(COMMANDS) > 20
+
+
+@pytest.mark.parametrize(("position", "text"), CODE, ids=[position for position, _ in CODE])
+def test_lines_of_hints_name_functions_and_arguments_that_exist(position: str, text: str) -> None:
+    tree = code_of(text)
+    assert tree is not None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name) and "." not in ast.unparse(node.value):
+                    assert target.id in ARGUMENTS | OTHER_ARGUMENTS, f"{position}: {target.id}="
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func).rsplit(".", 1)[-1]
+        given = {keyword.arg for keyword in node.keywords if keyword.arg}
+        if name == "f" or name in FOREIGN:
+            assert given <= ARGUMENTS | OTHER_ARGUMENTS, f"{position}: {given}"
+            continue
+        assert name in KNOWN, f"{position}: {name}()"
+        allowed = KNOWN[name] | {"hole"}
+        assert "*" in allowed or given <= allowed, f"{position}: {name}({given - allowed}=)"
+
+
+@pytest.mark.parametrize(("position", "text"), COMMANDS, ids=[position for position, _ in COMMANDS])
+def test_commands_of_hints_exist(position: str, text: str) -> None:
+    command: Any = typer.main.get_command(app)
+    words = shlex.split(text.split(",")[0].replace("'", ""))[1:]
+    while words and hasattr(command, "commands"):
+        word = words.pop(0)
+        if word.startswith("--"):  # an option of the store, and its value
+            words = words[1:]
+            continue
+        assert word in command.commands, f"{position}: {word}"
+        command = command.commands[word]
+    options = {name for each in command.params for name in each.opts}
+    assert {word for word in words if word.startswith("--")} <= options, position
+
+
+NOON = datetime(2024, 1, 31, 12, tzinfo=UTC)
+
+
+def table() -> pa.Table:
+    times = [NOON + timedelta(hours=number) for number in range(20)]
+    return pa.table(
+        {
+            "k": list(range(20)),
+            "t": times,
+            "x": [float(number) for number in range(20)],
+            "y": [0, 1] * 10,
+        }
+    )
+
+
+def create(store: FeatureStore, **arguments: Any) -> Any:
+    return store.create_featuregroup(table(), "made", **{"primary_key": "k", **arguments})
+
+
+def insert(store: FeatureStore, **arguments: Any) -> Any:
+    return store.insert_into_featuregroup(table(), "g", **arguments)
+
+
+def export(store: FeatureStore, **arguments: Any) -> Any:
+    return store.create_training_dataset(table(), "made", **{"label": "y", **arguments})
+
+
+def features(store: FeatureStore, **arguments: Any) -> Any:
+    return store.get_features(["g.x"], labels=table().select(["k", "t"]), **arguments).to_arrow()
+
+
+def reader(store: FeatureStore, **arguments: Any) -> Any:
+    dataset = store.create_training_dataset(table(), "read", label="y")
+    return dataset.reader("train", **{"global_batch_size": 4, "columns": ["x", "y"], **arguments})
+
+
+def read(store: FeatureStore, **arguments: Any) -> Any:
+    return store.get_featuregroup("g", **arguments)
+
+
+Call = Callable[..., Any]
+# A call, and the argument that is refused; the same call with what the hint says is taken.
+MISTAKES: list[tuple[Call, dict[str, Any]]] = [
+    (create, {"primary_key": "kk"}),
+    (create, {"primary_key": 5}),
+    (create, {"event_time": "tt"}),
+    (create, {"event_time": "t", "created_time": "tt"}),
+    (create, {"partition_by": "yy"}),
+    (create, {"validation": "strickt"}),
+    (create, {"description": 5}),
+    (create, {"tags": "traffic"}),
+    (create, {"version": 0}),
+    (insert, {"mode": "uppsert"}),
+    (insert, {"mode": "replace"}),
+    (insert, {"schema_change": "new"}),
+    (insert, {"transaction": "nightly"}),
+    (insert, {"mode": "append", "version": 0}),
+    (export, {"data_format": "parket"}),
+    (export, {"splits": {"train": 80, "test": 20}}),
+    (export, {"splits": [0.8, 0.2]}),
+    (export, {"label": "yy"}),
+    (export, {"splits": {"a": 0.5, "b": 0.5}, "split_by": "kk"}),
+    (export, {"splits": {"a": 0.5, "b": 0.5}, "stratify": "yy"}),
+    (features, {"label_time": "t", "join": "outer"}),
+    (reader, {"remainder": "none"}),
+    (reader, {"columns": "x"}),
+    (read, {"dataframe_type": "panda"}),
+    (read, {"version": 0}),
+    (read, {"as_of": 99}),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong"), MISTAKES, ids=[f"{call.__name__} {wrong}" for call, wrong in MISTAKES]
+)
+def test_hints_of_arguments_are_taken_when_pasted(
+    duckdb_store: FeatureStore, call: Call, wrong: dict[str, Any]
+) -> None:
+    duckdb_store.create_featuregroup(table(), "g", primary_key="k", event_time="t")
+    with pytest.raises(FeatureStoreError) as refused:
+        call(duckdb_store, **wrong)
+    hint = str(refused.value.hint)
+    pasted = re.search(r"\w+=(?:\{.*?\}|\[.*?\]|\(.*?\)|'[^']*'|\"[^\"]*\"|\w+)", hint)
+    assert pasted is not None, hint
+    arguments = eval(f"dict({pasted[0]})")
+    assert set(arguments) <= set(wrong), hint
+    call(duckdb_store, **{**wrong, **arguments})

@@ -199,9 +199,7 @@ Call = Callable[..., Any]
 # A call, and the argument that is refused; the same call with what the hint says is taken.
 MISTAKES: list[tuple[Call, dict[str, Any]]] = [
     (create, {"primary_key": "kk"}),
-    (create, {"primary_key": 5}),
     (create, {"event_time": "tt"}),
-    (create, {"event_time": "t", "created_time": "tt"}),
     (create, {"partition_by": "yy"}),
     (create, {"validation": "strickt"}),
     (create, {"description": 5}),
@@ -242,3 +240,12 @@ def test_hints_of_arguments_are_taken_when_pasted(
     arguments = eval(f"dict({pasted[0]})")
     assert set(arguments) <= set(wrong), hint
     call(duckdb_store, **{**wrong, **arguments})
+
+
+@pytest.mark.parametrize("argument", ["primary_key", "partition_by"])
+def test_numbers_for_names_of_columns_are_refused(
+    duckdb_store: FeatureStore, argument: str
+) -> None:
+    with pytest.raises(FeatureStoreError, match="is no list of column names") as refused:
+        create(duckdb_store, **{argument: 5})
+    assert refused.value.hint == f"{argument}=['id']"

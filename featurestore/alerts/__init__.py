@@ -1,5 +1,5 @@
-"""Alerts: incidents of jobs become messages in the outbox, and are sent to channels.
+"""Alerts: incidents of jobs create messages in an outbox, which is sent to channels.
 
-``incidents`` decides what is worth a message, ``outbox`` sends, ``channels`` knows where to,
-``senders`` how.
+``incidents`` decides about messages, ``outbox`` sends them, ``channels`` manages destinations,
+``senders`` implements their protocols.
 """

@@ -1,9 +1,9 @@
-"""Channels of a store, and which of them this machine may use.
+"""Alert channels of a store, and the grants of this machine to use them.
 
-A registry may come from elsewhere, and a channel in it says which program to run, or to which
-address to send what an environment variable holds. So a channel is used only where somebody added
-it: that writes a receipt into this machine's state directory, as registering a job does, and what
-the registry says is compared with it before anything is sent.
+A registry may come from another machine, and a channel in it names a program to run, or an address
+that receives the content of an environment variable. Therefore a channel is only used on machines
+where it was added: adding writes a grant into the state directory of the machine, as registering a
+job does, and the registry is compared with the grant before anything is sent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RECEIPTS = "alert-channels"
 
 
 def add_channel(session: Session, name: str, uri: str, *, secret: str | None = None) -> Channel:
-    """Record a channel, and that this machine may use it."""
+    """Register a channel, and grant this machine its use."""
     channel = checked_channel(name, uri, secret)
     with session.registry.transaction() as connection:
         alerts.put_channel(connection, channel)
@@ -36,19 +36,19 @@ def add_channel(session: Session, name: str, uri: str, *, secret: str | None = N
 
 
 def remove_channel(session: Session, name: str) -> None:
-    """Remove a channel; messages on their way to it are not sent."""
+    """Remove a channel; its waiting messages are not sent."""
     with session.registry.transaction() as connection:
         if alerts.remove_channel(connection, name):
             return
-        known = [each.name for each in alerts.channels(connection)]
+        names = [each.name for each in alerts.channels(connection)]
     raise InvalidArgument(
-        f"There is no alert channel {name!r}; there are {listing(known)}.",
-        hint=did_you_mean(name, known),
+        f"Unknown alert channel {name!r}. Available: {listing(names)}.",
+        hint=did_you_mean(name, names),
     )
 
 
 def is_trusted(session: Session, channel: Channel) -> bool:
-    """Tell whether a channel was added on this machine as it is in the registry now."""
+    """Return True if a channel was added on this machine and is unchanged in the registry."""
     if channel.scheme == "log":
         return True
     try:
@@ -59,5 +59,5 @@ def is_trusted(session: Session, channel: Channel) -> bool:
 
 
 def _hash(channel: Channel) -> str:
-    told = json.dumps([channel.name, channel.uri, channel.secret])
-    return hashlib.sha256(told.encode()).hexdigest()
+    payload = json.dumps([channel.name, channel.uri, channel.secret])
+    return hashlib.sha256(payload.encode()).hexdigest()

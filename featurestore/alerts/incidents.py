@@ -1,4 +1,4 @@
-"""Incidents: one message when something begins, one when it ends, reminders while it lasts."""
+"""Incidents: a message at the begin and at the end, and reminders in between."""
 
 from __future__ import annotations
 
@@ -23,47 +23,46 @@ def update(
     lasting: Mapping[str, Sequence[str]] | None = None,
     reason: str = "",
 ) -> None:
-    """Compare what is wrong now with the open incidents, and put the messages into the outbox.
+    """Compare current problems with open incidents, and put messages into the outbox.
 
-    In the transaction that records what is wrong, so that neither is ever there without the other.
+    This happens in the transaction that records the problems, so that both are atomic.
 
     Args:
         connection: The transaction.
-        spec: The job, which names the channels.
-        present: ``{family: lines that say what is wrong}``, such as "drift" or "volume".
-        families: The families that were judged; None: all. Others neither begin nor end.
-        lasting: ``{family: lines for reminders}`` of families whose incidents neither begin nor
-            end now.
-        reason: Why incidents end, for the message.
+        spec: The job with its channels.
+        present: ``{family: lines of text}`` of current problems, such as "drift" or "volume".
+        families: The evaluated families; None: all. Incidents of other families do not change.
+        lasting: ``{family: lines for reminders}`` of families whose incidents do not change.
+        reason: The reason why incidents end, for the message.
     """
     if not spec.alert:
         return
     now = times.utc_now()
-    known = alerts.open_incidents(connection, spec.name)
-    begun = {family: lines for family, lines in present.items() if family not in known}
-    ended, old = {}, {}
+    open_incidents = alerts.open_incidents(connection, spec.name)
+    started = {family: lines for family, lines in present.items() if family not in open_incidents}
+    ended, overdue = {}, {}
     lines_now = {**(lasting or {}), **present}
-    for family, incident in known.items():
-        is_judged = families is None or family in families
-        if family not in lines_now and is_judged:
+    for family, incident in open_incidents.items():
+        is_evaluated = families is None or family in families
+        if family not in lines_now and is_evaluated:
             ended[family] = incident
-        elif family in lines_now and _is_old(spec, now - incident.reminded):
-            old[family] = incident
-    if begun:
-        alerts.begin(connection, spec.name, begun, now)
-        alerts.send(connection, "begin", spec.name, begun, spec.alert)
+        elif family in lines_now and _needs_reminder(spec, now - incident.reminded):
+            overdue[family] = incident
+    if started:
+        alerts.begin(connection, spec.name, started, now)
+        alerts.send(connection, "begin", spec.name, started, spec.alert)
     if ended:
         _end(connection, spec, ended, reason)
-    if old:
-        alerts.remind(connection, old.values(), now)
-        reminders = {family: lines_now[family] for family in old}
+    if overdue:
+        alerts.remind(connection, overdue.values(), now)
+        reminders = {family: lines_now[family] for family in overdue}
         alerts.send(connection, "reminder", spec.name, reminders, spec.alert)
 
 
 def end(connection: Connection, spec: JobSpec, families: Collection[str], *, reason: str) -> None:
-    """End the open incidents of some families, and put the message into the outbox."""
-    known = alerts.open_incidents(connection, spec.name)
-    ended = {family: incident for family, incident in known.items() if family in families}
+    """End the open incidents of families, and put a message into the outbox."""
+    open_incidents = alerts.open_incidents(connection, spec.name)
+    ended = {family: incident for family, incident in open_incidents.items() if family in families}
     if ended:
         _end(connection, spec, ended, reason)
 
@@ -79,5 +78,5 @@ def _end(
     alerts.send(connection, "end", spec.name, lines, spec.alert)
 
 
-def _is_old(spec: JobSpec, age: timedelta) -> bool:
+def _needs_reminder(spec: JobSpec, age: timedelta) -> bool:
     return spec.remind is not None and age >= spec.remind

@@ -1,9 +1,9 @@
-"""Messages are sent from the outbox: taken by one process, tried again until they arrive.
+"""Delivery from the outbox: one process claims a message, with retries until delivery.
 
-A message is there from the transaction that it tells of on, so that no crash loses it. Who sends it
-takes it first, so that no two send it; when a process dies with a message in its hands, another
-takes it over. Only where it died after sending and before saying so does a message go out twice,
-with the same id (``Idempotency-Key``, ``Message-ID``), by which receivers tell that it is one.
+A message is written in the transaction of its incident, so that no crash loses it. A sender claims a
+message first, so that it is not sent twice; the claim of a dead process is taken over. A message is
+only repeated if a process died after sending it and before recording that; it then has the same id
+(``Idempotency-Key``, ``Message-ID``), by which receivers can recognize duplicates.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from featurestore.session import Session
 
 _log = logging.getLogger("featurestore.alerts")
 _FIRST_WAIT = timedelta(seconds=10)
-_AT_ONCE = 20
-# How long a call that sends on the side may take.
-PATIENCE = 30.0
+_BATCH_SIZE = 20
+# Time limit of a call that sends messages after its main work.
+SEND_SECONDS = 30.0
 
 
-def send_waiting(session: Session, *, seconds: float = PATIENCE) -> int:
-    """Send the messages that are due, for so long; return how many arrived.
+def send_waiting(session: Session, *, seconds: float = SEND_SECONDS) -> int:
+    """Send the due messages within ``seconds``; return the number of delivered ones.
 
-    Whatever a channel does, this neither raises nor hangs: what did not arrive is tried again, by
-    whoever calls next.
+    Failures of channels neither raise nor block. Undelivered messages are retried by a later call.
     """
     try:
         return _send_waiting(session, time.monotonic() + seconds)
@@ -42,40 +41,40 @@ def send_waiting(session: Session, *, seconds: float = PATIENCE) -> int:
         return 0
 
 
-def _send_waiting(session: Session, until: float) -> int:
+def _send_waiting(session: Session, deadline: float) -> int:
     with session.registry.reading() as connection:
         channels = {each.name: each for each in alerts.channels(connection)}
-        foreign = [each.name for each in channels.values() if not is_trusted(session, each)]
-        found = alerts.waiting(connection, limit=_AT_ONCE, besides=foreign)
-    if foreign:
-        _log.info("channels that were not added on this machine: %s", ", ".join(foreign))
-    if not found:
+        untrusted = [each.name for each in channels.values() if not is_trusted(session, each)]
+        messages = alerts.waiting(connection, limit=_BATCH_SIZE, besides=untrusted)
+    if untrusted:
+        _log.info("channels that were not added on this machine: %s", ", ".join(untrusted))
+    if not messages:
         return 0
-    arrived = 0
+    delivered = 0
     with owners.heartbeat(session.registry, session.location) as owner:
         holder = f"{owner}/{threading.get_ident()}"
-        for message in found:
-            left = until - time.monotonic()
-            if left <= 0:
+        for message in messages:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 break
-            arrived += _send(session, message, channels.get(message.channel), holder, left)
-    return arrived
+            delivered += _send(session, message, channels.get(message.channel), holder, remaining)
+    return delivered
 
 
 def _send(
     session: Session, message: Outgoing, channel: Channel | None, holder: str, seconds: float
 ) -> bool:
-    """Send one message if nobody else does; return whether it arrived."""
-    if not _taken(session, message, holder):
+    """Send a message unless another process does; return True if it was delivered."""
+    if not _claim(session, message, holder):
         return False
     try:
         if channel is None:
-            raise NotDelivered(f"there is no channel {message.channel!r}")
+            raise NotDelivered(f"unknown channel {message.channel!r}")
         limit = min(seconds, SECONDS)
         deliver(channel, message.alert, location=session.location, seconds=limit)
     except (NotDelivered, RegistryError) as error:
         wait = min(_FIRST_WAIT * 2 ** min(message.attempts, 10), LONGEST_WAIT)
-        _log.warning("alert to %s did not arrive: %s", message.channel, error)
+        _log.warning("alert to %s was not delivered: %s", message.channel, error)
         with session.registry.transaction() as connection:
             alerts.failed(connection, message, str(error), wait)
         return False
@@ -84,7 +83,7 @@ def _send(
     return True
 
 
-def _taken(session: Session, message: Outgoing, holder: str) -> bool:
+def _claim(session: Session, message: Outgoing, holder: str) -> bool:
     with session.registry.transaction() as connection:
         if message.holder is not None:
             owner = message.holder.partition("/")[0]

@@ -1,4 +1,4 @@
-"""How a message gets to each kind of channel: one attempt, with a limit on its time."""
+"""Senders by kind of channel: one attempt with a time limit."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ SECONDS = 10.0
 
 
 class NotDelivered(Exception):
-    """A channel did not take a message; the text has no secret in it."""
+    """A message was not delivered; the text contains no secret."""
 
 
 def deliver(channel: Channel, alert: Alert, *, location: str, seconds: float = SECONDS) -> None:
     """Send one message to a channel.
 
     Raises:
-        NotDelivered: It did not arrive, or nobody can tell.
+        NotDelivered: The delivery failed, or its outcome is unknown.
     """
     send = _SENDERS.get(channel.scheme)
     if send is None:
-        raise NotDelivered(f"no channel is of the scheme {channel.scheme!r}")
+        raise NotDelivered(f"unknown scheme {channel.scheme!r} of a channel")
     try:
         secret = None
         if channel.secret is not None:
@@ -47,16 +47,16 @@ def deliver(channel: Channel, alert: Alert, *, location: str, seconds: float = S
     except FeatureStoreError as error:
         raise NotDelivered(error.message) from error
     except (OSError, smtplib.SMTPException, http.client.HTTPException, ValueError) as error:
-        # Addresses may hold a token, so the text says what kind of error it was, not where.
-        raise NotDelivered(_told(error)) from error
+        # Addresses may contain a token, so the text has only the kind of error.
+        raise NotDelivered(_error_text(error)) from error
 
 
 def secret_name(channel: Channel) -> str:
-    """Return the name under which this machine remembers whose secret it is."""
+    """Return the name of the grant for a channel's secret."""
     return f"alert channel {channel.name}"
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         return f"the server answered {error.code}"
     if isinstance(error, smtplib.SMTPResponseException):
@@ -67,7 +67,7 @@ def _told(error: Exception) -> str:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Sends nobody's message to where a server points."""
+    """Refuses redirects, so that messages go only to the configured address."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -90,32 +90,32 @@ def _webhook(channel: Channel, alert: Alert, secret: str | None, seconds: float)
 
 
 def _smtp(channel: Channel, alert: Alert, secret: str | None, seconds: float) -> None:
-    found = urlsplit(channel.uri)
-    asked = parse_qs(found.query)
-    user = unquote(found.username or "")
-    host = str(found.hostname)
+    url = urlsplit(channel.uri)
+    query = parse_qs(url.query)
+    user = unquote(url.username or "")
+    host = str(url.hostname)
     message = EmailMessage()
     message["Subject"] = alert.title
-    message["From"] = asked.get("from", [user if "@" in user else "featurestore@localhost"])[0]
-    message["To"] = ", ".join(asked["to"])
+    message["From"] = query.get("from", [user if "@" in user else "featurestore@localhost"])[0]
+    message["To"] = ", ".join(query["to"])
     message["Message-ID"] = f"<{alert.id}@featurestore>"
     message.set_content(alert.text)
-    trusted = ssl.create_default_context(cafile=asked.get("cafile", [None])[0])
-    connect = _smtp_connection(found.scheme, host, found.port, seconds, trusted)
+    tls_context = ssl.create_default_context(cafile=query.get("cafile", [None])[0])
+    connect = _smtp_connection(url.scheme, host, url.port, seconds, tls_context)
     with connect as server:
-        # Nothing is sent in the clear unless the channel says so.
-        if found.scheme == "smtp" and asked.get("starttls", ["yes"])[0] != "no":
-            server.starttls(context=trusted)
+        # Plain text is only used if the channel disables STARTTLS.
+        if url.scheme == "smtp" and query.get("starttls", ["yes"])[0] != "no":
+            server.starttls(context=tls_context)
         if secret is not None:
             server.login(user, secret)
         server.send_message(message)
 
 
 def _smtp_connection(
-    scheme: str, host: str, port: int | None, seconds: float, trusted: ssl.SSLContext
+    scheme: str, host: str, port: int | None, seconds: float, tls_context: ssl.SSLContext
 ) -> smtplib.SMTP:
     if scheme == "smtps":
-        return smtplib.SMTP_SSL(host, port or 465, timeout=seconds, context=trusted)
+        return smtplib.SMTP_SSL(host, port or 465, timeout=seconds, context=tls_context)
     return smtplib.SMTP(host, port or 587, timeout=seconds)
 
 
@@ -130,13 +130,13 @@ def _command(channel: Channel, alert: Alert, secret: str | None, seconds: float)
         environment["FEATURESTORE_ALERT_SECRET"] = secret
     data = json.dumps(alert.to_json(), ensure_ascii=False).encode()
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [path], input=data, env=environment, timeout=seconds, check=False, capture_output=True
         )
     except subprocess.TimeoutExpired as error:
         raise TimeoutError from error
-    if done.returncode:
-        raise NotDelivered(f"the command ended with {done.returncode}")
+    if process.returncode:
+        raise NotDelivered(f"the command ended with {process.returncode}")
 
 
 def _to_log(_channel: Channel, alert: Alert, _secret: str | None, _seconds: float) -> None:

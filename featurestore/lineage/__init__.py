@@ -1,6 +1,6 @@
-"""OpenLineage events of what a store does, off until a transport is configured.
+"""OpenLineage events of store operations, off until a transport is configured.
 
-``settings`` tells whether one is, ``emitter`` observes work and sends from a thread of its own,
-``events`` says what an event holds, ``datasets`` and ``columns`` read it from logs, manifests and
-plans.
+``settings`` reads the configuration, ``emitter`` observes operations and sends events from a
+background thread, ``events`` builds events, ``datasets`` and ``column_origins`` read their content
+from logs, manifests and plans.
 """

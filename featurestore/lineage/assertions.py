@@ -1,4 +1,4 @@
-"""Checks and findings as OpenLineage's assertions: what was expected, and whether it held."""
+"""Expectations and monitor findings as OpenLineage assertions."""
 
 from __future__ import annotations
 
@@ -10,46 +10,44 @@ from featurestore.model.validation import ExpectationResult, ValidationReport, d
 Assertion = data_quality_assertions_dataset.Assertion
 
 
-def of_report(report: ValidationReport) -> list[Assertion]:
+def assertions_of_report(report: ValidationReport) -> list[Assertion]:
     """Return the expectations of a validation."""
-    return [_of_result(each) for each in report.results]
+    return [_assertion_of_result(each) for each in report.results]
 
 
-def _of_result(result: ExpectationResult) -> Assertion:
-    asked = result.expectation
-    column = asked.get("kwargs", {}).get("column")
+def _assertion_of_result(result: ExpectationResult) -> Assertion:
+    expectation = result.expectation
+    column = expectation.get("kwargs", {}).get("column")
     return Assertion(
-        assertion=str(asked["type"]),
+        assertion=str(expectation["type"]),
         success=bool(result.success),
         column=column if isinstance(column, str) else None,
         severity="warn" if result.warning else "error",
-        description=describe(asked),
+        description=describe(expectation),
         actual=f"{result.unexpected} of {result.rows} rows" if result.row_level else None,
     )
 
 
-def of_findings(report: MonitorReport) -> list[Assertion]:
-    """Return what a monitor looked at in its newest window; alarms did not hold."""
-    found = []
-    for each in report.findings:
-        found.append(
-            Assertion(
-                assertion=f"{each.kind}.{each.measure}",
-                success=not each.alarm,
-                column=each.subject if each.kind in ("drift", "nulls", "values") else None,
-                severity="error",
-                description=str(each),
-                actual=None if each.value is None else str(each.value),
-                expected=_bounds(each.low, each.high),
-            )
+def assertions_of_findings(report: MonitorReport) -> list[Assertion]:
+    """Return the findings of a monitor's latest window; alarms are failed assertions."""
+    return [
+        Assertion(
+            assertion=f"{each.kind}.{each.measure}",
+            success=not each.alarm,
+            column=each.subject if each.kind in ("drift", "nulls", "values") else None,
+            severity="error",
+            description=str(each),
+            actual=None if each.value is None else str(each.value),
+            expected=_bounds(each.low, each.high),
         )
-    return found
+        for each in report.findings
+    ]
 
 
 def _bounds(low: float | None, high: float | None) -> str | None:
-    told = []
+    conditions = []
     if low is not None:
-        told.append(f">= {low:.6g}")
+        conditions.append(f">= {low:.6g}")
     if high is not None:
-        told.append(f"<= {high:.6g}")
-    return " and ".join(told) or None
+        conditions.append(f"<= {high:.6g}")
+    return " and ".join(conditions) or None

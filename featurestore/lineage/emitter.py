@@ -1,7 +1,7 @@
-"""Sends events from a thread of its own: what watches never slows or fails a write.
+"""Sends events from a background thread, so that lineage never slows or fails a write.
 
-What is to be sent waits in a bounded queue. Where the receiver is down, or slower than the work,
-events are dropped, which is said once; the next one that arrives ends that.
+Events wait in a bounded queue. If the receiver is down or too slow, events are dropped and one
+warning is logged, until an event is delivered again.
 """
 
 from __future__ import annotations
@@ -24,68 +24,68 @@ if TYPE_CHECKING:
     from featurestore.plugins.observers import Observer
 
 _log = logging.getLogger("featurestore.lineage")
-# Events that may wait; one is some kilobytes.
-WAITING = 1000
-# How long the end of a process waits for events, where the receiver has not failed.
-PATIENCE = 3.0
+# Capacity of the queue; an event has a few kilobytes.
+MAX_WAITING_EVENTS = 1000
+# How long the end of a process waits for events, unless the receiver has failed.
+CLOSE_SECONDS = 3.0
 Send = Callable[[Any], None]
 
 
 class Emitter:
-    """Observes work and sends an event when it begins and when it ends.
+    """Observes operations and sends an event at their start and end.
 
     Args:
-        send: Sends one event; None: OpenLineage's client, as its settings configure it.
-        waiting: How many events may wait.
+        send: Sends one event; None: the client of OpenLineage with its own settings.
+        waiting: Capacity of the queue.
     """
 
-    def __init__(self, send: Send | None = None, *, waiting: int = WAITING) -> None:
+    def __init__(self, send: Send | None = None, *, waiting: int = MAX_WAITING_EVENTS) -> None:
         self._send = send
         self._queue: queue.Queue[tuple[Work, datetime, bool] | None] = queue.Queue(waiting)
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
-        self._down = False
+        self._is_down = False
         self._pending = 0
         self._closed = False
-        self._given_up = False
-        atexit.register(self.close, PATIENCE)
+        self._is_abandoned = False
+        atexit.register(self.close, CLOSE_SECONDS)
 
     def began(self, work: Work) -> None:
-        """Send the event of a beginning."""
+        """Send the event of a start."""
         self._put(work, work.begun, ended=False)
 
     def ended(self, work: Work, at: datetime) -> None:
         """Send the event of an end."""
         self._put(work, at, ended=True)
 
-    def close(self, seconds: float = PATIENCE) -> None:
-        """Take no more events, and wait for those that are on their way, for at most so long.
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Accept no more events, and wait at most ``seconds`` for queued ones.
 
-        What still waits then is dropped: a thread never outlives its use by more than one event.
+        Remaining events are dropped, so that the thread ends after at most one more event.
         """
         atexit.unregister(self.close)
         self._closed = True
         if self._thread is None:
             return
-        until = time.monotonic() + seconds
-        while self._pending and not self._down and time.monotonic() < until:
+        deadline = time.monotonic() + seconds
+        while self._pending and not self._is_down and time.monotonic() < deadline:
             time.sleep(0.01)
-        self._given_up = True
-        with contextlib.suppress(queue.Full):  # then it need not be woken
+        self._is_abandoned = True
+        with contextlib.suppress(queue.Full):  # a full queue wakes the thread anyway
             self._queue.put_nowait(None)
 
-    def _put(self, work: Work, at: datetime, *, ended: bool) -> None:
+    def _put(self, work: Work, timestamp: datetime, *, ended: bool) -> None:
         if self._closed:
             return
-        self._started()
+        self._start_thread()
         try:
             self._pending += 1
-            self._queue.put_nowait((_as_it_is(work), at, ended))
+            self._queue.put_nowait((_copy_work(work), timestamp, ended))
         except queue.Full:
             self._pending -= 1
             self._warn("more events wait than can be sent")
 
-    def _started(self) -> None:
+    def _start_thread(self) -> None:
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="lineage", daemon=True)
@@ -93,55 +93,55 @@ class Emitter:
 
     def _run(self) -> None:
         while True:
-            found = self._queue.get()
-            if found is None or self._given_up:
+            queued_event = self._queue.get()
+            if queued_event is None or self._is_abandoned:
                 return
             try:
-                self._emit(*found)
-                self._down = False
-            except Exception as error:  # transports raise what their libraries raise
+                self._emit(*queued_event)
+                self._is_down = False
+            except Exception as error:  # transports raise any exception of their libraries
                 self._warn(f"{type(error).__name__}: {error}")
             finally:
                 self._pending -= 1
 
-    def _emit(self, work: Work, at: datetime, ended: bool) -> None:
+    def _emit(self, work: Work, timestamp: datetime, ended: bool) -> None:
         from featurestore.lineage import events
 
         if self._send is None:
             self._send = _configured_client()
-        self._send(events.event_of(work, at, ended=ended))
+        self._send(events.event_of(work, timestamp, ended=ended))
 
     def _warn(self, reason: str) -> None:
-        """Say once that events are lost, until one arrives again."""
-        if not self._down:
-            self._down = True
+        """Log once that events are dropped, until one is delivered again."""
+        if not self._is_down:
+            self._is_down = True
             _log.warning("lineage events are dropped: %s", reason)
 
 
-def _as_it_is(work: Work) -> Work:
-    """Return work, and what it is part of, as known now: its event is made later, while it goes on.
+def _copy_work(work: Work) -> Work:
+    """Copy an operation and its parents, since its event is built later, while it changes.
 
     >>> run = Work("job", "daily", "", "")
-    >>> told = _as_it_is(run)
+    >>> copy = _copy_work(run)
     >>> run.landed = 3
-    >>> told.landed is None
+    >>> copy.landed is None
     True
     """
-    parent = None if work.parent is None else _as_it_is(work.parent)
+    parent = None if work.parent is None else _copy_work(work.parent)
     return replace(work, parent=parent)
 
 
 def _configured_client() -> Send:
-    """Return how OpenLineage's client sends an event, by its own settings.
+    """Return the ``emit`` method of OpenLineage's client, configured by its own settings.
 
-    It writes what it understood of them into the environment, keys too, where child processes and
-    later starts would take it for settings of theirs; so that is taken out again.
+    The client writes parsed settings, including keys, into the environment, where child processes
+    and later starts would read them. They are removed again.
     """
     from openlineage.client import OpenLineageClient
 
-    before = set(os.environ)
+    previous_names = set(os.environ)
     client = OpenLineageClient()
-    for name in set(os.environ) - before:
+    for name in set(os.environ) - previous_names:
         if name.startswith("OPENLINEAGE"):
             del os.environ[name]
     return client.emit

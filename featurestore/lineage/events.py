@@ -1,4 +1,4 @@
-"""What an event says: which run of which job began, ended or failed, what it read and wrote."""
+"""Events of OpenLineage: start, completion or failure of a run, with inputs and outputs."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from featurestore.plugins.observers import Work
 _TYPES = {"job": "JOB", "validate": "QUERY"}
 
 
-def event_of(work: Work, at: datetime, *, ended: bool) -> openlineage.RunEvent:
-    """Return the event of a piece of work: START, or COMPLETE or FAIL where it has ended."""
+def event_of(work: Work, timestamp: datetime, *, ended: bool) -> openlineage.RunEvent:
+    """Return the event of an operation: START, or COMPLETE or FAIL after its end."""
     kind = EventType.START
     if ended:
         kind = EventType.COMPLETE if work.error is None else EventType.FAIL
     inputs, outputs = datasets.datasets_of(work, ended=ended)
     return openlineage.RunEvent(
         eventType=kind,
-        eventTime=at.isoformat(),
+        eventTime=timestamp.isoformat(),
         producer=PRODUCER,
         run=Run(runId=_run_id(work), facets=_run_facets(work, ended=ended)),
         job=Job(namespace=namespace(), name=job_name(work), facets=_job_facets(work)),
@@ -42,12 +42,12 @@ def event_of(work: Work, at: datetime, *, ended: bool) -> openlineage.RunEvent:
 
 
 def namespace() -> str:
-    """Return the namespace of jobs, by OpenLineage's own setting."""
+    """Return the namespace of jobs, from the setting of OpenLineage."""
     return os.environ.get("OPENLINEAGE_NAMESPACE") or "default"
 
 
 def job_name(work: Work) -> str:
-    """Return the name of the job that does such work: a job's own, or what is done to what.
+    """Return the job name of an operation: that of a job, else ``<kind>.<name>``.
 
     >>> job_name(Work("write", "weather", "", ""))
     'write.weather'

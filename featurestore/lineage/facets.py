@@ -1,4 +1,4 @@
-"""Facets of datasets: columns, versions, numbers, origins of columns."""
+"""Facets of datasets: columns, versions, statistics, origins of columns."""
 
 from __future__ import annotations
 
@@ -19,44 +19,43 @@ from openlineage.client.facet_v2 import (
 
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.snapshot import Snapshot
-from featurestore.lineage.column_origins import Columns, Origin
+from featurestore.lineage.column_origins import ColumnOrigins, Origin
 from featurestore.model.paths import StorePaths
 
-# Who makes the events. OpenLineage asks for a URI; a URN names without leading anywhere.
+# The producer of the events. OpenLineage requires a URI; a URN needs no address.
 PRODUCER = "urn:featurestore"
-# Files of a table up to which the numbers of their columns are summed.
-_MOST_FILES = 1000
+# Maximum number of files whose column statistics are summed.
+_MAX_FILES = 1000
 Facets = dict[str, Any]
 
 
-def place(path: str) -> tuple[str, str]:
-    """Return namespace and name of what lies at a path or URI.
+def namespace_and_name(path: str) -> tuple[str, str]:
+    """Return the OpenLineage namespace and name of a path or URI.
 
     >>> place("/data/store/featuregroups/weather/v1")
     ('file', '/data/store/featuregroups/weather/v1')
     >>> place("s3://bucket/store/featuregroups/weather/v1")
     ('s3://bucket', 'store/featuregroups/weather/v1')
     """
-    found = urlsplit(path)
-    if found.scheme and found.netloc:
-        return f"{found.scheme}://{found.netloc}", found.path.strip("/")
+    url = urlsplit(path)
+    if url.scheme and url.netloc:
+        return f"{url.scheme}://{url.netloc}", url.path.strip("/")
     return "file", path
 
 
-def named(path: str) -> tuple[str, str]:
-    """Return namespace and name of a directory."""
-    return place(path.rstrip("/"))
+def dataset_identifier(path: str) -> tuple[str, str]:
+    """Return the OpenLineage namespace and name of a directory."""
+    return namespace_and_name(path.rstrip("/"))
 
 
-def described(path: str, name: str, version: int | None, schema: pa.Schema) -> Facets:
-    """Return the facets that every dataset of a store has: its columns, its name in the store."""
-    fields = []
-    for index, each in enumerate(schema):
-        fields.append(
-            schema_dataset.SchemaDatasetFacetFields(
-                name=each.name, type=str(each.type), ordinal_position=index + 1
-            )
+def standard_facets(path: str, name: str, version: int | None, schema: pa.Schema) -> Facets:
+    """Return the facets of every dataset of a store: its columns and its name."""
+    fields = [
+        schema_dataset.SchemaDatasetFacetFields(
+            name=each.name, type=str(each.type), ordinal_position=index + 1
         )
+        for index, each in enumerate(schema)
+    ]
     return {
         "schema": schema_dataset.SchemaDatasetFacet(fields=fields, producer=PRODUCER),
         "symlinks": symlinks(path, name, version),
@@ -64,10 +63,12 @@ def described(path: str, name: str, version: int | None, schema: pa.Schema) -> F
 
 
 def symlinks(path: str, name: str, version: int | None) -> symlinks_dataset.SymlinksDatasetFacet:
-    """Return the name that a dataset has in the store, such as ``weather@v1``."""
+    """Return the name of a dataset in the store, such as ``weather@v1``."""
     logical = f"{name}@v{version or 1}"
-    known = symlinks_dataset.Identifier(namespace=named(path)[0], name=logical, type="TABLE")
-    return symlinks_dataset.SymlinksDatasetFacet(identifiers=[known], producer=PRODUCER)
+    identifier = symlinks_dataset.Identifier(
+        namespace=dataset_identifier(path)[0], name=logical, type="TABLE"
+    )
+    return symlinks_dataset.SymlinksDatasetFacet(identifiers=[identifier], producer=PRODUCER)
 
 
 def version_of(version: object) -> dataset_version_dataset.DatasetVersionDatasetFacet:
@@ -80,7 +81,7 @@ def version_of(version: object) -> dataset_version_dataset.DatasetVersionDataset
 def lifecycle(
     change: str,
 ) -> lifecycle_state_change_dataset.LifecycleStateChangeDatasetFacet:
-    """Return that a dataset was made or dropped: "CREATE", "DROP"."""
+    """Return a lifecycle change: "CREATE" or "DROP"."""
     return lifecycle_state_change_dataset.LifecycleStateChangeDatasetFacet(
         lifecycleStateChange=lifecycle_state_change_dataset.LifecycleStateChange(change),
         producer=PRODUCER,
@@ -88,13 +89,14 @@ def lifecycle(
 
 
 def metrics_of(state: Snapshot) -> data_quality_metrics_dataset.DataQualityMetricsDatasetFacet:
-    """Return the numbers of a table that its log knows: rows, bytes, nulls by column."""
-    told = {}
-    for name, count in _nulls(state.files).items():
-        if name in state.schema.names:
-            told[name] = data_quality_metrics_dataset.ColumnMetrics(nullCount=count)
+    """Return the statistics of a table from its log: rows, bytes, nulls by column."""
+    column_metrics = {
+        name: data_quality_metrics_dataset.ColumnMetrics(nullCount=count)
+        for name, count in _nulls(state.files).items()
+        if name in state.schema.names
+    }
     return data_quality_metrics_dataset.DataQualityMetricsDatasetFacet(
-        columnMetrics=told,
+        columnMetrics=column_metrics,
         rowCount=state.rows,
         bytes=state.bytes,
         fileCount=len(state.files),
@@ -103,27 +105,27 @@ def metrics_of(state: Snapshot) -> data_quality_metrics_dataset.DataQualityMetri
 
 
 def _nulls(files: Sequence[DataFile]) -> dict[str, int]:
-    """Return the null cells of the columns of which every file tells them."""
-    if len(files) > _MOST_FILES:
+    """Return the null counts of columns with statistics in every file."""
+    if len(files) > _MAX_FILES:
         return {}
-    found: dict[str, int] = {}
-    known: dict[str, int] = {}
+    null_counts: dict[str, int] = {}
+    file_counts: dict[str, int] = {}
     for file in files:
         counts = json.loads(file.statistics or "{}").get("nullCount", {})
         for name, count in counts.items():
             if isinstance(count, int):
-                found[name] = found.get(name, 0) + count
-                known[name] = known.get(name, 0) + 1
-    return {name: count for name, count in found.items() if known[name] == len(files)}
+                null_counts[name] = null_counts.get(name, 0) + count
+                file_counts[name] = file_counts.get(name, 0) + 1
+    return {name: count for name, count in null_counts.items() if file_counts[name] == len(files)}
 
 
 def column_lineage(
-    lineage: Columns, paths: StorePaths, *, only: Iterable[str] | None = None
+    lineage: ColumnOrigins, paths: StorePaths, *, only: Iterable[str] | None = None
 ) -> column_lineage_dataset.ColumnLineageDatasetFacet:
-    """Return what columns are made of; ``only`` are those that the dataset has."""
-    wanted = list(lineage.columns if only is None else only)
+    """Return the origins of columns; ``only`` are the columns of the dataset."""
+    names = list(lineage.columns if only is None else only)
     fields = {}
-    for name in wanted:
+    for name in names:
         origins = lineage.columns.get(name, [])
         if origins:
             fields[name] = column_lineage_dataset.Fields(
@@ -137,8 +139,10 @@ def column_lineage(
 
 def _input_field(origin: Origin, paths: StorePaths, kind: str) -> column_lineage_dataset.InputField:
     name, version = origin.group
-    where = named(paths.featuregroup(name, version or 1))
-    how = column_lineage_dataset.Transformation(
+    identifier = dataset_identifier(paths.featuregroup(name, version or 1))
+    transformation = column_lineage_dataset.Transformation(
         type=kind, subtype=origin.kind, description=origin.text, masking=False
     )
-    return column_lineage_dataset.InputField(*where, field=origin.column, transformations=[how])
+    return column_lineage_dataset.InputField(
+        *identifier, field=origin.column, transformations=[transformation]
+    )

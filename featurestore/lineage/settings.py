@@ -1,4 +1,4 @@
-"""Whether OpenLineage is configured, by its own settings, told without importing it."""
+"""Configuration of OpenLineage by its own settings, detected without importing it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FILE = "openlineage.yml"
 
 
 class _Active:
-    """The emitter of this process, and the settings that it was made with."""
+    """The emitter of this process and its settings."""
 
     emitter: Emitter | None = None
     settings: tuple[tuple[str, str], ...] = ()
@@ -24,18 +24,18 @@ class _Active:
 
 
 def start() -> None:
-    """Send OpenLineage events from now on where a transport is configured, and stop where none is.
+    """Start sending OpenLineage events if a transport is configured, else stop.
 
-    The settings are OpenLineage's own: ``OPENLINEAGE_URL``, ``OPENLINEAGE_CONFIG``,
-    ``OPENLINEAGE__TRANSPORT__...``, ``openlineage.yml`` here or in ``~/.openlineage``, and
-    ``OPENLINEAGE_DISABLED``.
+    The settings are those of OpenLineage: ``OPENLINEAGE_URL``, ``OPENLINEAGE_CONFIG``,
+    ``OPENLINEAGE__TRANSPORT__...``, ``openlineage.yml`` in the working directory or in
+    ``~/.openlineage``, and ``OPENLINEAGE_DISABLED``.
     """
-    found = _settings()
-    if (found, os.getpid()) == (_Active.settings, _Active.process):
+    settings = _settings()
+    if (settings, os.getpid()) == (_Active.settings, _Active.process):
         return
     stop()
-    _Active.settings, _Active.process = found, os.getpid()
-    if not found:
+    _Active.settings, _Active.process = settings, os.getpid()
+    if not settings:
         return
     if find_spec("openlineage") is None:
         _log.warning("no lineage is sent: %s", missing_extra("openlineage", "lineage").hint)
@@ -45,7 +45,7 @@ def start() -> None:
 
 
 def stop(*, seconds: float = 0.0) -> None:
-    """Send nothing any more, after what waits for at most so long."""
+    """Stop sending events, after waiting at most ``seconds`` for queued ones."""
     if _Active.emitter is not None:
         observers.remove_observer(_Active.emitter)
         _Active.emitter.close(seconds)
@@ -53,20 +53,17 @@ def stop(*, seconds: float = 0.0) -> None:
 
 
 def _settings() -> tuple[tuple[str, str], ...]:
-    """Return what configures a transport; () where nothing does."""
-    given = []
-    for name, value in sorted(os.environ.items()):
-        if name.startswith("OPENLINEAGE"):
-            given.append((name, value))
-    known = dict(given)
-    if known.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
+    """Return the settings of a transport, () without one."""
+    entries = [each for each in sorted(os.environ.items()) if each[0].startswith("OPENLINEAGE")]
+    variables = dict(entries)
+    if variables.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
         return ()
     for folder in (os.getcwd(), os.path.expanduser("~/.openlineage")):
-        place = os.path.join(folder, _FILE)
-        if files.exists(place):
-            given.append((_FILE, place))
-    if not any(name in known for name in ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")):
-        transports = [name for name, _ in given if name.startswith("OPENLINEAGE__TRANSPORT")]
-        if not transports and not any(name == _FILE for name, _ in given):
+        path = os.path.join(folder, _FILE)
+        if files.exists(path):
+            entries.append((_FILE, path))
+    if not any(name in variables for name in ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")):
+        transports = [name for name, _ in entries if name.startswith("OPENLINEAGE__TRANSPORT")]
+        if not transports and not any(name == _FILE for name, _ in entries):
             return ()
-    return tuple(given)
+    return tuple(entries)

@@ -176,7 +176,7 @@ def test_barrier_tasks_train_as_local_processes_do_and_are_counted_first(
     assert answer["saved"] == ["artifacts/line.joblib", "metrics.jsonl"]
     assert answer["best"] == {"x": 2}
     assert answer["trials"] == {"1": ["finished", 2], "2": ["finished", 1]}
-    assert "3 workers are to run at once" in answer["refused"]
+    assert "3 workers must run at the same time" in answer["refused"]
     assert "has 2 free slots of 2" in answer["refused"]
     assert answer["refused_after"] < 60
     assert answer["more_runs"] == 0

@@ -175,7 +175,7 @@ def test_wrong_ablations_and_folds_are_refused(sums: TrainingDataset) -> None:
     for wrong, text in [
         ({"features": ["temp"]}, "Unknown input 'temp' of 'sums'. Available: x0, x1, x2, x3"),
         ({"features": [["x0", "x1", "x2", "x3"]]}, "All inputs are left out"),
-        ({"features": "every"}, "neither 'each' nor 'groups'"),
+        ({"features": "every"}, "is not 'each', 'groups'"),
         ({"features": "groups"}, "was not created from feature groups"),
         ({"features": None}, "name nothing to leave out"),
         ({"features": ["x0", "x0"]}, "name 'x0' twice"),

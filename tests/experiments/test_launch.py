@@ -291,7 +291,7 @@ def test_wrong_input_is_one_error_before_anything_is_made(
         (InvalidTrainFunction, "requires 'units'", takes, {"params": {"lr": 1}}),
         (
             InvalidTrainFunction,
-            "does not take 'l2'",
+            "has no argument 'l2'",
             takes,
             {"params": {"lr": 1, "units": 2, "l2": 0}},
         ),

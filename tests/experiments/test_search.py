@@ -240,7 +240,7 @@ def test_wrong_searches_are_refused_before_anything_is_made(kept: FeatureStore) 
         ({"space": {"x": 3}}, "is not a set of values"),
         ({"space": {"x": [object()]}, "sampler": "grid"}, "not numbers, strings"),
         ({"sampler": "grid"}, "finite set of values"),
-        ({"trials": None}, "only a grid ends"),
+        ({"trials": None}, "only a grid has"),
         ({"trials": 0}, "trials=0"),
         ({"parallel": 0}, "parallel=0"),
         ({"metric": "val auc"}, "is not a valid name"),

@@ -37,7 +37,7 @@ def test_petastorms_reader_shares_all_rows_equally(dataset: Example, workers: in
 def test_workers_that_do_not_divide_the_row_groups_are_refused(dataset: Example) -> None:
     with pytest.raises(
         ReaderConfigError,
-        match="120 row groups of split 'train' can be shared by 1, 2, 3, 4, 5, 6, 8",
+        match="120 row groups of split 'train' can be divided among 1, 2, 3, 4, 5, 6, 8",
     ):
         TrainingDataset.open(dataset.path).petastorm_reader("train", worker=0, workers=7)
 

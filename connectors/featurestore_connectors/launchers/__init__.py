@@ -1,1 +1,1 @@
-"""Launchers of experiments: processes of this machine, and the barrier mode of Spark."""
+"""Launchers of experiments: local processes, and tasks of Spark's barrier mode."""

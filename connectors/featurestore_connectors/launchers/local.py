@@ -1,4 +1,4 @@
-"""Workers as processes of this machine."""
+"""Launcher of workers as local processes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class LocalLauncher:
-    """Starts workers here; the devices of the machine are dealt out among them."""
+    """Starts local workers, and divides the devices of the machine among them."""
 
     name = "local"
     driver_host = "127.0.0.1"
 
     def check(self, workers: int) -> None:
-        """Every machine has slots."""
+        """Accept any number of workers."""
 
     def start(self, gang: Gang) -> RunningGang:
         cluster = None
@@ -52,7 +52,7 @@ class LocalLauncher:
 
 
 class LocalGang:
-    """Workers that run here."""
+    """Local worker processes."""
 
     def __init__(self) -> None:
         self.processes: list[SupervisedProcess] = []
@@ -67,27 +67,27 @@ class LocalGang:
 
 def addresses(tasks: Sequence[WorkerTask]) -> dict[str, list[str]]:
     """Return an address with a free port for each worker, by role."""
-    # All are held at once, so that no two workers are told the same one.
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in tasks]
-    found: dict[str, list[str]] = {}
-    for task, server in zip(tasks, held, strict=True):
-        found.setdefault(task.role, []).append(f"127.0.0.1:{server.getsockname()[1]}")
+    # All ports are open at the same time, so that no two workers get the same one.
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in tasks]
+    addresses_by_role: dict[str, list[str]] = {}
+    for task, server in zip(tasks, servers, strict=True):
+        addresses_by_role.setdefault(task.role, []).append(f"127.0.0.1:{server.getsockname()[1]}")
         server.close()
-    return found
+    return addresses_by_role
 
 
 def visible_devices() -> list[str]:
-    """Return the GPUs that processes of this one may use."""
-    told = os.environ.get(_DEVICES)
-    if told is not None:
-        return [each for each in told.split(",") if each not in ("", "-1")]
+    """Return the GPUs that child processes may use."""
+    visible = os.environ.get(_DEVICES)
+    if visible is not None:
+        return [each for each in visible.split(",") if each not in ("", "-1")]
     return [str(number) for number, _ in enumerate(files.list_directory(_GPUS))]
 
 
 def device_shares(devices: Sequence[str], roles: Sequence[str]) -> list[str | None]:
-    """Return the devices of each task: equal shares of workers, or one of few in turn.
+    """Return the devices of each task: equal shares, or one device each in turn if there are few.
 
-    Whoever is no worker gets none; None: all as it is.
+    Tasks of other roles than "worker" get none; None: no restriction.
 
     >>> two = ["worker", "worker"]
     >>> device_shares(["0", "1", "2", "3"], two), device_shares(["0"], two), device_shares([], two)
@@ -98,15 +98,15 @@ def device_shares(devices: Sequence[str], roles: Sequence[str]) -> list[str | No
     if not devices or len(roles) < 2:
         return [None] * len(roles)
     workers = roles.count("worker")
-    each = len(devices) // workers
+    devices_per_worker = len(devices) // workers
     shares: list[str | None] = []
     worker = 0
     for role in roles:
         if role != "worker":
             shares.append("-1")
             continue
-        first = worker % len(devices) if each == 0 else worker * each
-        shares.append(",".join(devices[first : first + max(each, 1)]))
+        first = worker % len(devices) if devices_per_worker == 0 else worker * devices_per_worker
+        shares.append(",".join(devices[first : first + max(devices_per_worker, 1)]))
         worker += 1
     return shares
 

@@ -1,9 +1,8 @@
-"""Workers as tasks of one barrier stage of Spark: all of them run, or none.
+"""Launcher of workers as tasks of one Spark barrier stage: all of them run, or none.
 
-Each task starts a fresh process, since Spark's own Python processes are used again and TensorFlow
-can be configured once only. Tasks keep a connection to the driver: over it they tell how their
-process ended, and its end tells them to stop. Executors have this package installed and see the
-store's directory.
+Each task starts a fresh process, since Spark reuses its Python processes and TensorFlow can be
+configured only once. Tasks keep a connection to the driver: they send their exit status over it, and
+stop when it closes. Executors need this package and access to the store's directory.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ class SparkLauncher:
 
     @property
     def driver_host(self) -> str:
-        """The address at which executors reach the driver: loopback where all run here."""
+        """The address of the driver for executors: loopback in local mode."""
         context = _session().sparkContext
         if context.master.startswith("local"):
             return "127.0.0.1"
         return str(context.getConf().get("spark.driver.host"))
 
     def check(self, workers: int) -> None:
-        """Count slots first: Spark itself would wait ten minutes without a word."""
+        """Check for free slots first, since Spark would wait silently for ten minutes."""
         context = _session().sparkContext
         end = time.monotonic() + _REGISTRATION_SECONDS
         while (free := free_slots(context)) < workers:
             if time.monotonic() > end:
                 raise NotEnoughSlots(
-                    f"{workers} workers are to run at once, and the cluster at {context.master} "
-                    f"has {free} free slots of {_slots(context)}.",
-                    hint=f"workers={max(free, 1)}, end other jobs, or ask for more executors",
+                    f"{workers} workers must run at the same time, and the cluster at "
+                    f"{context.master} has {free} free slots of {_slots(context)}.",
+                    hint=f"workers={max(free, 1)}, end other jobs, or configure more executors",
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -63,7 +62,7 @@ class SparkLauncher:
 
 @dataclass(frozen=True)
 class _Stage:
-    """What every task of a gang is told."""
+    """Arguments of all tasks of a gang."""
 
     gang: Gang
     address: tuple[str, int]
@@ -71,7 +70,7 @@ class _Stage:
 
 
 class SparkGang:
-    """Workers that run as the tasks of one stage."""
+    """Workers that run as tasks of one stage."""
 
     def __init__(self, context: Any, gang: Gang, *, host: str) -> None:
         from pyspark import InheritableThread
@@ -103,17 +102,17 @@ class SparkGang:
             self._job.join(_STOP_SECONDS)
 
     def _run(self, stage: _Stage) -> None:
-        """Run the stage; a task that is lost fails it, which Spark does not try again."""
+        """Run the stage; Spark does not retry a barrier stage after a lost task."""
         self._context.setJobGroup(self._group, "workers of an experiment", interruptOnCancel=True)
         count = len(stage.gang.tasks)
         tasks = self._context.parallelize(range(count), count).barrier()
         try:
-            tasks.mapPartitions(_in_task(stage)).collect()
+            tasks.mapPartitions(_task_function(stage)).collect()
         except Exception as error:  # py4j's, pyspark's and Java's have no common base
             self._error = error
 
     def _listen_to_the_end(self) -> None:
-        """Take in what tasks sent before they ended."""
+        """Receive the remaining messages of ended tasks."""
         end = time.monotonic() + _STOP_SECONDS
         while self._port.has_peers and time.monotonic() < end:
             self._listen()
@@ -121,7 +120,7 @@ class SparkGang:
         self._listen()
 
     def _listen(self) -> None:
-        """Take in what tasks have sent: their number, and how their process ended."""
+        """Receive the messages of tasks: their number, and the exit status of their process."""
         for received in self._port.poll(0):
             if received.data is None:
                 self._end(received.peer)
@@ -141,14 +140,14 @@ class SparkGang:
         self._tasks[peer] = index
 
     def _end(self, peer: Peer) -> None:
-        """Forget a connection; a task that had not ended is lost."""
+        """Remove a connection; a task without exit status is lost."""
         index = self._tasks.pop(peer, None)
         if index is not None and self._exits[index] is None:
             self._exits[index] = _LOST
 
 
-def _in_task(stage: _Stage) -> Any:
-    """Return what each task runs over its one row, the number of its worker."""
+def _task_function(stage: _Stage) -> Any:
+    """Return the partition function of a task, whose only row is the number of its worker."""
 
     def run(rows: Iterable[int]) -> Iterator[int]:
         for index in rows:
@@ -164,23 +163,25 @@ def run_task(stage: _Stage, index: int) -> int:
     barrier = BarrierTaskContext.get()
     tasks = stage.gang.tasks
     host = barrier.getTaskInfos()[index].address.split(":")[0]
-    with socket.create_server((host, 0)) as held:
-        mine = f"{host}:{held.getsockname()[1]}"
-        found = barrier.allGather(mine)
+    with socket.create_server((host, 0)) as server:
+        own_address = f"{host}:{server.getsockname()[1]}"
+        addresses = barrier.allGather(own_address)
     cluster: dict[str, list[str]] = {}
-    for task, address in zip(tasks, found, strict=True):
+    for task, address in zip(tasks, addresses, strict=True):
         cluster.setdefault(task.role, []).append(address)
     check_run_is_seen(tasks[index])
-    told = tasks[index].given(stage.gang.function, cluster if stage.gang.needs_addresses else None)
+    task_input = tasks[index].given(
+        stage.gang.function, cluster if stage.gang.needs_addresses else None
+    )
     with connect_to_driver(stage.address, stage.key) as driver:
         driver.send_bytes(json.dumps({"index": index}).encode())
-        status = _supervise(tasks[index], told, driver)
+        status = _supervise(tasks[index], task_input, driver)
         driver.send_bytes(json.dumps({"exit": status}).encode())
     return status
 
 
 def check_run_is_seen(task: WorkerTask) -> None:
-    """Refuse an executor that does not see the run's directory."""
+    """Raise EngineError if the executor cannot access the run's directory."""
     run = os.path.dirname(os.path.dirname(task.log))
     if not files.is_directory(run):
         raise EngineError(
@@ -189,18 +190,18 @@ def check_run_is_seen(task: WorkerTask) -> None:
         )
 
 
-def _supervise(task: WorkerTask, told: bytes, driver: Connection) -> int:
-    """Run a worker's process to its end, or until the driver is gone."""
+def _supervise(task: WorkerTask, task_input: bytes, driver: Connection) -> int:
+    """Run a worker's process until it ends or the driver disconnects."""
     process = SupervisedProcess(
         [sys.executable, "-m", WORKER_MODULE],
-        told,
+        task_input,
         log=task.log,
         environment={**os.environ, "PYTHONPATH": search_path(), **task.environment},
         directory=task.directory,
     )
     try:
         while (status := process.poll()) is None:
-            if driver.poll(_POLL_SECONDS):  # the driver sends nothing: its end is gone
+            if driver.poll(_POLL_SECONDS):  # the driver sends no data, so the connection was closed
                 return _STOPPED
     finally:
         process.stop()
@@ -208,18 +209,18 @@ def _supervise(task: WorkerTask, told: bytes, driver: Connection) -> int:
 
 
 def free_slots(context: Any) -> int:
-    """Return how many tasks could start now."""
+    """Return the number of free task slots."""
     tracker = context.statusTracker()
     running = 0
     for stage in tracker.getActiveStageIds():
-        told = tracker.getStageInfo(stage)
-        if told is not None:
-            running += told.numActiveTasks
+        stage_info = tracker.getStageInfo(stage)
+        if stage_info is not None:
+            running += stage_info.numActiveTasks
     return max(0, _slots(context) - running)
 
 
 def _slots(context: Any) -> int:
-    """Return how many tasks the executors of now can run at once."""
+    """Return the number of task slots of the current executors."""
     inner = context._jsc.sc()
     profile = inner.resourceProfileManager().defaultResourceProfile()
     return int(inner.maxNumConcurrentTasks(profile))
@@ -233,7 +234,7 @@ def _session() -> Any:
         raise missing_extra("pyspark", "spark") from error
     if SparkContext._active_spark_context is None:
         raise EngineError(
-            "on='spark' needs a Spark session, and there is none in this process.",
+            "on='spark' needs an active Spark session in this process.",
             hint="featurestore.connect(location, engine='spark'), or start a SparkSession",
         )
     return SparkSession.builder.getOrCreate()

@@ -1,4 +1,4 @@
-"""Training datasets for petastorm: Parquet files with petastorm's own metadata beside them."""
+"""Training datasets for petastorm: Parquet files with petastorm metadata."""
 
 from featurestore_connectors.petastorm.format import (
     ROW_GROUPS_PER_SHARD,

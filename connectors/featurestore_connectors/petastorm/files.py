@@ -1,8 +1,8 @@
-"""The files of a split as petastorm sees them: the manifest's shards, and metadata made here.
+"""File system of a split for petastorm: the manifest's shards, and generated metadata.
 
-petastorm unpickles the schema in ``_common_metadata``, so that whoever writes that file runs code
-in the reader. It is therefore never read: petastorm gets the metadata that this process makes of
-the manifest, which is JSON.
+petastorm unpickles the schema in ``_common_metadata``, so that the writer of this file could run code
+in the reader. Therefore the file is never read: petastorm gets metadata that this process generates
+from the manifest, which is JSON.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ from featurestore_connectors.petastorm.metadata import METADATA_FILE
 
 try:
     from pyarrow.filesystem import FileSystem
-except ModuleNotFoundError:  # a pyarrow that petastorm does not run on: nothing will ask for it
+except ModuleNotFoundError:  # petastorm does not support this pyarrow, so the class is not used
     FileSystem = object
 
 
 class SplitFiles(FileSystem):  # type: ignore[misc]
-    """One directory with the shards of a split, read only.
-
-    Picklable, for petastorm's worker processes.
-    """
+    """A read-only directory with the shards of a split, picklable for worker processes."""
 
     def __init__(self, shards: dict[str, str], metadata: bytes) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 """The format ``petastorm``.
 
-Parquet files as the format ``parquet`` writes them, with petastorm's metadata beside them.
+Parquet files of the format ``parquet``, with petastorm metadata.
 
-Shards have equal row groups, because petastorm hands out row groups to workers. Writing needs
-petastorm, which pickles its schema; the readers of training datasets do without it.
+Shards have equal row groups, because petastorm distributes row groups to workers. Writing needs
+petastorm, which pickles its schema; the readers of training datasets do not.
 """
 
 from __future__ import annotations
@@ -34,32 +34,36 @@ from featurestore.plugins.format import (
 )
 from featurestore.plugins.plain import PlainFormat, columns_of_any_length, selected
 from featurestore.storage.shardfile import ShardFile
-from featurestore_connectors.petastorm.metadata import METADATA_FILE, described_schema, petastorm
+from featurestore_connectors.petastorm.metadata import (
+    METADATA_FILE,
+    petastorm,
+    schema_with_metadata,
+)
 from featurestore_connectors.petastorm.shapes import (
-    fits,
-    flattened,
-    shaped,
+    flatten_batch,
+    is_supported,
+    restore_shape,
     stored_schema,
 )
 
 if TYPE_CHECKING:
     from featurestore.model.manifest import Manifest, ManifestSplit
 
-# Divided by 1, 2, 3, 4, 6, 8, 12 and 24 workers, whatever the number of shards.
+# Divisible by 1, 2, 3, 4, 6, 8, 12 and 24 workers for any number of shards.
 ROW_GROUPS_PER_SHARD = 24
-# Where shards have few rows, fewer groups do, as long as those of all shards are divided by 16 and
-# 48 workers, too.
+# Shards of few rows have fewer groups, if the groups of all shards are divisible by 16 and 48
+# workers.
 FEWER_PER_SHARD = (24, 12, 8, 6, 4, 3, 2, 1)
 FEW_ROWS = 4096
 ENOUGH_ROW_GROUPS = 48
-# petastorm 0.13.1's default pool, "thread", loses row groups at random: it takes "all that was
-# handed out is done" and, a moment later, "all was handed out" for the end, though more was handed
-# out in between. This one has no threads.
+# petastorm 0.13.1's default pool, "thread", loses row groups at random: it checks "all ventilated
+# items are processed" and later "ventilation is complete", although more items may be ventilated in
+# between. The dummy pool has no threads.
 WHOLE_POOL = "dummy"
 
 
 class PetastormFormat(PlainFormat):
-    """Writes Parquet with petastorm's metadata, and reads it without petastorm."""
+    """Format that writes Parquet with petastorm metadata, and reads it without petastorm."""
 
     name = "petastorm"
     null = "definition level"
@@ -69,20 +73,18 @@ class PetastormFormat(PlainFormat):
         return "parquet"
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
-        refused = []
-        for field in schema:
-            if not fits(field.type):
-                refused.append(f"{field.name}: {field.type} ({_way_out(field.type)})")
-        if refused:
+        fields = [field for field in schema if not is_supported(field.type)]
+        unsupported = [f"{each.name}: {each.type} ({_suggestion(each.type)})" for each in fields]
+        if unsupported:
             raise UnsupportedType(
-                f"petastorm's readers cannot give these columns back: {'; '.join(refused)}.",
+                f"petastorm's readers do not support these columns: {'; '.join(unsupported)}.",
                 hint="change or leave out these columns, or use data_format='parquet'",
             )
         find_format("parquet").check(stored_schema(schema), compression=compression)
         petastorm()
 
     def profiled(self, schema: pa.Schema) -> Sequence[str]:
-        """Return the columns whose lengths decide how many bytes a row has, as for Parquet."""
+        """Return the columns whose lengths determine the bytes of a row, as for Parquet."""
         return columns_of_any_length(schema)
 
     def layout(
@@ -104,7 +106,7 @@ class PetastormFormat(PlainFormat):
         }
 
     def fitted(self, layout: Layout, *, rows: int, shards: int) -> Layout:
-        """Return the layout with so many row groups a shard that none is needlessly small."""
+        """Return the layout with a number of row groups per shard that avoids small groups."""
         return {
             **layout,
             "parquet": {
@@ -116,16 +118,16 @@ class PetastormFormat(PlainFormat):
     def write_shard(
         self, directory: str, path: str, batches: Iterator[pa.RecordBatch], *, layout: Layout
     ) -> WrittenShard:
-        flat = map(flattened, batches)
+        flat = map(flatten_batch, batches)
         return find_format("parquet").write_shard(directory, path, flat, layout=layout["parquet"])
 
     def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
-        written = []
+        written_files = []
         for split in manifest.splits:
             with ShardFile(directory, f"{split.name}/{METADATA_FILE}") as file:
-                pq.write_metadata(described_schema(manifest, split), pa.PythonFile(file, "w"))
-            written.append(file.written)
-        return written
+                pq.write_metadata(schema_with_metadata(manifest, split), pa.PythonFile(file, "w"))
+            written_files.append(file.written)
+        return written_files
 
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
         inner = find_format("parquet").open_shard(path, layout=layout["parquet"])
@@ -144,93 +146,89 @@ class PetastormFormat(PlainFormat):
         workers: int,
         **options: Any,
     ) -> Any:
-        """Return petastorm's batch reader of one worker's share of a split's row groups."""
+        """Return petastorm's batch reader for one worker's row groups of a split."""
         petastorm()
         from petastorm import make_batch_reader
 
-        part = manifest.split(split)
-        _check_workers(manifest, part, worker=worker, workers=workers)
-        _check_columns(manifest, part, options)
-        chosen = {"num_epochs": 1, "reader_pool_type": WHOLE_POOL, **options}
+        manifest_split = manifest.split(split)
+        _check_workers(manifest, manifest_split, worker=worker, workers=workers)
+        _check_columns(manifest, manifest_split, options)
+        reader_options = {"num_epochs": 1, "reader_pool_type": WHOLE_POOL, **options}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            chosen["filesystem"] = _files_of(directory, manifest, part)
+            reader_options["filesystem"] = _files_of(directory, manifest, manifest_split)
             return make_batch_reader(
                 Path(directory, split).absolute().as_uri(),
                 cur_shard=worker,
                 shard_count=workers,
-                **chosen,
+                **reader_options,
             )
 
 
 def _check_workers(manifest: Manifest, split: ManifestSplit, *, worker: int, workers: int) -> None:
-    most = manifest.layout["parquet"]["row_groups"]
-    groups = sum(min(most, shard.rows) for shard in split.shards)
+    max_row_groups = manifest.layout["parquet"]["row_groups"]
+    groups = sum(min(max_row_groups, shard.rows) for shard in split.shards)
     if groups == 0:
         raise ReaderConfigError(
-            f"Split {split.name!r} has no rows, and petastorm refuses to read nothing.",
-            hint="num_rows(split) tells before",
+            f"Split {split.name!r} has no rows, and petastorm cannot read an empty split.",
+            hint="check num_rows(split) first",
         )
     if workers >= 1 and groups % workers == 0 and 0 <= worker < workers:
         return
     fitting = [str(each) for each in range(1, min(groups, 128) + 1) if groups % each == 0]
     raise ReaderConfigError(
         f"worker={worker}, workers={workers}: the {groups} row groups of split {split.name!r} can "
-        "be shared by "
-        f"{', '.join(fitting)} workers.",
-        hint="our own .reader() shares rows, not row groups",
+        f"be divided among {', '.join(fitting)} workers.",
+        hint="dataset.reader() divides rows, not row groups",
     )
 
 
 def _check_columns(manifest: Manifest, split: ManifestSplit, options: Mapping[str, Any]) -> None:
-    """Refuse columns that petastorm puts into one array a batch, and cannot.
+    """Raise an error for columns that petastorm cannot stack into one array per batch.
 
-    Lists of different sizes or with nulls.
+    These are lists of different sizes or with nulls.
     """
     if options.get("transform_spec") is not None:  # which may change or remove them
         return
-    wanted = options.get("schema_fields")
-    refused = []
+    patterns = options.get("schema_fields")
+    unsupported = []
     for field in schema_from_json(manifest.layout["schema"]):
         sizes, leaf = shape_of(field.type), items_of(field.type)
-        if not _is_wanted(field.name, wanted):
+        if not _is_selected(field.name, patterns):
             continue
         if pat.is_list(leaf):
-            refused.append(f"{field.name} (lists of any size)")
+            unsupported.append(f"{field.name} (lists of any size)")
         elif sizes and split.nulls.get(field.name):
-            refused.append(f"{field.name} (lists, some of them null)")
-    if refused:
+            unsupported.append(f"{field.name} (lists, some of them null)")
+    if unsupported:
         raise ReaderConfigError(
-            f"petastorm's batch reader cannot give these columns of split {split.name!r} back: "
-            f"{', '.join(refused)}.",
-            hint="name the others, schema_fields=['...'], or use .reader(), which reads all of "
-            "them",
+            f"petastorm's batch reader does not support these columns of split {split.name!r}: "
+            f"{', '.join(unsupported)}.",
+            hint="select the other columns with schema_fields=['...'], or use .reader(), which supports "
+            "all of them",
         )
 
 
-def _is_wanted(name: str, wanted: Sequence[Any] | None) -> bool:
-    """Tell whether petastorm chooses a column.
-
-    ``schema_fields`` are patterns or fields of its schema.
-    """
-    if wanted is None:
+def _is_selected(name: str, patterns: Sequence[Any] | None) -> bool:
+    """Return True if ``schema_fields`` (patterns or fields) select a column."""
+    if patterns is None:
         return True
-    return any(re.fullmatch(str(getattr(each, "name", each)), name) for each in wanted)
+    return any(re.fullmatch(str(getattr(each, "name", each)), name) for each in patterns)
 
 
 def _files_of(directory: str, manifest: Manifest, split: ManifestSplit) -> Any:
     from featurestore_connectors.petastorm.files import SplitFiles
 
     sink = pa.BufferOutputStream()
-    pq.write_metadata(described_schema(manifest, split, shaped=True), sink)
-    shards = {}
-    for shard in split.shards:
-        shards[os.path.basename(shard.path)] = os.path.join(directory, shard.path)
+    pq.write_metadata(schema_with_metadata(manifest, split, shaped=True), sink)
+    shards = {
+        os.path.basename(shard.path): os.path.join(directory, shard.path) for shard in split.shards
+    }
     return SplitFiles(shards, sink.getvalue().to_pybytes())
 
 
 class PetastormShard:
-    """An open shard, read as Parquet and given its shapes back."""
+    """An open shard, read as Parquet, with restored shapes."""
 
     def __init__(self, inner: ShardReader, schema: pa.Schema) -> None:
         self._inner, self._schema = inner, schema
@@ -242,18 +240,18 @@ class PetastormShard:
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
         batch = self._inner.read(start, stop, columns)
         schema = selected(self._schema, columns)
-        arrays = list(map(shaped, batch.columns, schema.types))
+        arrays = list(map(restore_shape, batch.columns, schema.types))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def close(self) -> None:
         self._inner.close()
 
 
-def _way_out(kind: pa.DataType) -> str:
+def _suggestion(kind: pa.DataType) -> str:
     if pat.is_struct(kind):
-        return "make its fields columns of their own"
+        return "use a column for each field"
     return (
-        "lists may hold booleans and numbers: encode the values as numbers, or give each a column"
+        "lists may contain booleans and numbers: encode the values as numbers, or use a column each"
     )
 
 

@@ -1,7 +1,4 @@
-"""What petastorm knows a split by.
-
-Its schema, which petastorm pickles, and the row groups of each file.
-"""
+"""petastorm metadata of a split: its pickled schema, and the row groups of each file."""
 
 from __future__ import annotations
 
@@ -28,9 +25,10 @@ _UNISCHEMA = "features"
 
 
 def petastorm() -> Any:
-    """Return petastorm's modules ``unischema`` and ``etl.dataset_metadata``.
+    """Import petastorm's modules ``unischema`` and ``etl.dataset_metadata``.
 
-    MissingExtra without a working one.
+    Raises:
+        MissingExtra: petastorm is not installed or does not work.
     """
     try:
         with warnings.catch_warnings():
@@ -42,21 +40,23 @@ def petastorm() -> Any:
     return unischema, dataset_metadata
 
 
-def described_schema(
+def schema_with_metadata(
     manifest: Manifest, split: ManifestSplit, *, shaped: bool = False
 ) -> pa.Schema:
-    """Return the schema of a split's files with petastorm's metadata, from the manifest alone.
+    """Return the schema of a split's files with petastorm metadata, from the manifest.
 
-    ``shaped`` tells petastorm the shapes of arrays, which its batch reader restores. Its row reader
-    would give flat values under the name of that shape, so files that both read do not say it.
+    ``shaped`` includes the shapes of arrays, which petastorm's batch reader restores. Its row reader
+    would return flat values despite the shape, so stored files do not include it.
     """
     _, dataset_metadata = petastorm()
     schema = schema_from_json(manifest.layout["schema"])
     nullable: set[str] = set()
     for each in manifest.splits:
         nullable.update(each.nulls)
-    most = manifest.layout["parquet"]["row_groups"]
-    groups = {os.path.basename(shard.path): min(most, shard.rows) for shard in split.shards}
+    max_row_groups = manifest.layout["parquet"]["row_groups"]
+    groups = {
+        os.path.basename(shard.path): min(max_row_groups, shard.rows) for shard in split.shards
+    }
     return stored_schema(schema).with_metadata(
         {
             dataset_metadata.UNISCHEMA_KEY: pickle.dumps(
@@ -82,10 +82,11 @@ def unischema_of(
             shape, leaf = (None,), leaf.value_type
         kind = _numpy_type(leaf)
         if kind is np.datetime64 and field.name in nullable:
-            # petastorm calls the type with each value; numpy makes no datetime64 of pandas' NaT.
+            # petastorm calls the type with each value; numpy cannot convert pandas' NaT to
+            # datetime64.
             kind = np.object_
-        # Interned, because a pickle tells equal texts from the same text, and its bytes are in the
-        # manifest's hash.
+        # Interned, because pickle memoizes identical but not equal strings, and the manifest's hash
+        # covers its bytes.
         name = sys.intern(field.name)
         fields.append(unischema.UnischemaField(name, kind, shape, None, name in nullable))
     return unischema.Unischema(_UNISCHEMA, fields)

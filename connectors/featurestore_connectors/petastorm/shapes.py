@@ -1,7 +1,6 @@
-"""The shapes of lists in the files.
+"""Shapes of lists in the files.
 
-petastorm reads lists of numbers, not lists of lists, so nested lists of fixed size lie flat in the
-files.
+petastorm reads lists of numbers, not lists of lists, so nested lists of fixed size are stored flat.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from featurestore.model.shapes import items_of, shape_of
 
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of the files: nested lists of fixed size lie flat.
+    """Return the schema of the files, with flat lists for nested lists of fixed size.
 
     >>> image = pa.list_(pa.list_(pa.uint8(), 3), 2)
     >>> stored_schema(pa.schema([("image", image)])).field("image").type
@@ -34,8 +33,8 @@ def _flat_type(kind: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("item", leaf), prod(sizes))
 
 
-def flattened(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch as it is stored."""
+def flatten_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with flat lists, as it is stored."""
     schema = stored_schema(batch.schema)
     arrays = []
     for array, field in zip(batch.columns, schema, strict=True):
@@ -45,8 +44,8 @@ def flattened(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def shaped(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a stored column as its feature type."""
+def restore_shape(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Convert a stored column to its feature type."""
     sizes = shape_of(kind)
     if len(sizes) < 2:
         return cast_array(array, kind)
@@ -60,7 +59,7 @@ def shaped(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _lists_of(values: pa.Array, like: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return values as lists of fixed size with the nulls of another array."""
+    """Return lists of fixed size with the nulls of another array."""
     valid = None
     if like.null_count:
         present = like.is_valid().to_numpy(zero_copy_only=False)
@@ -68,10 +67,10 @@ def _lists_of(values: pa.Array, like: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(like), [valid], like.null_count, children=[values])
 
 
-def fits(kind: pa.DataType) -> bool:
-    """Tell whether petastorm's readers give values of a type back.
+def is_supported(kind: pa.DataType) -> bool:
+    """Return True if petastorm's readers support a type.
 
-    Scalars and lists of booleans and numbers.
+    Supported are scalars, and lists of booleans and numbers.
     """
     sizes, leaf = shape_of(kind), items_of(kind)
     is_list = bool(sizes)

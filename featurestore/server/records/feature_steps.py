@@ -11,7 +11,13 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.engine import Connection
 
-from featurestore.lineage.column_origins import Columns, Origin, of_plan, of_query, of_windows
+from featurestore.lineage.column_origins import (
+    ColumnOrigins,
+    Origin,
+    origins_of_plan,
+    origins_of_query,
+    origins_of_window_job,
+)
 from featurestore.model.references import parse_group_reference
 from featurestore.model.window_job import WindowJob
 from featurestore.registry import (
@@ -108,13 +114,13 @@ class FeatureSteps:
                     edges += [(node, job), (job, feature)]
         return edges
 
-    def _columns_of(self, made: Node, job: str) -> Columns | None:
+    def _columns_of(self, made: Node, job: str) -> ColumnOrigins | None:
         """Return what the columns of a group were made of, None where its job does not tell."""
         registered = self._ask(jobs.find, job)
         if registered is None or made.kind != "featuregroup" or made.version is None:
             return None
         if registered.spec.kind == "window":
-            return of_windows(WindowJob.of(registered.spec))
+            return origins_of_window_job(WindowJob.of(registered.spec))
         if registered.spec.kind != "sql":
             return None
         tables = {}
@@ -122,7 +128,7 @@ class FeatureSteps:
             if "/" not in text and ":" not in text:  # neither a path nor a registered source
                 tables[name] = parse_group_reference(text)
         names = self._ask(features.names, made.name, made.version)
-        return of_query(registered.spec.code, tables, names)
+        return origins_of_query(registered.spec.code, tables, names)
 
     def _datasets(self, node: Node) -> Edges:
         """Return the edges to the training datasets that hold a feature, or are joined by it."""
@@ -137,7 +143,7 @@ class FeatureSteps:
                 self._whole.add(dataset)
                 edges.append((node, dataset))
                 continue
-            origins = of_plan(manifest.plan)
+            origins = origins_of_plan(manifest.plan)
             kept = {column.name for column in manifest.columns}
             found = tuple(each for each in _made_of(node, origins) if each in kept)
             if found:
@@ -164,7 +170,7 @@ class FeatureSteps:
         return edges
 
 
-def _made_of(node: Node, origins: Columns) -> list[str]:
+def _made_of(node: Node, origins: ColumnOrigins) -> list[str]:
     """Return the columns that were made of a feature."""
     return [name for name, found in origins.columns.items() if _is_of(node, found)]
 

@@ -35,7 +35,7 @@ def take_snapshot(session: Session, live: LiveSource) -> int:
         }
         version = engine.write(path, rows, TableWrite("overwrite", note=note))
         assert version is not None  # only repeated transactions give none
-        run.landed = version
+        run.committed_version = version
         what = f"A snapshot of external feature group {spec.name!r} version {spec.version}"
         with after_publication(what):
             with session.registry.transaction() as connection:

@@ -185,7 +185,7 @@ def validate(
         live = live_source(session, group)  # as long as this is known, its rows are there
     rows = rows_of(session, live or pinned(group))
     work = Work("validate", group.spec.name, uuid.uuid4().hex, session.location, group.spec.version)
-    work.landed = group.delta_version
+    work.committed_version = group.delta_version
     with observed(work):
         found = audit(
             rows,

@@ -190,7 +190,7 @@ def _create(
         transaction=transaction_of(audited, write, run),
     )
     quarantine(session, audited, spec, how)
-    run.check_held()
+    run.check_intent()
     written = write_rows(session, group, audited.relation, how, run)
     delta_version = latest_version(path) if written is None else written
     landed = LandedRows(group, spec, delta_version, "create", audited, declared)

@@ -42,13 +42,15 @@ def write_rows(
     write landed.
     """
     try:
-        run.landed = session.engine.write(group.path, relation, how)
+        run.committed_version = session.engine.write(group.path, relation, how)
     except BaseException as error:
-        run.landed = commits.version_of_run(group.path, run.run_id, after=group.delta_version)
-        if run.landed is None or not isinstance(error, Exception):
+        run.committed_version = commits.version_of_run(
+            group.path, run.run_id, after=group.delta_version
+        )
+        if run.committed_version is None or not isinstance(error, Exception):
             raise
-        warn_published(_what(group.spec, run.landed), error)
-    return run.landed
+        warn_published(_what(group.spec, run.committed_version), error)
+    return run.committed_version
 
 
 def register(session: Session, landed: LandedRows, *, run: InFlight) -> Commit:
@@ -83,7 +85,7 @@ def advance(
     meta: commits.Meta | None = None,
 ) -> None:
     """Register the Delta version of a commit without rows, and what it says of the group."""
-    run.landed = delta_version
+    run.committed_version = delta_version
     with after_publication(_what(spec, delta_version)):
         with session.registry.transaction() as connection:
             featuregroups.advance(connection, spec.name, spec.version, delta_version=delta_version)

@@ -36,7 +36,7 @@ from featurestore.model.job import JobSpec
 from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
 from featurestore.recovery import owners
-from featurestore.recovery.leases import leased
+from featurestore.recovery.leases import hold_job_lease
 from featurestore.registry import alerts, jobs, monitors, runs, streams
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
@@ -321,7 +321,7 @@ def attempt(
     definition = definition_of(session, job)
     if job.spec.stream is not None:
         return _attempt_stream(session, job, definition, watch=watch or Watch(), due=due)
-    with leased(session, name) as owner:
+    with hold_job_lease(session, name) as owner:
         recover(session, name)
         job = get_job(session, name)
         definition = definition_of(session, job)
@@ -348,7 +348,7 @@ def _attempt_stream(
     with ExitStack() as held:
         assert job.spec.stream is not None
         if job.spec.stream.consumer_group is None:
-            owner = held.enter_context(leased(session, name))
+            owner = held.enter_context(hold_job_lease(session, name))
             recover(session, name)
         else:
             owner = held.enter_context(owners.heartbeat(session.registry, session.location))

@@ -46,7 +46,7 @@ def datasets_of(work: Work, *, ended: bool) -> tuple[list[InputDataset], list[Ou
         return _inputs(work.inputs, paths, _finding_facets(work)), []
     if work.kind in _DROPS:
         return [], [_dropped_dataset(work, paths)] if ended and work.error is None else []
-    if not ended or work.landed is None:
+    if not ended or work.committed_version is None:
         return [], [OutputDataset(*dataset_identifier(_path(work, paths)))] if work.version else []
     if work.kind in _WRITES:
         return _group_commit_datasets(work, paths)
@@ -95,7 +95,7 @@ def _group_commit_datasets(
 
 def _commit_of(path: str, work: Work) -> Commit:
     """Return the commit of a write; a later commit may have merged small files."""
-    last = int(work.landed or 0)
+    last = int(work.committed_version or 0)
     ids = {work.run_id}
     if work.parent is not None:
         ids |= {work.parent.run_id, f"job-{work.parent.run_id}"}
@@ -234,8 +234,8 @@ def _validated_dataset(work: Work, paths: StorePaths) -> InputDataset:
     path = _path(work, paths)
     if work.parent is not None and work.parent.kind == "export":
         path = paths.training_dataset(work.name, work.parent.version or 1)
-    if work.landed is not None:
-        dataset_facets["version"] = facets.version_of(work.landed)
+    if work.committed_version is not None:
+        dataset_facets["version"] = facets.version_of(work.committed_version)
     if report is not None:
         input_facets["dataQualityAssertions"] = (
             data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(

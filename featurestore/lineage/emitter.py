@@ -123,8 +123,8 @@ def _copy_work(work: Work) -> Work:
 
     >>> run = Work("job", "daily", "", "")
     >>> copy = _copy_work(run)
-    >>> run.landed = 3
-    >>> copy.landed is None
+    >>> run.committed_version = 3
+    >>> copy.committed_version is None
     True
     """
     parent = None if work.parent is None else _copy_work(work.parent)

@@ -36,7 +36,7 @@ class Work:
     ``name`` is the job, the group or the training dataset, ``version`` that of the group or
     dataset; ``location`` is the store's. ``parent`` is the work that this one is part of.
 
-    What is known in the end: ``landed`` (the Delta version, or the version of the dataset, that was
+    What is known in the end: ``committed_version`` (the Delta version, or the version of the dataset, that was
     published), ``plan`` (of the retrieval whose rows were written, as JSON), ``inputs`` (what a job
     read, pinned), ``report`` (of a validation), ``found`` (of a monitor), ``error``.
     """
@@ -50,7 +50,7 @@ class Work:
     job: JobSpec | None = None
     window: Window | None = None
     begun: datetime = field(default_factory=times.utc_now)
-    landed: int | None = None
+    committed_version: int | None = None
     plan: Mapping[str, Any] | None = None
     inputs: tuple[Mapping[str, Any], ...] = ()
     report: ValidationReport | None = None

@@ -1,7 +1,7 @@
-"""Users, tokens, roles and private groups as a file of the store, from which they come back.
+"""Backup file of users, tokens, roles and private groups.
 
-No table or manifest says who may read what, so a registry that is lost must not take it along: then
-a private group would be one of everybody. The file holds hashes, as the registry does.
+Tables and manifests do not contain access rights. Without this file, the loss of the registry would
+make private groups public. The file contains hashes of tokens, as the registry does.
 """
 
 from __future__ import annotations
@@ -23,57 +23,57 @@ _TABLES = (tables.users, tables.tokens, tables.group_roles, tables.private_group
 
 
 def write(connection: Connection, location: str) -> None:
-    """Write what the registry says, in the transaction that changes it: the whole file or none."""
-    told: dict[str, Any] = {"format": _FORMAT}
+    """Write the access tables atomically, in the transaction that changes them."""
+    content: dict[str, Any] = {"format": _FORMAT}
     for table in _TABLES:
         query = sa.select(table).order_by(*table.primary_key.columns)
-        told[table.name] = [dict(row._mapping) for row in connection.execute(query)]
-    files.write_json(StorePaths(location).access, told)
+        content[table.name] = [dict(row._mapping) for row in connection.execute(query)]
+    files.write_json(StorePaths(location).access, content)
 
 
 def restore(connection: Connection, location: str) -> int:
-    """Bring back what the file says where the registry has no users; return how many came.
+    """Restore the access tables if the registry has no users; return the number of users.
 
     Raises:
-        RegistryError: The file cannot be read, or is of a newer release.
+        RegistryError: The file is damaged, or a newer release wrote it.
     """
     path = StorePaths(location).access
     if not files.exists(path):
         return 0
     if connection.execute(sa.select(tables.users.c.name).limit(1)).first() is not None:
         return 0
-    told = _read(path)
+    rows_by_table = _read(path)
     for table in _TABLES:
         connection.execute(table.delete())
-        if told[table.name]:
-            connection.execute(table.insert(), told[table.name])
-    return len(told[tables.users.name])
+        if rows_by_table[table.name]:
+            connection.execute(table.insert(), rows_by_table[table.name])
+    return len(rows_by_table[tables.users.name])
 
 
 def _read(path: str) -> dict[str, list[dict[str, Any]]]:
     try:
-        told = JsonObject.of(files.read_json(path))
-        if told.number("format") != _FORMAT:
-            raise told.wrong("format", f"{_FORMAT}, which this release knows")
-        found = {}
+        content = JsonObject.of(files.read_json(path))
+        if content.number("format") != _FORMAT:
+            raise content.wrong("format", f"{_FORMAT}, which this release knows")
+        rows_by_table = {}
         for table in _TABLES:
-            found[table.name] = [_row(table, each) for each in told.objects(table.name)]
-        return found
+            rows_by_table[table.name] = [_row(table, each) for each in content.objects(table.name)]
+        return rows_by_table
     except MalformedJson as error:
         raise RegistryError(
-            f"{path} does not say in a way that this release knows who may read what: {error}.",
-            hint="restore it from a backup before the store is served; or remove it, and make "
+            f"{path} does not contain access rights that this release can read: {error}.",
+            hint="restore it from a backup before serving the store; or remove it, and create "
             "users, roles and private groups again",
         ) from error
 
 
-def _row(table: sa.Table, told: JsonObject) -> dict[str, Any]:
+def _row(table: sa.Table, stored_row: JsonObject) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for column in table.columns:
-        if column.nullable and told.get(column.name) is None:
+        if column.nullable and stored_row.get(column.name) is None:
             row[column.name] = None
         elif isinstance(column.type, sa.BigInteger):
-            row[column.name] = told.number(column.name)
+            row[column.name] = stored_row.number(column.name)
         else:
-            row[column.name] = told.text(column.name)
+            row[column.name] = stored_row.text(column.name)
     return row

@@ -1,11 +1,11 @@
-"""Claims: which registry makes a version of a group or view in an object store.
+"""Claims of versions in an object store that several registries share.
 
-Processes that share a registry exclude one another in it. Several registries may serve one place in
-an object store, one SQLite file on each machine, say: there a version belongs to the registry that
-has put its claim beside it first, and only that one cleans up what a creator has left half made.
+Processes that share a registry exclude one another through it. Several registries may use one
+location in an object store, for example one SQLite file on each machine. There a version belongs to
+the registry that writes its claim object first, and only this registry removes incomplete versions.
 
-The version of a training dataset is claimed by one export. Its claim stays when that export is
-taken for dead, so that no other one ever writes among shards that a late answer may still change.
+The version of a training dataset is claimed by one export. The claim remains when the export is
+considered dead, so that no other export writes among shards that a late request may still change.
 """
 
 from __future__ import annotations
@@ -21,96 +21,95 @@ from featurestore.recovery import lease_objects
 from featurestore.storage import files, machine
 from featurestore.storage.location import is_uri
 
-_ENDING = ".claim"
-_GATE = ".end"
-_PASSED, _CLOSED = "published", "given up"
-# Longer than any request is on its way.
-_ANSWERS_END = timedelta(days=1)
+_SUFFIX = ".claim"
+_OUTCOME = ".end"
+_PUBLISHED, _REVOKED = "published", "given up"
+# Longer than any request can be pending.
+_MAX_REQUEST_TIME = timedelta(days=1)
 
 
 def claim(connection: Connection, path: str) -> bool:
-    """Claim the directory of a version for a registry; False when another one has it.
+    """Claim the directory of a version for a registry; False if another registry has it.
 
-    On a disk every registry of a place lies in it, so there is nothing to claim.
+    On a disk the registry is part of the location, so that no claim is needed.
     """
     if not is_uri(path):
         return True
-    own = _identity(connection).encode()
-    return files.write_new(path + _ENDING, own) or files.read_bytes(path + _ENDING) == own
+    identity = _identity(connection).encode()
+    return files.write_new(path + _SUFFIX, identity) or files.read_bytes(path + _SUFFIX) == identity
 
 
 def claim_once(connection: Connection, path: str, run: str) -> bool:
-    """Claim the directory of a version for one export; False when any has claimed it before."""
+    """Claim the directory of a version for one export; False if it was claimed before."""
     if not is_uri(path):
         return True
-    return files.write_new(path + _ENDING, f"{_identity(connection)} {run}".encode())
+    return files.write_new(path + _SUFFIX, f"{_identity(connection)} {run}".encode())
 
 
-def may_clean(connection: Connection, location: str, path: str) -> bool:
-    """Tell whether a registry may take what lies half made in a directory for left.
+def can_clean(connection: Connection, location: str, path: str) -> bool:
+    """Return True if a registry may remove an incomplete version.
 
-    It may where it made the claim, since it knows which of its processes live. What others claimed
-    is taken for dead when its lease and its files are silent.
+    It may do so for its own claims, since it knows which of its processes are alive. Versions of
+    other registries are considered dead if neither the lease nor the files were written recently.
     """
     if not is_uri(path):
         return True
-    if not files.exists(path + _ENDING):
+    if not files.exists(path + _SUFFIX):
         return lease_objects.is_silent(location, os.path.basename(path), path)
-    owner, _, run = files.read_bytes(path + _ENDING).decode("utf-8", "replace").partition(" ")
+    owner, _, run = files.read_bytes(path + _SUFFIX).decode("utf-8", "replace").partition(" ")
     if owner == _identity(connection):
         return True
-    return lease_objects.is_silent(location, run or "-", path, path + _ENDING)
+    return lease_objects.is_silent(location, run or "-", path, path + _SUFFIX)
 
 
-def pass_gate(path: str) -> bool:
-    """Begin the publication of a claimed version; False when the export was given up meanwhile.
+def try_publish(path: str) -> bool:
+    """Begin the publication of a claimed version; False if the export was revoked.
 
-    Whoever takes an export for dead closes the gate before anything is removed, so that one that
-    comes back publishes nothing.
+    A dead export is revoked before its files are removed, so that it cannot publish later.
     """
-    return not is_uri(path) or files.write_new(path + _GATE, _gate_of(_PASSED))
+    return not is_uri(path) or files.write_new(path + _OUTCOME, _outcome_content(_PUBLISHED))
 
 
-def give_up(path: str, *, certain: bool) -> bool:
-    """Close the gate of a version whose export is dead; False when it had passed there before.
+def revoke(path: str, *, certain: bool) -> bool:
+    """Revoke the export of a version; False if its publication has begun.
 
-    Then its manifest may come yet, and nothing may be removed, unless the process is dead for
-    ``certain``, or nothing was written there for a day.
+    In this case the manifest may still appear, so nothing may be removed, unless the process is dead
+    for ``certain``, or a day has passed.
     """
-    if not is_uri(path) or files.write_new(path + _GATE, _gate_of(_CLOSED)):
+    if not is_uri(path) or files.write_new(path + _OUTCOME, _outcome_content(_REVOKED)):
         return True
-    if files.read_bytes(path + _GATE).decode("utf-8", "replace").startswith(_CLOSED):
+    if files.read_bytes(path + _OUTCOME).decode("utf-8", "replace").startswith(_REVOKED):
         return True
     if certain:
         return True
-    passed = files.last_written(path + _GATE)
-    return passed is not None and files.time_of_store(path) - passed > _ANSWERS_END
+    published_at = files.last_written(path + _OUTCOME)
+    return published_at is not None and files.time_of_store(path) - published_at > _MAX_REQUEST_TIME
 
 
-def claimed(entry: str) -> str:
-    """Return the name of the directory that a claim stands beside; another name as it is.
+def directory_of_claim(entry: str) -> str:
+    """Return the directory name of a claim object; other names are unchanged.
 
     >>> claimed("v3.claim"), claimed("v3")
     ('v3', 'v3')
     """
-    return entry.removesuffix(_ENDING)
+    return entry.removesuffix(_SUFFIX)
 
 
 def release(path: str, *, below: str) -> None:
-    """Give up the claim of a directory whose version is gone."""
+    """Release the claim on a deleted version."""
     if is_uri(path):
-        files.remove(path + _GATE, below=below)
-        files.remove(path + _ENDING, below=below)
+        files.remove(path + _OUTCOME, below=below)
+        files.remove(path + _SUFFIX, below=below)
 
 
-def _gate_of(word: str) -> bytes:
+def _outcome_content(word: str) -> bytes:
     return f"{word} {uuid.uuid4().hex}".encode()
 
 
 def _identity(connection: Connection) -> str:
-    """Return what tells a registry from others, and nothing else of it."""
+    """Return a hash that identifies a registry without revealing its address."""
     url = connection.engine.url
-    place = f"{url.host}:{url.port}/{url.database}"
+    address = f"{url.host}:{url.port}/{url.database}"
     if url.get_backend_name() == "sqlite":
-        place = f"{machine.host_name()}:{url.database}"
-    return hashlib.sha256(place.encode()).hexdigest()[:32]
+        address = f"{machine.host_name()}:{url.database}"
+    return hashlib.sha256(address.encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Training datasets as their manifests tell of them: registered, forgotten, removed, claimed."""
+"""Recovery of training datasets: register, forget, remove and claim versions."""
 
 from __future__ import annotations
 
@@ -26,38 +26,40 @@ def read(directory: str, name: str, version: int) -> Manifest:
     """Return the manifest of the directory of a version.
 
     Raises:
-        DatasetDamaged: It cannot be read, or is that of another dataset.
-        TrainingDatasetNotFound: There is none.
+        DatasetDamaged: The manifest is damaged, or of another dataset.
+        TrainingDatasetNotFound: The directory has no manifest.
     """
     manifest = read_manifest(directory)
     if (manifest.name, manifest.version) != (name, version):
         raise DatasetDamaged(
-            f"{directory!r} holds the manifest of {manifest.name!r} version {manifest.version}.",
-            hint="restore the directory; TrainingDataset.open(path) opens it as what it is",
+            f"{directory!r} contains the manifest of {manifest.name!r} version {manifest.version}.",
+            hint="restore the directory; TrainingDataset.open(path) opens it as that dataset",
         )
     return manifest
 
 
 def register(connection: Connection, manifest: Manifest) -> None:
-    """Register a finished dataset; nothing happens when it is there."""
+    """Register a finished dataset unless it is registered."""
     manifests.register(connection, manifest)
 
 
-def register_found(connection: Connection, directory: str, name: str, version: int) -> None:
-    """Register the finished dataset of a directory, with what has been said about it since."""
+def register_from_files(connection: Connection, directory: str, name: str, version: int) -> None:
+    """Register the finished dataset of a directory, with its annotations."""
     manifest = read(directory, name, version)
     register(connection, manifest)
-    say(connection, name, version, read_described(directory, manifest))
+    apply_annotations(connection, name, version, read_described(directory, manifest))
 
 
-def say(connection: Connection, name: str, version: int, said: Described) -> None:
-    """Bring description and tags of a registered dataset up to what its file says."""
-    training_datasets.describe(connection, name, version, said.description)
-    tags.replace(connection, training_datasets.KIND, name, version, said.tags)
+def apply_annotations(
+    connection: Connection, name: str, version: int, annotations: Described
+) -> None:
+    """Update the description and tags of a registered dataset from its annotations file."""
+    training_datasets.describe(connection, name, version, annotations.description)
+    tags.replace(connection, training_datasets.KIND, name, version, annotations.tags)
 
 
 def forget(connection: Connection, name: str, version: int) -> None:
-    """Remove everything that is recorded about a version of a dataset."""
+    """Remove a version of a dataset from the registry."""
     manifests.remove(connection, name, version)
     reports.remove(connection, training_datasets.KIND, name, version)
 
@@ -65,7 +67,7 @@ def forget(connection: Connection, name: str, version: int) -> None:
 def remove_files(paths: StorePaths, name: str, version: int) -> None:
     """Remove a version, the manifest first.
 
-    Without it a directory is no dataset, whatever happens next.
+    Without the manifest the directory is not a dataset, even after a crash.
     """
     directory = paths.training_dataset(name, version)
     files.remove(manifest_path(directory), below=paths.location)
@@ -73,16 +75,16 @@ def remove_files(paths: StorePaths, name: str, version: int) -> None:
 
 
 def release(paths: StorePaths, name: str, version: int) -> None:
-    """Let a version that is gone be made again: whoever wrote it has ended."""
+    """Release the claim on a deleted version."""
     claims.release(paths.training_dataset(name, version), below=paths.location)
 
 
 def claim(
     connection: Connection, location: str, name: str, version: int | None, *, run: str
 ) -> int:
-    """Make a run of this process the only one that exports a version, and return the version.
+    """Claim a version for an export of this process, and return the version.
 
-    None takes the next one.
+    ``version`` None claims the next one.
 
     Raises:
         TrainingDatasetExists: The version exists, or another export is writing it.
@@ -91,29 +93,29 @@ def claim(
         check_version(version)
     paths = StorePaths(location)
     _lock(connection, name)
-    busy = versions_in_flight(connection, location, EXPORT, name)
-    busy += versions_in_flight(connection, location, REMOVE, name)
+    in_flight = versions_in_flight(connection, location, EXPORT, name)
+    in_flight += versions_in_flight(connection, location, REMOVE, name)
     remove_abandoned(connection, location, name)
-    taken = {*busy, *training_datasets.versions(connection, name)}
-    taken.update(versions_on_disk(paths, name))
-    chosen = max(taken, default=0) + 1 if version is None else version
-    while chosen not in taken:
-        if claims.claim_once(connection, paths.training_dataset(name, chosen), run):
-            return chosen
-        # Another registry's export, which has begun since the look.
-        taken.add(chosen)
+    used_versions = {*in_flight, *training_datasets.versions(connection, name)}
+    used_versions.update(versions_on_disk(paths, name))
+    candidate = max(used_versions, default=0) + 1 if version is None else version
+    while candidate not in used_versions:
+        if claims.claim_once(connection, paths.training_dataset(name, candidate), run):
+            return candidate
+        # An export of another registry claimed it in the meantime.
+        used_versions.add(candidate)
         if version is None:
-            chosen += 1
+            candidate += 1
     raise TrainingDatasetExists(
-        f"Version {chosen} of training dataset {name!r} exists or is being written.",
-        hint="leave version= out to make the next one",
+        f"Version {candidate} of training dataset {name!r} exists or is being written.",
+        hint="omit version= to create the next one",
     )
 
 
 def make_directory(location: str, name: str, version: int) -> None:
-    """Make the directory of a claimed version.
+    """Create the directory of a claimed version.
 
-    Its intent is recorded by then, so that recovery finds the directory after a crash.
+    The intent is already recorded, so that recovery can find the directory after a crash.
     """
     paths = StorePaths(location)
     publication.make_directory(paths.training_dataset_versions(name))
@@ -122,20 +124,16 @@ def make_directory(location: str, name: str, version: int) -> None:
 
 def versions_on_disk(paths: StorePaths, name: str) -> list[int]:
     """Return the versions of a dataset that have a directory or a claim, ascending."""
-    found = set()
-    for entry in files.list_directory(paths.training_dataset_versions(name)):
-        version = version_of(claims.claimed(entry))
-        if version is not None:
-            found.add(version)
-    return sorted(found)
+    entries = files.list_directory(paths.training_dataset_versions(name))
+    versions = {version_of(claims.directory_of_claim(entry)) for entry in entries}
+    return sorted(version for version in versions if version is not None)
 
 
 def remove_abandoned(connection: Connection, location: str, name: str) -> list[str]:
-    """Remove directories without a manifest that no living export writes; return them.
+    """Remove directories without a manifest that no live export writes; return them.
 
-    Below a URI those of this registry, which knows which of its exports live, and those whose lease
-    is silent. One that the system refuses to remove is logged, and its number stays
-    taken.
+    Below a URI these are the directories of this registry, which knows its live exports, and those
+    with an expired lease. A failed removal is logged, and the version remains in use.
     """
     paths = StorePaths(location)
     removed = []
@@ -145,22 +143,22 @@ def remove_abandoned(connection: Connection, location: str, name: str) -> list[s
             continue
         if version in versions_in_flight(connection, location, EXPORT, name):
             continue
-        if not claims.may_clean(connection, location, directory):
+        if not claims.can_clean(connection, location, directory):
             continue
-        if not claims.give_up(directory, certain=False):
+        if not claims.revoke(directory, certain=False):
             continue
         try:
-            was_there = files.remove(directory, below=location)
+            existed = files.remove(directory, below=location)
         except StorageError as error:
-            _log.warning("what an ended export left stays: %s", error.message)
+            _log.warning("the files of an ended export were not removed: %s", error.message)
         else:
-            if was_there:
+            if existed:
                 removed.append(directory)
     return removed
 
 
 def _lock(connection: Connection, name: str) -> None:
-    """Let no other process claim or clean versions of a dataset until this transaction ends."""
+    """Lock the versions of a dataset until this transaction ends."""
     lock(connection, f"trainingdataset/{name}")
 
 

@@ -1,4 +1,4 @@
-"""Runs of experiments as their directories tell of them: ``<name>/<id>/run.json``."""
+"""Recovery of experiment runs from their directories ``<name>/<id>/run.json``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featurestore.storage import files
 
 
 def run_directory(paths: StorePaths, name: str, run_id: str) -> str:
-    """Return the directory of a run, from a checked name and a checked id."""
+    """Return the directory of a run, after checking its name and id."""
     return os.path.join(paths.experiment(name), check_run_id(run_id))
 
 
@@ -25,33 +25,33 @@ def read(directory: str) -> RunRecord:
     """Return the record of a run.
 
     Raises:
-        RunNotFound: There is no ``run.json``.
-        RunDamaged: It cannot be read, or tells of another run than its directory is of.
+        RunNotFound: The directory has no ``run.json``.
+        RunDamaged: The record is damaged, or belongs to another directory.
     """
     path = os.path.join(directory, RUN_FILE)
     if not files.is_file(path):
-        raise RunNotFound(f"There is no run in {directory!r}: it has no {RUN_FILE}.")
+        raise RunNotFound(f"{directory!r} is not the directory of a run: it has no {RUN_FILE}.")
     try:
         record = RunRecord.from_bytes(files.read_bytes(path))
     except (MalformedJson, FeatureStoreError) as error:
         raise RunDamaged(
             f"The record {path!r} of a run is damaged: {error}",
-            hint="restore the file from a copy; the other runs are not touched by it",
+            hint="restore the file from a copy; other runs are not affected",
         ) from error
     if record.id != os.path.basename(directory):
-        raise RunDamaged(f"The record {path!r} tells of another run, {record.id!r}.")
+        raise RunDamaged(f"The record {path!r} belongs to another run, {record.id!r}.")
     if record.name != os.path.basename(os.path.dirname(directory)):
-        raise RunDamaged(f"The record {path!r} is of another experiment, {record.name!r}.")
+        raise RunDamaged(f"The record {path!r} belongs to another experiment, {record.name!r}.")
     return record
 
 
 def write(directory: str, record: RunRecord) -> None:
-    """Write the record of a run whole."""
+    """Write the record of a run atomically."""
     files.write_atomically(os.path.join(directory, RUN_FILE), record.to_bytes())
 
 
 def every(paths: StorePaths) -> Iterator[tuple[str, str]]:
-    """Yield experiment and directory of all runs that are there, by name and id."""
+    """Yield the experiment and directory of all runs, ordered by name and id."""
     for name in files.list_directory(paths.experiments):
         try:
             folder = paths.experiment(check_name(name, noun="experiment"))
@@ -63,10 +63,10 @@ def every(paths: StorePaths) -> Iterator[tuple[str, str]]:
                 yield name, directory
 
 
-def register_found(connection: Connection, name: str, directory: str) -> str:
-    """Register a run that was found, and return its id."""
+def register_from_files(connection: Connection, name: str, directory: str) -> str:
+    """Register the run of a directory, and return its id."""
     record = read(directory)
     if record.name != name:
-        raise RunDamaged(f"The run in {directory!r} says that it belongs to {record.name!r}.")
+        raise RunDamaged(f"The run in {directory!r} belongs to experiment {record.name!r}.")
     experiments.put(connection, record)
     return record.id

@@ -1,4 +1,4 @@
-"""Feature groups as their tables tell of them: registered, forgotten, removed, claimed."""
+"""Recovery of feature groups: register, forget, remove and claim versions."""
 
 from __future__ import annotations
 
@@ -27,58 +27,58 @@ from featurestore.storage import files
 
 
 def is_group(path: str) -> bool:
-    """Tell whether a directory holds a feature group: a Delta table with a commit of data."""
+    """Return True for the directory of a feature group: a Delta table with a commit of data."""
     return is_delta_table(path) and latest_version(path) >= 1
 
 
 def register(connection: Connection, path: str, name: str, version: int) -> FeatureGroupSpec:
-    """Register a table as the version of a group, or bring what is registered up to date with it.
+    """Register a table as the version of a group, or update its registration.
 
     Raises:
-        TableDamaged: The table cannot be read, or says that it is another group.
+        TableDamaged: The table is damaged, or belongs to another group.
     """
-    state = read_snapshot(path)
-    spec, meta = commits.spec_of(state), commits.meta_of(state)
+    table = read_snapshot(path)
+    spec, meta = commits.spec_of(table), commits.meta_of(table)
     if (spec.name, spec.version) != (name, version):
         raise TableDamaged(
-            f"The table {path!r} says that it is {spec.name}@v{spec.version}.",
+            f"The table {path!r} belongs to {spec.name}@v{spec.version}.",
             hint="move it to the directory of that name",
         )
-    known = featuregroups.find(connection, name, version)
-    if known is not None and known.table_id != state.table_id:
+    registered_group = featuregroups.find(connection, name, version)
+    if registered_group is not None and registered_group.table_id != table.table_id:
         forget(connection, name, version)
-        known = None
-    found = commits.history(path)[::-1]
-    if known is None:
+        registered_group = None
+    history = commits.history(path)[::-1]
+    if registered_group is None:
         featuregroups.add(
             connection,
             spec,
-            table_id=state.table_id,
-            delta_version=state.version,
+            table_id=table.table_id,
+            delta_version=table.version,
             description=meta.description,
-            created=found[0].timestamp if found else None,
-            changed=found[-1].timestamp if found else None,
+            created=history[0].timestamp if history else None,
+            changed=history[-1].timestamp if history else None,
         )
     else:
-        written = found[-1].timestamp if found else None
+        last_commit_time = history[-1].timestamp if history else None
         featuregroups.advance(
-            connection, name, version, delta_version=state.version, spec=spec, at=written
+            connection, name, version, delta_version=table.version, spec=spec, at=last_commit_time
         )
     describe(connection, name, version, meta)
-    for commit in found:
-        if known is None or commit.delta_version > known.delta_version:
+    for commit in history:
+        if registered_group is None or commit.delta_version > registered_group.delta_version:
             add_lineage(connection, spec, commit)
     return spec
 
 
 def describe(connection: Connection, name: str, version: int, meta: commits.Meta) -> None:
-    """Register what a table says of a group: description, descriptions of features, tags."""
+    """Register the description, feature descriptions and tags of a table."""
     featuregroups.describe(connection, name, version, meta.description, descriptions=meta.features)
     tags.replace(connection, featuregroups.KIND, name, version, meta.tags)
 
 
 def add_lineage(connection: Connection, spec: FeatureGroupSpec, commit: Commit) -> None:
-    """Record the inputs that a commit's note states."""
+    """Register the inputs of a commit."""
     if commit.inputs:
         lineage.add(
             connection,
@@ -96,7 +96,7 @@ def add_lineage(connection: Connection, spec: FeatureGroupSpec, commit: Commit) 
 
 
 def forget(connection: Connection, name: str, version: int) -> None:
-    """Remove everything that is recorded about a version of a group."""
+    """Remove a version of a group from the registry."""
     featuregroups.remove(connection, name, version)
     lineage.remove(connection, featuregroups.KIND, name, version)
     reports.remove(connection, featuregroups.KIND, name, version)
@@ -106,7 +106,7 @@ def forget(connection: Connection, name: str, version: int) -> None:
 def remove_files(paths: StorePaths, name: str, version: int) -> None:
     """Remove a version of a group with its quarantine and statistics, the log first.
 
-    Without its log a directory is no table any more, whatever happens next.
+    Without its log the directory is not a table, even after a crash.
     """
     path = paths.featuregroup(name, version)
     files.remove(os.path.join(path, LOG_FOLDER), below=paths.location)
@@ -116,9 +116,9 @@ def remove_files(paths: StorePaths, name: str, version: int) -> None:
 
 
 def claim(connection: Connection, location: str, name: str, version: int) -> int:
-    """Make this process the only creator of a version and return it.
+    """Claim a version for creation by this process and return it.
 
-    What a dead one left is removed.
+    The remains of a dead creator are removed.
 
     Raises:
         FeatureGroupExists: The version exists, or another process is creating it.
@@ -126,29 +126,29 @@ def claim(connection: Connection, location: str, name: str, version: int) -> int
     lock(connection, name, version)
     paths = StorePaths(location)
     path = paths.featuregroup(name, version)
-    taken = featuregroups.find(connection, name, version) is not None
-    busy = version in versions_in_flight(connection, location, "create", name)
-    if not taken and not busy:
-        own = claims.claim(connection, path)
+    is_registered = featuregroups.find(connection, name, version) is not None
+    is_in_flight = version in versions_in_flight(connection, location, "create", name)
+    if not is_registered and not is_in_flight:
+        has_claim = claims.claim(connection, path)
         if not is_group(path):
-            if not own:
+            if not has_claim:
                 raise FeatureGroupExists(
                     f"Feature group {name!r} version {version} is being created through another "
-                    "registry, or a process there was killed at it.",
-                    hint="leave version=None for the next version; connecting with that registry "
+                    "registry, or its process there was killed.",
+                    hint="omit version= to create the next one; connecting with the other registry "
                     "cleans up",
                 )
             if is_delta_table(path):
                 remove_files(paths, name, version)
             return version
         register(connection, path, name, version)
-    state = "is being created by another process" if busy else "exists already"
+    state = "is being created by another process" if is_in_flight else "exists already"
     raise FeatureGroupExists(
         f"Feature group {name!r} version {version} {state}.",
-        hint="leave version=None for the next version, or use insert_into_featuregroup",
+        hint="omit version= to create the next one, or use insert_into_featuregroup",
     )
 
 
 def lock(connection: Connection, name: str, version: int) -> None:
-    """Let no other process change what a version is until this transaction ends."""
+    """Lock a version until this transaction ends."""
     locking.lock(connection, f"featuregroup/{name}/{version}")

@@ -1,4 +1,4 @@
-"""Writes in flight: an intent recorded before the write begins, settled whatever becomes of it."""
+"""Writes in flight: each records an intent before it begins, which is always resolved."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from featurestore.plugins.engine import Engine
 from featurestore.plugins.observers import Work, WorkKind, observed
 from featurestore.recovery import datasets, groups, lease_objects, models, owners, views
 from featurestore.recovery.owners import Store
-from featurestore.recovery.settle import settle
+from featurestore.recovery.resolve import resolve
 from featurestore.registry import Registry, intents
 from featurestore.registry import owners as heartbeats
 from featurestore.storage import files
 from featurestore.storage.location import is_uri
 
-# What observers are told of; the other intents are parts of these, or change no rows.
-_WORK: Mapping[str, WorkKind] = {
+# Kinds that are reported to observers; the other intents are parts of these, or change no rows.
+_WORK_KINDS: Mapping[str, WorkKind] = {
     "create": "create",
     "write": "write",
     "delete": "delete",
     "export": "export",
     "remove": "remove",
 }
-# Intents of this process, by registry, whose writes have ended without being settled.
-_unsettled: set[tuple[str, str]] = set()
+# Intents of ended writes of this process that are not resolved, by registry.
+_pending_intents: set[tuple[str, str]] = set()
 
 
 class Writer(Store, Protocol):
-    """What a write needs of a session: its engine says who reads the rows that it stages."""
+    """The session of a write; its engine determines where staged rows are read."""
 
     @property
     def engine(self) -> Engine:
@@ -44,12 +44,12 @@ class Writer(Store, Protocol):
 
 @dataclass
 class InFlight:
-    """One write between its intent and its registration.
+    """A write between its intent and its registration.
 
-    ``run_id`` names the run in commits and manifests, ``stage`` is the directory of what it stages,
-    ``version`` is what was claimed. ``landed`` is the version that it published, as soon as it is
-    known that there is one; ``registered`` says that the registry knows the result, ``publishing``
-    that nobody can tell from here on whether a version was published.
+    ``run_id`` is the id of the run in commits and manifests, ``stage`` the staging directory,
+    ``version`` the claimed version. ``committed_version`` is the published version, once it is
+    known; ``registered`` is True once the registry has the result, ``publishing`` once a crash would
+    leave unknown whether a version was published.
     """
 
     run_id: str
@@ -58,48 +58,48 @@ class InFlight:
     intent: str
     registry: Registry
     registered: bool = False
-    landed: int | None = None
+    committed_version: int | None = None
     publishing: bool = False
-    stages_here: Callable[[], bool] = field(default=lambda: False, repr=False)
+    stages_locally: Callable[[], bool] = field(default=lambda: False, repr=False)
     is_staged: bool = False
     _rows: str | None = None
 
     @property
     def staging(self) -> str:
-        """The directory in the store for what the write stages; it is removed at the end."""
+        """The staging directory in the store; it is removed at the end."""
         self.is_staged = True
         return self.stage
 
     @property
     def rows(self) -> str:
-        """The directory for its staged rows: below a URI it is one of this machine.
+        """The directory of staged rows.
 
-        In the store only where other machines read them.
+        Below a URI it is a local directory, unless other machines read the rows.
         """
         if self._rows is None:
-            if is_uri(self.stage) and self.stages_here():
+            if is_uri(self.stage) and self.stages_locally():
                 self._rows = files.temporary_directory()
             else:
                 self._rows = self.staging
         return self._rows
 
     def remove_rows(self) -> None:
-        """Remove what was staged on this machine."""
+        """Remove the rows staged on this machine."""
         if self._rows is not None and self._rows != self.stage:
             files.remove_temporary(self._rows)
 
-    def check_held(self) -> None:
-        """Make sure, just before publication, that nobody took this process for dead.
+    def check_intent(self) -> None:
+        """Check before publication that no other process has resolved the intent.
 
         Raises:
-            WriteConflict: Another process did; nothing was published.
+            WriteConflict: Another process considered this one dead; nothing was published.
         """
         with self.registry.reading() as connection:
-            held = intents.find(connection, self.intent) is not None
-        if not held:
+            has_intent = intents.find(connection, self.intent) is not None
+        if not has_intent:
             raise WriteConflict(
-                "Another process took this write for dead and cleaned up after it: "
-                f"no heartbeat came through for {owners.PATIENCE.total_seconds():.0f} seconds.",
+                "Another process considered this write dead and cleaned up after it: "
+                f"no heartbeat was recorded for {owners.HEARTBEAT_TIMEOUT.total_seconds():.0f} seconds.",
                 hint="write again",
             )
         self.publishing = True
@@ -114,104 +114,109 @@ def new_run_id() -> str:
 def in_flight(
     store: Writer, *, kind: str, name: str, version: int | None, run_id: str | None = None
 ) -> Iterator[InFlight]:
-    """Record an intent.
+    """Record the intent of a write while the block runs.
 
-    Afterwards remove the stage, and settle what the write left if it did not register itself.
-
-    What cannot be settled (the registry is locked, the disk is full) keeps its intent, and is
-    settled before the next write of this process, or at a connect after its end.
+    Afterwards remove the stage, and resolve the intent if the write was not registered. An intent
+    that cannot be resolved (the registry is locked, the disk is full) remains, and is resolved
+    before the next write of this process, or at a connect after its end.
 
     Args:
         store: The session.
-        kind: One of those that ``registry.intents.Intent`` lists.
-        name: The group or dataset.
-        version: Its version; None for the next one of a training dataset or feature view.
-        run_id: The id of a run that writes more than once; else the intent gives its own.
+        kind: A kind of ``registry.intents.Intent``.
+        name: The name of the group or dataset.
+        version: The version; None for the next one of a training dataset or feature view.
+        run_id: The id of a run that writes more than once; None: the id of the intent.
 
     Raises:
         FeatureGroupExists: The version to create exists, or another process is creating it.
         FeatureViewExists: The version to define exists, or another process is writing it.
         TrainingDatasetExists: The version to export exists, or another process is exporting it.
     """
-    # The id of a run may come from a job that writes more than once; the intent has its own.
-    own = new_run_id()
+    # A job's run may write more than once with the same run id, so the intent has its own id.
+    intent_id = new_run_id()
     write: InFlight | None = None
     try:
         with (
             owners.heartbeat(store.registry, store.location) as owner,
-            lease_objects.renewed(store.location, own),
+            lease_objects.renew_while_running(store.location, intent_id),
         ):
-            number = _begin(store, own, owner, kind=kind, name=name, version=version)
-            staging = StorePaths(store.location).stage(own)
+            claimed_version = _begin(store, intent_id, owner, kind=kind, name=name, version=version)
+            staging = StorePaths(store.location).stage(intent_id)
             write = InFlight(
-                run_id or own,
+                run_id or intent_id,
                 staging,
-                number,
-                own,
+                claimed_version,
+                intent_id,
                 store.registry,
-                stages_here=lambda: not store.engine.is_distributed,
+                stages_locally=lambda: not store.engine.is_distributed,
             )
             try:
                 if kind == "export":
-                    datasets.make_directory(store.location, name, number)
-                with _observed(store, write, kind, name):
+                    datasets.make_directory(store.location, name, claimed_version)
+                with _notify_observers(store, write, kind, name):
                     yield write
             except BaseException:
-                settled = _finish(store, write, unregistered=True)
-                if kind == datasets.EXPORT and settled and not write.publishing:
-                    with suppress(StorageError):  # the number is not used again then
-                        datasets.release(StorePaths(store.location), name, number)
+                is_resolved = _finish(store, write, unregistered=True)
+                if kind == datasets.EXPORT and is_resolved and not write.publishing:
+                    with suppress(StorageError):  # the version is not used again then
+                        datasets.release(StorePaths(store.location), name, claimed_version)
                 raise
-            # Where the registry has just refused to register what landed, it is not asked again.
-            _finish(store, write, unregistered=write.landed is None)
+            # If the registration of a commit has just failed, it is not retried here.
+            _finish(store, write, unregistered=write.committed_version is None)
     except BaseException as error:
-        if write is not None and write.landed is not None:
+        if write is not None and write.committed_version is not None:
             error.add_note(
-                f"The rows of this write had landed as version {write.landed}: "
+                f"The rows of this write were committed as version {write.committed_version}: "
                 "do not write them again."
             )
         raise
 
 
 @contextmanager
-def _observed(store: Store, write: InFlight, kind: str, name: str) -> Iterator[None]:
-    """Tell observers of a write, by the id of its intent: a job's run may write more than once."""
-    if kind not in _WORK:
+def _notify_observers(store: Store, write: InFlight, kind: str, name: str) -> Iterator[None]:
+    """Notify observers of a write, by the id of its intent."""
+    if kind not in _WORK_KINDS:
         yield
         return
-    work = Work(_WORK[kind], name, write.intent, store.location, write.version)
+    work = Work(_WORK_KINDS[kind], name, write.intent, store.location, write.version)
     with observed(work):
         try:
             yield
         finally:
-            work.landed = write.landed
+            work.committed_version = write.committed_version
 
 
-def _begin(store: Store, own: str, owner: str, *, kind: str, name: str, version: int | None) -> int:
-    _settle_left(store)
+def _begin(
+    store: Store, intent_id: str, owner: str, *, kind: str, name: str, version: int | None
+) -> int:
+    _resolve_pending(store)
     with store.registry.transaction() as connection:
         if kind == "create" and version is not None:
-            number = groups.claim(connection, store.location, name, version)
+            claimed_version = groups.claim(connection, store.location, name, version)
         elif kind == "export":
-            number = datasets.claim(connection, store.location, name, version, run=own)
+            claimed_version = datasets.claim(
+                connection, store.location, name, version, run=intent_id
+            )
         elif kind == views.DEFINE:
-            number = views.claim(connection, store.location, name, version)
+            claimed_version = views.claim(connection, store.location, name, version)
         elif kind == models.ENTER:
-            number = models.claim(connection, store.location, name, version)
+            claimed_version = models.claim(connection, store.location, name, version)
         else:
-            number = version or 1
+            claimed_version = version or 1
         heartbeats.record(connection, owner)
-        intents.begin(connection, run_id=own, kind=kind, name=name, version=number, owner=owner)
-    return number
+        intents.begin(
+            connection, run_id=intent_id, kind=kind, name=name, version=claimed_version, owner=owner
+        )
+    return claimed_version
 
 
 def _finish(store: Store, write: InFlight, *, unregistered: bool) -> bool:
-    """End an intent, and tell whether it has ended.
+    """End an intent, and return True if it has ended.
 
-    No error leaves, since the write has its result, or its error, already.
+    Errors are suppressed, since the write already has its result or its error.
     """
-    left = store.registry.url, write.intent
-    _unsettled.add(left)
+    key = store.registry.url, write.intent
+    _pending_intents.add(key)
     write.remove_rows()
     try:
         if write.is_staged:
@@ -220,27 +225,27 @@ def _finish(store: Store, write: InFlight, *, unregistered: bool) -> bool:
             with store.registry.transaction() as connection:
                 intents.end(connection, write.intent)
         elif unregistered:
-            _settle(store, write.intent)
+            _resolve(store, write.intent)
         else:
             return False
     except (FeatureStoreError, OSError, SQLAlchemyError):
         return False
-    _unsettled.discard(left)
+    _pending_intents.discard(key)
     return True
 
 
-def _settle_left(store: Store) -> None:
-    """Settle the writes of this process that could not be settled when they ended."""
-    for url, own in list(_unsettled):
+def _resolve_pending(store: Store) -> None:
+    """Resolve the pending intents of ended writes of this process."""
+    for url, intent_id in list(_pending_intents):
         if url != store.registry.url:
             continue
         with suppress(FeatureStoreError, OSError):
-            _settle(store, own)
-            _unsettled.discard((url, own))
+            _resolve(store, intent_id)
+            _pending_intents.discard((url, intent_id))
 
 
-def _settle(store: Store, own: str) -> None:
+def _resolve(store: Store, intent_id: str) -> None:
     with store.registry.transaction() as connection:
-        intent = intents.find(connection, own)
-        if intent is not None:  # else another process took this one for dead
-            settle(connection, store.location, intent)
+        intent = intents.find(connection, intent_id)
+        if intent is not None:  # else another process has resolved it
+            resolve(connection, store.location, intent)

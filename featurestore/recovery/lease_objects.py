@@ -1,12 +1,12 @@
-"""Leases: objects that long writes below a URI renew, so that any machine can tell who lives.
+"""Lease objects of long writes below a URI, which show liveness to any machine.
 
-A process is known to its registry, and its lock to its machine. Another registry, and the machine
-that took the place of one that died, know neither: they look at the lease, an object named by the
-write that is written again every few seconds. A write that is younger than its first renewal is
-told by what it wrote. Times are those of the store's server alone, so no clocks are compared.
+Heartbeats are visible in one registry, and locks on one machine. Other registries, and the
+replacement of a dead machine, read the lease: an object named after the write that is written again
+every few seconds. Before the first renewal, the files of the write count instead. All times are
+those of the store's server, so that no clocks are compared.
 
-Whom a lease takes for dead wrongly (a process that stood still, say) loses its work, and never
-harms a dataset: what is published passes ``claims.pass_gate`` first.
+A process that is wrongly considered dead (for example after a pause) loses its work, but cannot harm
+a dataset: publication requires ``claims.try_publish``.
 """
 
 from __future__ import annotations
@@ -23,54 +23,56 @@ from featurestore.storage import files
 from featurestore.storage.location import is_uri
 
 RENEWAL_SECONDS = 15.0
-# Forty renewals, and longer than a request is tried again.
-SILENCE = timedelta(minutes=10)
+# Forty renewals, and longer than the retries of a request.
+LEASE_TIMEOUT = timedelta(minutes=10)
 _FOLDER = "_leases"
 _JOIN_SECONDS = 5.0
 _log = logging.getLogger("featurestore.recovery")
 
 
 @contextmanager
-def renewed(location: str, run: str) -> Iterator[None]:
-    """Renew the lease of a write while the block runs; on a disk there is none."""
+def renew_while_running(location: str, run: str) -> Iterator[None]:
+    """Renew the lease of a write while the block runs; nothing is done on a disk."""
     if not is_uri(location):
         yield
         return
     path = _path(location, run)
-    stop, written = threading.Event(), threading.Event()
-    thread = threading.Thread(target=_renew, args=(path, stop, written), name="lease", daemon=True)
+    stop, has_renewed = threading.Event(), threading.Event()
+    thread = threading.Thread(
+        target=_renew, args=(path, stop, has_renewed), name="lease", daemon=True
+    )
     thread.start()
     try:
         yield
     finally:
         stop.set()
         thread.join(_JOIN_SECONDS)
-        if written.is_set():
-            with suppress(StorageError):  # it is silent from now on
+        if has_renewed.is_set():
+            with suppress(StorageError):  # the lease expires anyway
                 files.remove(path, below=location)
 
 
-def is_silent(location: str, run: str, *written: str, now: datetime | None = None) -> bool:
-    """Tell whether a write has been silent for so long that it is taken for dead.
+def is_silent(location: str, run: str, *paths: str, now: datetime | None = None) -> bool:
+    """Return True if the lease of a write has expired.
 
     Args:
         location: The URI of the store.
         run: The id of the write.
-        written: Objects of it, and folders that it writes to.
-        now: The time of the store's server, where it is known: it takes several requests.
+        paths: Objects of the write, and folders that it writes to.
+        now: The time of the store's server, if known; reading it takes several requests.
     """
-    last = files.last_written(_path(location, run))
-    for path in written:
-        found = files.last_written(path)
-        if found is not None and (last is None or found > last):
-            last = found
-    if last is None:
+    last_written = files.last_written(_path(location, run))
+    for path in paths:
+        written_at = files.last_written(path)
+        if written_at is not None and (last_written is None or written_at > last_written):
+            last_written = written_at
+    if last_written is None:
         return True
-    return (now or files.time_of_store(location)) - last > SILENCE
+    return (now or files.time_of_store(location)) - last_written > LEASE_TIMEOUT
 
 
-def remove_ended(location: str) -> None:
-    """Remove the leases of processes that died."""
+def remove_expired(location: str) -> None:
+    """Remove the leases of dead processes."""
     if not is_uri(location):
         return
     folder = os.path.join(location, _FOLDER)
@@ -87,10 +89,10 @@ def _path(location: str, run: str) -> str:
     return os.path.join(location, _FOLDER, run)
 
 
-def _renew(path: str, stop: threading.Event, written: threading.Event) -> None:
+def _renew(path: str, stop: threading.Event, has_renewed: threading.Event) -> None:
     while not stop.wait(RENEWAL_SECONDS):
         try:
             files.write_atomically(path, b"renewed")
-            written.set()
+            has_renewed.set()
         except StorageError as error:
             _log.warning("the lease of a write was not renewed: %s", error.message)

@@ -1,4 +1,4 @@
-"""Leases of jobs: one thread of one process runs a job at a time, and a dead one loses it."""
+"""Leases of jobs: one thread runs a job at a time, and a dead process loses its lease."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from featurestore.registry import owners as heartbeats
 
 
 @contextmanager
-def leased(store: Store, job: str) -> Iterator[str]:
-    """Hold the lease of a job while the block runs, and give the holder's name.
+def hold_job_lease(store: Store, job: str) -> Iterator[str]:
+    """Hold the lease of a job while the block runs, and yield the holder's name.
 
     Raises:
-        JobNotFound: There is no such job.
+        JobNotFound: The job does not exist.
         JobLeased: Another process, or another thread of this one, runs the job.
     """
     registry, location = store.registry, store.location
@@ -29,11 +29,11 @@ def leased(store: Store, job: str) -> Iterator[str]:
         with registry.transaction() as connection:
             jobs.get(connection, job)
             heartbeats.record(connection, owner)
-            other = take(connection, location, job, holder)
-        if other is not None:
+            current_holder = acquire(connection, location, job, holder)
+        if current_holder is not None:
             raise JobLeased(
-                f"Job {job!r} is run by {other} at the moment.",
-                hint="it goes on when that one ends or dies",
+                f"Job {job!r} is currently run by {current_holder}.",
+                hint="retry after this run has ended",
             )
         try:
             yield holder
@@ -42,15 +42,15 @@ def leased(store: Store, job: str) -> Iterator[str]:
                 jobs.drop_lease(connection, job, holder)
 
 
-def take(connection: Connection, location: str, job: str, holder: str) -> str | None:
-    """Take the lease of a job; return None when it is taken, else who holds it.
+def acquire(connection: Connection, location: str, job: str, holder: str) -> str | None:
+    """Acquire the lease of a job; return None on success, else the current holder.
 
-    A lease whose owner is dead is taken over.
+    The lease of a dead owner is taken over.
     """
-    other = jobs.lease_owner(connection, job, locked=True)
-    if other is not None and other != holder:
-        owner = other.partition("/")[0]
+    current_holder = jobs.lease_owner(connection, job, locked=True)
+    if current_holder is not None and current_holder != holder:
+        owner = current_holder.partition("/")[0]
         if owners.is_alive(connection, location, owner):
-            return other
+            return current_holder
     jobs.set_lease(connection, job, holder)
     return None

@@ -1,4 +1,4 @@
-"""Registered models as their files tell of them: registered, forgotten, removed, claimed."""
+"""Recovery of registered models: register, forget, remove and claim versions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ENTER, LEAVE = "enter", "leave"
 
 
 def model_file(directory: str) -> str:
-    """Return the path of the file that makes a directory a model."""
+    """Return the path of the model file of a version."""
     return os.path.join(directory, MODEL_FILE)
 
 
 def is_model(directory: str) -> bool:
-    """Tell whether a version's directory holds a model."""
+    """Return True if a version's directory has a model file."""
     return files.exists(model_file(directory))
 
 
@@ -38,7 +38,7 @@ def read(directory: str, name: str, version: int) -> ModelSpec:
     """Return the model of the directory of a version.
 
     Raises:
-        ModelDamaged: It cannot be read, or is another model.
+        ModelDamaged: The model is damaged, or another model.
     """
     path = model_file(directory)
     if not files.exists(path):
@@ -46,14 +46,14 @@ def read(directory: str, name: str, version: int) -> ModelSpec:
     spec = ModelSpec.from_bytes(files.read_bytes(path), path=path)
     if (spec.name, spec.version) != (name, version):
         raise ModelDamaged(
-            f"{directory!r} holds the model {spec.name!r} version {spec.version}.",
+            f"{directory!r} contains the model {spec.name!r} version {spec.version}.",
             hint="restore the directory",
         )
     return spec
 
 
-def read_described(directory: str) -> ModelDescribed:
-    """Return what is said about the model of a directory; without a file nothing is."""
+def read_annotations(directory: str) -> ModelDescribed:
+    """Return the annotations of the model of a directory, empty without a file."""
     path = os.path.join(directory, DESCRIBED_FILE)
     if not files.exists(path):
         return ModelDescribed()
@@ -63,32 +63,32 @@ def read_described(directory: str) -> ModelDescribed:
         raise ModelDamaged(f"{path!r} is damaged: {error}.", hint="remove it") from error
 
 
-def write_described(directory: str, said: ModelDescribed) -> None:
-    """Write what is said about a model, in place of what was said before."""
-    files.write_json(os.path.join(directory, DESCRIBED_FILE), {**vars(said)})
+def write_annotations(directory: str, annotations: ModelDescribed) -> None:
+    """Replace the annotations of a model."""
+    files.write_json(os.path.join(directory, DESCRIBED_FILE), {**vars(annotations)})
 
 
 def register(connection: Connection, directory: str, name: str, version: int) -> None:
-    """Register a model as its files say it."""
-    models.add(connection, read(directory, name, version), read_described(directory))
+    """Register the model of a directory."""
+    models.add(connection, read(directory, name, version), read_annotations(directory))
 
 
 def forget(connection: Connection, name: str, version: int) -> None:
-    """Remove everything that is recorded about a version of a model."""
+    """Remove a version of a model from the registry."""
     models.remove(connection, name, version)
 
 
 def remove_files(paths: StorePaths, name: str, version: int) -> None:
-    """Remove a version, its file first: without it a directory is no model."""
+    """Remove a version, first the file without which the directory is not a model."""
     directory = paths.model(name, version)
     files.remove(model_file(directory), below=paths.location)
     files.remove(directory, below=paths.location)
 
 
 def claim(connection: Connection, location: str, name: str, version: int | None) -> int:
-    """Make this process the only one that registers a version, and return it.
+    """Claim a version for registration by this process, and return it.
 
-    None takes the next one.
+    ``version`` None claims the next one.
 
     Raises:
         ModelExists: The version exists, or another process is writing it.
@@ -96,18 +96,16 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
     if version is not None:
         check_version(version)
     lock(connection, f"model/{name}")
-    taken = {*models.versions(connection, name), *models.remembered(connection, name)}
+    used_versions = {*models.versions(connection, name), *models.remembered(connection, name)}
     for kind in (ENTER, LEAVE):
-        taken.update(versions_in_flight(connection, location, kind, name))
+        used_versions.update(versions_in_flight(connection, location, kind, name))
     paths = StorePaths(location)
-    for entry in files.list_directory(paths.model_versions(name)):
-        found = version_of(entry)
-        if found is not None:
-            taken.add(found)
-    chosen = max(taken, default=0) + 1 if version is None else version
-    if chosen in taken:
+    entries = map(version_of, files.list_directory(paths.model_versions(name)))
+    used_versions.update(entry for entry in entries if entry is not None)
+    candidate = max(used_versions, default=0) + 1 if version is None else version
+    if candidate in used_versions:
         raise ModelExists(
-            f"Version {chosen} of model {name!r} exists or is being written.",
-            hint="leave version= out to make the next one",
+            f"Version {candidate} of model {name!r} exists or is being written.",
+            hint="omit version= to create the next one",
         )
-    return chosen
+    return candidate

@@ -1,9 +1,10 @@
-"""Owners: the processes that write to a store, and whether they are alive.
+"""Owners: the processes that write to a store, and their liveness.
 
-An owner is named ``<host>.<pid>.<machine>.<random>`` and holds the file of that name in
-``<location>/_owners`` (for a URI in a folder of this machine) as long as its process lives. For
-processes of one machine (one kernel and one file system, containers included) that lock decides at
-once. For others the heartbeat does: an owner that sent none for ``PATIENCE`` is taken for dead.
+An owner is named ``<host>.<pid>.<machine>.<random>`` and locks the file of that name in
+``<location>/_owners`` (for a URI in a local folder) as long as its process lives. Between processes
+of one machine (one kernel and one file system, including containers) the lock decides. Between
+machines the heartbeat decides: an owner without a heartbeat for ``HEARTBEAT_TIMEOUT`` is considered
+dead.
 Heartbeats are recorded and judged by the clock of the registry, never by that of another host.
 """
 
@@ -29,15 +30,15 @@ from featurestore.registry import Registry, intents, owners
 from featurestore.storage import files, locks, machine
 from featurestore.storage.location import is_uri
 
-PATIENCE = timedelta(seconds=60)
-BEAT_SECONDS = PATIENCE.total_seconds() / 4
+HEARTBEAT_TIMEOUT = timedelta(seconds=60)
+HEARTBEAT_SECONDS = HEARTBEAT_TIMEOUT.total_seconds() / 4
 
 _NAME = re.compile(r"[A-Za-z0-9-]{1,40}\.[0-9]{1,10}\.([0-9a-f]{8})\.[0-9a-f]{8}")
 _log = logging.getLogger("featurestore.recovery")
 
 
 class Store(Protocol):
-    """What recovery needs of a session: where the store is, and its registry."""
+    """The location and registry of a store, as recovery needs them."""
 
     @property
     def location(self) -> str:
@@ -60,150 +61,157 @@ class _Owner:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
-_mine: dict[str, _Owner] = {}
-_guard = threading.Lock()
+_process_owners: dict[str, _Owner] = {}
+_owners_lock = threading.Lock()
 
 
 def _forget_parent() -> None:
-    """Let a child made by ``fork`` begin without its parent's locks, whatever thread held them."""
-    global _guard
-    _guard = threading.Lock()
-    _mine.clear()
+    """Reset the state after ``fork``: a child does not own the locks of its parent."""
+    global _owners_lock
+    _owners_lock = threading.Lock()
+    _process_owners.clear()
 
 
 os.register_at_fork(after_in_child=_forget_parent)
 
 
 def this_process(location: str) -> str:
-    """Return the name of this process as an owner in a store; the first call makes its lock file.
+    """Return the owner name of this process in a store; the first call creates its lock file.
 
     Raises:
         StorageError: The location cannot be written.
     """
-    with _guard:
-        return _this(location).name
+    with _owners_lock:
+        return _current_owner(location).name
 
 
 def is_alive(connection: Connection, location: str, owner: str) -> bool:
-    """Tell whether an owner may still be at work."""
+    """Return True if an owner may be alive."""
     match = _NAME.fullmatch(owner)
     if match is None:
-        return False  # no name that a process of a store ever had
-    with _guard:
-        if _is_mine(owner):
+        return False  # not a valid owner name
+    with _owners_lock:
+        if _is_this_process(owner):
             return True
-    if match[1] == _machine(location):
+    if match[1] == _machine_id(location):
         return locks.is_held(_lock_file(location, owner))
-    seen = owners.seen(connection, owner)
-    return seen is not None and owners.time_of(connection) - seen < PATIENCE
+    last_heartbeat = owners.seen(connection, owner)
+    return (
+        last_heartbeat is not None
+        and owners.time_of(connection) - last_heartbeat < HEARTBEAT_TIMEOUT
+    )
 
 
-def is_here(location: str, owner: str) -> bool:
-    """Tell whether an owner is of this machine, so that ``is_alive`` is certain of it."""
+def is_on_this_machine(location: str, owner: str) -> bool:
+    """Return True for an owner of this machine, for which ``is_alive`` is exact."""
     match = _NAME.fullmatch(owner)
-    return match is not None and match[1] == _machine(location)
+    return match is not None and match[1] == _machine_id(location)
 
 
 @contextmanager
 def heartbeat(registry: Registry, location: str) -> Iterator[str]:
-    """Send a heartbeat while the block runs, and give the owner's name.
+    """Send heartbeats while the block runs, and yield the owner's name.
 
     Raises:
         LocationNotWritable: The store is open for reading only.
     """
     registry.check_writable()
-    with _guard:
-        owner = _this(location)
+    with _owners_lock:
+        owner = _current_owner(location)
         owner.writes += 1
         if owner.writes == 1:
             owner.stop = threading.Event()
             threading.Thread(
-                target=_beat, args=(registry, owner.name, owner.stop), name="heartbeat", daemon=True
+                target=_send_heartbeats,
+                args=(registry, owner.name, owner.stop),
+                name="heartbeat",
+                daemon=True,
             ).start()
     try:
         yield owner.name
     finally:
-        with _guard:
+        with _owners_lock:
             owner.writes -= 1
             if owner.writes == 0:
                 owner.stop.set()
 
 
-def forget_dead(connection: Connection, location: str) -> None:
-    """Remove the lock files and the heartbeats of owners that are dead.
+def remove_dead_owners(connection: Connection, location: str) -> None:
+    """Remove the lock files and the heartbeats of dead owners.
 
-    Call when their intents are settled.
+    Their intents must be resolved first.
     """
-    here = _machine(location)
+    machine_id = _machine_id(location)
     for name in files.list_directory(_lock_folder(location)):
         match = _NAME.fullmatch(name)
-        # Only the machine of an owner knows whether its lock is held.
-        if match is not None and match[1] == here and not is_alive(connection, location, name):
+        # A lock is only visible on the machine of its owner.
+        if (
+            match is not None
+            and match[1] == machine_id
+            and not is_alive(connection, location, name)
+        ):
             try:
                 files.remove(_lock_file(location, name), below=_lock_folder(location))
-            except StorageError as error:  # it stays free, and says nothing
-                _log.debug("the lock file of a dead owner stays: %s", error)
+            except StorageError as error:  # a remaining unlocked file is harmless
+                _log.debug("the lock file of a dead owner was not removed: %s", error)
     for name in owners.every(connection):
         if not is_alive(connection, location, name):
             owners.forget(connection, name)
 
 
 def versions_in_flight(connection: Connection, location: str, kind: str, name: str) -> list[int]:
-    """Return the versions of a name on which living processes have a write of a kind in flight."""
-    found = []
-    for intent in intents.of_name(connection, kind, name):
-        if is_alive(connection, location, intent.owner):
-            found.append(intent.version)
-    return found
+    """Return the versions of a name with a write of a kind in flight by a live process."""
+    pending = intents.of_name(connection, kind, name)
+    return [each.version for each in pending if is_alive(connection, location, each.owner)]
 
 
-def others(location: str) -> list[str]:
-    """Return the other processes of this machine that write, or wrote and are still there."""
-    here = _machine(location)
-    found = []
+def other_processes(location: str) -> list[str]:
+    """Return the other live processes of this machine that have written to the store."""
+    machine_id = _machine_id(location)
+    names = []
     for name in files.list_directory(_lock_folder(location)):
         match = _NAME.fullmatch(name)
-        if match is None or match[1] != here or _is_mine(name):
+        if match is None or match[1] != machine_id or _is_this_process(name):
             continue
         if locks.is_held(_lock_file(location, name)):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
-def _is_mine(name: str) -> bool:
-    return any(each.name == name and each.pid == os.getpid() for each in _mine.values())
+def _is_this_process(name: str) -> bool:
+    return any(each.name == name and each.pid == os.getpid() for each in _process_owners.values())
 
 
-def _this(location: str) -> _Owner:
-    known = _mine.get(location)
-    if known is not None and known.pid == os.getpid() and files.exists(_file_of(known)):
-        return known
+def _current_owner(location: str) -> _Owner:
+    current = _process_owners.get(location)
+    if current is not None and current.pid == os.getpid() and files.exists(_file_of(current)):
+        return current
     host = re.sub(r"[^A-Za-z0-9-]", "-", machine.host_name())[:40] or "host"
-    name = f"{host}.{os.getpid()}.{_machine(location)}.{secrets.token_hex(4)}"
+    name = f"{host}.{os.getpid()}.{_machine_id(location)}.{secrets.token_hex(4)}"
     handle = locks.hold(_lock_file(location, name))
     owner = _Owner(name, location, os.getpid(), handle)
-    _mine[location] = owner
-    atexit.register(_leave, owner)
+    _process_owners[location] = owner
+    atexit.register(_remove_lock_file, owner)
     return owner
 
 
-def _leave(owner: _Owner) -> None:
-    """Remove the lock file of this process; a child made by ``fork`` leaves its parent's alone."""
+def _remove_lock_file(owner: _Owner) -> None:
+    """Remove the lock file of this process, but not in a forked child."""
     if owner.pid != os.getpid():
         return
     try:
         files.remove(_file_of(owner), below=_lock_folder(owner.location))
     except StorageError as error:
-        _log.debug("the lock file of %s stays: %s", owner.name, error)
+        _log.debug("the lock file of %s was not removed: %s", owner.name, error)
 
 
-def _beat(registry: Registry, name: str, stop: threading.Event) -> None:
-    while not stop.wait(BEAT_SECONDS):
+def _send_heartbeats(registry: Registry, name: str, stop: threading.Event) -> None:
+    while not stop.wait(HEARTBEAT_SECONDS):
         try:
             with registry.transaction() as connection:
                 owners.record(connection, name)
         except RegistryError:
-            _log.warning("the heartbeat of %s failed; tried again", name, exc_info=True)
+            _log.warning("the heartbeat of %s failed and will be retried", name, exc_info=True)
 
 
 def _file_of(owner: _Owner) -> str:
@@ -214,12 +222,12 @@ def _lock_file(location: str, name: str) -> str:
     return os.path.join(_lock_folder(location), name)
 
 
-def _machine(location: str) -> str:
+def _machine_id(location: str) -> str:
     return machine.machine_id(_lock_folder(location) if is_uri(location) else location)
 
 
 def _lock_folder(location: str) -> str:
-    """Return the folder of the lock files: beside the store, or on this machine for a URI."""
+    """Return the folder of the lock files: in the store, or a local one for a URI."""
     if is_uri(location):
         return machine.lock_folder(location)
     return StorePaths(location).owners

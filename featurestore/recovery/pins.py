@@ -1,13 +1,13 @@
-"""Pins: the Delta versions that training datasets were made from, or are being made from.
+"""Pins: the Delta versions that training datasets were, or are being, created from.
 
-No vacuum takes the files of a pinned version. A finished dataset pins by its manifest and by the
+A vacuum keeps the files of pinned versions. A finished dataset pins them by its manifest and by the
 registry; an export in flight by a file in its stage, written before it reads.
 
-What removes files of older versions (a vacuum, a deletion) and what pins them exclude each other as
-in Dekker's algorithm: each says first what it is about to do, and then looks at what the other has
-said. The one records its intent ``RECLAIM`` and then reads the pins; the other writes its pins and
-then waits for the intents that it finds. So either the pins are seen, and their files stay, or the
-intent is seen, and the export looks at its files when that has ended.
+Writers of pins and removers of files (a vacuum, a deletion) exclude each other as in Dekker's
+algorithm: each publishes its plan first, and then reads that of the other. A remover records its
+intent ``RECLAIM`` and then reads the pins; an export writes its pins and then waits for these
+intents. So either the remover sees the pins and keeps the files, or the export sees the intent and
+checks its files after the end of the remover.
 """
 
 from __future__ import annotations
@@ -37,83 +37,79 @@ from featurestore.registry.intents import Intent
 from featurestore.storage import files
 from featurestore.storage.manifests import is_finished, manifest_path, read_manifest
 
-# The kind of the intent of a vacuum, and of a deletion that has not begun to remove.
+# The kind of the intent of a vacuum, and of a deletion before its first removal.
 RECLAIM = "reclaim"
 _FILE = "sources.json"
 _PAUSE_SECONDS = 0.1
-_LONGEST_WAIT = timedelta(minutes=10)
+_MAX_WAIT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, order=True)
 class PinnedVersion:
-    """A training dataset that was made from a Delta version of a group."""
+    """A training dataset that was created from a Delta version of a group."""
 
     dataset: str
     dataset_version: int
     delta_version: int
 
 
-def pin(store: Store, write: InFlight, sources: Sequence[Source]) -> None:
-    """Pin the Delta versions that an export is about to read, until it ends.
+def pin_sources(store: Store, write: InFlight, sources: Sequence[Source]) -> None:
+    """Pin the Delta versions of an export until it ends.
 
-    A vacuum or deletion of these groups that is at work already is waited for.
+    Wait for running vacuums and deletions of these groups.
 
     Raises:
-        VersionVacuumed: It took files of a version; nothing was written.
-        WriteConflict: It did not end.
+        VersionVacuumed: A vacuum removed files of a version; nothing was written.
+        WriteConflict: A vacuum or deletion did not end.
     """
-    pinned = []
-    for source in sources:
-        pinned.append(
-            {
-                "featuregroup": source.spec.name,
-                "version": source.spec.version,
-                "delta_version": source.delta_version,
-            }
-        )
+    pinned = [
+        {
+            "featuregroup": source.spec.name,
+            "version": source.spec.version,
+            "delta_version": source.delta_version,
+        }
+        for source in sources
+    ]
     files.write_json(os.path.join(write.staging, _FILE), {"sources": pinned})
     groups = {(source.spec.name, source.spec.version) for source in sources}
-    for reclaim in _reclaiming(store, groups):
+    for reclaim in _reclaim_intents(store, groups):
         _wait_for(store, reclaim)
     check_pinned(sources)
 
 
 def check_pinned(sources: Iterable[Source]) -> None:
-    """Make sure that every file of the pinned versions is there.
+    """Check that all files of the pinned versions exist.
 
     Raises:
-        VersionVacuumed: A vacuum has removed one.
-        TableDamaged: A file, or a whole table, is missing.
+        VersionVacuumed: A vacuum has removed a file.
+        TableDamaged: A file or a table is missing.
     """
     for source in sources:
         check_files(read_snapshot(source.path, source.delta_version))
 
 
-def _reclaiming(store: Store, groups: Collection[tuple[str, int]]) -> list[Intent]:
-    """Return the intents of vacuums and deletions of some groups."""
+def _reclaim_intents(store: Store, groups: Collection[tuple[str, int]]) -> list[Intent]:
+    """Return the intents of vacuums and deletions of groups."""
     with store.registry.reading() as connection:
-        found = intents.every(connection)
-    reclaiming = []
-    for intent in found:
-        if intent.kind == RECLAIM and (intent.name, intent.version) in groups:
-            reclaiming.append(intent)
-    return reclaiming
+        all_intents = intents.every(connection)
+    reclaims = [intent for intent in all_intents if intent.kind == RECLAIM]
+    return [intent for intent in reclaims if (intent.name, intent.version) in groups]
 
 
 def _wait_for(store: Store, reclaim: Intent) -> None:
-    """Wait until a vacuum or deletion has ended, or its process has died."""
-    since = monotonic()
+    """Wait until a vacuum or deletion has ended or its process has died."""
+    start = monotonic()
     while True:
         with store.registry.reading() as connection:
-            at_work = intents.find(connection, reclaim.run_id) is not None
-            at_work = at_work and owners.is_alive(connection, store.location, reclaim.owner)
-        if not at_work:
+            is_running = intents.find(connection, reclaim.run_id) is not None
+            is_running = is_running and owners.is_alive(connection, store.location, reclaim.owner)
+        if not is_running:
             return
-        if monotonic() - since > _LONGEST_WAIT.total_seconds():
+        if monotonic() - start > _MAX_WAIT.total_seconds():
             raise WriteConflict(
                 f"A vacuum or deletion of feature group {reclaim.name!r} version "
-                f"{reclaim.version} by {reclaim.owner} is at work, for more than "
-                f"{_LONGEST_WAIT.total_seconds() / 60:.0f} minutes; nothing was written.",
+                f"{reclaim.version} by {reclaim.owner} has been running for more than "
+                f"{_MAX_WAIT.total_seconds() / 60:.0f} minutes; nothing was written.",
                 hint="end that process, or repeat the export later",
             )
         sleep(_PAUSE_SECONDS)
@@ -121,14 +117,14 @@ def _wait_for(store: Store, reclaim: Intent) -> None:
 
 def pinned_versions(store: Store, name: str, version: int) -> list[int]:
     """Return the Delta versions of a group that training datasets pin, finished or in flight."""
-    # Those in flight first: one that ends meanwhile is among the finished ones.
+    # Exports in flight first: one that ends in the meantime is among the finished ones.
     pinned = pinned_by_exports(store, name, version)
     pinned.update(each.delta_version for each in pinned_by(store, name, version))
     return sorted(pinned)
 
 
 def pinned_by_exports(store: Store, name: str, version: int) -> set[int]:
-    """Return the Delta versions of a group that exports in flight read."""
+    """Return the Delta versions of a group that exports in flight pin."""
     with store.registry.reading() as connection:
         exports = [each for each in intents.every(connection) if each.kind == "export"]
     paths = StorePaths(store.location)
@@ -141,9 +137,9 @@ def pinned_by_exports(store: Store, name: str, version: int) -> set[int]:
 
 
 def _sources_in_flight(file: str) -> list[dict[str, Any]]:
-    """Return what an export said that it reads.
+    """Return the pinned sources of an export in flight.
 
-    Nothing when it has just ended, or not begun to read.
+    Empty if the export has just ended, or has not begun to read.
     """
     try:
         sources = files.read_json(file)["sources"]
@@ -154,34 +150,33 @@ def _sources_in_flight(file: str) -> list[dict[str, Any]]:
         return []
     except (KeyError, TypeError) as error:
         raise StorageError(
-            f"The file {file!r} is not what an export writes.",
+            f"The file {file!r} was not written by an export.",
             hint="wait for the export, or remove it",
         ) from error
 
 
 def pinned_by(store: Store, name: str, version: int) -> list[PinnedVersion]:
-    """Return what pins a group.
+    """Return the training datasets that pin a group.
 
-    By the registry, and by the manifests that the registry does not know yet.
+    They come from the registry, and from manifests that are not registered yet.
 
     Raises:
-        DatasetDamaged: A manifest that the registry does not know names the group and cannot be
-            read.
+        DatasetDamaged: An unregistered manifest names the group and cannot be read.
     """
     with store.registry.reading() as connection:
         registered = {(each.name, each.version) for each in training_datasets.every(connection)}
         pinned = {
             PinnedVersion(*each) for each in training_datasets.pinning(connection, name, version)
         }
-    for dataset, number in _finished(store):
+    for dataset, number in _finished_datasets(store):
         if (dataset, number) not in registered:
             directory = StorePaths(store.location).training_dataset(dataset, number)
-            pinned |= _in_manifest(directory, name, version)
+            pinned |= _pins_of_manifest(directory, name, version)
     return sorted(pinned)
 
 
-def _finished(store: Store) -> Iterator[tuple[str, int]]:
-    """Yield name and version of every dataset that has a manifest."""
+def _finished_datasets(store: Store) -> Iterator[tuple[str, int]]:
+    """Yield the name and version of every dataset with a manifest."""
     root = StorePaths(store.location).training_datasets
     for name in files.list_directory(root):
         for entry in files.list_directory(os.path.join(root, name)):
@@ -190,11 +185,12 @@ def _finished(store: Store) -> Iterator[tuple[str, int]]:
                 yield name, version
 
 
-def _in_manifest(directory: str, name: str, version: int) -> set[PinnedVersion]:
+def _pins_of_manifest(directory: str, name: str, version: int) -> set[PinnedVersion]:
     try:
         manifest = read_manifest(directory)
     except (DatasetDamaged, TrainingDatasetNotFound):
-        # What a damaged manifest pins is not known; groups that it does not name are none of it.
+        # The pins of a damaged manifest are unknown, but it cannot pin groups that it does not
+        # name.
         if f'"{name}"'.encode() in files.read_bytes(manifest_path(directory)):
             raise
         return set()

@@ -1,7 +1,4 @@
-"""Rebuilding the registry from what is true.
-
-The Delta tables and the manifests of training datasets.
-"""
+"""Rebuild of the registry from the Delta tables and the manifests of training datasets."""
 
 from __future__ import annotations
 
@@ -41,9 +38,10 @@ NOT_RESTORED = (
     "validation reports of refused writes",
     "the audit log",
 )
-# Tables that the Delta tables and manifests can restore; what else jobs and writes in flight know
-# is left as it is, and so is who may read what, which comes from access.json where it is gone.
-_RESTORED = (
+# Registry tables that are restored from Delta tables and manifests. Tables of jobs and writes in
+# flight are kept, and so are access rights, which are restored from access.json if they are
+# missing.
+_RESTORED_TABLES = (
     "featuregroups",
     "features",
     "tags",
@@ -60,11 +58,11 @@ Restore = Callable[[Connection, FeatureGroupSpec, str], None]
 
 
 @dataclass
-class Rebuilt:
-    """What a rebuild found.
+class RebuildReport:
+    """The result of a rebuild.
 
-    References of groups, datasets, views and models, names of sources, ids of runs, how many users
-    came back, and (path, reason) of what it could not read.
+    It has the references of groups, datasets, views and models, the names of sources, the ids of
+    runs, the number of restored users, and (path, reason) of unreadable files.
     """
 
     featuregroups: list[str] = field(default_factory=list)
@@ -85,141 +83,143 @@ class _Store:
     registry: Registry
 
 
-def rebuild(location: str, *, url: str | None = None, restore: Restore | None = None) -> Rebuilt:
-    """Write the index anew from the tables and manifests of a location.
+def rebuild(
+    location: str, *, url: str | None = None, restore: Restore | None = None
+) -> RebuildReport:
+    """Recreate the registry from the tables and manifests of a location.
 
-    Each group and each dataset stands alone: one that cannot be read is listed, and the others are
-    restored. Writes of living processes go on meanwhile; those of dead ones are settled first. A
-    SQLite file that cannot be opened is moved away. What the tables do not know is not restored;
-    see ``Rebuilt.not_restored``.
+    Groups and datasets are restored independently: unreadable ones are listed. Writes of live
+    processes continue; those of dead ones are resolved first. A damaged SQLite file is moved away.
+    Content that only the registry has is not restored; see ``RebuildReport.not_restored``.
 
     Args:
         location: The directory of the store.
         url: Another database than SQLite in the location.
-        restore: Called for every group with its table's path, for what other packages keep in the
-            registry.
+        restore: Called for every group with the path of its table, to restore registrations of
+            other packages.
 
     Raises:
         RegistryTooNew: A newer release wrote the registry.
         RegistryError: The database of ``url`` cannot be used, or processes are writing with a
             damaged SQLite file.
     """
-    registry, moved = _opened(location, url)
-    result = Rebuilt(moved_away=moved)
+    registry, moved_to = _open_registry(location, url)
+    report = RebuildReport(moved_away=moved_to)
     try:
         recover(_Store(location, registry))
         with registry.transaction() as connection:
             for table in reversed(metadata.sorted_tables):
-                if table.name in _RESTORED:
+                if table.name in _RESTORED_TABLES:
                     connection.execute(table.delete())
             search_documents.clear(connection)
-            # First, and with no leave to fail: a private group must not become one of everybody.
-            result.users = access.restore(connection, location)
-            _restore_groups(connection, location, result, restore)
-            _restore_datasets(connection, location, result)
-            _restore_views(connection, location, result)
-            _restore_sources(connection, location, result)
-            _restore_experiments(connection, location, result)
-            _restore_models(connection, location, result)
+            # First, and without catching errors: a private group must not become public.
+            report.users = access.restore(connection, location)
+            _restore_groups(connection, location, report, restore)
+            _restore_datasets(connection, location, report)
+            _restore_views(connection, location, report)
+            _restore_sources(connection, location, report)
+            _restore_experiments(connection, location, report)
+            _restore_models(connection, location, report)
     finally:
         registry.close()
-    return result
+    return report
 
 
 def _restore_groups(
-    connection: Connection, location: str, result: Rebuilt, restore: Restore | None
+    connection: Connection, location: str, report: RebuildReport, restore: Restore | None
 ) -> None:
-    for name, version, path in _versions(StorePaths(location).featuregroups, result):
-        with _alone(connection, path, result):
+    for name, version, path in _versions(StorePaths(location).featuregroups, report):
+        with _isolated(connection, path, report):
             if not groups.is_group(path):
                 if version not in versions_in_flight(connection, location, "create", name):
-                    result.unreadable.append((path, "it is no Delta table with a commit of data"))
+                    report.unreadable.append(
+                        (path, "it is not a Delta table with a commit of data")
+                    )
             else:
                 spec = groups.register(connection, path, name, version)
                 if restore is not None:
                     restore(connection, spec, path)
-                result.featuregroups.append(f"{name}@v{version}")
+                report.featuregroups.append(f"{name}@v{version}")
 
 
-def _restore_datasets(connection: Connection, location: str, result: Rebuilt) -> None:
-    for name, version, path in _versions(StorePaths(location).training_datasets, result):
-        with _alone(connection, path, result):
+def _restore_datasets(connection: Connection, location: str, report: RebuildReport) -> None:
+    for name, version, path in _versions(StorePaths(location).training_datasets, report):
+        with _isolated(connection, path, report):
             if not datasets.is_finished(path):
                 if version not in versions_in_flight(connection, location, "export", name):
-                    result.unreadable.append((path, "it has no manifest"))
+                    report.unreadable.append((path, "it has no manifest"))
             else:
-                datasets.register_found(connection, path, name, version)
-                result.training_datasets.append(f"{name}@v{version}")
+                datasets.register_from_files(connection, path, name, version)
+                report.training_datasets.append(f"{name}@v{version}")
 
 
-def _restore_views(connection: Connection, location: str, result: Rebuilt) -> None:
-    for name, version, path in _versions(StorePaths(location).feature_views, result):
-        with _alone(connection, path, result):
+def _restore_views(connection: Connection, location: str, report: RebuildReport) -> None:
+    for name, version, path in _versions(StorePaths(location).feature_views, report):
+        with _isolated(connection, path, report):
             if views.is_view(path):
                 views.register(connection, views.read(path, name, version))
-                result.feature_views.append(f"{name}@v{version}")
+                report.feature_views.append(f"{name}@v{version}")
             elif version not in versions_in_flight(connection, location, views.DEFINE, name):
-                result.unreadable.append((path, "it has no view.json"))
+                report.unreadable.append((path, "it has no view.json"))
 
 
-def _restore_sources(connection: Connection, location: str, result: Rebuilt) -> None:
-    for name, path in sources.defined(location):
-        with _alone(connection, path, result):
-            result.sources.append(sources.register(connection, name, path).name)
+def _restore_sources(connection: Connection, location: str, report: RebuildReport) -> None:
+    for name, path in sources.definitions(location):
+        with _isolated(connection, path, report):
+            report.sources.append(sources.register(connection, name, path).name)
 
 
-def _restore_experiments(connection: Connection, location: str, result: Rebuilt) -> None:
+def _restore_experiments(connection: Connection, location: str, report: RebuildReport) -> None:
     for name, directory in experiments.every(StorePaths(location)):
-        with _alone(connection, directory, result):
-            result.experiment_runs.append(experiments.register_found(connection, name, directory))
+        with _isolated(connection, directory, report):
+            report.experiment_runs.append(
+                experiments.register_from_files(connection, name, directory)
+            )
 
 
-def _restore_models(connection: Connection, location: str, result: Rebuilt) -> None:
-    for name, version, path in _versions(StorePaths(location).models, result):
-        with _alone(connection, path, result):
+def _restore_models(connection: Connection, location: str, report: RebuildReport) -> None:
+    for name, version, path in _versions(StorePaths(location).models, report):
+        with _isolated(connection, path, report):
             if models.is_model(path):
                 models.register(connection, path, name, version)
-                result.models.append(f"{name}@v{version}")
+                report.models.append(f"{name}@v{version}")
             elif version not in versions_in_flight(connection, location, models.ENTER, name):
-                result.unreadable.append((path, "it has no model.json"))
+                report.unreadable.append((path, "it has no model.json"))
 
 
 @contextmanager
-def _alone(connection: Connection, path: str, result: Rebuilt) -> Iterator[None]:
-    """Undo what the block wrote when it fails, and list the path with the reason."""
-    nested = connection.begin_nested()
+def _isolated(connection: Connection, path: str, report: RebuildReport) -> Iterator[None]:
+    """Roll back a failing block, and list the path with the reason."""
+    savepoint = connection.begin_nested()
     try:
         yield
     except FeatureStoreError as error:
-        nested.rollback()
-        result.unreadable.append((path, error.message))
-    except Exception as error:  # whatever is wrong with one of many must not hide the others
-        nested.rollback()
-        result.unreadable.append((path, f"{type(error).__name__}: {error}"))
+        savepoint.rollback()
+        report.unreadable.append((path, error.message))
+    except Exception as error:  # an error of one object must not prevent the restore of others
+        savepoint.rollback()
+        report.unreadable.append((path, f"{type(error).__name__}: {error}"))
     else:
-        nested.commit()
+        savepoint.commit()
 
 
-def _versions(root: str, result: Rebuilt) -> Iterator[tuple[str, int, str]]:
-    """Yield name, number and path of the directories ``<root>/<name>/v<n>``, by name and number."""
+def _versions(root: str, report: RebuildReport) -> Iterator[tuple[str, int, str]]:
+    """Yield (name, n, path) of the directories ``<root>/<name>/v<n>``, ordered by name and n."""
     for name in files.list_directory(root):
         folder = os.path.join(root, name)
-        numbers = []
-        for entry in files.list_directory(folder):
-            number = version_of(entry)
-            if number is not None:
-                numbers.append(number)
+        entries = map(version_of, files.list_directory(folder))
+        numbers = sorted(number for number in entries if number is not None)
         try:
             check_name(name)
         except FeatureStoreError as error:
             if numbers:
-                result.unreadable.append((folder, error.message))
+                report.unreadable.append((folder, error.message))
             continue
-        for number in sorted(numbers):
+        for number in numbers:
             yield name, number, os.path.join(folder, f"v{number}")
 
 
-def _opened(location: str, url: str | None) -> tuple[Registry, str | None]:
+def _open_registry(location: str, url: str | None) -> tuple[Registry, str | None]:
     try:
         return open_registry(location, url=url, adopt=True), None
     except RegistryTooNew:
@@ -227,16 +227,16 @@ def _opened(location: str, url: str | None) -> tuple[Registry, str | None]:
     except RegistryError:
         if url is not None:
             raise
-    writing = owners.others(location)
-    if writing:
+    writers = owners.other_processes(location)
+    if writers:
         raise RegistryError(
             f"The registry of {location!r} is damaged, and processes are using it: "
-            f"{', '.join(writing)}.",
-            hint="end them first: what they register goes into the file that is moved away",
+            f"{', '.join(writers)}.",
+            hint="end them first: their registrations would go into the moved file",
         )
     file = os.path.join(location, REGISTRY_FILE)
-    moved = f"{file}.damaged-{utc_now():%Y%m%dT%H%M%S}"
-    for ending in ("", "-wal", "-shm"):
-        if files.exists(file + ending):
-            files.rename(file + ending, moved + ending)
-    return open_registry(location, url=url), moved
+    moved_to = f"{file}.damaged-{utc_now():%Y%m%dT%H%M%S}"
+    for suffix in ("", "-wal", "-shm"):
+        if files.exists(file + suffix):
+            files.rename(file + suffix, moved_to + suffix)
+    return open_registry(location, url=url), moved_to

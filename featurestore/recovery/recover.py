@@ -1,4 +1,4 @@
-"""Recovery: what dead processes left in flight is settled, at every connect."""
+"""Recovery at connect: resolve the writes of dead processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from featurestore.errors import FeatureStoreError, StorageError
 from featurestore.model.paths import StorePaths
 from featurestore.recovery import lease_objects, owners
 from featurestore.recovery.owners import Store
-from featurestore.recovery.settle import settle
+from featurestore.recovery.resolve import resolve
 from featurestore.registry import intents
 from featurestore.registry import owners as heartbeats
 from featurestore.storage import files
@@ -21,66 +21,66 @@ _log = logging.getLogger("featurestore.recovery")
 
 
 def recover(store: Store) -> list[str]:
-    """Settle every write whose process died; return what was done, one line each.
+    """Resolve every write of a dead process; return one line of text for each.
 
-    Each write stands alone: one that cannot be settled, because its table is damaged, say, is
-    logged, and tried again at the next connect.
+    Writes are resolved independently: a failure, for example a damaged table, is logged, and retried
+    at the next connect.
     """
     registry, location = store.registry, store.location
     with registry.reading() as connection:
-        left = []
-        for intent in intents.every(connection):
-            if not owners.is_alive(connection, location, intent.owner):
-                left.append(intent)
+        all_intents = intents.every(connection)
+        abandoned = [
+            each for each in all_intents if not owners.is_alive(connection, location, each.owner)
+        ]
         has_future = heartbeats.has_future(connection)
     if has_future:
         with registry.transaction() as connection:
             heartbeats.correct_future(connection)
-    done = []
-    for intent in left:
+    actions = []
+    for intent in abandoned:
         try:
             with registry.transaction() as connection:
                 current = intents.find(connection, intent.run_id)
-                if current is not None:  # else another process has settled it meanwhile
-                    done.append(settle(connection, location, current))
+                if current is not None:  # else another process has resolved it
+                    actions.append(resolve(connection, location, current))
         except FeatureStoreError as error:
             _log.warning(
-                "%s of %s version %s could not be settled: %s",
+                "%s of %s version %s could not be resolved: %s",
                 intent.kind,
                 intent.name,
                 intent.version,
                 error.message,
             )
-    if left:
+    if abandoned:
         with registry.transaction() as connection:
-            owners.forget_dead(connection, location)
-    return done
+            owners.remove_dead_owners(connection, location)
+    return actions
 
 
 def remove_unclaimed_stages(store: Store) -> list[str]:
-    """Remove staged rows that no write in flight claims; return their directories.
+    """Remove staged rows without an intent; return their directories.
 
-    A write records its intent before it stages rows, so these are of a registry that was lost.
+    A write records its intent before it stages rows, so these belong to a lost registry.
 
     Raises:
-        StorageError: The system refused to remove one; the others are gone.
+        StorageError: A directory could not be removed; the others were.
     """
-    refused: StorageError | None = None
+    first_error: StorageError | None = None
     staging = StorePaths(store.location).staging
     names = [name for name in files.list_directory(staging) if _INTENT.fullmatch(name)]
     removed = []
     for name in names:
         with store.registry.reading() as connection:
-            claimed = intents.find(connection, name) is not None
+            is_claimed = intents.find(connection, name) is not None
         path = os.path.join(staging, name)
-        if claimed or (is_uri(path) and not lease_objects.is_silent(store.location, name, path)):
-            continue  # below a URI it may be of a write that another registry knows of
+        if is_claimed or (is_uri(path) and not lease_objects.is_silent(store.location, name, path)):
+            continue  # below a URI it may belong to a write of another registry
         try:
             files.remove(path, below=store.location)
         except StorageError as error:
-            refused = refused or error
+            first_error = first_error or error
         else:
             removed.append(path)
-    if refused is not None:
-        raise refused
+    if first_error is not None:
+        raise first_error
     return removed

@@ -1,7 +1,7 @@
-"""Definitions of registered sources as files of the store, from which the registry is rebuilt.
+"""Definition files of registered sources, from which the registry is rebuilt.
 
-They say where a secret is, never what it is; and this machine gives a secret to no address for
-which nobody registered it here.
+They contain references to secrets, never secrets. A machine sends a secret only to addresses for
+which it was registered on this machine.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from featurestore.model.source import SourceSpec
 from featurestore.registry import sources
 from featurestore.storage import files
 
-_ENDING = ".json"
+_SUFFIX = ".json"
 
 
 def write(location: str, spec: SourceSpec) -> None:
-    """Write the definition of a source: the whole file, or the one that was there before."""
+    """Write the definition of a source atomically."""
     paths = StorePaths(location)
     files.make_directory(paths.sources)
     files.write_json(paths.source(spec.name), spec.to_json())
 
 
 def remove(location: str, name: str) -> None:
-    """Remove the definition of a source, if there is one, and what it decided about its tables."""
+    """Remove the definition of a source and its decisions about tables, if they exist."""
     files.remove(StorePaths(location).source(name), below=location)
     files.remove(StorePaths(location).source_decisions(name), below=location)
 
 
-def defined(location: str) -> Iterator[tuple[str, str]]:
+def definitions(location: str) -> Iterator[tuple[str, str]]:
     """Yield name and path of every definition, by name."""
     paths = StorePaths(location)
     for entry in sorted(files.list_directory(paths.sources)):
-        if entry.endswith(_ENDING) and not entry.startswith("."):
-            name = entry.removesuffix(_ENDING)
+        if entry.endswith(_SUFFIX) and not entry.startswith("."):
+            name = entry.removesuffix(_SUFFIX)
             yield name, f"{paths.sources}/{entry}"
 
 
 def register(connection: Connection, name: str, path: str) -> SourceSpec:
-    """Register the source that a file defines; nothing happens when one of its name is there.
+    """Register the source of a definition file, unless its name is registered.
 
     Raises:
-        RegistryError: It is no definition, or that of another name.
+        RegistryError: The file is not a definition, or has another name.
     """
     try:
         spec = SourceSpec.from_text(files.read_text(path))
     except (FeatureStoreError, ValueError, TypeError, RecursionError) as error:
         raise RegistryError(
-            f"{path} is no definition of a source: {type(error).__name__}.",
-            hint=f"remove it, and featurestore.add_source({name!r}, uri) writes it anew",
+            f"{path} is not a definition of a source: {type(error).__name__}.",
+            hint=f"remove it, and featurestore.add_source({name!r}, uri) writes it again",
         ) from error
     if spec.name != name:
-        raise RegistryError(f"{path} says that it is source {spec.name!r}.", hint="rename it")
+        raise RegistryError(f"{path} defines the source {spec.name!r}.", hint="rename it")
     if name not in sources.names(connection):
         sources.add(connection, spec)
     return spec

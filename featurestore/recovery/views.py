@@ -1,4 +1,4 @@
-"""Feature views as their files tell of them: registered, forgotten, removed, claimed."""
+"""Recovery of feature views: register, forget, remove and claim versions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DEFINE, UNDEFINE = "define", "undefine"
 
 
 def view_file(directory: str) -> str:
-    """Return the path of the file that makes a directory a view."""
+    """Return the path of the view file of a version."""
     return os.path.join(directory, VIEW_FILE)
 
 
 def is_view(directory: str) -> bool:
-    """Tell whether a version's directory holds a view."""
+    """Return True if a version's directory has a view file."""
     return files.exists(view_file(directory))
 
 
@@ -33,30 +33,30 @@ def read(directory: str, name: str, version: int) -> FeatureViewSpec:
     """Return the view of the directory of a version.
 
     Raises:
-        FeatureViewDamaged: It cannot be read, or is another view.
+        FeatureViewDamaged: The view is damaged, or another view.
     """
     path = view_file(directory)
     spec = FeatureViewSpec.from_bytes(files.read_bytes(path), path=path)
     if (spec.name, spec.version) != (name, version):
         raise FeatureViewDamaged(
-            f"{directory!r} holds the feature view {spec.name!r} version {spec.version}.",
-            hint="restore the directory, or delete the view and make it again",
+            f"{directory!r} contains the feature view {spec.name!r} version {spec.version}.",
+            hint="restore the directory, or delete the view and create it again",
         )
     return spec
 
 
 def register(connection: Connection, spec: FeatureViewSpec) -> None:
-    """Register a view as its file says it."""
+    """Register a view."""
     feature_views.add(connection, spec)
 
 
 def forget(connection: Connection, name: str, version: int) -> None:
-    """Remove everything that is recorded about a version of a view."""
+    """Remove a version of a view from the registry."""
     feature_views.remove(connection, name, version)
 
 
 def remove_files(paths: StorePaths, name: str, version: int) -> None:
-    """Remove a version, its file first: without it a directory is no view."""
+    """Remove a version, first the file without which the directory is not a view."""
     directory = paths.feature_view(name, version)
     files.remove(view_file(directory), below=paths.location)
     files.remove(directory, below=paths.location)
@@ -64,9 +64,9 @@ def remove_files(paths: StorePaths, name: str, version: int) -> None:
 
 
 def claim(connection: Connection, location: str, name: str, version: int | None) -> int:
-    """Make this process the only one that defines a version, and return it.
+    """Claim a version for definition by this process, and return it.
 
-    None takes the next one: after those that exist and those that training datasets remember.
+    ``version`` None claims the next one after existing versions and those of training datasets.
 
     Raises:
         FeatureViewExists: The version exists, or another process is writing it.
@@ -74,25 +74,24 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
     if version is not None:
         check_version(version)
     lock(connection, f"featureview/{name}")
-    taken = set(feature_views.versions(connection, name))
+    existing = set(feature_views.versions(connection, name))
     for kind in (DEFINE, UNDEFINE):
-        taken.update(versions_in_flight(connection, location, kind, name))
-    taken.update(_versions_on_disk(StorePaths(location), name))
-    used = {*taken, *feature_views.remembered(connection, name)}
-    chosen = max(used, default=0) + 1 if version is None else version
-    free = chosen not in taken
-    if not free or not claims.claim(connection, StorePaths(location).feature_view(name, chosen)):
+        existing.update(versions_in_flight(connection, location, kind, name))
+    existing.update(_versions_on_disk(StorePaths(location), name))
+    used_versions = {*existing, *feature_views.remembered(connection, name)}
+    candidate = max(used_versions, default=0) + 1 if version is None else version
+    is_free = candidate not in existing
+    if not is_free or not claims.claim(
+        connection, StorePaths(location).feature_view(name, candidate)
+    ):
         raise FeatureViewExists(
-            f"Version {chosen} of feature view {name!r} exists or is being written.",
-            hint="leave version= out to make the next one",
+            f"Version {candidate} of feature view {name!r} exists or is being written.",
+            hint="omit version= to create the next one",
         )
-    return chosen
+    return candidate
 
 
 def _versions_on_disk(paths: StorePaths, name: str) -> list[int]:
-    found = []
-    for entry in files.list_directory(paths.feature_view_versions(name)):
-        version = version_of(entry)
-        if version is not None and is_view(paths.feature_view(name, version)):
-            found.append(version)
-    return found
+    entries = map(version_of, files.list_directory(paths.feature_view_versions(name)))
+    versions = [version for version in entries if version is not None]
+    return [version for version in versions if is_view(paths.feature_view(name, version))]

@@ -87,7 +87,7 @@ def clean_all(session: Session) -> list[str]:
         with session.registry.transaction() as connection:
             done += datasets.remove_abandoned(connection, session.location, name)
     done += remove_unclaimed_stages(session)
-    lease_objects.remove_ended(session.location)
+    lease_objects.remove_expired(session.location)
     return done
 
 

@@ -8,7 +8,7 @@ from featurestore.model.names import check_name
 from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.recovery import claims, datasets
 from featurestore.recovery.in_flight import in_flight
-from featurestore.recovery.pins import check_pinned, pin
+from featurestore.recovery.pins import check_pinned, pin_sources
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.storage import files
@@ -47,12 +47,12 @@ def create(
         files.make_directory(session.paths.staging)
         settled, reads = with_snapshots(session, data)
         rows = export_data(session, settled, reads=reads)
-        pin(session, run, rows.sources)
+        pin_sources(session, run, rows.sources)
 
         def check_publishable() -> None:
-            run.check_held()
+            run.check_intent()
             check_pinned(rows.sources)
-            if not claims.pass_gate(directory):
+            if not claims.try_publish(directory):
                 raise WriteConflict(
                     f"This export was taken for dead and given up: {directory!r} heard nothing of "
                     "it for minutes.",
@@ -64,7 +64,7 @@ def create(
         manifest, report = export(
             session.engine, rows, request, target, checks=checks, progress=reports
         )
-        run.landed = run.version
+        run.committed_version = run.version
         with after_publication(f"Training dataset {request.name!r} version {run.version}"):
             with session.registry.transaction() as connection:
                 datasets.register(connection, manifest)

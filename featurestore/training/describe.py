@@ -74,4 +74,4 @@ def _say(
         after_publication(f"What is said of training dataset {dataset.name!r}"),
         session.registry.transaction() as connection,
     ):
-        datasets.say(connection, dataset.name, dataset.version, said)
+        datasets.apply_annotations(connection, dataset.name, dataset.version, said)

@@ -35,14 +35,14 @@ def create(session: Session, spec: FeatureViewSpec, *, version: int | None) -> F
         files.write_atomically(staged, made.to_bytes())
         make_directory(os.path.dirname(directory))
         make_directory(directory)
-        run.check_held()
+        run.check_intent()
         with Publication() as publication:
             if not publication.link(staged, views.view_file(directory)):
                 raise FeatureViewExists(
                     f"Version {made.version} of feature view {made.name!r} exists already.",
                     hint="leave version= out to make the next one",
                 )
-        run.landed = made.version
+        run.committed_version = made.version
         with after_publication(f"Feature view {made.name!r} version {made.version}"):
             with session.registry.transaction() as connection:
                 views.register(connection, made)

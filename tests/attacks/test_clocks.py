@@ -93,7 +93,7 @@ def test_a_clock_that_jumps_hands_over_no_lease(
     holds, ends = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with leases.leased(session, "hourly"):
+        with leases.hold_job_lease(session, "hourly"):
             holds.set()
             ends.wait(30)
 
@@ -102,7 +102,7 @@ def test_a_clock_that_jumps_hands_over_no_lease(
     try:
         assert holds.wait(30)
         clock.set(0, days)
-        with pytest.raises(JobLeased), leases.leased(session, "hourly"):
+        with pytest.raises(JobLeased), leases.hold_job_lease(session, "hourly"):
             pass
         mine = owners.this_process(session.location)
         with session.registry.reading() as connection:
@@ -110,7 +110,7 @@ def test_a_clock_that_jumps_hands_over_no_lease(
     finally:
         ends.set()
         holder.join()
-    with leases.leased(session, "hourly"):
+    with leases.hold_job_lease(session, "hourly"):
         pass
 
 

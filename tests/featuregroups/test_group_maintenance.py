@@ -255,7 +255,7 @@ def test_a_vacuum_that_never_ends_is_named_to_who_waits(
     monkeypatch.setattr(pins, "sleep", lambda _: None)
     with (
         in_flight(duckdb_store.session, kind="reclaim", name="g", version=1),
-        pytest.raises(WriteConflict, match=r"'g' version 1 .*is at work"),
+        pytest.raises(WriteConflict, match=r"'g' version 1 .*has been running"),
     ):
         duckdb_store.create_training_dataset(frame, "d", data_format="parquet")
     assert duckdb_store.get_training_datasets() == []

@@ -358,5 +358,5 @@ def test_the_environment_holds_what_was_set_and_nothing_more(
 
 def test_work_without_observers_is_done_all_the_same() -> None:
     with observed(Work("job", "daily", "0" * 32, "/nowhere")) as work:
-        work.landed = 3
+        work.committed_version = 3
     assert work.error is None

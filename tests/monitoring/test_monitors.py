@@ -226,7 +226,7 @@ def test_a_baseline_is_one_thing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("features=['amuont']", "it has .*amount"),
+        ("features=['amuont']", "Available: .*amount"),
         ("baseline=featurestore.baseline(training_dataset='nothing')", "nothing"),
         ("metrics={'x': 'avg(amuont)'}", "amuont"),
     ],

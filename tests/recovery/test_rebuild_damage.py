@@ -151,7 +151,7 @@ def test_a_rebuild_leaves_the_intents_of_living_writes(duckdb_store: FeatureStor
         rebuild(duckdb_store.location)
         with session.registry.reading() as connection:
             assert intents.find(connection, run.intent) is not None
-        run.check_held()
+        run.check_intent()
 
 
 def test_a_damaged_registry_is_not_moved_away_under_a_writer(tmp_path: Path) -> None:
@@ -174,5 +174,5 @@ def test_a_damaged_registry_is_not_moved_away_under_a_writer(tmp_path: Path) -> 
         with pytest.raises(RegistryError, match=name):
             rebuild(str(tmp_path))
         writer.kill()
-    assert owners.others(str(tmp_path)) == []
+    assert owners.other_processes(str(tmp_path)) == []
     assert rebuild(str(tmp_path)).moved_away is not None

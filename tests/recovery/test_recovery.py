@@ -255,7 +255,7 @@ def test_a_process_of_another_machine_lives_as_long_as_its_heartbeat(
 def test_heartbeats_come_while_a_write_is_in_flight(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owners, "BEAT_SECONDS", 0.001)
+    monkeypatch.setattr(owners, "HEARTBEAT_SECONDS", 0.001)
     beats = threading.Semaphore(0)
     monkeypatch.setattr(heartbeats, "record", lambda connection, name: beats.release())
     with in_flight(duckdb_store.session, kind="write", name="g", version=1):
@@ -276,7 +276,7 @@ def test_a_write_that_was_taken_for_dead_publishes_nothing(
     monkeypatch.setattr(
         importlib.import_module("featurestore.featuregroups.create"), "quarantine", taken_over
     )
-    with pytest.raises(WriteConflict, match="took this write for dead"):
+    with pytest.raises(WriteConflict, match="considered this write dead"):
         store.create_featuregroup(TABLE, "g")
     assert store.get_featuregroups() == []
     assert left_over(store) == []
@@ -321,7 +321,7 @@ def test_one_write_that_cannot_be_settled_stops_no_other(
     again = featurestore.connect(store.location)
     assert not os.path.exists(path)
     assert left_over(again) == ["one"], "it is tried again at the next connect"
-    assert "write of damaged version 1 could not be settled" in caplog.text
+    assert "write of damaged version 1 could not be resolved" in caplog.text
 
 
 def test_a_group_without_its_folder_is_said(duckdb_store: FeatureStore) -> None:

@@ -12,7 +12,7 @@ import featurestore
 from featurestore.errors import JobLeased
 from featurestore.model import times
 from featurestore.recovery import leases
-from featurestore.recovery.owners import PATIENCE, is_alive
+from featurestore.recovery.owners import HEARTBEAT_TIMEOUT, is_alive
 from featurestore.registry import jobs, tables
 from featurestore.registry import owners as heartbeats
 from featurestore.store import FeatureStore
@@ -50,7 +50,7 @@ def move(store: FeatureStore, by: timedelta) -> None:
 
 def is_leased(store: FeatureStore) -> bool:
     try:
-        with leases.leased(store.session, "hourly"):
+        with leases.hold_job_lease(store.session, "hourly"):
             return False
     except JobLeased:
         return True
@@ -71,7 +71,7 @@ def test_a_host_with_a_wrong_clock_lives_as_long_as_its_heartbeat(
         lease(store)
         monkeypatch.setattr(times, "clock", right)
         assert is_leased(store)
-        move(store, -PATIENCE + 10 * SECOND)
+        move(store, -HEARTBEAT_TIMEOUT + 10 * SECOND)
         assert is_leased(store)
         # Neither does the clock of the host that judges matter.
         monkeypatch.setattr(times, "clock", lambda: right() + days * DAY)
@@ -84,7 +84,7 @@ def test_a_dead_heartbeat_in_the_future_ends_like_any_other(store: FeatureStore)
     lease(store)
     move(store, DAY)
     assert is_leased(store)
-    move(store, -PATIENCE)
+    move(store, -HEARTBEAT_TIMEOUT)
     assert not is_leased(store)
 
 
@@ -96,7 +96,7 @@ def test_a_connect_corrects_heartbeats_of_the_future(store: FeatureStore) -> Non
     with store.session.registry.reading() as connection:
         assert not heartbeats.has_future(connection)
         assert is_alive(connection, store.location, OTHER)
-    move(store, -PATIENCE)
+    move(store, -HEARTBEAT_TIMEOUT)
     with store.session.registry.reading() as connection:
         assert not is_alive(connection, store.location, OTHER)
 
@@ -108,5 +108,5 @@ def test_a_living_host_stays_alive_when_the_clock_is_set_back(store: FeatureStor
         assert is_leased(store)
         with store.session.registry.transaction() as connection:
             heartbeats.record(connection, OTHER)
-        move(store, -PATIENCE + 10 * SECOND)
+        move(store, -HEARTBEAT_TIMEOUT + 10 * SECOND)
     assert is_leased(store)

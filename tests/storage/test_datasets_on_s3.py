@@ -297,7 +297,7 @@ def test_an_export_that_was_taken_for_dead_publishes_nothing(
     def give_up(name: str, done: int, total: int) -> None:
         if name == phase:
             with monkeypatch.context() as impatient:
-                impatient.setattr(lease_objects, "SILENCE", timedelta(seconds=-5))
+                impatient.setattr(lease_objects, "LEASE_TIMEOUT", timedelta(seconds=-5))
                 clean_all(second.session)
 
     with pytest.raises((WriteConflict, StorageError)):

@@ -54,18 +54,18 @@ def publish(
         copied = _copy(artifact, target, directory)
         if fitted is not None:
             files.write_atomically(os.path.join(directory, TRANSFORMATIONS_FILE), fitted)
-        directories.write_described(directory, annotations)
+        directories.write_annotations(directory, annotations)
         relative = os.path.relpath(target, directory)
         published_spec = replace(spec, version=run.version, artifact=relative, files=copied)
         staged = directories.model_file(run.staging)
         files.write_atomically(staged, published_spec.to_bytes())
-        run.check_held()
+        run.check_intent()
         with Publication() as publication:
             if not publication.link(staged, directories.model_file(directory)):
                 raise ModelExists(
                     f"Version {published_spec.version} of model {published_spec.name!r} exists already."
                 )
-        run.landed = published_spec.version
+        run.committed_version = published_spec.version
         with after_publication(f"Model {published_spec.name!r} version {published_spec.version}"):
             with session.registry.transaction() as connection:
                 index.add(connection, published_spec, annotations)
@@ -110,7 +110,7 @@ def every(session: Session, *, name: str | None = None) -> list[ModelSpec]:
 
 def describe(session: Session, spec: ModelSpec, annotations: ModelDescribed) -> None:
     """Change the annotations of a version: its file, then the registry."""
-    directories.write_described(session.paths.model(spec.name, spec.version), annotations)
+    directories.write_annotations(session.paths.model(spec.name, spec.version), annotations)
     subject = f"The annotations of model {spec.name!r} version {spec.version}"
     with after_publication(subject), session.registry.transaction() as connection:
         index.add(connection, spec, annotations)

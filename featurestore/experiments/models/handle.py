@@ -209,7 +209,7 @@ class Model:
 
     @property
     def _annotations(self) -> ModelDescribed:
-        return directories.read_described(self.path)
+        return directories.read_annotations(self.path)
 
     def _repr_html_(self) -> str:
         return html.facts(self.to_json(), caption=f"Model {self.name} version {self.version}")

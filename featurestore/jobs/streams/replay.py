@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from featurestore.errors import InvalidJob
 from featurestore.jobs.target import target
-from featurestore.recovery.leases import leased
+from featurestore.recovery.leases import hold_job_lease
 from featurestore.registry import jobs
 from featurestore.session import Session
 from featurestore.streams.replay import Replayed, replay
@@ -22,7 +22,7 @@ def replay_stream(session: Session, name: str) -> Replayed:
         spec = jobs.get(connection, name).spec
     if spec.stream is None:
         raise InvalidJob(f"Job {name!r} reads no topic.", hint="featurestore job list")
-    with leased(session, name):
+    with hold_job_lease(session, name):
         group = target(session, spec)
         if group is None:
             raise InvalidJob(

@@ -1,4 +1,4 @@
-"""Settling one write: what was published is registered, what was not is removed."""
+"""Resolution of an intent: register published data, remove unpublished data."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from featurestore.registry import intents
 from featurestore.storage import files
 
 
-def settle(connection: Connection, location: str, intent: intents.Intent) -> str:
-    """Register what a write published, or remove what it left half made; return what was done."""
+def resolve(connection: Connection, location: str, intent: intents.Intent) -> str:
+    """Register the data of a published write, or remove its remains; return a line of text."""
     paths = StorePaths(location)
-    what = f"{intent.kind} of {intent.name} version {intent.version}"
+    subject = f"{intent.kind} of {intent.name} version {intent.version}"
     try:
         stage = paths.stage(intent.run_id)
         if intent.kind in ("export", "remove"):
-            done = _settle_dataset(connection, paths, intent)
+            outcome = _resolve_dataset(connection, paths, intent)
         elif intent.kind in (views.DEFINE, views.UNDEFINE):
-            done = _settle_view(connection, paths, intent)
+            outcome = _resolve_view(connection, paths, intent)
         elif intent.kind in (models.ENTER, models.LEAVE):
-            done = _settle_model(connection, paths, intent)
+            outcome = _resolve_model(connection, paths, intent)
         elif intent.kind in ("create", "write", "delete", "reclaim"):
-            done = _settle_group(connection, paths, intent)
+            outcome = _resolve_group(connection, paths, intent)
         else:
-            done = "removed what it staged"
+            outcome = "removed what it staged"
     except (InvalidName, InvalidArgument) as error:
-        # No write of this store: whoever wrote the row decides nothing about files.
+        # An invalid row, not written by this store: never touch files because of it.
         intents.end(connection, intent.run_id)
         return f"an intent was dropped: {error.message}"
     try:
         files.remove(stage, below=location)
-    except StorageError as error:  # what was published is registered all the same
-        return f"{what}: {done}; tried again at the next connect: {error.message}"
+    except StorageError as error:  # published data is registered anyway
+        return f"{subject}: {outcome}; retried at the next connect: {error.message}"
     intents.end(connection, intent.run_id)
-    return f"{what}: {done}"
+    return f"{subject}: {outcome}"
 
 
-def _settle_group(connection: Connection, paths: StorePaths, intent: intents.Intent) -> str:
+def _resolve_group(connection: Connection, paths: StorePaths, intent: intents.Intent) -> str:
     name, version = intent.name, intent.version
     path = paths.featuregroup(name, version)
     if intent.kind == "delete":
@@ -48,14 +48,14 @@ def _settle_group(connection: Connection, paths: StorePaths, intent: intents.Int
         return "finished"
     if groups.is_group(path):
         groups.register(connection, path, name, version)
-        return "registered as the table is"
+        return "registered from its table"
     if intent.kind == "create":
         groups.remove_files(paths, name, version)
         return "removed, it had no rows yet"
     return "nothing to do"
 
 
-def _settle_dataset(connection: Connection, paths: StorePaths, intent: intents.Intent) -> str:
+def _resolve_dataset(connection: Connection, paths: StorePaths, intent: intents.Intent) -> str:
     name, version = intent.name, intent.version
     directory = paths.training_dataset(name, version)
     if intent.kind == "remove":
@@ -64,15 +64,17 @@ def _settle_dataset(connection: Connection, paths: StorePaths, intent: intents.I
         datasets.release(paths, name, version)
         return "finished"
     if datasets.is_finished(directory):
-        datasets.register_found(connection, directory, name, version)
-        return "registered as its manifest says"
-    if not claims.give_up(directory, certain=owners.is_here(paths.location, intent.owner)):
-        return "left for a day, it was about to be published"
+        datasets.register_from_files(connection, directory, name, version)
+        return "registered from its manifest"
+    if not claims.revoke(
+        directory, certain=owners.is_on_this_machine(paths.location, intent.owner)
+    ):
+        return "kept for a day, it was about to be published"
     datasets.remove_files(paths, name, version)
     return "removed, it had no manifest yet"
 
 
-def _settle_view(connection: Connection, paths: StorePaths, intent: intents.Intent) -> str:
+def _resolve_view(connection: Connection, paths: StorePaths, intent: intents.Intent) -> str:
     name, version = intent.name, intent.version
     directory = paths.feature_view(name, version)
     if intent.kind == views.UNDEFINE:
@@ -81,12 +83,12 @@ def _settle_view(connection: Connection, paths: StorePaths, intent: intents.Inte
         return "finished"
     if views.is_view(directory):
         views.register(connection, views.read(directory, name, version))
-        return "registered as its file says"
+        return "registered from its file"
     views.remove_files(paths, name, version)
     return "removed, it had no file yet"
 
 
-def _settle_model(connection: Connection, paths: StorePaths, intent: intents.Intent) -> str:
+def _resolve_model(connection: Connection, paths: StorePaths, intent: intents.Intent) -> str:
     name, version = intent.name, intent.version
     directory = paths.model(name, version)
     if intent.kind == models.LEAVE:
@@ -95,6 +97,6 @@ def _settle_model(connection: Connection, paths: StorePaths, intent: intents.Int
         return "finished"
     if models.is_model(directory):
         models.register(connection, directory, name, version)
-        return "registered as its files say"
+        return "registered from its files"
     models.remove_files(paths, name, version)
     return "removed, it had no file yet"

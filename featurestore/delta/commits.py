@@ -102,14 +102,18 @@ def spec_of(state: Snapshot) -> FeatureGroupSpec:
 
 
 def announced_spec(state: Snapshot) -> FeatureGroupSpec:
-    """Return the definition as the table property has it."""
+    """Return the definition as the table property has it.
+
+    Decimals have the digits that the table holds: they get more without a change of the property.
+    """
     if SPEC not in state.properties:
         raise TableDamaged(
             f"The Delta table {state.path} has no property {SPEC!r}, so it is no feature group.",
             hint="write its rows into a new one: featurestore.create_featuregroup(df, name)",
         )
     with _stored(state, SPEC):
-        return FeatureGroupSpec.from_json(json.loads(state.properties[SPEC]))
+        spec = FeatureGroupSpec.from_json(json.loads(state.properties[SPEC]))
+        return spec.with_wider_decimals(state.schema)
 
 
 def meta_of(state: Snapshot) -> Meta:

@@ -18,6 +18,7 @@ from featurestore.featuregroups.read import live_source, pinned, rows_of
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.html import Listing
+from featurestore.model.types import widened_schema
 from featurestore.model.validation import ExpectationResult, ValidationReport
 from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.plugins.observers import Work, observed
@@ -157,6 +158,9 @@ def add_to_quarantine(
     offsets = next_offsets(state, how.offsets)
     if offsets is None:
         return
+    if widened_schema(state.schema, rows.schema) != state.schema:
+        # The decimals of the group have got more digits since the quarantine was made.
+        session.engine.widen_columns(path, rows.schema)
     stored = set(state.schema.names)
     new = pa.schema([field for field in rows.schema if field.name not in stored])
     note = {"operation": "quarantine", "run": how.note["run"]}

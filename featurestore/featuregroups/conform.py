@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
+from featurestore.featuregroups.widening import with_value
 from featurestore.model.arrays import UNEQUAL
 from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.cast_lines import cast_line
@@ -44,13 +45,14 @@ class Fit:
     """Gives record batches the types of a group; runs where the rows are.
 
     ``group`` and ``library`` are what messages name: the group, the kind of the dataframe.
-    ``way_out`` ends their hints.
+    ``way_out`` ends their hints. ``can_widen``: the write may ask for more digits of decimals.
     """
 
     schema: pa.Schema
     group: str
     library: str
     way_out: str = _NEXT_VERSION
+    can_widen: bool = False
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch with the types of ``schema``.
@@ -84,7 +86,10 @@ class Fit:
         if wider is not None and way_out == _NEXT_VERSION:
             types = f"dtypes={{{field.name!r}: 'decimal({wider.precision}, {wider.scale})'}}"
             way_out = f"make the next version of the group with create_featuregroup(..., {types})"
-        return f"{line or 'cast the column'}, or {way_out}"
+        ways = [line or "cast the column", way_out]
+        if self.can_widen and with_value(misfit.value, field.type) is not None:
+            ways.insert(0, "schema_change='add' widens the column")
+        return ", or ".join(ways)
 
 
 def conform(
@@ -117,7 +122,7 @@ def conform(
         relation = engine.select(relation, {name: name for name in schema.names})
     unchecked = not all(map(widens, relation.schema.types, schema.types))
     if not _equal(relation.schema, schema):
-        fit = Fit(schema, _title(spec), library)
+        fit = Fit(schema, _title(spec), library, can_widen=schema_change is None)
         relation = engine.map_batches(relation, fit, schema=schema)
     return Conformed(relation, wider, tuple(added), unchecked)
 

@@ -97,8 +97,8 @@ def advance(
 def _register(session: Session, landed: LandedRows, commit: Commit) -> None:
     spec, report = landed.spec, landed.audited.report
     latest, gained = commit.delta_version, None
-    if spec.schema.names != landed.group.spec.schema.names:
-        # Others may have added columns at the same time: what the table has now is what is
+    if spec.schema != landed.group.spec.schema:
+        # Others may have changed columns at the same time: what the table has now is what is
         # registered.
         state = read_snapshot(landed.group.path)
         latest, gained = state.version, commits.spec_of(state)

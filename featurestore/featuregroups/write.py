@@ -40,6 +40,7 @@ from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.repeats import warn_of_repeats
 from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.featuregroups.times import check_time_numbers, warn_of_odd_times
+from featurestore.featuregroups.widening import widen, with_needed_digits
 from featurestore.ingest import handed_over, known_rows, may_be_native, with_language
 from featurestore.model.counts import MOST
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
@@ -122,9 +123,14 @@ def insert(
         handed_over(df, engine=session.engine, like=_known_columns(group.spec, write)) as rows,
     ):
         check_time_numbers(rows, group.spec, df=df, engine=session.engine)
+        spec = group.spec
+        if write.schema_change == "add":
+            rows, spec = with_needed_digits(
+                rows, spec, engine=session.engine, run=run, is_staged=write.staged
+            )
         conformed = conform(
             rows,
-            group.spec,
+            spec,
             engine=session.engine,
             schema_change=write.schema_change,
             library=language,
@@ -174,6 +180,7 @@ def commit(
             run=run,
         )
     mode = audited.mode or write.mode
+    widen(session, group, conformed.spec)
     if conformed.added:
         _announce_columns(session, group, conformed)
     unique = keys.claim(session.engine, audited.relation, group, mode, unique_batch=audited.unique)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from featurestore.errors import FeatureViewDamaged, InvalidName, InvalidReference
-from featurestore.model.arrow_json import type_to_json
+from featurestore.model.arrow_json import type_from_json, type_to_json
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.names import check_name
@@ -15,6 +15,7 @@ from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.paths import FEATUREVIEWS
 from featurestore.model.references import FeatureReference, parse_group_reference
 from featurestore.model.sealed import sealed, unsealed
+from featurestore.model.types import with_wider_decimals
 from featurestore.model.window_features import WindowFeature
 from featurestore.model.window_json import window_from_json, window_to_json
 from featurestore.model.window_lineage import WindowLineage
@@ -236,9 +237,15 @@ def unmet(features: Iterable[ViewFeature], spec: FeatureGroupSpec) -> list[str]:
             missing.append(f"{feature.column!r} is gone")
             continue
         kind = spec.schema.field(feature.column).type
-        if type_to_json(kind) != feature.type:
+        if type_to_json(kind) != feature.type and not _is_widened(feature.type, kind):
             missing.append(f"{feature.column!r} is {kind} now, it was {_shown(feature.type)}")
     return missing
+
+
+def _is_widened(stored: Any, kind: pa.DataType) -> bool:
+    """Return whether a type has the decimals of a stored one, with more digits."""
+    before = type_from_json(stored)
+    return before != kind and with_wider_decimals(before, kind) == kind
 
 
 def _shown(kind: Any) -> str:

@@ -142,6 +142,19 @@ class FeatureGroupSpec:
             external=external,
         )
 
+    def with_wider_decimals(self, columns: pa.Schema) -> FeatureGroupSpec:
+        """Return the spec whose decimals hold those of other columns of the same names, too.
+
+        >>> spec = FeatureGroupSpec("prices", 1, pa.schema([("price", pa.decimal128(3, 2))]))
+        >>> wide = pa.schema([("price", pa.decimal128(5, 2))])
+        >>> spec.with_wider_decimals(wide).schema.types
+        [Decimal128Type(decimal128(5, 2))]
+        """
+        schema = types.widened_schema(self.schema, columns)
+        if schema == self.schema:
+            return self
+        return replace(self, schema=schema)
+
     def with_columns(self, added: Sequence[pa.Field]) -> FeatureGroupSpec:
         """Return the spec with nullable columns added at the end.
 

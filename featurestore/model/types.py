@@ -43,7 +43,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.errors import UnsupportedType
+from featurestore.errors import SchemaMismatch, UnsupportedType
 from featurestore.model.shapes import is_tensor, shape_of, tensor_type
 from featurestore.model.type_lines import type_line
 
@@ -313,6 +313,50 @@ def wider_decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     scale = max(one.scale, other.scale)
     precision = max(one.precision - one.scale, other.precision - other.scale) + scale
     return pa.decimal128(precision, scale) if precision <= 38 else None
+
+
+def widened_schema(schema: pa.Schema, columns: pa.Schema) -> pa.Schema:
+    """Return a schema in which decimals hold those of other columns of the same names, too.
+
+    >>> wide = pa.schema([("price", pa.decimal128(3, 0))])
+    >>> widened_schema(pa.schema([("price", pa.decimal128(3, 2))]), wide).types
+    [Decimal128Type(decimal128(5, 2))]
+
+    Raises:
+        SchemaMismatch: No decimals of 38 digits hold both.
+    """
+    wanted = dict(zip(columns.names, columns.types, strict=True))
+    fields = []
+    for field in schema:
+        kind = with_wider_decimals(field.type, wanted.get(field.name, field.type))
+        if kind is None:
+            raise SchemaMismatch(
+                f"Column {field.name!r} is {field.type}: decimals of 38 digits do not hold "
+                f"{wanted[field.name]}, too."
+            )
+        fields.append(field.with_type(kind))
+    return pa.schema(fields)
+
+
+def with_wider_decimals(kind: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return a type whose decimals, inside of lists too, hold those of another one, too.
+
+    None beyond 38 digits; types without decimals, or of other lists, stay as they are.
+
+    >>> with_wider_decimals(pa.list_(pa.decimal128(3, 2)), pa.list_(pa.decimal128(4, 2)))
+    ListType(list<item: decimal128(4, 2)>)
+    """
+    if kind == other:
+        return kind
+    if pat.is_decimal(kind) and pat.is_decimal(other):
+        return wider_decimal(kind, other)
+    if not (holds_items(kind) and holds_items(other)):
+        return kind
+    item = with_wider_decimals(kind.value_type, other.value_type)
+    if item is None or item == kind.value_type:
+        return item and kind
+    size = kind.list_size if pat.is_fixed_size_list(kind) else -1
+    return pa.list_(kind.value_field.with_type(item), size)
 
 
 def exact_in_float(kind: pa.DataType) -> int:

@@ -353,6 +353,15 @@ class Engine(Protocol):
         """Set table properties in a commit of their own."""
         ...
 
+    def widen_columns(self, path: str, columns: pa.Schema) -> int | None:
+        """Give decimals of a table more digits, so that they hold those of ``columns``, too.
+
+        One commit writes all files again and changes no row; versions before it keep their types.
+        Writers at the same time land their rows in the new types. Return the Delta version, None
+        when the table is as wide already; ``SchemaMismatch`` when 38 digits do not hold both.
+        """
+        ...
+
     def compact(self, path: str, *, below: int | None = None) -> int | None:
         """Rewrite small files into large ones.
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
@@ -19,6 +20,7 @@ from featurestore.errors import (
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.references import meant_group
 from featurestore.model.times import from_micros, to_micros, utc_now
+from featurestore.model.types import widens
 from featurestore.registry import features, search_documents
 from featurestore.registry.rows import readable, versions_of
 from featurestore.registry.tables import contains_text, featuregroups, is_latest, tags
@@ -202,7 +204,7 @@ def advance(
     spec: FeatureGroupSpec | None = None,
     at: datetime | None = None,
 ) -> None:
-    """Record the table's Delta version, written ``at``, and its spec where it gained columns.
+    """Record the table's Delta version, written ``at``, and its spec where its columns grew.
 
     What is known of a later one stays.
     """
@@ -214,10 +216,20 @@ def advance(
         changed["changed"] = to_micros(at or utc_now())
     if spec is not None:
         stored = _group(row).spec
-        if set(stored.schema.names) < set(spec.schema.names):
+        if _has_grown(stored.schema, spec.schema):
             changed["spec"] = json.dumps(spec.to_json())
             features.replace(connection, row.id, spec)
     connection.execute(featuregroups.update().where(featuregroups.c.id == row.id).values(**changed))
+
+
+def _has_grown(stored: pa.Schema, schema: pa.Schema) -> bool:
+    """Return whether a schema has all columns of a stored one, and more of them or wider ones."""
+    if set(stored.names) < set(schema.names):
+        return True
+    if set(stored.names) != set(schema.names) or stored == schema:
+        return False
+    types = dict(zip(schema.names, schema.types, strict=True))
+    return all(widens(field.type, types[field.name]) for field in stored)
 
 
 def describe(

@@ -239,6 +239,9 @@ class DuckDBEngine:
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
         tables.set_properties(self.database, path, properties)
 
+    def widen_columns(self, path: str, columns: pa.Schema) -> int | None:
+        return rewrite.widen_columns(self.database, path, columns)
+
     def compact(self, path: str, *, below: int | None = None) -> int | None:
         return rewrite.compact(self.database, path, below=below)
 

@@ -23,6 +23,7 @@ from featurestore.delta.presence import check_files
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import DuplicateKeys, InvalidArgument, RowsOutsideWindow
 from featurestore.model.times import to_micros
+from featurestore.model.types import widened_schema
 from featurestore.plugins.engine import TableWrite, TimeRange
 from featurestore.storage.publication import Publication
 from featurestore_connectors.duckdb_delta import commits, files, scan, sqltext
@@ -87,13 +88,15 @@ def replace(
     if window is None:
         raise InvalidArgument("Mode 'replace' needs the range that it replaces.")
     _check_inside(database, state, source, how, window)
+    written = commits.wider_schema(state.schema, how.add_columns)
 
     def attempt(state: Snapshot) -> int:
         rows = _source(state, source, how)
         outgoing = range_condition(window)
         ranges = {window.column: (to_micros(window.start), to_micros(window.end))}
         touched = _touched(database, state, _overlapping(state, ranges), outgoing)
-        if touched.staying or state.partition_by:
+        schema = commits.wider_schema(state.schema, how.add_columns)
+        if touched.staying or state.partition_by or schema != written:
             return _replaced(database, state, touched, outgoing, how, rows=rows)
         # No row of the old files stays, so those of the source need not be written again.
         with Publication(durable=database.durable) as publication:
@@ -152,6 +155,35 @@ def compact(database: Database, path: str, *, below: int | None = None) -> int |
     return commits.retried(path, attempt)
 
 
+def widen_columns(database: Database, path: str, columns: pa.Schema) -> int | None:
+    """Write all files again with decimals of more digits; None when they have them already."""
+    commits.check_writable(read_snapshot(path))
+
+    def attempt(state: Snapshot) -> int | None:
+        schema = widened_schema(state.schema, columns)
+        if schema == state.schema:
+            return None
+        check_files(state, state.files)
+        with Publication(durable=database.durable) as publication:
+            new = _rewritten(
+                database, state, _Touched(state.files, 0), "false", publication, schema=schema
+            )
+            change = Change(
+                operation="CHANGE COLUMN",
+                parameters={"columns": columns.names},
+                adds=new,
+                removes=state.files,
+                metadata=commits.changed_metadata(state, schema=schema),
+                note={"operation": "widen"},
+                copied_rows=state.rows,
+                data_change=False,
+                reads=True,
+            )
+            return commits.commit(state, change, publication)
+
+    return commits.retried(path, attempt)
+
+
 def _replaced(
     database: Database,
     state: Snapshot,
@@ -162,8 +194,9 @@ def _replaced(
     rows: str,
 ) -> int:
     with Publication(durable=database.durable) as publication:
+        schema = commits.wider_schema(state.schema, how.add_columns)
         new = _rewritten(
-            database, state, touched, outgoing, publication, incoming=rows, added=how.add_columns
+            database, state, touched, outgoing, publication, incoming=rows, schema=schema
         )
         return commits.commit(state, _replacement(state, touched, how, new), publication)
 
@@ -197,13 +230,13 @@ def _rewritten(
     publication: Publication,
     *,
     incoming: str | None = None,
-    added: pa.Schema | None = None,
+    schema: pa.Schema | None = None,
 ) -> list[NewFile]:
     """Return the files that take the place of the touched ones.
 
-    Their other rows, then the incoming ones.
+    Their other rows, then the incoming ones, in the types of ``schema`` (None: the table's).
     """
-    schema = commits.wider_schema(state.schema, added)
+    schema = schema or state.schema
     parts = []
     if touched.staying:
         stored = sqltext.casts(schema, sqltext.types_of(state.schema))

@@ -17,6 +17,7 @@ from featurestore.delta.schema import requested_schema
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.duckdb_delta import sqltext
+from featurestore_connectors.duckdb_delta.files import NewFile
 from featurestore_connectors.duckdb_delta.relations import relation
 from featurestore_connectors.duckdb_delta.session import Database
 
@@ -76,7 +77,7 @@ def _select(snapshot: Snapshot, target: pa.Schema) -> str:
     return f"SELECT {columns} FROM {_from_files(snapshot, snapshot.files, stored)}"
 
 
-def scan_all(snapshot: Snapshot, files: Sequence[DataFile]) -> str:
+def scan_all(snapshot: Snapshot, files: Sequence[DataFile | NewFile]) -> str:
     """Return a FROM item that gives the stored columns of some files, and ``FILE``."""
     return _from_files(snapshot, files, snapshot.schema)
 
@@ -87,7 +88,11 @@ def parquet(schema: pa.Schema, paths: Sequence[str]) -> str:
 
 
 def _from_files(
-    snapshot: Snapshot, files: Sequence[DataFile], stored: pa.Schema, *, more: Sequence[str] = ()
+    snapshot: Snapshot,
+    files: Sequence[DataFile | NewFile],
+    stored: pa.Schema,
+    *,
+    more: Sequence[str] = (),
 ) -> str:
     """Return a FROM item with columns of some files: partition values by the number of the file.
 

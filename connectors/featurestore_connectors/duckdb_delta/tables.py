@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from featurestore.errors import InvalidArgument, SchemaMismatch, listing
 from featurestore.model.types import storage_schema
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
 from featurestore.storage.publication import Publication
-from featurestore_connectors.duckdb_delta import commits, files, rewrite, sqltext
+from featurestore_connectors.duckdb_delta import commits, files, rewrite, scan, sqltext
 from featurestore_connectors.duckdb_delta.commits import Change
 from featurestore_connectors.duckdb_delta.files import NewFile
 from featurestore_connectors.duckdb_delta.relations import StagedRelation
@@ -74,9 +75,34 @@ def _write_plain(
         new = _into_table(database, state, relation, schema, publication)
 
         def attempt(latest: Snapshot) -> int:
-            return commits.commit(latest, _plain_change(latest, new, how), publication)
+            current = commits.wider_schema(latest.schema, how.add_columns)
+            if all(current.field(each.name).type == each.type for each in schema):
+                return commits.commit(latest, _plain_change(latest, new, how), publication)
+            # Another writer has widened columns since the files were written.
+            written = replace(latest, schema=schema)
+            with Publication(durable=database.durable) as again:
+                wider = _written_again(database, written, new, current, again)
+                return commits.commit(latest, _plain_change(latest, wider, how), again)
 
         return commits.retried(state.path, attempt, state=state)
+
+
+def _written_again(
+    database: Database,
+    state: Snapshot,
+    written: Sequence[NewFile],
+    schema: pa.Schema,
+    publication: Publication,
+) -> list[NewFile]:
+    """Return files in the types of ``state``, which no commit names, with those of ``schema``."""
+    if not written:
+        return []
+    stored = sqltext.casts(schema, sqltext.types_of(state.schema))
+    query = f"SELECT {stored} FROM {scan.scan_all(state, written)}"
+    with files.scratch(state.path) as scratch:
+        folder = os.path.join(scratch, "rows")
+        new = files.write(database, query, folder, schema=schema, partition_by=state.partition_by)
+        return files.move_into_table(new, state.path, publication, folder=folder)
 
 
 def _plain_change(state: Snapshot, new: Sequence[NewFile], how: TableWrite) -> Change:

@@ -232,6 +232,9 @@ class SparkEngine:
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
         tables.set_properties(path, properties, durable=self._durable)
 
+    def widen_columns(self, path: str, columns: pa.Schema) -> int | None:
+        return rewrite.widen_columns(self.session, path, columns, durable=self._durable)
+
     def compact(self, path: str, *, below: int | None = None) -> int | None:
         return rewrite.compact(self.session, path, below=below, durable=self._durable)
 

@@ -52,6 +52,8 @@ def append(commit: CommitSession, path: str, given: StagedRelation, how: TableWr
     with Transaction(commit, path) as transaction:
         if not transaction.carry(how.transaction):
             return True
+        if _types(transaction.columns.fields) != _types(given.native.schema.fields):
+            return False  # another writer has just changed the columns
         names = _linked(list(footers), path)
         if names is None:
             return False

@@ -14,9 +14,9 @@ from featurestore.delta.offsets import overtaken
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.plugins.engine import TableWrite
 from featurestore_connectors.spark_delta.commits import CommitSession
-from featurestore_connectors.spark_delta.small_upserts import COPIED, SOURCE, removal
+from featurestore_connectors.spark_delta.small_upserts import COPIED, SOURCE
 from featurestore_connectors.spark_delta.sqltext import column
-from featurestore_connectors.spark_delta.transactions import NONE_YET, Transaction
+from featurestore_connectors.spark_delta.transactions import NONE_YET, Transaction, removal
 
 _FILE = "__fs_file"
 

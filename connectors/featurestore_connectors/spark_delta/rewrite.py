@@ -8,11 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
+
+from featurestore.delta.presence import check_files
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidSql
+from featurestore.model.types import widened_schema
 from featurestore.plugins.engine import TableWrite
 from featurestore_connectors.spark_delta.commits import CommitSession, is_conflict
 from featurestore_connectors.spark_delta.failures import first_line
+from featurestore_connectors.spark_delta.relations import cast_to
 from featurestore_connectors.spark_delta.sqltext import quote
+from featurestore_connectors.spark_delta.transactions import Transaction
+from featurestore_connectors.spark_delta.types import spark_schema
 
 
 def upsert(commit: CommitSession, path: str, rows: Any, how: TableWrite, *, grows: bool) -> None:
@@ -55,6 +63,38 @@ def delete(
 
     with CommitSession(session, path, note, durable=durable) as commit:
         return commit.run(once)
+
+
+def widen_columns(
+    session: Any, path: str, columns: pa.Schema, *, durable: bool = True
+) -> int | None:
+    """Write all files again with decimals of more digits.
+
+    Return the Delta version, None when the table has them already.
+    """
+    with CommitSession(session, path, {"operation": "widen"}, durable=durable) as commit:
+        return commit.run(lambda: _widen_once(commit, path, columns))
+
+
+def _widen_once(commit: CommitSession, path: str, columns: pa.Schema) -> None:
+    with Transaction(commit, path) as transaction:
+        state = read_snapshot(path, transaction.version)
+        schema = widened_schema(state.schema, columns)
+        if schema == state.schema:
+            return
+        check_files(state)
+        transaction.reads_everything()
+        wider = [field for field in schema if field.type != state.schema.field(field.name).type]
+        kinds = {field.name: field.dataType for field in spark_schema(pa.schema(wider)).fields}
+        held = transaction.columns
+        for column in held.fields:
+            column.dataType = kinds.get(column.name, column.dataType)
+        frame = commit.session.read.format("delta").option("versionAsOf", state.version).load(path)
+        transaction.redefine(held.json())
+        transaction.move_rows(state.files, cast_to(frame, held))
+        nothing = transaction.nothing()
+        mode = commit.session._jvm.org.apache.spark.sql.SaveMode.Overwrite
+        transaction.commit("Write", mode, nothing, nothing, nothing)
 
 
 def compact(

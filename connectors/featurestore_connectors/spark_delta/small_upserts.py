@@ -7,8 +7,6 @@ finds the same by jobs, each of which takes longer than to read such files.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +25,7 @@ from featurestore_connectors.spark_delta import held, repeated_keys, scan
 from featurestore_connectors.spark_delta.commits import CommitSession
 from featurestore_connectors.spark_delta.held import HeldRelation
 from featurestore_connectors.spark_delta.sqltext import column, quote
-from featurestore_connectors.spark_delta.transactions import Transaction
+from featurestore_connectors.spark_delta.transactions import Transaction, removal
 
 # What the driver looks through, and one task writes.
 _MOST_BYTES = 128 << 20
@@ -111,20 +109,3 @@ def _merged(old: Any, rows: Any, key: Sequence[str]) -> Any:
         same = same & (sf.col(f"old.{quote(name)}") == sf.col(f"new.{quote(name)}"))
     staying = old.alias("old").join(new, same, "left_anti")
     return staying.select(*map(column, rows.columns)).union(rows).coalesce(1)
-
-
-def removal(file: DataFile) -> str:
-    """Return the action of the log that removes a file, as JSON."""
-    return json.dumps(
-        {
-            "remove": {
-                "path": file.log_path,
-                "deletionTimestamp": int(time.time() * 1000),
-                "dataChange": True,
-                "extendedFileMetadata": True,
-                "partitionValues": dict(file.partition),
-                "size": file.bytes,
-                "stats": json.dumps({"numRecords": file.rows}),
-            }
-        }
-    )

@@ -6,12 +6,15 @@ more jobs than the work needs, the same parts are put together here; conflicts a
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from featurestore.delta.datafile import DataFile
 from featurestore_connectors.spark_delta.commits import CommitSession
+from featurestore_connectors.spark_delta.relations import cast_to
 
 _SESSIONS = "org.apache.spark.sql.classic.SparkSession$"
 # What Delta says of an application that has no number yet.
@@ -72,15 +75,42 @@ class Transaction:
         self.move(app, number)
         return True
 
+    @property
+    def columns(self) -> Any:
+        """The columns of the table as a schema of Spark, in the types that files must have."""
+        from pyspark.sql.types import StructType
+
+        return StructType.fromJson(json.loads(self._transaction.metadata().schemaString()))
+
+    def redefine(self, schema: str) -> None:
+        """Give the table another schema, as JSON; files are written in its types from now on."""
+        action = json.loads(self._transaction.metadata().json())
+        action["metaData"]["schemaString"] = schema
+        self._transaction.updateMetadata(self._from_json(json.dumps(action)), False)
+
     def add(self, rows: Any) -> None:
         """Write the rows of a frame as files of the table."""
-        written = self._transaction.writeFiles(rows._jdf)
+        # Another writer may have widened columns since the frame was made.
+        written = self._transaction.writeFiles(cast_to(rows, self.columns)._jdf)
         self._actions.addAll(self._machine.scala.jdk.javaapi.CollectionConverters.asJava(written))
+
+    def move_rows(self, old: Sequence[DataFile], rows: Any) -> None:
+        """Let the files of a frame take the place of others that hold the same rows."""
+        for file in old:
+            self.act(removal(file, changes_rows=False))
+        written = self._transaction.writeFiles(rows._jdf)
+        for file in self._machine.scala.jdk.javaapi.CollectionConverters.asJava(written):
+            action = json.loads(file.json())
+            action["add"]["dataChange"] = False
+            self.act(json.dumps(action))
 
     def act(self, action: str) -> None:
         """Add an action of the log, as JSON."""
+        self._actions.add(self._from_json(action))
+
+    def _from_json(self, action: str) -> Any:
         actions = getattr(self._delta.actions, "Action$").__getattr__("MODULE$")
-        self._actions.add(actions.fromJson(action))
+        return actions.fromJson(action)
 
     def measure(self, numbers: Mapping[str, int]) -> None:
         """Note numbers for the history, by the names that the operation has for them."""
@@ -111,3 +141,20 @@ class Transaction:
     @property
     def _delta(self) -> Any:
         return self._machine.org.apache.spark.sql.delta
+
+
+def removal(file: DataFile, *, changes_rows: bool = True) -> str:
+    """Return the action of the log that removes a file, as JSON."""
+    return json.dumps(
+        {
+            "remove": {
+                "path": file.log_path,
+                "deletionTimestamp": int(time.time() * 1000),
+                "dataChange": changes_rows,
+                "extendedFileMetadata": True,
+                "partitionValues": dict(file.partition),
+                "size": file.bytes,
+                "stats": json.dumps({"numRecords": file.rows}),
+            }
+        }
+    )

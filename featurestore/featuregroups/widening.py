@@ -1,0 +1,175 @@
+"""Widening: decimals of a group get the digits that the rows of a write need.
+
+The digits are those of the values, not of the type that a batch happens to have: zeros at the end
+need none. So they are counted before the rows are conformed, in files where the rows come once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from featurestore.featuregroups.table import OpenGroup
+from featurestore.model.arrow_cast import cast_array
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.types import holds_items, is_exact, widens, with_wider_decimals
+from featurestore.plugins.engine import Accumulator, Engine, Relation
+from featurestore.recovery.in_flight import InFlight
+from featurestore.registry import featuregroups
+from featurestore.session import Session
+from featurestore.storage.publication import after_publication
+
+MOST_DIGITS = 38
+# The digits before and behind the point of a column of decimals.
+Digits = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class CountDigits(Accumulator[dict[str, Digits], dict[str, Digits]]):
+    """The digits that columns need for their values, at least those in ``held``."""
+
+    held: Mapping[str, Digits]
+
+    def start(self) -> dict[str, Digits]:
+        return dict(self.held)
+
+    def update(self, state: dict[str, Digits], batch: pa.RecordBatch) -> dict[str, Digits]:
+        for name, digits in state.items():
+            state[name] = _digits_of(batch.column(name), digits)
+        return state
+
+    def merge(self, left: dict[str, Digits], right: dict[str, Digits]) -> dict[str, Digits]:
+        for name, (whole, places) in right.items():
+            left[name] = max(left[name][0], whole), max(left[name][1], places)
+        return left
+
+    def finish(self, state: dict[str, Digits]) -> dict[str, Digits]:
+        return state
+
+
+def with_needed_digits(
+    relation: Relation, spec: FeatureGroupSpec, *, engine: Engine, run: InFlight, is_staged: bool
+) -> tuple[Relation, FeatureGroupSpec]:
+    """Return rows, and the spec of their group with the digits that they need.
+
+    Rows that may need more than the group has are staged, so that they can be read again. The spec
+    stays as it is where 38 digits are not enough: conforming refuses these rows.
+    """
+    held = {}
+    for field in spec.schema:
+        if field.name in relation.schema.names:
+            given = relation.schema.field(field.name).type
+            if _may_need_more(given, field.type):
+                decimals = _item_type(field.type)
+                held[field.name] = decimals.precision - decimals.scale, decimals.scale
+    if not held:
+        return relation, spec
+    if not is_staged:
+        relation = engine.stage(relation, os.path.join(run.rows, "digits"))
+    columns = engine.select(relation, {name: name for name in held})
+    needed = engine.aggregate(columns, CountDigits(held))
+    fields = []
+    for name, (whole, places) in needed.items():
+        if whole + places > MOST_DIGITS:
+            return relation, spec
+        fields.append(_with_item(spec.schema.field(name), pa.decimal128(whole + places, places)))
+    return relation, spec.with_wider_decimals(pa.schema(fields))
+
+
+def widen(session: Session, group: OpenGroup, spec: FeatureGroupSpec) -> None:
+    """Give the table of a group the digits of a spec, in a commit that changes no row.
+
+    A writer that dies after it leaves a group that can hold more.
+
+    Raises:
+        SchemaMismatch: Another writer has widened a column so that 38 digits do not hold both.
+    """
+    columns = []
+    for field in group.spec.schema:
+        wanted = spec.schema.field(field.name)
+        if wanted.type != field.type:
+            columns.append(wanted)
+    if not columns:
+        return
+    version = session.engine.widen_columns(group.path, pa.schema(columns))
+    if version is None:
+        return
+    with after_publication(f"Delta version {version} of feature group {spec.name!r}"):
+        wider = group.spec.with_wider_decimals(pa.schema(columns))
+        with session.registry.transaction() as connection:
+            featuregroups.advance(
+                connection, spec.name, spec.version, delta_version=version, spec=wider
+            )
+
+
+def with_value(value: object, kind: pa.DataType) -> pa.DataType | None:
+    """Return the decimals of a type with the digits that one more value needs.
+
+    None beyond 38 digits, and for other types.
+
+    >>> with_value(10, pa.list_(pa.decimal128(3, 2)))
+    Decimal128Type(decimal128(4, 2))
+    """
+    kind = _item_type(kind)
+    if not pat.is_decimal(kind):
+        return None
+    whole, places = _digits_of(pa.array([value]), (kind.precision - kind.scale, kind.scale))
+    if whole + places > MOST_DIGITS:
+        return None
+    return pa.decimal128(whole + places, places)
+
+
+def _digits_of(array: pa.Array, least: Digits) -> Digits:
+    """Return the digits that hold all values of an array, inside of lists too."""
+    while holds_items(array.type):
+        array = array.flatten()
+    array = pc.drop_null(array)
+    if not len(array):
+        return least
+    if pat.is_integer(array.type):
+        array = cast_array(array, pa.decimal128(20, 0))
+    extremes = pc.min_max(array)
+    greatest = max(abs(int(extremes["min"].as_py())), abs(int(extremes["max"].as_py())))
+    whole = len(str(greatest)) if greatest else 0
+    return max(least[0], whole), max(least[1], _places_of(array, least[1]))
+
+
+def _places_of(array: pa.Array, least: int) -> int:
+    """Return the digits behind the point of decimals, without zeros at the end, at least some."""
+    for places in range(least, array.type.scale):
+        try:
+            array.cast(pa.decimal128(MOST_DIGITS, places))
+            return places
+        except pa.ArrowInvalid:
+            continue
+    return max(least, array.type.scale)
+
+
+def _may_need_more(given: pa.DataType, held: pa.DataType) -> bool:
+    """Return whether exact numbers of a type may have more digits than decimals of a group."""
+    if holds_items(given) and holds_items(held):
+        return _may_need_more(given.value_type, held.value_type)
+    return pat.is_decimal(held) and is_exact(given) and not widens(given, held)
+
+
+def _item_type(kind: pa.DataType) -> pa.DataType:
+    while holds_items(kind):
+        kind = kind.value_type
+    return kind
+
+
+def _with_item(field: pa.Field, decimals: pa.DataType) -> pa.Field:
+    """Return a column of decimals, or of lists of such, with others."""
+    kind = field.type
+    levels = 0
+    while holds_items(kind):
+        kind, levels = kind.value_type, levels + 1
+    wanted = decimals
+    for _ in range(levels):
+        wanted = pa.list_(wanted)
+    return field.with_type(with_wider_decimals(field.type, wanted))

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import threading
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from featurestore.delta.history import added_files, read_history
 from featurestore.delta.snapshot import read_snapshot, transaction_version
 from featurestore.errors import (
     FeatureStoreError,
+    SchemaMismatch,
     StreamOvertaken,
     TableDamaged,
     VersionNotFound,
@@ -64,6 +67,13 @@ def some(*numbers: int, value: float | None = None) -> pa.Table:
     if value is None:
         return table
     return table.set_column(3, "value", pa.array([value] * len(numbers), pa.float64()))
+
+
+def prices(kind: pa.DataType, *values: str | None) -> pa.Table:
+    """Return rows with decimals of a type, one for each text."""
+    numbers = [None if value is None else Decimal(value) for value in values]
+    times = pa.array([NOON] * len(values), pa.timestamp("us", tz="UTC"))
+    return pa.table({"price": pa.array(numbers, kind), "t": times})
 
 
 class TableConformance:
@@ -353,6 +363,46 @@ class TableConformance:
         assert state.properties["featurestore.meta"] == '{"tags": {"a": "ü"}}'
         assert state.properties["featurestore.spec"] == "{}"
         assert ids(engine, path) == [1]
+
+    @pytest.mark.parametrize("partition_by", [(), ("price",)])
+    def test_decimals_get_more_digits_and_rows_stay(
+        self, engine: Engine, tmp_path: Path, partition_by: tuple[str, ...]
+    ) -> None:
+        narrow, wide = pa.decimal128(3, 2), pa.decimal128(5, 3)
+        path = new_table(engine, tmp_path, schema=prices(narrow).schema, partition_by=partition_by)
+        write(engine, path, prices(narrow, "1.25", None))
+        before = write(engine, path, prices(narrow, "9.99"))
+        columns = pa.schema([("price", wide)])
+        after = engine.widen_columns(path, columns)
+        assert (before, after) == (2, 3)
+        assert engine.widen_columns(path, columns) is None
+        write(engine, path, prices(wide, "12.125"), TableWrite("append"))
+        for version, kind, values in ((2, narrow, []), (4, wide, ["12.125"])):
+            read = engine.read_table(path, version=version)
+            assert read.schema.field("price").type == kind
+            expected = prices(kind, "1.25", "9.99", *values, None)
+            assert rows(engine, read, by="price") == expected.to_pylist()
+        assert [each.rows_in for each in read_history(path)[:3]] == [1, 0, 1]
+        assert read_history(path)[1].operation == "widen"
+        with pytest.raises(SchemaMismatch, match="38 digits"):
+            engine.widen_columns(path, pa.schema([("price", pa.decimal128(38, 0))]))
+
+    @pytest.mark.parametrize("mode", ["append", "upsert", "overwrite", "replace"])
+    def test_rows_of_fewer_digits_land_in_wider_columns(
+        self, engine: Engine, tmp_path: Path, mode: str
+    ) -> None:
+        narrow, wide = pa.decimal128(3, 2), pa.decimal128(5, 3)
+        path = new_table(engine, tmp_path, schema=prices(narrow).schema)
+        write(engine, path, prices(narrow, "1.25"))
+        engine.widen_columns(path, pa.schema([("price", wide)]))
+        window = TimeRange("t", NOON, NOON + timedelta(days=1)) if mode == "replace" else None
+        key = ("price",) if mode == "upsert" else ()
+        write(engine, path, prices(narrow, "2.5"), TableWrite(mode, key=key, replace=window))  # type: ignore[arg-type]
+        expected = ["1.25", "2.5"] if mode in ("append", "upsert") else ["2.5"]
+        landed = rows(engine, engine.read_table(path), by="price")
+        assert landed == prices(wide, *expected).to_pylist()
+        for file in read_snapshot(path).files:
+            assert parquet.read_schema(file.path).field("price").type == wide
 
     def test_compaction_changes_files_and_no_rows(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)

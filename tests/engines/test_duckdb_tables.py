@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyarrow import parquet
 
 from featurestore.delta.log import commit_path
 from featurestore.delta.snapshot import Snapshot, read_snapshot
@@ -35,7 +36,7 @@ from featurestore.errors import (
 from featurestore.plugins.engine import TableWrite, TimeRange
 from featurestore.storage.publication import Publication
 from featurestore.testing.relation_conformance import NOON, numbered, rows
-from featurestore.testing.table_conformance import SCHEMA, ids, new_table, some, write
+from featurestore.testing.table_conformance import SCHEMA, ids, new_table, prices, some, write
 from featurestore_connectors.duckdb_delta import DuckDBEngine, commits
 from featurestore_connectors.duckdb_delta.commits import Change
 
@@ -384,6 +385,41 @@ def test_a_transaction_that_another_writer_lands_in_a_pause_lands_once(
     assert write(engine, path, some(1), same) is None
     assert ids(engine, path) == [1]
     other.close()
+
+
+@pytest.mark.parametrize("partition_by", [(), ("t",)])
+@pytest.mark.parametrize("mode", ["append", "overwrite", "upsert", "replace"])
+def test_rows_are_written_again_where_another_writer_widens_columns(
+    engine: DuckDBEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    partition_by: tuple[str, ...],
+) -> None:
+    narrow, wide = pa.decimal128(3, 2), pa.decimal128(5, 3)
+    path = new_table(engine, tmp_path, schema=prices(narrow).schema, partition_by=partition_by)
+    write(engine, path, prices(narrow, "1.25"))
+    other = DuckDBEngine()
+    put, puts = commits._put, []
+
+    def outrun(*given: object) -> bool:
+        puts.append(given)
+        if len(puts) == 1:
+            other.widen_columns(path, pa.schema([("price", wide)]))
+        return put(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(commits, "_put", outrun)
+    window = TimeRange("t", NOON, NOON + timedelta(days=1)) if mode == "replace" else None
+    key = ("price",) if mode == "upsert" else ()
+    write(engine, path, prices(narrow, "2.5"), TableWrite(mode, key=key, replace=window))  # type: ignore[arg-type]
+    other.close()
+    expected = ["1.25", "2.5"] if mode in ("append", "upsert") else ["2.5"]
+    landed = rows(engine, engine.read_table(path), by="price")
+    assert landed == prices(wide, *expected).to_pylist()
+    state = read_snapshot(path)
+    for file in state.files:
+        assert parquet.read_schema(file.path).field("price").type == wide
+    assert data_files(path) >= {file.path for file in state.files}
 
 
 # -- full disks and damage ----------------------------------------------------------------------------------------

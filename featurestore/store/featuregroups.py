@@ -190,7 +190,8 @@ class FeatureGroupCalls(Connected):
             name: The group.
             version: The group version; None: the latest.
             mode: "append", "upsert" (by primary key, event time and created time) or "overwrite".
-            schema_change: "add" lets new nullable columns in.
+            schema_change: "add" lets new nullable columns in, and gives decimals the digits that
+                values need, up to 38.
             on_duplicates: "last" keeps the last row of each key of the batch; "error" refuses
                 duplicates.
             transaction: (app, n): does nothing when that app has written n or a later number

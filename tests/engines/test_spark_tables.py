@@ -30,6 +30,9 @@ from featurestore.errors import (
     WriteConflict,
 )
 from featurestore.plugins.engine import Relation, TableWrite, TimeRange
+from featurestore.testing.relation_conformance import NOON, rows
+from featurestore.testing.table_conformance import new_table, prices, write
+from featurestore_connectors.duckdb_delta import DuckDBEngine
 from featurestore_connectors.spark_delta import (
     SparkEngine,
     commits,
@@ -37,6 +40,7 @@ from featurestore_connectors.spark_delta import (
     small_upserts,
     tables,
 )
+from featurestore_connectors.spark_delta.transactions import Transaction
 
 UTC = dt.UTC
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", tz="UTC")), ("v", pa.uint32())])
@@ -158,6 +162,68 @@ def _raise_conflict(*_: Any, **__: Any) -> None:
     from delta.exceptions import ConcurrentAppendException
 
     raise ConcurrentAppendException("files were added by a concurrent update")
+
+
+@pytest.mark.parametrize("moment", ["before the rows", "before the transaction"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        TableWrite("append"),
+        TableWrite("append", offsets={"topic": (None, 1)}),
+        TableWrite("overwrite"),
+        TableWrite("upsert", key=("price",)),
+        TableWrite("upsert", key=("price",), offsets={"topic": (None, 1)}),
+        TableWrite("replace", replace=TimeRange("t", NOON, NOON + HOUR)),
+    ],
+    ids=lambda how: f"{how.mode}-{len(how.offsets)}",
+)
+@pytest.mark.parametrize("staged", [False, True])
+def test_rows_have_the_types_of_a_table_that_another_writer_widens(
+    engine: SparkEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+    how: TableWrite,
+    staged: bool,
+) -> None:
+    narrow, wide = pa.decimal128(3, 2), pa.decimal128(5, 3)
+    path = new_table(engine, tmp_path, schema=prices(narrow).schema)
+    write(engine, path, prices(narrow, "1.25"))
+    other = DuckDBEngine()
+    widened = []
+
+    def widen() -> None:
+        if not widened:
+            widened.append(other.widen_columns(path, pa.schema([("price", wide)])))
+
+    if moment == "before the rows":
+        cast_to = tables.cast_to
+
+        def cast_late(frame: Any, wanted: Any) -> Any:
+            frame = cast_to(frame, wanted)
+            widen()
+            return frame
+
+        monkeypatch.setattr(tables, "cast_to", cast_late)
+    else:
+        enter = Transaction.__enter__
+
+        def enter_late(transaction: Transaction) -> Transaction:
+            widen()
+            return enter(transaction)
+
+        monkeypatch.setattr(Transaction, "__enter__", enter_late)
+    relation = engine.from_arrow(prices(narrow, "2.5").to_reader())
+    if staged:
+        relation = engine.stage(relation, str(tmp_path / "stage"))
+    engine.write(path, relation, how)
+    widen()
+    other.close()
+    expected = ["1.25", "2.5"] if how.mode in ("append", "upsert") else ["2.5"]
+    landed = rows(engine, engine.read_table(path), by="price")
+    assert landed == prices(wide, *expected).to_pylist()
+    for file in read_snapshot(path).files:
+        assert parquet.read_schema(file.path).field("price").type == wide
 
 
 def test_times_are_stored_with_statistics_and_the_users_settings_stay(

@@ -38,6 +38,7 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
+_OTHER_TYPES = "DELTA_FAILED_TO_MERGE_FIELDS"
 _CONFLICTS = (
     "ConcurrentAppendException",
     "ConcurrentDeleteReadException",
@@ -139,10 +140,11 @@ class CommitSession:
                     return landed
                 if not is_conflict(error):
                     failure = self._failure(error)
-                    # A rewrite misses files that a vacuum took meanwhile: then its version is not
-                    # the latest.
-                    moved_on = latest_version(self._path) > seen
-                    if not (moved_on and isinstance(failure, TableDamaged | VersionVacuumed)):
+                    # A rewrite misses files that a vacuum took meanwhile, and rows have the types
+                    # of columns that were widened meanwhile: then its version is not the latest.
+                    is_stale = isinstance(failure, TableDamaged | VersionVacuumed)
+                    is_stale = is_stale or _OTHER_TYPES in full_text(error)
+                    if not (is_stale and latest_version(self._path) > seen):
                         raise failure from error
             wait(attempt)
         raise kept_losing(self._path)

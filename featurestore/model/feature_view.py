@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import pyarrow as pa
+
 from featurestore.errors import FeatureViewDamaged, InvalidName, InvalidReference
 from featurestore.model.arrow_json import type_from_json, type_to_json
 from featurestore.model.featuregroup import FeatureGroupSpec

@@ -31,12 +31,12 @@ Digits = tuple[int, int]
 
 @dataclass(frozen=True)
 class CountDigits(Accumulator[dict[str, Digits], dict[str, Digits]]):
-    """The digits that columns need for their values, at least those in ``held``."""
+    """The digits that columns need for their values, at least the ``current`` ones."""
 
-    held: Mapping[str, Digits]
+    current: Mapping[str, Digits]
 
     def start(self) -> dict[str, Digits]:
-        return dict(self.held)
+        return dict(self.current)
 
     def update(self, state: dict[str, Digits], batch: pa.RecordBatch) -> dict[str, Digits]:
         for name, digits in state.items():
@@ -44,8 +44,8 @@ class CountDigits(Accumulator[dict[str, Digits], dict[str, Digits]]):
         return state
 
     def merge(self, left: dict[str, Digits], right: dict[str, Digits]) -> dict[str, Digits]:
-        for name, (whole, places) in right.items():
-            left[name] = max(left[name][0], whole), max(left[name][1], places)
+        for name, (integers, scale) in right.items():
+            left[name] = max(left[name][0], integers), max(left[name][1], scale)
         return left
 
     def finish(self, state: dict[str, Digits]) -> dict[str, Digits]:
@@ -60,24 +60,24 @@ def with_needed_digits(
     Rows that may need more than the group has are staged, so that they can be read again. The spec
     stays as it is where 38 digits are not enough: conforming refuses these rows.
     """
-    held = {}
+    current = {}
     for field in spec.schema:
         if field.name in relation.schema.names:
-            given = relation.schema.field(field.name).type
-            if _may_need_more(given, field.type):
+            batch_type = relation.schema.field(field.name).type
+            if _may_need_more(batch_type, field.type):
                 decimals = _item_type(field.type)
-                held[field.name] = decimals.precision - decimals.scale, decimals.scale
-    if not held:
+                current[field.name] = decimals.precision - decimals.scale, decimals.scale
+    if not current:
         return relation, spec
     if not is_staged:
         relation = engine.stage(relation, os.path.join(run.rows, "digits"))
-    columns = engine.select(relation, {name: name for name in held})
-    needed = engine.aggregate(columns, CountDigits(held))
+    columns = engine.select(relation, {name: name for name in current})
+    needed = engine.aggregate(columns, CountDigits(current))
     fields = []
-    for name, (whole, places) in needed.items():
-        if whole + places > MOST_DIGITS:
+    for name, (integers, scale) in needed.items():
+        if integers + scale > MOST_DIGITS:
             return relation, spec
-        fields.append(_with_item(spec.schema.field(name), pa.decimal128(whole + places, places)))
+        fields.append(_with_item(spec.schema.field(name), pa.decimal128(integers + scale, scale)))
     return relation, spec.with_wider_decimals(pa.schema(fields))
 
 
@@ -91,9 +91,9 @@ def widen(session: Session, group: OpenGroup, spec: FeatureGroupSpec) -> None:
     """
     columns = []
     for field in group.spec.schema:
-        wanted = spec.schema.field(field.name)
-        if wanted.type != field.type:
-            columns.append(wanted)
+        wider_field = spec.schema.field(field.name)
+        if wider_field.type != field.type:
+            columns.append(wider_field)
     if not columns:
         return
     version = session.engine.widen_columns(group.path, pa.schema(columns))
@@ -118,10 +118,10 @@ def with_value(value: object, kind: pa.DataType) -> pa.DataType | None:
     kind = _item_type(kind)
     if not pat.is_decimal(kind):
         return None
-    whole, places = _digits_of(pa.array([value]), (kind.precision - kind.scale, kind.scale))
-    if whole + places > MOST_DIGITS:
+    integers, scale = _digits_of(pa.array([value]), (kind.precision - kind.scale, kind.scale))
+    if integers + scale > MOST_DIGITS:
         return None
-    return pa.decimal128(whole + places, places)
+    return pa.decimal128(integers + scale, scale)
 
 
 def _digits_of(array: pa.Array, least: Digits) -> Digits:
@@ -135,26 +135,28 @@ def _digits_of(array: pa.Array, least: Digits) -> Digits:
         array = cast_array(array, pa.decimal128(20, 0))
     extremes = pc.min_max(array)
     greatest = max(abs(int(extremes["min"].as_py())), abs(int(extremes["max"].as_py())))
-    whole = len(str(greatest)) if greatest else 0
-    return max(least[0], whole), max(least[1], _places_of(array, least[1]))
+    integers = len(str(greatest)) if greatest else 0
+    return max(least[0], integers), max(least[1], _places_of(array, least[1]))
 
 
 def _places_of(array: pa.Array, least: int) -> int:
     """Return the digits behind the point of decimals, without zeros at the end, at least some."""
-    for places in range(least, array.type.scale):
+    for scale in range(least, array.type.scale):
         try:
-            array.cast(pa.decimal128(MOST_DIGITS, places))
-            return places
+            array.cast(pa.decimal128(MOST_DIGITS, scale))
+            return scale
         except pa.ArrowInvalid:
             continue
     return max(least, array.type.scale)
 
 
-def _may_need_more(given: pa.DataType, held: pa.DataType) -> bool:
+def _may_need_more(batch_type: pa.DataType, column_type: pa.DataType) -> bool:
     """Return whether exact numbers of a type may have more digits than decimals of a group."""
-    if holds_items(given) and holds_items(held):
-        return _may_need_more(given.value_type, held.value_type)
-    return pat.is_decimal(held) and is_exact(given) and not widens(given, held)
+    if holds_items(batch_type) and holds_items(column_type):
+        return _may_need_more(batch_type.value_type, column_type.value_type)
+    if not (pat.is_decimal(column_type) and is_exact(batch_type)):
+        return False
+    return not widens(batch_type, column_type)
 
 
 def _item_type(kind: pa.DataType) -> pa.DataType:
@@ -169,7 +171,7 @@ def _with_item(field: pa.Field, decimals: pa.DataType) -> pa.Field:
     levels = 0
     while holds_items(kind):
         kind, levels = kind.value_type, levels + 1
-    wanted = decimals
+    nested = decimals
     for _ in range(levels):
-        wanted = pa.list_(wanted)
-    return field.with_type(with_wider_decimals(field.type, wanted))
+        nested = pa.list_(nested)
+    return field.with_type(with_wider_decimals(field.type, nested))

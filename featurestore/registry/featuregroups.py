@@ -65,7 +65,7 @@ def add(
 ) -> int:
     """Register a version and its features; return its id.
 
-    A table that is registered already, as ``registry rebuild`` does beside a creation, is brought
+    A table that is registered already, as ``registry rebuild`` does during a creation, is brought
     up to date.
 
     Raises:
@@ -222,14 +222,14 @@ def advance(
     connection.execute(featuregroups.update().where(featuregroups.c.id == row.id).values(**changed))
 
 
-def _has_grown(stored: pa.Schema, schema: pa.Schema) -> bool:
-    """Return whether a schema has all columns of a stored one, and more of them or wider ones."""
-    if set(stored.names) < set(schema.names):
+def _has_grown(registered: pa.Schema, schema: pa.Schema) -> bool:
+    """Return whether a schema has all columns of a registered one, and more of them or wider ones."""
+    if set(registered.names) < set(schema.names):
         return True
-    if set(stored.names) != set(schema.names) or stored == schema:
+    if set(registered.names) != set(schema.names) or registered == schema:
         return False
     types = dict(zip(schema.names, schema.types, strict=True))
-    return all(widens(field.type, types[field.name]) for field in stored)
+    return all(widens(field.type, types[field.name]) for field in registered)
 
 
 def describe(

@@ -88,7 +88,7 @@ def replace(
     if window is None:
         raise InvalidArgument("Mode 'replace' needs the range that it replaces.")
     _check_inside(database, state, source, how, window)
-    written = commits.wider_schema(state.schema, how.add_columns)
+    source_schema = commits.wider_schema(state.schema, how.add_columns)
 
     def attempt(state: Snapshot) -> int:
         rows = _source(state, source, how)
@@ -96,7 +96,7 @@ def replace(
         ranges = {window.column: (to_micros(window.start), to_micros(window.end))}
         touched = _touched(database, state, _overlapping(state, ranges), outgoing)
         schema = commits.wider_schema(state.schema, how.add_columns)
-        if touched.staying or state.partition_by or schema != written:
+        if touched.staying or state.partition_by or schema != source_schema:
             return _replaced(database, state, touched, outgoing, how, rows=rows)
         # No row of the old files stays, so those of the source need not be written again.
         with Publication(durable=database.durable) as publication:

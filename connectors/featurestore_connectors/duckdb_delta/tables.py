@@ -79,9 +79,9 @@ def _write_plain(
             if all(current.field(each.name).type == each.type for each in schema):
                 return commits.commit(latest, _plain_change(latest, new, how), publication)
             # Another writer has widened columns since the files were written.
-            written = replace(latest, schema=schema)
+            narrow_state = replace(latest, schema=schema)
             with Publication(durable=database.durable) as again:
-                wider = _written_again(database, written, new, current, again)
+                wider = _written_again(database, narrow_state, new, current, again)
                 return commits.commit(latest, _plain_change(latest, wider, how), again)
 
         return commits.retried(state.path, attempt, state=state)
@@ -90,15 +90,15 @@ def _write_plain(
 def _written_again(
     database: Database,
     state: Snapshot,
-    written: Sequence[NewFile],
+    narrow_files: Sequence[NewFile],
     schema: pa.Schema,
     publication: Publication,
 ) -> list[NewFile]:
     """Return files in the types of ``state``, which no commit names, with those of ``schema``."""
-    if not written:
+    if not narrow_files:
         return []
-    stored = sqltext.casts(schema, sqltext.types_of(state.schema))
-    query = f"SELECT {stored} FROM {scan.scan_all(state, written)}"
+    columns = sqltext.casts(schema, sqltext.types_of(state.schema))
+    query = f"SELECT {columns} FROM {scan.scan_all(state, narrow_files)}"
     with files.scratch(state.path) as scratch:
         folder = os.path.join(scratch, "rows")
         new = files.write(database, query, folder, schema=schema, partition_by=state.partition_by)

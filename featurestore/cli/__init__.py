@@ -1,4 +1,4 @@
-"""The command line: one module per noun; parse, one library call, print."""
+"""The command line, one module for each noun: parse, one library call, print."""
 
 from __future__ import annotations
 

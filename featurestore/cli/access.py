@@ -10,7 +10,7 @@ from featurestore.cli.output import Limit, PageNumber, get_page, show_rows, show
 from featurestore.cli.state import store
 from featurestore.cli.users import command_line
 
-app = typer.Typer(help="Who may do what with which group.", no_args_is_help=True)
+app = typer.Typer(help="Private groups, roles and the audit log.", no_args_is_help=True)
 
 Group = Annotated[str, typer.Argument(help="A feature group.", show_default=False)]
 User = Annotated[str, typer.Argument(help="A user.", show_default=False)]
@@ -18,7 +18,7 @@ User = Annotated[str, typer.Argument(help="A user.", show_default=False)]
 
 @app.command("private", epilog="Example: featurestore access private salaries")
 def make_private(context: typer.Context, group: Group) -> None:
-    """Let only those read a group, all its versions, who have a role on it."""
+    """Restrict reading of a group, all its versions, to users with a role on it."""
     from featurestore.server.access import changes
 
     changes.set_private(store(context).session, command_line(), group, True)
@@ -27,7 +27,7 @@ def make_private(context: typer.Context, group: Group) -> None:
 
 @app.command("public", epilog="Example: featurestore access public salaries")
 def make_public(context: typer.Context, group: Group) -> None:
-    """Let everybody read a group who reads the store."""
+    """Allow every reader of the store to read a group."""
     from featurestore.server.access import changes
 
     changes.set_private(store(context).session, command_line(), group, False)
@@ -47,18 +47,18 @@ def grant(
     from featurestore.server.access import changes
 
     changes.set_group_role(store(context).session, command_line(), group, user, role)
-    told = {"featuregroup": group, "user": user, "role": role}
-    show_text(context, f"{user} is {role} of {group}", data=told)
+    data = {"featuregroup": group, "user": user, "role": role}
+    show_text(context, f"{user} is {role} of {group}", data=data)
 
 
 @app.command(epilog="Example: featurestore access withdraw salaries ann")
 def withdraw(context: typer.Context, group: Group, user: User) -> None:
-    """Take the role of a user on a group away."""
+    """Remove the role of a user on a group."""
     from featurestore.server.access import changes
 
     changes.set_group_role(store(context).session, command_line(), group, user, None)
-    told = {"featuregroup": group, "user": user, "role": None}
-    show_text(context, f"{user} has no role on {group}", data=told)
+    data = {"featuregroup": group, "user": user, "role": None}
+    show_text(context, f"{user} has no role on {group}", data=data)
 
 
 @app.command("list", epilog="Example: featurestore access list")
@@ -67,20 +67,21 @@ def list_groups(context: typer.Context) -> None:
     from featurestore.registry import access
 
     with store(context).session.registry.reading() as connection:
-        rows = []
-        for group in access.private(connection):
-            rows.append({"featuregroup": group, "roles": access.roles_on(connection, group)})
+        rows = [
+            {"featuregroup": group, "roles": access.roles_on(connection, group)}
+            for group in access.private(connection)
+        ]
     show_rows(context, rows, columns=["featuregroup", "roles"], empty="no private groups")
 
 
 @app.command("log", epilog="Example: featurestore access log --user ann")
 def show_log(
     context: typer.Context,
-    user: Annotated[str, typer.Option(help="What one user changed.")] = "",
+    user: Annotated[str, typer.Option(help="Only changes of one user.")] = "",
     limit: Limit = None,
     page: PageNumber = 1,
 ) -> None:
-    """Show who changed what, the newest first."""
+    """Show who changed what, newest first."""
     from featurestore.registry import audit_log
 
     connected = store(context)

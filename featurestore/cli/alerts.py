@@ -1,4 +1,4 @@
-"""``featurestore alert``: who is told, and what was said."""
+"""``featurestore alert``: alert channels and their messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from featurestore.cli.output import show_rows, show_text
 from featurestore.cli.state import store
 
-app = typer.Typer(help="Tell people when something is wrong.", no_args_is_help=True)
+app = typer.Typer(help="Alert channels and their messages.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the channel.")]
 
@@ -20,11 +20,9 @@ def add(
     context: typer.Context,
     name: Name,
     uri: Annotated[str, typer.Argument(help="webhook+https://..., smtp://..., command:/..., log")],
-    secret: Annotated[
-        str | None, typer.Option(help="env:NAME or file:path, where the secret is.")
-    ] = None,
+    secret: Annotated[str | None, typer.Option(help="env:NAME or file:path of the secret.")] = None,
 ) -> None:
-    """Add a channel, or change it; this machine may use it from now on."""
+    """Add a channel or change it; this machine may use it from now on."""
     channel = store(context).add_alert_channel(name, uri, secret=secret)
     data = {"name": channel.name, "scheme": channel.scheme, "secret": channel.secret}
     show_text(context, f"{name} is added", data=data)
@@ -32,16 +30,17 @@ def add(
 
 @app.command("list", epilog="Example: featurestore alert list")
 def list_channels(context: typer.Context) -> None:
-    """List channels; their addresses may hold tokens and are not shown."""
-    rows = []
-    for each in store(context).get_alert_channels():
-        rows.append({"name": each.name, "scheme": each.scheme, "secret": each.secret})
+    """List channels; their addresses may contain tokens and are not shown."""
+    rows = [
+        {"name": each.name, "scheme": each.scheme, "secret": each.secret}
+        for each in store(context).get_alert_channels()
+    ]
     show_rows(context, rows, columns=["name", "scheme", "secret"], empty="no channels")
 
 
 @app.command(epilog="Example: featurestore alert remove ops")
 def remove(context: typer.Context, name: Name) -> None:
-    """Remove a channel; messages on their way to it are not sent."""
+    """Remove a channel; its waiting messages are not sent."""
     store(context).remove_alert_channel(name)
     show_text(context, f"{name} is removed", data={"name": name})
 
@@ -49,15 +48,15 @@ def remove(context: typer.Context, name: Name) -> None:
 @app.command(epilog="Example: featurestore alert history --output json")
 def history(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many messages.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of messages.")] = 50,
 ) -> None:
-    """List messages, newest first: delivered, or why not yet."""
-    found = store(context).get_alerts(limit=limit)
+    """List messages, newest first, with the error of those that were not delivered."""
+    alerts = store(context).get_alerts(limit=limit)
     show_rows(
         context,
-        map(_row, found),
+        map(_row, alerts),
         columns=["at", "channel", "title", "state"],
-        where_given=["error"],
+        optional=["error"],
         wide=["attempts"],
         empty="no messages",
     )
@@ -65,9 +64,9 @@ def history(
 
 @app.command(epilog="Example: featurestore alert send")
 def send(context: typer.Context) -> None:
-    """Send messages that wait; the scheduler does it by itself."""
+    """Send waiting messages; the scheduler does so automatically."""
     arrived = store(context).send_alerts()
-    show_text(context, f"{arrived} arrived", data={"delivered": arrived})
+    show_text(context, f"{arrived} delivered", data={"delivered": arrived})
 
 
 def _row(message: Any) -> Mapping[str, Any]:

@@ -27,13 +27,19 @@ def list_views(context: typer.Context) -> None:
 
 @app.command(epilog="Example: featurestore fv show late_flights --version 1")
 def show(context: typer.Context, name: Name, version: Version = None) -> None:
-    """Show features, groups and joins of a feature view, and what was made of it."""
+    """Show features, groups and joins of a feature view, and its training datasets."""
     view = store(context).get_feature_view(name, version=version)
-    joins = []
-    for step in view.spec.steps:
-        features = [feature.reference for feature in step.features]
-        joins.append({"features": features, "join_key": step.join_key, "join": step.join})
-    datasets = [f"{made} version {number}" for made, number in view.training_datasets()]
+    joins = [
+        {
+            "features": [feature.reference for feature in step.features],
+            "join_key": step.join_key,
+            "join": step.join,
+        }
+        for step in view.spec.steps
+    ]
+    datasets = [
+        f"{dataset_name} version {number}" for dataset_name, number in view.training_datasets()
+    ]
     details = {
         **_overview(view),
         "label_time": view.label_time,

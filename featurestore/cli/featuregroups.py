@@ -34,44 +34,44 @@ AsOfOption = Annotated[
 @app.command("list", epilog="Example: featurestore fg list --output json")
 def list_groups(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List every version of every feature group."""
-    opened = store(context)
-    found = get_page(
+    connected = store(context)
+    groups_page = get_page(
         context,
-        lambda limit, offset: opened.get_featuregroups(limit=limit, offset=offset),
+        lambda limit, offset: connected.get_featuregroups(limit=limit, offset=offset),
         limit=limit,
         page=page,
     )
-    rows = [group._summary() for group in found.items]
+    rows = [group._summary() for group in groups_page.items]
     show_rows(
         context,
         rows,
         columns=["name", "version", "rows", "features", "primary_key", "event_time"],
         wide=["delta_version", "description"],
         empty="no feature groups yet",
-        next_page=found.next,
+        next_page=groups_page.next,
     )
 
 
 @app.command(epilog="Example: featurestore fg show weather --version 2")
 def show(context: typer.Context, name: Name, version: Version = None) -> None:
     """Show the definition of a group, its size and its tags."""
-    found = store(context).featuregroup(name, version=version)._details()
-    columns = found.pop("columns")
+    details = store(context).featuregroup(name, version=version)._details()
+    columns = details.pop("columns")
     if settings(context).output is OutputFormat.JSON:
-        show_json({**found, "columns": columns})
+        show_json({**details, "columns": columns})
         return
-    show_record(context, found)
-    shown = ["name", "type", "role"]
+    show_record(context, details)
+    visible_columns = ["name", "type", "role"]
     if any(column["description"] for column in columns):
-        shown.append("description")
-    show_rows(context, columns, columns=shown)
+        visible_columns.append("description")
+    show_rows(context, columns, columns=visible_columns)
 
 
 @app.command(epilog="Example: featurestore fg head weather -n 10")
 def head(
     context: typer.Context,
     name: Name,
-    rows: Annotated[int, typer.Option("-n", "--rows", help="How many rows.")] = 5,
+    rows: Annotated[int, typer.Option("-n", "--rows", help="Number of rows.")] = 5,
     version: Version = None,
     as_of: AsOfOption = None,
 ) -> None:
@@ -88,7 +88,7 @@ def history(
     context: typer.Context,
     name: Name,
     version: Version = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", help="How many commits.")] = 100,
+    limit: Annotated[int, typer.Option("-n", "--limit", help="Number of commits.")] = 100,
     before: Annotated[
         int | None, typer.Option("--before", help="Only commits before this Delta version.")
     ] = None,
@@ -109,21 +109,23 @@ def stats(
     """Show the statistics of a group's columns."""
     from featurestore.model.statistics_text import describe, records_of, title_of
 
-    wanted: Any = version_or_time(as_of)
-    found = store(context).featuregroup(name, version=version).statistics(delta_version=wanted)
+    delta_version: Any = version_or_time(as_of)
+    statistics = (
+        store(context).featuregroup(name, version=version).statistics(delta_version=delta_version)
+    )
     if settings(context).output is OutputFormat.JSON:
-        show_json(found.to_json())
+        show_json(statistics.to_json())
     elif settings(context).wide:
-        sys.stdout.write(f"{title_of(found)}\n")
-        rows = records_of(found)
+        sys.stdout.write(f"{title_of(statistics)}\n")
+        rows = records_of(statistics)
         show_rows(context, rows, columns=list(rows[0]))
     else:
-        sys.stdout.write(describe(found, lines=len(found.columns)) + "\n")
+        sys.stdout.write(describe(statistics, lines=len(statistics.columns)) + "\n")
 
 
 @app.command(epilog="Example: featurestore fg validate weather")
 def validate(context: typer.Context, name: Name, version: Version = None) -> None:
-    """Check a group's data against its expectations; exit code 1 when they do not hold."""
+    """Check a group's data against its expectations; exit code 1 if some fail."""
     from featurestore.model.validation import outcome_text
 
     report = store(context).validate_featuregroup(name, version=version)
@@ -147,7 +149,7 @@ def validate(context: typer.Context, name: Name, version: Version = None) -> Non
             context,
             rows,
             columns=["expectation", "column", "success"],
-            where_given=["message"],
+            optional=["message"],
             wide=["rows", "unexpected", "arguments"],
         )
     if not report.success:
@@ -166,18 +168,18 @@ def explain(
     at: Annotated[str | None, typer.Option(help="The time; now when left out.")] = None,
     version: Version = None,
     window: Annotated[
-        str | None, typer.Option(help="An aggregate such as 'group.column|sum|7d': what it counts.")
+        str | None, typer.Option(help="Explain an aggregate such as 'group.column|sum|7d'.")
     ] = None,
 ) -> None:
-    """Show which row gives the value of a key at a time, and which rows lost."""
+    """Show the row with the value of a key at a time, and the rows that it supersedes."""
     group = store(context).featuregroup(name, version=version)
     values = _key(key, group.schema)
     if window is not None:
-        counted = group.explain_window(window, key=values, at=at)
-        show_text(context, str(counted), data=counted)
+        window_explanation = group.explain_window(window, key=values, at=at)
+        show_text(context, str(window_explanation), data=window_explanation)
         return
-    found = group.explain(key=values, at=at)
-    show_text(context, str(found), data=found)
+    explanation = group.explain(key=values, at=at)
+    show_text(context, str(explanation), data=explanation)
 
 
 @app.command(
@@ -191,13 +193,13 @@ def compare(
     """Compare the statistics of two groups, versions or Delta versions."""
     from featurestore.statistics import compare_statistics
 
-    opened = store(context)
+    connected = store(context)
 
     def statistics(text: str) -> Any:
         name, mark, number = text.partition("#")
         if mark and not number.isdigit():
-            raise InvalidArgument(f"{text!r} names no Delta version.", hint="weather#7")
-        return opened.featuregroup(name).statistics(delta_version=int(number) if mark else None)
+            raise InvalidArgument(f"{text!r} has no Delta version.", hint="weather#7")
+        return connected.featuregroup(name).statistics(delta_version=int(number) if mark else None)
 
     report = compare_statistics(statistics(left), statistics(right))
     show_text(context, str(report), data=report.to_json())
@@ -222,14 +224,14 @@ def vacuum(
 
 
 def version_or_time(text: str | None) -> str | int | None:
-    """Return a Delta version or a time as ``as_of=`` takes it."""
+    """Parse a Delta version or a time for ``as_of=``."""
     return int(text) if text is not None and text.isdigit() else text
 
 
 def _key(pairs: list[str], schema: Any) -> dict[str, Any]:
     import pyarrow as pa
 
-    result = {}
+    key = {}
     for pair in pairs:
         column, mark, value = pair.partition("=")
         if not mark or column not in schema.names:
@@ -238,14 +240,14 @@ def _key(pairs: list[str], schema: Any) -> dict[str, Any]:
             )
         kind = schema.field(column).type
         try:
-            result[column] = pa.scalar(value).cast(kind).as_py()
+            key[column] = pa.scalar(value).cast(kind).as_py()
         except pa.ArrowInvalid as error:
-            raise InvalidArgument(f"--key {pair!r}: {value!r} is no {kind}.") from error
-    return result
+            raise InvalidArgument(f"--key {pair!r}: {value!r} is not {kind}.") from error
+    return key
 
 
 def _columns_of(expectation: Mapping[str, Any]) -> object:
-    """Return the columns that an expectation looks at."""
+    """Return the column or columns of an expectation."""
     arguments = expectation.get("kwargs", {})
     for name in ("column", "columns", "column_list", "column_set"):
         if arguments.get(name):

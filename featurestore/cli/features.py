@@ -1,4 +1,4 @@
-"""``featurestore features``: finding features, and joining them to labels."""
+"""``featurestore features``: search features, and join them to labels."""
 
 from __future__ import annotations
 
@@ -35,27 +35,25 @@ def search(
     context: typer.Context,
     text: Annotated[
         str,
-        typer.Argument(
-            help="What to look for in names, descriptions, tags and windows.", show_default=False
-        ),
+        typer.Argument(help="Text in names, descriptions, tags and windows.", show_default=False),
     ],
     limit: Limit = None,
     page: PageNumber = 1,
 ) -> None:
     """Search names, descriptions, tags and features, ignoring case."""
-    opened = store(context)
+    connected = store(context)
 
     def matches(limit: int | None, offset: int) -> list[Match]:
         end = None if limit is None else offset + limit
-        return opened.search(text, limit=end)[offset:]
+        return connected.search(text, limit=end)[offset:]
 
-    found = get_page(context, matches, limit=limit, page=page)
+    matches_page = get_page(context, matches, limit=limit, page=page)
     show_rows(
         context,
-        map(vars, found.items),
+        map(vars, matches_page.items),
         columns=["reference", "version", "where", "text"],
         empty=f"nothing contains {text!r}",
-        next_page=found.next,
+        next_page=matches_page.next,
     )
 
 
@@ -75,48 +73,48 @@ def get(
         str | None, typer.Option(help="Time column of the labels, or one time.")
     ] = None,
     join_key: Annotated[
-        list[str] | None, typer.Option(help="left_column=key_column, may be repeated.")
+        list[str] | None, typer.Option(help="left_column=key_column, repeatable.")
     ] = None,
     inner: Annotated[
         bool, typer.Option("--inner", help="Drop labels that lack a row in some group.")
     ] = False,
-    as_of: Annotated[str | None, typer.Option(help="Read the store as it was at a time.")] = None,
+    as_of: Annotated[str | None, typer.Option(help="Read the store as of a time.")] = None,
     include_keys: Annotated[
         bool, typer.Option("--include-keys", help="Without labels: add key and time.")
     ] = False,
-    rows: Annotated[int, typer.Option("-n", "--rows", help="How many rows to show.")] = 20,
+    rows: Annotated[int, typer.Option("-n", "--rows", help="Number of rows to show.")] = 20,
     out: Annotated[
         Path | None, typer.Option(help="Write all rows into this .parquet or .csv file.")
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show the plan and read nothing.")
+        bool, typer.Option("--explain", help="Show the plan without reading rows.")
     ] = False,
 ) -> None:
     """Join features to labels as of each label's time, and show or write the rows."""
-    opened = store(context)
-    how: Literal["left", "inner"] = "inner" if inner else "left"
-    frame: FeatureFrame = opened.get_features(
+    connected = store(context)
+    join_type: Literal["left", "inner"] = "inner" if inner else "left"
+    frame: FeatureFrame = connected.get_features(
         features,
         labels=_labels(labels),
         label_time=label_time,
         join_key=_pairs(join_key),
-        join=how,
+        join=join_type,
         as_of=as_of,
         include_keys=include_keys,
     )
     if explain and frame.plan is None:
         raise UnsupportedRemotely(
-            f"{opened.location} does not send plans.",
-            hint=f"{opened.location}/basket?{urlencode([('feature', each) for each in features])}",
+            f"{connected.location} does not send plans.",
+            hint=f"{connected.location}/basket?{urlencode([('feature', each) for each in features])}",
         )
     if explain:
         show_text(
             context, str(frame.plan), data=None if frame.plan is None else frame.plan.to_json()
         )
     elif out is not None:
-        written = _write(frame, out)
-        dropped = {"dropped": frame.dropped(written)} if frame.drops else {}
-        show_record(context, {"rows": written, **dropped, "path": str(out)})
+        row_count = _write(frame, out)
+        dropped = {"dropped": frame.dropped(row_count)} if frame.drops else {}
+        show_record(context, {"rows": row_count, **dropped, "path": str(out)})
     elif settings(context).output is OutputFormat.JSON:
         show_json(frame.head(rows).to_pylist())
     else:
@@ -124,12 +122,13 @@ def get(
 
 
 def _labels(text: str | None) -> Any:
-    """Return a file's rows, or the name of a group."""
+    """Read labels from a file, or return the name of a group."""
     if text is None or not text.endswith(_FILES):
         return text
     if not Path(text).is_file():
         raise InvalidArgument(
-            f"There is no file {text!r} with labels.", hint="--labels name takes a feature group"
+            f"The file {text!r} with labels does not exist.",
+            hint="--labels name selects a feature group",
         )
     if text.endswith(".csv"):
         from pyarrow import csv
@@ -150,7 +149,7 @@ def _pairs(join_key: list[str] | None) -> dict[str, str] | None:
 
 
 def _write(frame: FeatureFrame, path: Path) -> int:
-    """Write all rows, a batch at a time, and return how many there were."""
+    """Write all rows in batches, and return their number."""
     if path.suffix not in _FILES:
         raise InvalidArgument(
             f"--out {str(path)!r} is neither .parquet nor .csv.", hint="--out rows.parquet"

@@ -42,13 +42,14 @@ _MORE_RUN_COLUMNS = ["version", "hint", "log"]
 @app.command(epilog="Example: featurestore job register examples/flights/late_flights/jobs.py")
 def register(
     context: typer.Context,
-    place: Annotated[
-        str, typer.Argument(help="Module, Python file, or folder of such.", show_default=False)
+    module_or_path: Annotated[
+        str,
+        typer.Argument(metavar="PLACE", help="Module, Python file, or folder.", show_default=False),
     ],
 ) -> None:
     """Register the jobs of a module, file or folder, or new versions of them."""
-    found = store(context).register_jobs(place)
-    rows = [_job(each) for each in found]
+    registered = store(context).register_jobs(module_or_path)
+    rows = [_job(each) for each in registered]
     columns = ["name", "version", "state", "schedule", "target"]
     show_rows(context, rows, columns=columns, wide=["kind", "inputs", "origin"])
 
@@ -57,19 +58,19 @@ def register(
 def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List jobs: schedule, watermark, windows due and failed, and the last run with its error.
 
-    Of streams also the lag in records, rows per second and the last commit.
+    For streams also the lag in records, rows per second and the last commit.
     """
     from featurestore.registry.streams import NOT_LOOKED
 
-    opened = store(context)
-    found = get_page(
+    connected = store(context)
+    status_page = get_page(
         context,
-        lambda limit, offset: opened.get_jobs(limit=limit, offset=offset),
+        lambda limit, offset: connected.get_jobs(limit=limit, offset=offset),
         limit=limit,
         page=page,
     )
     rows = []
-    for status in found.items:
+    for status in status_page.items:
         counts = {"due": status.due, "failed": status.failed}
         stream = (status.stream or NOT_LOOKED).summary()
         rows.append({**_job(status.job), **counts, **stream, **_last(status.last)})
@@ -77,16 +78,16 @@ def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1)
         context,
         rows,
         columns=["name", "state", "schedule", "watermark", "due", "failed", "last_state"],
-        where_given=["lag", "rows_per_second", "last_commit", "last_error"],
+        optional=["lag", "rows_per_second", "last_commit", "last_error"],
         wide=["target", "inputs", "bad_records", "last_ended", "last_hint"],
         empty="no jobs yet",
-        next_page=found.next,
+        next_page=status_page.next,
     )
 
 
 @app.command(epilog="Example: featurestore job show spend")
 def show(context: typer.Context, name: Name) -> None:
-    """Show the definition of a job: schedule, rules, inputs, and the aggregates of a window job."""
+    """Show the definition of a job: schedule, rules, inputs, and aggregates of a window job."""
     from featurestore.jobs.service import get_job
 
     show_record(context, _definition(get_job(store(context).session, name)))
@@ -96,7 +97,7 @@ def show(context: typer.Context, name: Name) -> None:
     epilog="Example: featurestore job plan origin_traffic --start 2013-01-01 --end 2013-02-01"
 )
 def plan(context: typer.Context, name: Name, start: Time = None, end: Time = None) -> None:
-    """Show windows, rows, bytes and estimated time of what is due, or of a range."""
+    """Show windows, rows, bytes and estimated time of the due windows, or of a range."""
     if (start is None) != (end is None):
         raise InvalidArgument(
             "--start and --end go together.", hint="--start 2013-01-01 --end 2013-02-01"
@@ -104,17 +105,17 @@ def plan(context: typer.Context, name: Name, start: Time = None, end: Time = Non
     window = None
     if start is not None and end is not None:
         window = (_time(start, "--start"), _time(end, "--end"))
-    found = store(context).plan_job(name, window=window)
+    job_plan = store(context).plan_job(name, window=window)
     data = {
-        "job": found.job,
-        "paused": found.paused,
-        "windows": [{"start": each.start, "end": each.end} for each in found.windows],
-        "rows": found.rows,
-        "bytes": found.bytes,
-        "seconds": found.seconds,
-        "inputs": list(map(vars, found.inputs)),
+        "job": job_plan.job,
+        "paused": job_plan.paused,
+        "windows": [{"start": each.start, "end": each.end} for each in job_plan.windows],
+        "rows": job_plan.rows,
+        "bytes": job_plan.bytes,
+        "seconds": job_plan.seconds,
+        "inputs": list(map(vars, job_plan.inputs)),
     }
-    show_text(context, str(found), data=data)
+    show_text(context, str(job_plan), data=data)
 
 
 @app.command(epilog="Example: featurestore job run origin_traffic --due")
@@ -122,26 +123,26 @@ def run(
     context: typer.Context,
     name: Name,
     window: Annotated[
-        str | None, typer.Option(help="Time at which the window begins.", show_default=False)
+        str | None, typer.Option(help="Start of a window.", show_default=False)
     ] = None,
-    due: Annotated[bool, typer.Option("--due", help="Every window that is due.")] = False,
+    due: Annotated[bool, typer.Option("--due", help="All due windows.")] = False,
     stale: Annotated[
-        bool, typer.Option("--stale", help="Every window whose inputs changed since.")
+        bool, typer.Option("--stale", help="All windows whose inputs changed since.")
     ] = False,
 ) -> None:
-    """Run a job now: its latest complete window, one window, what is due, or what is stale.
+    """Run a job now: its latest complete window, one window, due windows, or stale windows.
 
-    Exit 1 when some failed.
+    Exit code 1 if some failed.
     """
     from featurestore.jobs.service import get_job
 
-    asked = None if window is None else _time(window, "--window")
+    window_start = None if window is None else _time(window, "--window")
     connected = store(context)
-    found = connected.run_job(name, window=asked, due=due, stale=stale)
+    runs = connected.run_job(name, window=window_start, due=due, stale=stale)
     empty = "nothing to do"
-    if not found and get_job(connected.session, name).paused:
+    if not runs and get_job(connected.session, name).paused:
         empty = f"{name} is paused: featurestore job unpause {name}, or --window to run one"
-    _show_runs(context, found, empty=empty)
+    _show_runs(context, runs, empty=empty)
 
 
 @app.command(
@@ -150,20 +151,20 @@ def run(
 def backfill(
     context: typer.Context,
     name: Name,
-    start: Annotated[str, typer.Option(help="Beginning of the range.", show_default=False)],
+    start: Annotated[str, typer.Option(help="Start of the range.", show_default=False)],
     end: Annotated[str, typer.Option(help="End of the range.", show_default=False)],
     anew: Annotated[
-        bool, typer.Option("--anew", help="Also windows that were computed already.")
+        bool, typer.Option("--anew", help="Also windows that are computed already.")
     ] = False,
 ) -> None:
-    """Compute the windows of a range, many in one commit; after a kill the same command goes on."""
+    """Compute the windows of a range, many in one commit; the same command resumes after a kill."""
     connected = store(context)
     with _bar(context, f"backfill {name}") as progress:
-        found = connected.backfill_job(
+        runs = connected.backfill_job(
             name, _time(start, "--start"), _time(end, "--end"), resume=not anew, progress=progress
         )
-    _show_runs(context, found, empty="every window was computed already")
-    note = getattr(found, "note", "")
+    _show_runs(context, runs, empty="every window was computed already")
+    note = getattr(runs, "note", "")
     if note and settings(context).output is not OutputFormat.JSON:
         show_text(context, note, data=None)
 
@@ -172,25 +173,25 @@ def backfill(
 def history(
     context: typer.Context,
     name: Name,
-    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many runs.")] = 20,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="Number of runs.")] = 20,
 ) -> None:
     """Show the last runs of a job, with errors, hints and log files."""
-    found = store(context).get_runs(name)[-last:]
-    _show_runs(context, found, empty="no runs yet")
+    runs = store(context).get_runs(name)[-last:]
+    _show_runs(context, runs, empty="no runs yet")
 
 
 @app.command(epilog="Example: featurestore job pause origin_traffic")
 def pause(context: typer.Context, name: Name) -> None:
-    """Keep schedulers and --due from running a job."""
+    """Stop schedulers and --due from running a job."""
     store(context).pause_job(name)
     show_text(context, f"{name} is paused", data={"name": name, "paused": True})
 
 
 @app.command(epilog="Example: featurestore job unpause origin_traffic")
 def unpause(context: typer.Context, name: Name) -> None:
-    """Let a paused job go on; the windows that it missed are due."""
+    """Resume a paused job; the windows that it missed are due."""
     store(context).unpause_job(name)
-    show_text(context, f"{name} goes on", data={"name": name, "paused": False})
+    show_text(context, f"{name} is resumed", data={"name": name, "paused": False})
 
 
 def _job(job: Any) -> Mapping[str, Any]:
@@ -211,20 +212,24 @@ def _job(job: Any) -> Mapping[str, Any]:
 
 
 def _definition(job: RegisteredJob) -> Mapping[str, Any]:
-    told = job.spec.to_json()
-    details = {**_job(job), "primary_key": told["primary_key"], "event_time": told["event_time"]}
+    spec_json = job.spec.to_json()
+    details = {
+        **_job(job),
+        "primary_key": spec_json["primary_key"],
+        "event_time": spec_json["event_time"],
+    }
     for name in ("mode", "closed", "start", "lookback", "allowed_lateness", "validation", "tags"):
-        details[name] = told[name]
+        details[name] = spec_json[name]
     if job.spec.stream is not None:
-        return {**details, "stream": told["stream"]}
+        return {**details, "stream": spec_json["stream"]}
     if job.spec.kind != "window":
         return {**details, "code": job.spec.code}
-    found = WindowJob.of(job.spec)
+    window_job = WindowJob.of(job.spec)
     return {
         **details,
-        "every": format_duration(found.every),
-        "keep_empty": found.keep_empty,
-        "windows": list(map(str, found.lineage)),
+        "every": format_duration(window_job.every),
+        "keep_empty": window_job.keep_empty,
+        "windows": list(map(str, window_job.lineage)),
     }
 
 
@@ -260,19 +265,19 @@ def _run(run: Any) -> Mapping[str, Any]:
     }
 
 
-def _show_runs(context: typer.Context, found: list[Any], *, empty: str) -> None:
+def _show_runs(context: typer.Context, runs: list[Any], *, empty: str) -> None:
     show_rows(
         context,
-        map(_run, found),
+        map(_run, runs),
         columns=_RUN_COLUMNS,
-        where_given=["error"],
+        optional=["error"],
         wide=_MORE_RUN_COLUMNS,
         empty=empty,
     )
 
 
 def _time(text: str, option: str) -> datetime:
-    """Return a time of the command line; without a zone it is UTC."""
+    """Parse a time of the command line; without a zone it is UTC."""
     return parse_moment(text, argument=option, warn=False)
 
 
@@ -299,4 +304,4 @@ def _bar(context: typer.Context, title: str) -> Iterator[Callable[[int, int], No
     )
     with Progress(*columns, console=Console(file=raw_errors())) as bar:
         task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda completed, total: bar.update(task, completed=completed, total=total)

@@ -1,4 +1,4 @@
-"""What commands log: text for people, or a JSON object a line with the id of the run."""
+"""Logging of commands: text for people, or one JSON object per line with the id of the run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from featurestore.plugins.observers import Work, current
 
 
 class LogFormat(StrEnum):
-    """How log lines are written, on standard error."""
+    """The format of log lines on standard error."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class JsonLines(logging.Formatter):
-    """Writes a record as one line of JSON, with the run and the work that it is of."""
+    """Formats a record as one line of JSON, with the run and the work that it belongs to."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        told: dict[str, object] = {
+        entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -31,14 +31,14 @@ class JsonLines(logging.Formatter):
         }
         work = current()
         if work is not None:
-            told |= _told_of(work)
+            entry |= _work_fields(work)
         if record.exc_info:
-            told["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(told, ensure_ascii=False)
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
 
 
 def log_to_stderr(form: LogFormat) -> None:
-    """Write what is logged to standard error, from INFO on."""
+    """Write log records to standard error, from INFO on."""
     handler = logging.StreamHandler(sys.stderr)
     if form is LogFormat.JSON:
         handler.setFormatter(JsonLines())
@@ -48,12 +48,12 @@ def log_to_stderr(form: LogFormat) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
-def _told_of(work: Work) -> dict[str, object]:
-    """Return the run of a job, or of the write that the work is part of, as the registry names it."""
-    told: dict[str, object] = {"work": f"{work.kind} {work.name}"}
+def _work_fields(work: Work) -> dict[str, object]:
+    """Return the run of a job, or of the outermost write, with its id in the registry."""
+    fields: dict[str, object] = {"work": f"{work.kind} {work.name}"}
     outermost = work
     while outermost.parent is not None:
         outermost = outermost.parent
     if outermost.kind == "job":
-        return told | {"run_id": f"job-{outermost.run_id}", "job": outermost.name}
-    return told | {"run_id": outermost.run_id}
+        return fields | {"run_id": f"job-{outermost.run_id}", "job": outermost.name}
+    return fields | {"run_id": outermost.run_id}

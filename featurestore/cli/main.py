@@ -17,13 +17,13 @@ from featurestore.cli.state import OutputFormat, Settings
 from featurestore.cli.terminal import escaping
 from featurestore.errors import FeatureStoreError
 
-# Options that mean the same for every command and may stand anywhere on the line.
+# Options with the same meaning for every command; they may be anywhere on the line.
 _GLOBAL = ("--location", "--engine", "--registry", "--output", "--log-format", "--token")
 _GLOBAL_FLAGS = ("--wide",)
 
 
 class _OptionsAnywhere(TyperGroup):
-    """Takes the global options before and after the words of a command."""
+    """Accepts the global options before and after the words of a command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _global_first(args))
@@ -71,8 +71,8 @@ def main() -> None:
             sys.exit(1)
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         sys.stdout.write(f"featurestore {__version__}\n")
         raise typer.Exit
 
@@ -105,19 +105,19 @@ def options(
     log_format: Annotated[
         LogFormat | None,
         typer.Option(
-            help="Log to standard error: text, or a JSON object a line with the run's id.",
+            help="Log to standard error: text, or one JSON object per line with the run's id.",
             envvar="FEATURESTORE_LOG_FORMAT",
             show_default=False,
         ),
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(help="Of a served store; better in FEATURESTORE_TOKEN.", show_default=False),
+        typer.Option(help="For a served store; better in FEATURESTORE_TOKEN.", show_default=False),
     ] = None,
     _version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Print the version and leave.", is_eager=True, callback=_show_version
+            "--version", help="Print the version and exit.", is_eager=True, callback=_show_version
         ),
     ] = False,
 ) -> None:
@@ -128,21 +128,21 @@ def options(
 
 
 def _global_first(args: list[str]) -> list[str]:
-    first: list[str] = []
-    rest: list[str] = []
+    global_words: list[str] = []
+    other_words: list[str] = []
     words = iter(args)
     for word in words:
         if word == "--":
-            rest += [word, *words]
+            other_words += [word, *words]
         elif word in _GLOBAL_FLAGS:
-            first.append(word)
+            global_words.append(word)
         elif word.split("=")[0] in _GLOBAL:
-            first.append(word)
+            global_words.append(word)
             if "=" not in word:
-                first.append(next(words, ""))
+                global_words.append(next(words, ""))
         else:
-            rest.append(word)
-    return [*first, *rest]
+            other_words.append(word)
+    return [*global_words, *other_words]
 
 
 def _add_nouns() -> None:
@@ -153,12 +153,12 @@ def _add_nouns() -> None:
 
 
 def _output() -> OutputFormat:
-    """Return how to print an error, also when the options were never parsed to the end."""
-    given = sys.argv[1:]
-    asked = "--output=json" in given or any(
-        pair == ("--output", "json") for pair in pairwise(given)
+    """Return the output format for an error, also if the options were not parsed completely."""
+    arguments = sys.argv[1:]
+    is_json = "--output=json" in arguments or any(
+        pair == ("--output", "json") for pair in pairwise(arguments)
     )
-    return OutputFormat.JSON if asked else OutputFormat.TEXT
+    return OutputFormat.JSON if is_json else OutputFormat.TEXT
 
 
 _add_nouns()

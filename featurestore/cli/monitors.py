@@ -1,4 +1,4 @@
-"""``featurestore monitor``: data that is watched."""
+"""``featurestore monitor``: monitors of feature groups."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from featurestore.cli.output import Limit, PageNumber, get_page, show_rows, show
 from featurestore.cli.state import store
 from featurestore.model.times import parse_moment
 
-app = typer.Typer(help="Watch feature groups.", no_args_is_help=True)
+app = typer.Typer(help="Monitor feature groups.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the monitor.")]
 
 
 @app.command("list", epilog="Example: featurestore monitor list")
 def list_monitors(context: typer.Context) -> None:
-    """List monitors and what each found last."""
+    """List monitors with their latest state."""
     rows = [each._summary() for each in store(context).get_monitors()]
     show_rows(
         context,
@@ -34,10 +34,10 @@ def check(
     context: typer.Context,
     name: Name,
     window: Annotated[
-        str | None, typer.Option(help="Beginning of one window instead of the latest.")
+        str | None, typer.Option(help="Start of one window instead of the latest.")
     ] = None,
 ) -> None:
-    """Look now; the exit code is 1 when something is out of bounds."""
+    """Check now; the exit code is 1 if something is out of bounds."""
     begin = None
     if window is not None:
         begin = parse_moment(window, argument="--window", warn=False)
@@ -51,27 +51,27 @@ def check(
 def report(
     context: typer.Context, name: Name, file: Annotated[str, typer.Argument(help="A .html file.")]
 ) -> None:
-    """Write what a monitor found last as a page: distributions and timelines, the worst first."""
-    written = store(context).visualize_monitor(name).save(file)
-    show_text(context, f"written to {written}", data={"name": name, "file": written})
+    """Write the latest report as a page: distributions and timelines, the worst first."""
+    path = store(context).visualize_monitor(name).save(file)
+    show_text(context, f"written to {path}", data={"name": name, "file": path})
 
 
 @app.command(epilog="Example: featurestore monitor history weather_watch --limit 10")
 def history(context: typer.Context, name: Name, limit: Limit = None, page: PageNumber = 1) -> None:
-    """List what a monitor found, newest window first."""
+    """List the reports of a monitor, newest window first."""
     monitors = store(context)
 
     def get(limit: int | None, offset: int) -> list[Any]:
         return monitors.get_monitor_history(name, limit=limit, offset=offset)
 
-    found = get_page(context, get, limit=limit, page=page)
+    reports_page = get_page(context, get, limit=limit, page=page)
     show_rows(
         context,
-        map(_row, found.items),
+        map(_row, reports_page.items),
         columns=["start", "end", "state", "rows"],
-        where_given=["alarms"],
-        empty=f"{name} has not looked yet",
-        next_page=found.next,
+        optional=["alarms"],
+        empty=f"{name} has not run yet",
+        next_page=reports_page.next,
     )
 
 
@@ -82,12 +82,12 @@ def accept(
     context: typer.Context,
     name: Name,
     window: Annotated[
-        str | None, typer.Option(help="Beginning of one window; accept this one alone.")
+        str | None, typer.Option(help="Start of one window; accept only this one.")
     ] = None,
     until: Annotated[
         str | None, typer.Option(help="Accept every window that ends by this time.")
     ] = None,
-    note: Annotated[str, typer.Option(help="Why.")] = "",
+    note: Annotated[str, typer.Option(help="Reason.")] = "",
 ) -> None:
     """Accept windows out of bounds, up to the newest one; a lasting change starts a new baseline."""
     from featurestore.jobs.monitors import service

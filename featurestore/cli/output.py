@@ -1,4 +1,4 @@
-"""Printing: tables for people, JSON for programs.
+"""Output of commands: tables for people, JSON for programs.
 
 The JSON of a command is stable: keys are added, never renamed.
 """
@@ -24,15 +24,15 @@ from featurestore.model.printable import value_text
 ROWS_OF_A_PAGE = 50
 Limit = Annotated[
     int | None,
-    typer.Option(min=1, help="Rows of a page: 50 as a table, as JSON all.", show_default=False),
+    typer.Option(min=1, help="Rows of a page: 50 as a table, all as JSON.", show_default=False),
 ]
-PageNumber = Annotated[int, typer.Option("--page", min=1, help="Which page.")]
+PageNumber = Annotated[int, typer.Option("--page", min=1, help="Number of the page.")]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Page(Generic[T]):
-    """Some of many items; ``next`` is the number of the page after it, None on the last one."""
+    """A page of items; ``next`` is the number of the next page, None on the last one."""
 
     items: Sequence[T]
     next: int | None
@@ -45,18 +45,18 @@ def get_page(
     limit: int | None,
     page: int,
 ) -> Page[T]:
-    """Return a page of what a function of limit and offset gets.
+    """Return a page of the items that a function of limit and offset returns.
 
-    It is asked for one item more than the page holds, which tells whether there is another page.
+    The function is called with one more than the limit, to find out if there is another page.
     """
     if limit is None and (page > 1 or settings(context).output is OutputFormat.TEXT):
         limit = ROWS_OF_A_PAGE
     if limit is None:
         return Page(get(None, 0), None)
-    found = get(limit + 1, (page - 1) * limit)
-    if len(found) <= limit:
-        return Page(found, None)
-    return Page(found[:limit], page + 1)
+    items = get(limit + 1, (page - 1) * limit)
+    if len(items) <= limit:
+        return Page(items, None)
+    return Page(items[:limit], page + 1)
 
 
 def show_rows(
@@ -65,25 +65,25 @@ def show_rows(
     *,
     columns: Sequence[str],
     wide: Sequence[str] = (),
-    where_given: Sequence[str] = (),
+    optional: Sequence[str] = (),
     empty: str = "nothing there",
     next_page: int | None = None,
 ) -> None:
     """Print records: all their keys as a JSON list, or as a table of 80 characters.
 
-    ``columns`` are those that fit, ``wide`` the further ones of ``--wide``; ``where_given`` are
-    shown where any record has them.
+    ``columns`` are those that fit, ``wide`` the additional ones of ``--wide``; ``where_given`` are
+    shown if any record has a value for them.
     """
-    found = list(rows)
-    columns = [*columns, *_given(found, where_given)]
+    records = list(rows)
+    columns = [*columns, *_columns_with_values(records, optional)]
     if settings(context).wide:
         columns += [name for name in wide if name not in columns]
     if settings(context).output is OutputFormat.JSON:
-        show_json(found)
-    elif not found:
+        show_json(records)
+    elif not records:
         sys.stdout.write(f"{empty}\n")
     else:
-        _table(found, columns)
+        _table(records, columns)
         if next_page is not None:
             sys.stdout.write(f"there are more: --page {next_page}\n")
 
@@ -94,7 +94,7 @@ def show_record(
     *,
     tables: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> None:
-    """Print one record: as a JSON object, or a line a key and then the tables."""
+    """Print one record: as a JSON object, or one line per key and then the tables."""
     tables = tables or {}
     if settings(context).output is OutputFormat.JSON:
         show_json({**record, **tables})
@@ -125,20 +125,20 @@ def show_error(error: FeatureStoreError, *, output: OutputFormat) -> None:
     message = " ".join(error.message.split())
     hint = _hint(error)
     if output is OutputFormat.JSON:
-        told = {"error": {"type": type(error).__name__, "message": message, "hint": hint}}
-        sys.stderr.write(json.dumps(told, ensure_ascii=False) + "\n")
+        data = {"error": {"type": type(error).__name__, "message": message, "hint": hint}}
+        sys.stderr.write(json.dumps(data, ensure_ascii=False) + "\n")
         return
     sys.stderr.write(f"error: {message}\n")
     if hint:
         sys.stderr.write(f"hint: {hint}\n")
 
 
-# Calls, arguments and frames of Python; `pip install 'featurestore[spark]'` is none.
+# Calls, arguments and indexing in Python, but not `pip install 'featurestore[spark]'`.
 _PYTHON = re.compile(r"\w\(|\w=['\"{\[(\dA-Z]|\w= |\bdf\b|\w\[['\"]")
 
 
 def _hint(error: FeatureStoreError) -> str | None:
-    """Return the hint in the words of the command line; one in Python is of no use there."""
+    """Return the hint for the command line; one in Python is of no use there."""
     if error.command is not None:
         return error.command
     if error.hint is None or (_PYTHON.search(error.hint) and "pip install" not in error.hint):
@@ -147,7 +147,7 @@ def _hint(error: FeatureStoreError) -> str | None:
 
 
 def plain(value: Any) -> Any:
-    """Return what JSON can hold for a value that it cannot."""
+    """Convert a value to one that JSON supports."""
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, timedelta):
@@ -164,13 +164,9 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def _given(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:
-    """Return the columns that some record has a value of."""
-    given = []
-    for column in columns:
-        if any(row.get(column) not in (None, "") for row in rows):
-            given.append(column)
-    return given
+def _columns_with_values(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:
+    """Return the columns for which some record has a value."""
+    return [column for column in columns if any(row.get(column) not in (None, "") for row in rows)]
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
@@ -189,8 +185,8 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
         table.add_row(*[value_text(row.get(column)) for column in columns])
     width = None
     if not sys.stdout.isatty():
-        width = 10_000  # a pipe has no width: nothing may be cut there
-    # Colours and bold are escape sequences, which nothing here writes.
+        width = 10_000  # a pipe has no width, and output must not be truncated
+    # No colors: EscapingStream would escape their control sequences.
     console = Console(
         file=sys.stdout, markup=False, highlight=False, color_system=None, width=width
     )

@@ -28,9 +28,9 @@ RunId = Annotated[str, typer.Argument(help="Id of the run.", show_default=False)
 def list_runs(
     context: typer.Context,
     name: Annotated[
-        str | None, typer.Option(help="Of one experiment only.", show_default=False)
+        str | None, typer.Option(help="Only of one experiment.", show_default=False)
     ] = None,
-    trials: Annotated[bool, typer.Option("--trials", help="Also the trials of studies.")] = False,
+    trials: Annotated[bool, typer.Option("--trials", help="Include trials of studies.")] = False,
     limit: Limit = None,
     page: PageNumber = 1,
 ) -> None:
@@ -40,50 +40,52 @@ def list_runs(
     connected = store(context)
 
     def get(most: int | None, skip: int) -> list[Any]:
-        wanted = None if most is None else skip + most
-        found = experiments.get_runs(name, trials=trials, limit=wanted, store=connected)
-        return found[skip:]
+        end = None if most is None else skip + most
+        runs = experiments.get_runs(name, trials=trials, limit=end, store=connected)
+        return runs[skip:]
 
-    shown = get_page(context, get, limit=limit, page=page)
+    runs_page = get_page(context, get, limit=limit, page=page)
     rows = []
-    for run in shown.items:
+    for run in runs_page.items:
         row = {"id": run.id, "name": run.name, "kind": run.kind, "state": run.state}
         read = run.record.dataset
         dataset = None if read is None else f"{read.name}@v{read.version}"
-        more = {"parent": run.record.parent, "created": run.record.created}
-        rows.append({**row, "metrics": run.metrics, "dataset": dataset, **more})
+        origin = {"parent": run.record.parent, "created": run.record.created}
+        rows.append({**row, "metrics": run.metrics, "dataset": dataset, **origin})
     columns = ["id", "name", "state", "metrics"]
     wide = ["kind", "dataset", "parent", "created"]
-    show_rows(context, rows, columns=columns, wide=wide, empty="no runs yet", next_page=shown.next)
+    show_rows(
+        context, rows, columns=columns, wide=wide, empty="no runs yet", next_page=runs_page.next
+    )
 
 
 @app.command(epilog="Example: featurestore run show 20130101-063000-1f2e3d")
 def show(context: typer.Context, run_id: RunId) -> None:
-    """Show a run: parameters, metrics, dataset, code, how it ended."""
+    """Show a run: parameters, metrics, dataset, code, final state."""
     from featurestore import experiments
 
     run = experiments.get_run(run_id, store=store(context))
-    told = run.to_json()
+    details = run.to_json()
     if settings(context).output is OutputFormat.JSON:
-        show_json(told)
+        show_json(details)
         return
-    packages = told["environment"].pop("packages", {})
-    told["environment"]["packages"] = len(packages)
-    told["code"].pop("source", None)
-    show_record(context, told)
+    packages = details["environment"].pop("packages", {})
+    details["environment"]["packages"] = len(packages)
+    details["code"].pop("source", None)
+    show_record(context, details)
 
 
 @app.command(epilog="Example: featurestore run compare 20130101-063000-1f2e3d 20130102-01...")
 def compare(
     context: typer.Context,
     a: Annotated[str, typer.Argument(help="Id of a run.", show_default=False)],
-    b: Annotated[str, typer.Argument(help="Id of another.", show_default=False)],
+    b: Annotated[str, typer.Argument(help="Id of another run.", show_default=False)],
 ) -> None:
-    """Show what differs between two runs."""
+    """Show the differences between two runs."""
     from featurestore import experiments
 
-    found = experiments.compare(a, b, store=store(context))
-    show_text(context, str(found), data=found.to_json())
+    comparison = experiments.compare(a, b, store=store(context))
+    show_text(context, str(comparison), data=comparison.to_json())
 
 
 @app.command(epilog="Example: featurestore run logs 20130101-063000-1f2e3d --worker 1")
@@ -91,9 +93,9 @@ def logs(
     context: typer.Context,
     run_id: RunId,
     worker: Annotated[int, typer.Option(min=0, help="Number of the worker.")] = 0,
-    lines: Annotated[int, typer.Option(min=1, help="How many of the last lines.")] = 100,
+    lines: Annotated[int, typer.Option(min=1, help="Number of lines from the end.")] = 100,
 ) -> None:
-    """Print the last lines that a worker of a run printed."""
+    """Print the last lines of output of a run's worker."""
     from featurestore import experiments
 
     text = experiments.get_run(run_id, store=store(context)).logs(worker, lines=lines)
@@ -106,9 +108,9 @@ def tensorboard(
     name: Annotated[
         str | None, typer.Argument(help="Experiment; all when left out.", show_default=False)
     ] = None,
-    port: Annotated[int, typer.Option(min=0, help="Port to listen on; 0: a free one.")] = 6006,
+    port: Annotated[int, typer.Option(min=0, help="Port to listen on; 0: any free one.")] = 6006,
 ) -> None:
-    """Show the runs of an experiment side by side in TensorBoard; as JSON its directory alone."""
+    """Show the runs of an experiment side by side in TensorBoard; as JSON only its directory."""
     from featurestore.experiments.run_files import check_tensorboard
 
     paths = store(context).session.paths

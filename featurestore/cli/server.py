@@ -1,4 +1,4 @@
-"""``featurestore serve``: the store at an address, with pages and a REST interface."""
+"""``featurestore serve``: the store as a web server, with pages and a REST interface."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ app = typer.Typer()
 @app.command(epilog="Example: featurestore serve --port 8787")
 def serve(
     context: typer.Context,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen at.", min=0, max=65535)] = 8787,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8787,
     auth: Annotated[
-        bool, typer.Option("--auth", help="People sign in, programs show tokens.")
+        bool, typer.Option("--auth", help="Require sign-in of people and tokens of programs.")
     ] = False,
     name: Annotated[
         list[str] | None,
-        typer.Option(help="Name that others reach it by, any number.", show_default=False),
+        typer.Option(
+            help="Host name under which clients reach it, repeatable.", show_default=False
+        ),
     ] = None,
     tls_certificate: Annotated[
         str | None, typer.Option(help="File of a TLS certificate.", show_default=False)
@@ -32,21 +34,21 @@ def serve(
     oidc_issuer: Annotated[
         str | None, typer.Option(help="OpenID Connect provider.", show_default=False)
     ] = None,
-    oidc_client: Annotated[str, typer.Option(help="What it calls this server.")] = "featurestore",
+    oidc_client: Annotated[str, typer.Option(help="Client id of this server.")] = "featurestore",
     oidc_secret: Annotated[
-        str, typer.Option(help="Where its secret is: env:NAME or file:path.")
+        str, typer.Option(help="Client secret: env:NAME or file:path.")
     ] = "env:FEATURESTORE_OIDC_SECRET",
     oidc_role: Annotated[
         str | None,
         typer.Option(
-            help="Role of who comes by it first; else an admin adds each.", show_default=False
+            help="Role of new users of the provider; else an admin adds each.", show_default=False
         ),
     ] = None,
     query_seconds: Annotated[
-        float, typer.Option(help="How long a page or an answer may take.", min=0.1)
+        float, typer.Option(help="Time limit of a page or response.", min=0.1)
     ] = 30.0,
     behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="A proxy of this machine ends TLS.")
+        bool, typer.Option("--behind-proxy", help="A proxy on this machine terminates TLS.")
     ] = False,
 ) -> None:
     """Serve pages for people and a REST interface for programs until Ctrl-C."""

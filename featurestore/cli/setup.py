@@ -1,4 +1,4 @@
-"""``init`` and ``doctor``: a store to begin with, and what this machine has for it."""
+"""``init`` and ``doctor``: create a store, and check this machine."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _EXTRAS = {
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at; ``state`` is "ok", "absent" (optional) or "problem"."""
+    """The outcome of one check; ``state`` is "ok", "absent" (optional) or "problem"."""
 
     check: str
     state: str
@@ -74,10 +74,10 @@ def init(
         str | None, typer.Argument(help="Directory of the store; else --location.")
     ] = None,
     config: Annotated[
-        bool, typer.Option(help="Write featurestore.toml here, unless there is one.")
+        bool, typer.Option(help="Write featurestore.toml here, unless it exists.")
     ] = True,
 ) -> None:
-    """Make a store: its directory, its registry, and a featurestore.toml that names it."""
+    """Create a store: its directory, its registry, and a featurestore.toml that names it."""
     from featurestore.store import connect
 
     options = settings(context)
@@ -98,19 +98,21 @@ def init(
 @app.command(epilog="Example: featurestore doctor --output json")
 def doctor(context: typer.Context) -> None:
     """Check this machine: Python, libraries, Java, location, registry, engines, formats."""
-    found = run_checks(settings(context))
-    show_rows(context, [vars(each) for each in found], columns=["check", "state", "detail", "hint"])
-    if any(each.state == PROBLEM for each in found):
+    checks = run_checks(settings(context))
+    show_rows(
+        context, [vars(each) for each in checks], columns=["check", "state", "detail", "hint"]
+    )
+    if any(each.state == PROBLEM for each in checks):
         raise typer.Exit(1)
 
 
 def run_checks(options: Settings) -> list[Check]:
-    """Return the outcome of every check."""
+    """Return the outcomes of all checks."""
     return [_python(), *_libraries(), _java(), *_store(options), *_plugins()]
 
 
 def _python() -> Check:
-    return Check("python", OK, platform.python_version())  # an older one does not get here
+    return Check("python", OK, platform.python_version())  # older versions cannot import this
 
 
 def _libraries() -> Iterator[Check]:
@@ -121,10 +123,10 @@ def _libraries() -> Iterator[Check]:
 
 
 def _library(name: str, state_if_missing: str, hint: str) -> Check:
-    found = _version(name)
-    if found is None:
+    installed_version = _version(name)
+    if installed_version is None:
         return Check(name, state_if_missing, "not installed", hint)
-    return Check(name, OK, found)
+    return Check(name, OK, installed_version)
 
 
 def _version(name: str) -> str | None:
@@ -135,21 +137,21 @@ def _version(name: str) -> str | None:
 
 
 def _java() -> Check:
-    wanted = f"the Spark engine needs Java {' or '.join(map(str, JAVA_VERSIONS))}"
+    requirement = f"the Spark engine needs Java {' or '.join(map(str, JAVA_VERSIONS))}"
     java = shutil.which("java")
     if "JAVA_HOME" in os.environ:
         java = os.path.join(os.environ["JAVA_HOME"], "bin", "java")
     if java is None or not os.access(java, os.X_OK):
-        return Check("java", ABSENT, "not found", wanted)
-    answer = subprocess.run(
+        return Check("java", ABSENT, "not found", requirement)
+    process = subprocess.run(
         [java, "-version"], capture_output=True, text=True, timeout=60, check=False
     )
-    found = re.search(r'version "(?:1\.)?(\d+)[^"]*"', answer.stderr + answer.stdout)
-    if found is None:
-        return Check("java", ABSENT, f"{java} does not run", wanted)
-    if int(found[1]) not in JAVA_VERSIONS:
-        return Check("java", ABSENT, f"{found[1]} ({java})", wanted)
-    return Check("java", OK, f"{found[1]} ({java})")
+    version_match = re.search(r'version "(?:1\.)?(\d+)[^"]*"', process.stderr + process.stdout)
+    if version_match is None:
+        return Check("java", ABSENT, f"{java} does not run", requirement)
+    if int(version_match[1]) not in JAVA_VERSIONS:
+        return Check("java", ABSENT, f"{version_match[1]} ({java})", requirement)
+    return Check("java", OK, f"{version_match[1]} ({java})")
 
 
 def _store(options: Settings) -> Iterator[Check]:
@@ -173,10 +175,10 @@ def _store(options: Settings) -> Iterator[Check]:
 
 
 def _remote(location: str, registry: str | None) -> Iterator[Check]:
-    """Try at a URI all that a store there needs."""
-    for found in inspect_location(location):
-        state = OK if found.passed else PROBLEM
-        yield Check(f"location: {found.what}", state, found.detail, found.hint)
+    """Check everything that a store at a URI needs."""
+    for inspection in inspect_location(location):
+        state = OK if inspection.passed else PROBLEM
+        yield Check(f"location: {inspection.what}", state, inspection.detail, inspection.hint)
     yield from _sessions(location)
     if registry is None:
         hint = "--registry postgresql://user@host/database, or sqlite:////path/to/cache.db"
@@ -186,29 +188,33 @@ def _remote(location: str, registry: str | None) -> Iterator[Check]:
 
 
 def _sessions(location: str) -> Iterator[Check]:
-    """Say what sessions need that are not started by the engines themselves."""
+    """Report the settings that sessions need which the engines do not start themselves."""
     for name in plugin_names("engines"):
         try:
             needed = find_engine(name).session_settings(location)
         except MissingExtra:
             continue
-        told = " ".join(f"{key}={value}" for key, value in needed.items())
-        if told:
-            yield Check(f"location: {name} sessions", OK, f"those built elsewhere need {told}")
+        assignments = " ".join(f"{key}={value}" for key, value in needed.items())
+        if assignments:
+            yield Check(
+                f"location: {name} sessions", OK, f"those built elsewhere need {assignments}"
+            )
 
 
 def _registry(directory: str, url: str | None) -> Check:
     from featurestore.registry.database import head_revision, inspect
 
-    found, head = inspect(directory, url=url), head_revision()
-    if found is None:
+    revision, release_revision = inspect(directory, url=url), head_revision()
+    if revision is None:
         return Check("registry", ABSENT, "empty", "featurestore init")
-    if found == head:
-        return Check("registry", OK, f"revision {found}")
+    if revision == release_revision:
+        return Check("registry", OK, f"revision {revision}")
     hint = "featurestore registry upgrade"
-    if found > head:
+    if revision > release_revision:
         hint = "pip install --upgrade featurestore"
-    return Check("registry", PROBLEM, f"revision {found}; this release has {head}", hint)
+    return Check(
+        "registry", PROBLEM, f"revision {revision}; this release has {release_revision}", hint
+    )
 
 
 def _plugins() -> Iterator[Check]:

@@ -1,4 +1,4 @@
-"""``featurestore source``: where rows come from."""
+"""``featurestore source``: registered sources of rows."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def add(
         str | None, typer.Option(help="env:NAME or file:path.", show_default=False)
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE, any number.", show_default=False)
+        list[str] | None, typer.Option(help="KEY=VALUE, repeatable.", show_default=False)
     ] = None,
-    description: Annotated[str, typer.Option(help="What it holds.")] = "",
+    description: Annotated[str, typer.Option(help="Content of the source.")] = "",
 ) -> None:
-    """Register a source; nothing is connected."""
+    """Register a source without connecting to it."""
     added = store(context).add_source(
         name, uri, secret=secret, options=_options(option), description=description
     )
     show_record(context, added.to_json())
 
 
-def _options(given: list[str] | None) -> dict[str, object]:
+def _options(pairs: list[str] | None) -> dict[str, object]:
     options: dict[str, object] = {}
-    for each in given or []:
+    for each in pairs or []:
         key, separator, value = each.partition("=")
         if not separator:
             raise typer.BadParameter(f"{each!r} is not KEY=VALUE")
@@ -57,11 +57,11 @@ def _options(given: list[str] | None) -> dict[str, object]:
 
 @app.command(epilog="Example: featurestore source check shop")
 def check(context: typer.Context, name: Name) -> None:
-    """Check reach and rights, and show the first rows; exit 1 when something is wrong."""
+    """Check connection and rights, and show the first rows; exit code 1 if there are problems."""
     report = store(context).check_source(name)
-    told = report.to_json()
-    told["tables"] = [table.name for table in report.tables]
-    show_record(context, told)
+    data = report.to_json()
+    data["tables"] = [table.name for table in report.tables]
+    show_record(context, data)
     if not report.ok:
         raise typer.Exit(1)
 
@@ -76,25 +76,25 @@ def read(
     at: Annotated[str | None, typer.Option(help="A version or a time.", show_default=False)] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(help="KEY=VALUE, any number, such as delimiter=;", show_default=False),
+        typer.Option(help="KEY=VALUE, repeatable, such as delimiter=;", show_default=False),
     ] = None,
-    rows: Annotated[int, typer.Option("-n", "--rows", help="How many rows.")] = 10,
+    rows: Annotated[int, typer.Option("-n", "--rows", help="Number of rows.")] = 10,
 ) -> None:
     """Show the first rows of a table, a query or files."""
     from featurestore.sources import read_source
 
-    moment = int(at) if at is not None and at.isdigit() else at
+    version_or_time = int(at) if at is not None and at.isdigit() else at
     frame = read_source(
         store(context).session,
         name,
         table=table,
         sql=sql,
         path=path,
-        at=moment,
+        at=version_or_time,
         options=_options(option),
     )
-    found = frame.head(rows).to_pylist()
+    records = frame.head(rows).to_pylist()
     if settings(context).output is OutputFormat.JSON:
-        show_json(found)
+        show_json(records)
     else:
-        show_rows(context, found, columns=frame.columns, empty="no rows")
+        show_rows(context, records, columns=frame.columns, empty="no rows")

@@ -1,4 +1,4 @@
-"""What the global options say, and the store that they mean."""
+"""The global options of a command, and the store that they select."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OutputFormat(StrEnum):
-    """How results are printed."""
+    """The format of printed results."""
 
     TEXT = "text"
     JSON = "json"
@@ -23,7 +23,7 @@ class OutputFormat(StrEnum):
 
 @dataclass(frozen=True)
 class Settings:
-    """The global options of one call; None: as ``featurestore.config`` finds it."""
+    """The global options of one call; None: resolved by ``featurestore.config``."""
 
     location: str | None = None
     engine: str | None = None
@@ -40,10 +40,10 @@ def settings(context: typer.Context) -> Settings:
 
 
 def check_store(options: Settings) -> None:
-    """Refuse a location without a store: a command that looks never makes one.
+    """Refuse a location without a store, so that commands that read never create one.
 
     Raises:
-        ConfigurationError: Names the stores that were found near it.
+        ConfigurationError: The location has no store; lists stores near it.
     """
     from featurestore import config
     from featurestore.errors import ConfigurationError, listing
@@ -55,23 +55,25 @@ def check_store(options: Settings) -> None:
         location=options.location, engine=options.engine, registry=options.registry
     )
     if is_address(resolved.location):
-        return  # connecting asks the server
+        return  # connecting checks the server
     directory = files.location_of(resolved.location)
     if is_store(directory) or resolved.registry is not None:
         return
-    near = []
-    for folder in dict.fromkeys([os.path.dirname(directory), directory, os.getcwd()]):
-        for name in files.list_directory(folder):
-            if is_store(os.path.join(folder, name)):
-                near.append(os.path.join(folder, name))
+    folders = dict.fromkeys([os.path.dirname(directory), directory, os.getcwd()])
+    near = [
+        os.path.join(folder, name)
+        for folder in folders
+        for name in files.list_directory(folder)
+        if is_store(os.path.join(folder, name))
+    ]
     raise ConfigurationError(
-        f"There is no store at {directory!r}; stores found near it: {listing(near)}.",
+        f"{directory!r} has no store. Stores near it: {listing(near)}.",
         hint=f"--location {near[0]}" if near else f"featurestore init {directory}",
     )
 
 
 def store(context: typer.Context) -> FeatureStore:
-    """Return the store that the global options mean, closed when the command ends."""
+    """Return the store that the global options select, closed when the command ends."""
     from featurestore.store import connect
 
     options = settings(context)

@@ -14,7 +14,7 @@ app = typer.Typer(help="Records of topics.", no_args_is_help=True)
 
 @app.callback()
 def streams() -> None:
-    """Keep the command a word of its own."""
+    """Work with records of topics."""
 
 
 @app.command(epilog="Example: featurestore stream replay clicks")
@@ -22,10 +22,17 @@ def replay(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the stream job.", show_default=False)],
 ) -> None:
-    """Read the records of a job's quarantine again; those that can be read now land."""
-    found = store(context).replay_stream(name)
-    lines = [f"{found.rows} records landed, {found.left} stay in the quarantine"]
-    for reason, count in sorted(found.reasons.items(), key=lambda each: -each[1]):
-        lines.append(f"  {count}: {reason}")
-    data = {"name": name, "rows": found.rows, "left": found.left, "reasons": dict(found.reasons)}
+    """Read the records of a job's quarantine again, and write those that are readable now."""
+    replayed = store(context).replay_stream(name)
+    reasons = sorted(replayed.reasons.items(), key=lambda each: -each[1])
+    lines = [
+        f"{replayed.rows} records written, {replayed.left} stay in the quarantine",
+        *[f"  {count}: {reason}" for reason, count in reasons],
+    ]
+    data = {
+        "name": name,
+        "rows": replayed.rows,
+        "left": replayed.left,
+        "reasons": dict(replayed.reasons),
+    }
     show_text(context, "\n".join(lines), data=data)

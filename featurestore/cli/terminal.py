@@ -1,4 +1,4 @@
-"""The one way to the terminal, on which control characters are escaped."""
+"""Escaping of control characters in everything that commands print."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from featurestore.model.printable import printable
 
 
 class EscapingStream(io.TextIOBase):
-    """Writes text to another stream, control characters escaped; ``raw`` is that stream.
+    """A stream that escapes control characters and writes to ``raw``.
 
-    Results, errors, warnings and logs go through it, so no text that a store holds can reach a
-    terminal as a command. Only what is made of the program's own text may be written to ``raw``: a
-    progress bar moves the cursor.
+    Results, errors, warnings and logs go through it, so that text in a store cannot control the
+    terminal. Only the program's own text may be written to ``raw``: a progress bar moves the
+    cursor.
     """
 
     def __init__(self, raw: TextIO) -> None:
@@ -46,7 +46,7 @@ class EscapingStream(io.TextIOBase):
 
 @contextmanager
 def escaping() -> Iterator[None]:
-    """Escape control characters in all that is written to standard output and standard error."""
+    """Escape control characters in standard output and standard error."""
     output, errors = sys.stdout, sys.stderr
     sys.stdout = EscapingStream(output)
     sys.stderr = EscapingStream(errors)
@@ -57,7 +57,7 @@ def escaping() -> Iterator[None]:
 
 
 def raw_errors() -> TextIO:
-    """Return standard error as it is, for a progress bar."""
+    """Return standard error without escaping, for a progress bar."""
     if isinstance(sys.stderr, EscapingStream):
         return sys.stderr.raw
     return sys.stderr

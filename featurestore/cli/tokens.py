@@ -1,4 +1,4 @@
-"""``featurestore token``: what programs show the server; ``featurestore user token`` makes them."""
+"""``featurestore token``: tokens for programs; ``featurestore user token`` creates them, too."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ app.command("add", epilog="Example: featurestore token add ann --scope read --ex
 @app.command("list", epilog="Example: featurestore token list --user ann")
 def list_tokens(
     context: typer.Context,
-    user: Annotated[str | None, typer.Option(help="Of one user alone.", show_default=False)] = None,
+    user: Annotated[str | None, typer.Option(help="Only of one user.", show_default=False)] = None,
 ) -> None:
-    """List tokens; what they are was shown once."""
+    """List tokens without their text, which is shown only once."""
     from featurestore.registry import access
 
     with store(context).session.registry.reading() as connection:
-        rows = []
-        for token in access.every_token(connection, user):
-            rows.append({**vars(token), "expired": token.expired})
+        rows = [
+            {**vars(token), "expired": token.expired}
+            for token in access.every_token(connection, user)
+        ]
     columns = ["id", "user", "label", "scope", "expires"]
     show_rows(context, rows, columns=columns, wide=["created", "expired"], empty="no tokens")
 
@@ -38,7 +39,7 @@ def revoke(
     context: typer.Context,
     identifier: Annotated[str, typer.Argument(help="Id of the token.", show_default=False)],
 ) -> None:
-    """Make a token worthless."""
+    """Revoke a token."""
     from featurestore.server.access import changes
 
     changes.revoke_token(store(context).session, command_line(), identifier)

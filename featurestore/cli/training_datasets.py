@@ -29,22 +29,24 @@ Version = Annotated[
 @app.command("list", epilog="Example: featurestore td list")
 def list_datasets(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List every version of every training dataset."""
-    opened = store(context)
-    found = get_page(
+    connected = store(context)
+    datasets_page = get_page(
         context,
-        lambda limit, offset: opened.get_training_datasets(limit=limit, offset=offset),
+        lambda limit, offset: connected.get_training_datasets(limit=limit, offset=offset),
         limit=limit,
         page=page,
     )
-    rows = [{**dataset._summary(), "stale": dataset.stale or None} for dataset in found.items]
+    rows = [
+        {**dataset._summary(), "stale": dataset.stale or None} for dataset in datasets_page.items
+    ]
     show_rows(
         context,
         rows,
         columns=["name", "version", "rows", "splits"],
-        where_given=["stale"],
+        optional=["stale"],
         wide=["data_format", "reproducible", "created", "description"],
         empty="no training datasets yet",
-        next_page=found.next,
+        next_page=datasets_page.next,
     )
 
 
@@ -96,7 +98,7 @@ def verify(
         bool, typer.Option("--recompute", help="Also run the plan again and compare bytes.")
     ] = False,
 ) -> None:
-    """Re-read every file and compare with the manifest; exit 1 when anything differs."""
+    """Read every file and compare with the manifest; exit code 1 if anything differs."""
     report = store(context).get_training_dataset(name, version=version).verify(recompute=recompute)
     show_text(context, str(report), data=report.to_json())
     if not report.ok:
@@ -114,19 +116,21 @@ def diff(
         str | None, typer.Option(help="Another dataset to compare with.", show_default=False)
     ] = None,
 ) -> None:
-    """Tell what changed between two datasets; exit 1 when their rows or columns differ."""
-    opened = store(context)
-    before, after = versions
+    """Show the changes between two datasets; exit code 1 if rows or columns differ."""
+    connected = store(context)
+    first_version, second_version = versions
     if versions == (0, 0):
-        after = opened.get_latest_training_dataset_version(other or name)
-        before = opened.get_latest_training_dataset_version(name) if other else after - 1
-        if before < 1:
+        second_version = connected.get_latest_training_dataset_version(other or name)
+        first_version = (
+            connected.get_latest_training_dataset_version(name) if other else second_version - 1
+        )
+        if first_version < 1:
             raise InvalidArgument(
-                f"Training dataset {name!r} has one version only.",
+                f"Training dataset {name!r} has only one version.",
                 hint="--versions 1 2, or --other",
             )
-    first = opened.get_training_dataset(name, version=before)
-    report = first.diff(opened.get_training_dataset(other or name, version=after))
+    dataset = connected.get_training_dataset(name, version=first_version)
+    report = dataset.diff(connected.get_training_dataset(other or name, version=second_version))
     show_text(context, str(report), data=report.to_json())
     if not report.same:
         raise typer.Exit(1)
@@ -134,7 +138,7 @@ def diff(
 
 @app.command(epilog="Example: featurestore td clean")
 def clean(context: typer.Context) -> None:
-    """Remove what killed exports left behind; running exports and finished datasets stay."""
+    """Remove the files of killed exports; running exports and finished datasets stay."""
     from featurestore.training.catalog import clean_all
 
     removed = clean_all(store(context).session)
@@ -152,7 +156,7 @@ def delete(
     name: Name,
     version: Annotated[int, typer.Option(help="The version to delete.", show_default=False)],
     force: Annotated[
-        bool, typer.Option("--force", help="Also where registered models were trained on it.")
+        bool, typer.Option("--force", help="Even if registered models were trained on it.")
     ] = False,
 ) -> None:
     """Delete one version of a training dataset."""

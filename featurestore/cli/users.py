@@ -1,4 +1,4 @@
-"""``featurestore user``: who signs in to ``featurestore serve --auth``."""
+"""``featurestore user``: users of ``featurestore serve --auth``."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def add(
     role: Annotated[str, typer.Option(help="none, reader, writer or admin.")] = "reader",
     password_stdin: FromInput = False,
     no_password: Annotated[
-        bool, typer.Option("--no-password", help="For who comes by a token or a provider.")
+        bool, typer.Option("--no-password", help="For users of a token or a provider.")
     ] = False,
     issuer: Annotated[
-        str | None, typer.Option(help="The provider that says who it is.", show_default=False)
+        str | None, typer.Option(help="The identity provider.", show_default=False)
     ] = None,
     subject: Annotated[
-        str | None, typer.Option(help="What the provider calls the user.", show_default=False)
+        str | None, typer.Option(help="Subject of the user at the provider.", show_default=False)
     ] = None,
 ) -> None:
-    """Add a user; asks for a password."""
+    """Add a user; prompts for a password."""
     from featurestore.server.access import changes
 
     if (issuer is None) != (subject is None):
@@ -75,17 +75,17 @@ def list_users(context: typer.Context) -> None:
     with store(context).session.registry.reading() as connection:
         rows = []
         for user in access.every_user(connection):
-            told = {"name": user.name, "role": user.role, "created": user.created}
-            told["groups"] = access.roles_of(connection, user.name)
-            told["password"] = user.password is not None
-            rows.append({**told, "issuer": user.issuer, "subject": user.subject})
+            row = {"name": user.name, "role": user.role, "created": user.created}
+            row["groups"] = access.roles_of(connection, user.name)
+            row["password"] = user.password is not None
+            rows.append({**row, "issuer": user.issuer, "subject": user.subject})
     columns, wide = ["name", "role", "groups"], ["password", "issuer", "subject", "created"]
     show_rows(context, rows, columns=columns, wide=wide, empty="no users yet")
 
 
 @app.command(epilog="Example: featurestore user remove ann")
 def remove(context: typer.Context, name: Name) -> None:
-    """Remove a user, with tokens and roles; browsers are signed out."""
+    """Remove a user with tokens and roles; browser sessions end."""
     from featurestore.server.access import changes
 
     changes.remove_user(store(context).session, command_line(), name)
@@ -103,7 +103,7 @@ def set_role(context: typer.Context, name: Name, role: RoleArgument) -> None:
 
 @app.command("password", epilog="Example: featurestore user password ann")
 def set_password(context: typer.Context, name: Name, password_stdin: FromInput = False) -> None:
-    """Give a user another password; every browser is signed out."""
+    """Give a user another password; all browser sessions end."""
     from featurestore.server.access import changes
 
     connected = store(context)
@@ -115,11 +115,11 @@ def set_password(context: typer.Context, name: Name, password_stdin: FromInput =
 def make_token(
     context: typer.Context,
     name: Name,
-    scope: Annotated[str, typer.Option(help="read, write or admin: what it may at most.")] = "read",
-    label: Annotated[str, typer.Option(help="What it is for.")] = "",
-    expires: Annotated[str, typer.Option(help="How long it is good for, or never.")] = "90d",
+    scope: Annotated[str, typer.Option(help="Maximum role: read, write or admin.")] = "read",
+    label: Annotated[str, typer.Option(help="Purpose of the token.")] = "",
+    expires: Annotated[str, typer.Option(help="Lifetime, or never.")] = "90d",
 ) -> None:
-    """Make a token for programs and show it, this once."""
+    """Create a token for programs and show it once."""
     from featurestore.server.access import changes
 
     connected = store(context)
@@ -127,12 +127,12 @@ def make_token(
     text, token = changes.make_token(
         connected.session, command_line(), name, scope=scope, label=label, expires=until
     )
-    told = {"token": text, "id": token.id, "user": name, "scope": scope, "expires": token.expires}
-    show_record(context, told)
+    record = {"token": text, "id": token.id, "user": name, "scope": scope, "expires": token.expires}
+    show_record(context, record)
 
 
 def _password(from_input: bool) -> str:
     if from_input:
         return sys.stdin.readline().rstrip("\r\n")
-    asked: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
-    return asked
+    password: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+    return password

@@ -1,4 +1,4 @@
-"""Rows that lie elsewhere: sources opened and read, and groups that are defined over them."""
+"""External rows: open and read sources, and feature groups that are defined over them."""
 
 from __future__ import annotations
 

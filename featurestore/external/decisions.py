@@ -1,4 +1,4 @@
-"""What sources decided about the meaning of their tables, as files of the store next to their definitions."""
+"""Schema decisions of sources, stored as files next to their definitions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _KEY = re.compile(r"[0-9a-f]{1,64}")
 
 @dataclass(frozen=True)
 class StoredDecisions:
-    """The decisions of one source: a file for each, written once (``plugins.source.Decisions``)."""
+    """The stored decisions of one source, one write-once file each (``plugins.source.Decisions``)."""
 
     location: str
     source: str
 
     def get(self, key: str) -> Mapping[str, Any] | None:
-        """Return the decision of a key, or None where nothing is decided yet."""
+        """Return the decision of a key, or None if there is none yet."""
         path = self._path(key)
         if not files.exists(path):
             return None
@@ -37,26 +37,26 @@ class StoredDecisions:
         return decision
 
     def decide(self, key: str, decision: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Store a decision and return it, or the one that another process stored before."""
+        """Store a decision and return it, or the one that another process stored first."""
         path = self._path(key)
         try:
             self._write(path, decision)
         except OSError as error:
-            # A user who may only read the store reads its sources, too.
+            # Users with read-only access to the store read its sources, too.
             _log.warning("the decision about source %r is not stored: %s", self.source, error)
-        stored = self.get(key)
-        return decision if stored is None else stored
+        existing = self.get(key)
+        return decision if existing is None else existing
 
     def _write(self, path: str, decision: Mapping[str, Any]) -> None:
         files.make_directory(os.path.dirname(path))
-        draft = path if is_uri(path) else f"{path}.{uuid.uuid4().hex}"
-        if draft == path:
+        temporary = path if is_uri(path) else f"{path}.{uuid.uuid4().hex}"
+        if temporary == path:
             files.write_new(path, files.json_bytes(decision))
         else:
-            files.write_json(draft, decision)
-            if not files.add_name(draft, path) and not files.exists(path):
+            files.write_json(temporary, decision)
+            if not files.add_name(temporary, path) and not files.exists(path):
                 files.write_json(path, decision)
-            files.remove(draft, below=self.location)
+            files.remove(temporary, below=self.location)
 
     def _path(self, key: str) -> str:
         if not _KEY.fullmatch(key):

@@ -1,8 +1,8 @@
-"""The rows of an external feature group as a source of plans: read when they are first needed.
+"""The rows of an external feature group as a source of plans, read on first use.
 
-They are read once for all retrievals that go on from one another, in one snapshot of their source,
-into a table beside the store that lives as long as a plan names it. Engines, explanations and
-checks then see a table like any other.
+They are read once for all retrievals that derive from one another, in one snapshot of their source,
+into a table outside the store that lives as long as a plan refers to it. Engines, explanations and
+checks then see an ordinary table.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from featurestore.registry import sources
 from featurestore.session import Session
 from featurestore.storage import files
 
-_TABLE, _PARTS = "rows", "parts"
-# What has been handed out beyond the frames of the store: its rows stay until the process ends.
-_kept: list[LiveSource] = []
+_TABLE, _PARTS_DIRECTORY = "rows", "parts"
+# Sources of frames that were passed to other libraries: their rows stay until the process ends.
+_kept_sources: list[LiveSource] = []
 
 
 class LiveSource(Source):
-    """An external feature group, pinned to the moment when its rows are first needed.
+    """An external feature group, pinned when its rows are first read.
 
-    ``path`` and ``delta_version`` are those of the table that holds the rows, which are read by
-    asking for them. ``read`` tells what was read. ``table_id`` and ``defined_at`` are id and Delta
-    version of the table of the store that holds the definition.
+    ``path`` and ``delta_version`` are those of the table with the rows; access to ``path`` reads
+    them. ``read`` is the record of the read. ``table_id`` and ``defined_at`` are the id and Delta
+    version of the store's table with the definition.
     """
 
     read: SourceRead
@@ -47,8 +47,8 @@ class LiveSource(Source):
     def __init__(
         self, session: Session, spec: FeatureGroupSpec, *, table_id: str, defined_at: int
     ) -> None:
-        query = query_of(spec)
-        told: dict[str, Any] = {
+        query = source_query(spec)
+        fields: dict[str, Any] = {
             "spec": spec,
             "table_id": table_id,
             "unique": False,
@@ -61,7 +61,7 @@ class LiveSource(Source):
             "_lock": Lock(),
             "_directory": None,
         }
-        for name, value in told.items():
+        for name, value in fields.items():
             object.__setattr__(self, name, value)
 
     _session: Session
@@ -71,7 +71,7 @@ class LiveSource(Source):
 
     @property
     def path(self) -> str:
-        """The table that holds the rows, which are read now if they are not there yet."""
+        """The table with the rows, which are read now if they were not yet."""
         with self._lock:
             if self._directory is None:
                 directory = _stage(self._session, self.spec, self._query, self.read)
@@ -85,7 +85,7 @@ class LiveSource(Source):
         return 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return what tells the source from any other; that it is live, too."""
+        """Return the identity of the source, marked as live."""
         return {
             "featuregroup": self.spec.name,
             "version": self.spec.version,
@@ -95,7 +95,7 @@ class LiveSource(Source):
         }
 
     def known_unique(self) -> Source:
-        """Return the rows as a source of which it is taken for granted that nothing repeats."""
+        """Return the rows as a source that is known to have no repeated keys."""
         return Source(self.spec, self.path, self.delta_version, self.table_id, unique=True)
 
     def __eq__(self, other: object) -> bool:
@@ -109,32 +109,32 @@ class LiveSource(Source):
 
 
 def live_sources(plan: FeaturePlan | None) -> list[LiveSource]:
-    """Return the external groups that a plan reads at their sources, each once."""
+    """Return the distinct external groups that a plan reads from their sources."""
     if plan is None:
         return []
-    found = [source for source in plan.sources if isinstance(source, LiveSource)]
-    return list(dict.fromkeys(found))
+    sources_of_plan = [source for source in plan.sources if isinstance(source, LiveSource)]
+    return list(dict.fromkeys(sources_of_plan))
 
 
 def keep_rows(plan: FeaturePlan | None) -> None:
     """Keep the rows of external groups until the process ends, for frames of other libraries."""
-    _kept.extend(live_sources(plan))
+    _kept_sources.extend(live_sources(plan))
 
 
 def external_rows(spec: FeatureGroupSpec) -> ExternalRows:
-    """Return where the rows of an external group are."""
+    """Return the location of an external group's rows; TableDamaged if it is not external."""
     if spec.external is None:
         raise TableDamaged(f"Feature group {spec.name!r} is not external.")
     return spec.external
 
 
-def query_of(spec: FeatureGroupSpec) -> SourceQuery:
-    """Return what an external group asks of its source."""
-    given = external_rows(spec)
+def source_query(spec: FeatureGroupSpec) -> SourceQuery:
+    """Return the query of an external group to its source."""
+    rows = external_rows(spec)
     columns = tuple(spec.schema.names)
-    options = {} if given.rename is None else {RENAME: given.rename}
+    options = {} if rows.rename is None else {RENAME: rows.rename}
     return SourceQuery(
-        table=given.table, sql=given.sql, path=given.path, columns=columns, options=options
+        table=rows.table, sql=rows.sql, path=rows.path, columns=columns, options=options
     )
 
 
@@ -142,7 +142,7 @@ def registered_source(session: Session, spec: FeatureGroupSpec) -> SourceSpec:
     """Return the source of an external group.
 
     Raises:
-        SourceNotFound: It is registered no more.
+        SourceNotFound: It is no longer registered.
     """
     name = external_rows(spec).source
     with session.registry.reading() as connection:
@@ -157,13 +157,13 @@ def registered_source(session: Session, spec: FeatureGroupSpec) -> SourceSpec:
 
 
 def _stage(session: Session, spec: FeatureGroupSpec, query: SourceQuery, read: SourceRead) -> str:
-    """Read the rows into a table of a directory of its own, and return the directory."""
+    """Read the rows into a table in a new directory, and return the directory."""
     registered = registered_source(session, spec)
-    directory = scratch(session)
+    directory = new_scratch_directory(session)
     engine, path = session.engine, os.path.join(directory, _TABLE)
     read.kind, read.rows = registered.kind, 0
     try:
-        rows = _rows(session, spec, registered, query, read, directory)
+        rows = _source_rows(session, spec, registered, query, read, directory)
         try:
             engine.create_table(
                 path,
@@ -181,7 +181,7 @@ def _stage(session: Session, spec: FeatureGroupSpec, query: SourceQuery, read: S
     return directory
 
 
-def _rows(
+def _source_rows(
     session: Session,
     spec: FeatureGroupSpec,
     registered: SourceSpec,
@@ -189,17 +189,19 @@ def _rows(
     read: SourceRead,
     directory: str,
 ) -> Relation:
-    """Return the rows at the source: staged by the tasks of the engine, or as a stream."""
+    """Return the rows of the source: staged by the tasks of the engine, or as a stream."""
     time = spec.event_time
     if has_parts(session, registered):
-        place = os.path.join(directory, _PARTS)
-        return stage_parts(session, registered, query, spec.schema, read, place, time=time)
+        directory_of_parts = os.path.join(directory, _PARTS_DIRECTORY)
+        return stage_parts(
+            session, registered, query, spec.schema, read, directory_of_parts, time=time
+        )
     batches = read_batches(session, registered, query, spec.schema, read, time=time)
     return session.engine.from_arrow(pa.RecordBatchReader.from_batches(spec.schema, batches))
 
 
-def scratch(session: Session) -> str:
-    """Return a new directory that every process of the engine sees."""
+def new_scratch_directory(session: Session) -> str:
+    """Return a new directory that every process of the engine can access."""
     if not session.engine.is_distributed:
         return files.temporary_directory()
     directory = session.paths.stage(uuid.uuid4().hex)

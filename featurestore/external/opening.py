@@ -1,4 +1,4 @@
-"""Opening a registered source: its connector, with its secret at hand for when it connects."""
+"""Open registered sources: configure their connectors and snapshots."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from featurestore.storage.secrets import resolve_secret
 
 
 def open_source(session: Session, spec: SourceSpec) -> Source:
-    """Return the source of a registration; nothing is connected and no secret is read yet.
+    """Return the source of a registration; it does not connect or read its secret yet.
 
-    The secret is given to the URI and options alone for which somebody registered it on this
-    machine.
+    The secret is only available for the URI and options that were registered on this machine.
 
     Raises:
-        InvalidArgument: No such kind is installed, or the URI or an option is not of that kind.
+        InvalidArgument: The kind is not installed, or the URI or an option is invalid for it.
     """
     secret = None
     if spec.secret is not None:
@@ -32,8 +31,8 @@ def open_source(session: Session, spec: SourceSpec) -> Source:
             resolve_secret,
             parse_secret(spec.secret),
             location=session.location,
-            name=receipt_name(spec),
-            uri=receipt_address(spec),
+            name=grant_name(spec),
+            uri=grant_address(spec),
         )
     options = {name: value for name, value in spec.options.items() if name != RENAME}
     decisions = StoredDecisions(session.location, spec.name)
@@ -42,26 +41,26 @@ def open_source(session: Session, spec: SourceSpec) -> Source:
 
 
 def open_snapshot(
-    session: Session, spec: SourceSpec, at: int | datetime | None = None
+    session: Session, spec: SourceSpec, version: int | datetime | None = None
 ) -> RenamedSnapshot:
-    """Connect to a registered source and return a snapshot, its columns named as it says.
+    """Connect to a registered source and return a snapshot with renamed columns.
 
     Raises:
-        SourceUnavailable: It cannot be reached, or refuses the user.
+        SourceUnavailable: The source cannot be reached, or refuses the user.
     """
-    snapshot = open_source(session, spec).snapshot(at)
+    snapshot = open_source(session, spec).snapshot(version)
     return RenamedSnapshot(spec.name, snapshot, spec.options.get(RENAME))
 
 
-def receipt_name(spec: SourceSpec) -> str:
-    """Return the name under which this machine remembers where a source's secret may go."""
+def grant_name(spec: SourceSpec) -> str:
+    """Return the name of the grant for a source's secret on this machine."""
     return f"source:{spec.name}"
 
 
-def receipt_address(spec: SourceSpec) -> str:
-    """Return where a source's secret goes: its options, too, may say to which server.
+def grant_address(spec: SourceSpec) -> str:
+    """Return the address that a source's secret is granted for, including its options.
 
-    Of the options a hash is enough to compare, and some of them name an account.
+    Options may select the server. A hash is sufficient to compare them, and some name an account.
     """
     options = json.dumps(dict(sorted(spec.options.items())))
     return json.dumps([spec.uri, hashlib.sha256(options.encode()).hexdigest()])

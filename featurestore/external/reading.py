@@ -1,4 +1,4 @@
-"""Reading a source in a snapshot of its own, and noting what was read."""
+"""Read a source in its own snapshot, and record the read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featurestore.errors import SourceChanged
-from featurestore.external.ahead import read_ahead
+from featurestore.external.background_reader import read_in_background
 from featurestore.external.opening import open_snapshot, open_source
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.plugins.engine import Relation
@@ -26,15 +26,15 @@ def read_batches(
     *,
     time: str | None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a query in a snapshot of their own, and fill in what was read.
+    """Yield the rows of a query in their own snapshot, and complete the record of the read.
 
-    A thread reads them, so that the source works while rows that came are written.
+    They are read in a background thread, while earlier rows are written.
     """
-    return read_ahead(partial(_read, session, spec, query, schema, read, time=time))
+    return read_in_background(partial(_read, session, spec, query, schema, read, time=time))
 
 
 def has_parts(session: Session, spec: SourceSpec) -> bool:
-    """Return whether the tasks of the engine read a source, each a part of the rows."""
+    """Return whether the tasks of the engine read a source in partitions."""
     source = open_source(session, spec)
     return isinstance(source, PartitionedSource) and source.has_parts(session.engine)
 
@@ -49,18 +49,18 @@ def stage_parts(
     *,
     time: str | None,
 ) -> Relation:
-    """Have tasks read the rows of a query into a directory, in a snapshot that ends with it."""
+    """Stage the rows of a query by tasks of the engine, in a snapshot that is closed afterwards."""
     snapshot = open_snapshot(session, spec, query.at)
     try:
         read.snapshot = snapshot.identity
         assert isinstance(snapshot, PartitionedSnapshot)
-        _check_same(spec, snapshot.schema(query), schema)
-        return stage_counted(session, snapshot, query, read, directory, time=time)
+        _check_unchanged_types(spec, snapshot.schema(query), schema)
+        return stage_recorded(session, snapshot, query, read, directory, time=time)
     finally:
         snapshot.close()
 
 
-def stage_counted(
+def stage_recorded(
     session: Session,
     snapshot: PartitionedSnapshot,
     query: SourceQuery,
@@ -69,16 +69,18 @@ def stage_counted(
     *,
     time: str | None,
 ) -> Relation:
-    """Have tasks read the rows of a query into a directory, and fill in what was read."""
+    """Stage the rows of a query by tasks of the engine, and complete the record of the read."""
     engine = session.engine
     rows = snapshot.stage(query, engine, directory)
     read.rows = engine.count(rows)
     if time is not None and time in rows.schema.names:
         times = engine.select(rows, {"moment": time})
-        found = engine.sql("SELECT max(moment) FROM given", tables={"given": times}, parameters={})
-        (last,) = engine.stream(found).read_all().column(0).to_pylist()
-        if last is not None:
-            read.high_water_mark = last.isoformat()
+        maximum = engine.sql(
+            "SELECT max(moment) FROM given", tables={"given": times}, parameters={}
+        )
+        (latest,) = engine.stream(maximum).read_all().column(0).to_pylist()
+        if latest is not None:
+            read.high_water_mark = latest.isoformat()
     return rows
 
 
@@ -95,38 +97,38 @@ def _read(
     try:
         reader = snapshot.read(query)
         read.snapshot = snapshot.identity
-        _check_same(spec, reader.schema, schema)
-        yield from counted(reader, read, time=time)
+        _check_unchanged_types(spec, reader.schema, schema)
+        yield from record_batches(reader, read, time=time)
         read.quarantined = snapshot.bad_row_count
         read.bad_rows = tuple(snapshot.bad_rows)
     finally:
         snapshot.close()
 
 
-def counted(
+def record_batches(
     batches: Iterator[pa.RecordBatch], read: SourceRead, *, time: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches, and count their rows and the greatest time."""
-    greatest = None
+    """Yield batches, and record the number of rows and the latest time."""
+    latest = None
     for batch in batches:
         read.rows += batch.num_rows
         if time is not None and time in batch.schema.names:
-            last = pc.max(batch.column(batch.schema.get_field_index(time))).as_py()
-            if last is not None and (greatest is None or last > greatest):
-                greatest = last
-                read.high_water_mark = greatest.isoformat()
+            batch_latest = pc.max(batch.column(batch.schema.get_field_index(time))).as_py()
+            if batch_latest is not None and (latest is None or batch_latest > latest):
+                latest = batch_latest
+                read.high_water_mark = latest.isoformat()
         yield batch
 
 
-def _check_same(spec: SourceSpec, given: pa.Schema, expected: pa.Schema) -> None:
-    """Refuse columns whose type changed at the source since the frame was made."""
-    changed = []
-    for field in expected:
-        found = given.field(field.name).type
-        if found != field.type:
-            changed.append(f"{field.name!r} is {found}, was {field.type}")
+def _check_unchanged_types(spec: SourceSpec, actual: pa.Schema, expected: pa.Schema) -> None:
+    """Refuse columns whose type changed at the source since the frame was created."""
+    changed = [
+        f"{field.name!r} is {actual.field(field.name).type}, was {field.type}"
+        for field in expected
+        if actual.field(field.name).type != field.type
+    ]
     if changed:
         raise SourceChanged(
-            f"Columns of source {spec.name!r} have other types now: {', '.join(changed)}.",
-            hint="read it anew, or cast the columns in sql=",
+            f"Types of columns of source {spec.name!r} changed: {', '.join(changed)}.",
+            hint="read it again, or cast the columns in sql=",
         )

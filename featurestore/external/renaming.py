@@ -1,4 +1,4 @@
-"""Columns of sources under names of features: a mapping, or snake case for all of them."""
+"""Renaming of source columns to feature names: by a mapping, or to snake case."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from featurestore.plugins.source import (
 
 
 class RenamedSnapshot:
-    """A snapshot whose columns have the names that its source, or the query, gives them.
+    """A snapshot whose columns are renamed by the options of its source or of the query.
 
-    A query may name a column by either name. One that renames nothing goes through as it is.
+    A query may use either name of a column. Without renames it passes through.
     """
 
     def __init__(self, source: str, snapshot: SourceSnapshot, rename: str | None) -> None:
@@ -37,37 +37,37 @@ class RenamedSnapshot:
 
     @property
     def identity(self) -> str:
-        """What tells this state from others."""
+        """The identity of the snapshot's state."""
         return self._snapshot.identity
 
     @property
     def server(self) -> str:
-        """What answered, with its version."""
+        """The server with its version."""
         return self._snapshot.server
 
     @property
     def bad_row_count(self) -> int:
-        """How many rows its reads left out so far."""
+        """The number of rows that reads have skipped so far."""
         if isinstance(self._snapshot, QuarantiningSnapshot):
             return self._snapshot.bad_row_count
         return 0
 
     @property
     def bad_rows(self) -> Sequence[BadRow]:
-        """The first of these rows."""
+        """The first skipped rows."""
         if isinstance(self._snapshot, QuarantiningSnapshot):
             return self._snapshot.bad_rows
         return ()
 
     @property
     def unread(self) -> Sequence[str]:
-        """Files that no table has, because they are of no known format."""
+        """Files that are in no table because their format is unknown."""
         if isinstance(self._snapshot, DescribedSnapshot):
             return self._snapshot.unread
         return ()
 
     def tables(self) -> Sequence[SourceTable]:
-        """Return the tables that there are."""
+        """Return the tables."""
         return self._snapshot.tables()
 
     def query_of(self, table: SourceTable) -> SourceQuery:
@@ -75,18 +75,18 @@ class RenamedSnapshot:
         return self._snapshot.query_of(table)
 
     def names(self, query: SourceQuery) -> Sequence[str]:
-        """Return the columns that a query gives, under their new names."""
-        inner, renames = self._translated(query)
+        """Return the columns of a query by their new names."""
+        inner, renames = self._original_query(query)
         return [renames.get(name, name) for name in self._snapshot.names(inner)]
 
     def schema(self, query: SourceQuery) -> pa.Schema:
-        """Return the types of the columns, under their new names."""
-        inner, renames = self._translated(query)
+        """Return the schema of a query with the new names."""
+        inner, renames = self._original_query(query)
         return _renamed(self._snapshot.schema(inner), renames)
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        """Return the rows, their columns under their new names."""
-        inner, renames = self._translated(query)
+        """Return the rows of a query with the new names."""
+        inner, renames = self._original_query(query)
         reader = self._snapshot.read(inner)
         if not renames:
             return reader
@@ -94,29 +94,29 @@ class RenamedSnapshot:
         return pa.RecordBatchReader.from_batches(schema, _batches(reader, schema))
 
     def stage(self, query: SourceQuery, engine: Engine, directory: str) -> Relation:
-        """Have the tasks of an engine write the rows; return them under their new names."""
+        """Stage the rows of a query by tasks of the engine; return them with the new names."""
         assert isinstance(self._snapshot, PartitionedSnapshot)
-        inner, renames = self._translated(query)
+        inner, renames = self._original_query(query)
         rows = self._snapshot.stage(inner, engine, directory)
         if not renames:
             return rows
         return engine.select(rows, {renames.get(name, name): name for name in rows.schema.names})
 
     def description(self, query: SourceQuery) -> Mapping[str, Any] | None:
-        """Return dialect, types and files of a table, where the source decides them."""
+        """Return dialect, types and files of a table, if the source infers them."""
         if not isinstance(self._snapshot, DescribedSnapshot):
             return None
-        inner, renames = self._translated(query)
-        described = dict(self._snapshot.description(inner))
-        columns = described["columns"].items()
-        return {**described, "columns": {renames.get(name, name): kind for name, kind in columns}}
+        inner, renames = self._original_query(query)
+        details = dict(self._snapshot.description(inner))
+        columns = details["columns"].items()
+        return {**details, "columns": {renames.get(name, name): kind for name, kind in columns}}
 
     def close(self) -> None:
         """End the snapshot."""
         self._snapshot.close()
 
-    def _translated(self, query: SourceQuery) -> tuple[SourceQuery, dict[str, str]]:
-        """Return the query in the names of the source, and the new name of each of its columns."""
+    def _original_query(self, query: SourceQuery) -> tuple[SourceQuery, dict[str, str]]:
+        """Return the query with original names, and a mapping from original to new names."""
         options = {name: value for name, value in query.options.items() if name != RENAME}
         rename = query.options.get(RENAME, self._rename)
         inner = replace(query, options=options)
@@ -136,12 +136,12 @@ class RenamedSnapshot:
         if rename == SNAKE_CASE:
             return snake_case_names(names)
         renames: dict[str, str] = json.loads(rename)
-        absent = [name for name in renames if name not in names]
-        if absent:
+        unknown = [name for name in renames if name not in names]
+        if unknown:
             raise InvalidArgument(
-                f"rename: source {self._source!r} has no columns {listing(absent)}; it has "
+                f"rename: unknown columns {listing(unknown)} of source {self._source!r}. Available: "
                 f"{listing(names, limit=50)}.",
-                hint=did_you_mean(absent[0], names, write="rename={{{!r}: '...'}}"),
+                hint=did_you_mean(unknown[0], names, write="rename={{{!r}: '...'}}"),
             )
         return renames
 

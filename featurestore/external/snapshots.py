@@ -1,4 +1,4 @@
-"""Snapshots of external feature groups: commits of the table that holds the definition."""
+"""Snapshots of external feature groups: commits to the table with the definition."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ OPERATION = "snapshot"
 
 
 def take_snapshot(session: Session, live: LiveSource) -> int:
-    """Copy the rows of an external group into the store, in one commit; return its Delta version.
+    """Copy the rows of an external group into the store in one commit; return its Delta version.
 
-    They are the rows that the plans of ``live`` have seen, where they have seen any.
+    If plans of ``live`` have read the rows already, these are copied.
     """
     spec, engine = live.spec, session.engine
     path = session.featuregroup_path(spec.name, spec.version)
     rows = engine.read_table(live.path, version=live.delta_version, schema=spec.schema)
     with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
-        note = {
+        commit_metadata = {
             "operation": OPERATION,
             "run": run.run_id,
             "unique": False,
             "inputs": [live.read.to_json()],
             **commits.seen_by_writer(path, read_snapshot(path).version),
         }
-        version = engine.write(path, rows, TableWrite("overwrite", note=note))
-        assert version is not None  # only repeated transactions give none
+        version = engine.write(path, rows, TableWrite("overwrite", note=commit_metadata))
+        assert version is not None  # None is only returned for repeated transactions
         run.committed_version = version
-        what = f"A snapshot of external feature group {spec.name!r} version {spec.version}"
-        with after_publication(what):
+        description = f"A snapshot of external feature group {spec.name!r} version {spec.version}"
+        with after_publication(description):
             with session.registry.transaction() as connection:
                 featuregroups.advance(connection, spec.name, spec.version, delta_version=version)
                 groups.add_lineage(connection, spec, commits.commit_of(path, version))
@@ -46,19 +46,18 @@ def take_snapshot(session: Session, live: LiveSource) -> int:
 
 
 def check_snapshot(path: str, spec: FeatureGroupSpec, delta_version: int) -> None:
-    """Make sure that the store holds rows of an external group at a Delta version.
+    """Check that the store has rows of an external group at a Delta version.
 
     Raises:
-        VersionNotFound: Lists the versions that are snapshots.
+        VersionNotFound: There is no snapshot; lists the versions that are snapshots.
     """
-    known = []
-    for commit in commits.history(path):
-        if commit.operation == OPERATION:
-            known.append(commit.delta_version)
-    if any(each <= delta_version for each in known):
+    snapshots = [
+        commit.delta_version for commit in commits.history(path) if commit.operation == OPERATION
+    ]
+    if any(each <= delta_version for each in snapshots):
         return
     raise VersionNotFound(
         f"External feature group {spec.name!r} version {spec.version} has no snapshot at Delta "
-        f"version {delta_version}; its snapshots are {listing(sorted(known))}.",
-        hint="leave as_of out to read its source; training datasets take snapshots",
+        f"version {delta_version}; its snapshots are {listing(sorted(snapshots))}.",
+        hint="omit as_of to read its source; training datasets take snapshots",
     )

@@ -1,6 +1,6 @@
 """Compute the rows of windows.
 
-A function window by window, a query for many at once where that is the same.
+Functions run window by window, a query over many windows at once where the rows are the same.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import pyarrow.types as pat
 from featurestore.errors import InvalidJob, RowsOutsideWindow, SchemaMismatch
 from featurestore.ingest import handed_over, refuse_encoded_bytes
 from featurestore.jobs.definitions import JobDefinition
-from featurestore.jobs.digests import BoundsAccumulator, DigestAccumulator, PartsAccumulator
+from featurestore.jobs.digests import BoundsAccumulator, DigestAccumulator, RangesAccumulator
 from featurestore.jobs.inputs import PinnedInput, TimeBounds, cut, parquet_files, read, time_bounds
-from featurestore.jobs.query import Query, keeps_to_windows, may_take_many
+from featurestore.jobs.query import Query, can_batch_windows, is_proven_per_window
 from featurestore.jobs.source_inputs import SourceInputs
 from featurestore.jobs.window_jobs.rows import WindowRows
 from featurestore.model.job import JobSpec
@@ -39,9 +39,9 @@ _log = logging.getLogger("featurestore.jobs")
 
 @dataclass(frozen=True)
 class Computation:
-    """The definition of a run, its inputs pinned, where to stage, and the schema known so far.
+    """A run's definition, pinned inputs, staging folder and the schema of its target.
 
-    ``has_rows`` tells whether the group has rows already.
+    ``has_rows`` is True if the group has rows already.
     """
 
     session: Session
@@ -49,7 +49,7 @@ class Computation:
     inputs: tuple[PinnedInput, ...]
     staging: str
     sources: SourceInputs
-    like: pa.Schema | None = None
+    target_schema: pa.Schema | None = None
     has_rows: bool = False
 
     @property
@@ -59,62 +59,62 @@ class Computation:
 
 
 def compute(run: Computation, windows: Sequence[Window]) -> Relation | None:
-    """Return the staged rows of neighbouring windows; None when a function gave none.
+    """Return the staged rows of neighbouring windows; None if a function returned no rows.
 
     Raises:
         RowsOutsideWindow: A row's event time lies outside the window that computed it.
     """
     if run.spec.kind == "window":
-        return _of_window_job(run, windows)
-    if run.spec.kind == "sql" and len(windows) > 1 and _meet(windows):
+        return _compute_window_job(run, windows)
+    if run.spec.kind == "sql" and len(windows) > 1 and _are_adjacent(windows):
         times = [each.time for each in run.inputs if each.time is not None]
-        if may_take_many(run.spec, times=times):
-            proven = keeps_to_windows(run.spec, windows, time=times[0])
-            together = _together(run, windows, proven=proven)
-            if together is not None:
-                return together
-    return _each(run, windows)
+        if can_batch_windows(run.spec, times=times):
+            proven = is_proven_per_window(run.spec, windows, time=times[0])
+            computed_rows = _compute_in_one_query(run, windows, proven=proven)
+            if computed_rows is not None:
+                return computed_rows
+    return _compute_one_by_one(run, windows)
 
 
-def _of_window_job(run: Computation, windows: Sequence[Window]) -> Relation:
-    rows = WindowRows(run.session, run.spec, run.inputs, run.staging).of(windows)
-    whole = Window(windows[0].start, windows[-1].end)
-    staged, _ = _staged(run, whole, rows, place="rows")
+def _compute_window_job(run: Computation, windows: Sequence[Window]) -> Relation:
+    rows = WindowRows(run.session, run.spec, run.inputs, run.staging).compute(windows)
+    full_range = Window(windows[0].start, windows[-1].end)
+    staged, _ = _stage_checked(run, full_range, rows, name="rows")
     return staged
 
 
-def _meet(windows: Sequence[Window]) -> bool:
-    """Return whether windows leave no time between them."""
+def _are_adjacent(windows: Sequence[Window]) -> bool:
+    """Return whether consecutive windows are adjacent."""
     return all(before.end == after.start for before, after in pairwise(windows))
 
 
-def _together(run: Computation, windows: Sequence[Window], *, proven: bool) -> Relation | None:
-    """Return the rows of one query over all windows.
+def _compute_in_one_query(
+    run: Computation, windows: Sequence[Window], *, proven: bool
+) -> Relation | None:
+    """Return the rows of one query over all windows, None if a single window has other rows.
 
-    None when a window alone gives other rows than it.
-
-    Where the text of the query does not prove that this cannot be, windows are computed alone to
-    see.
+    Unless the text of the query proves that the rows agree, some windows are computed alone and
+    compared.
     """
     engine, spec = run.session.engine, run.spec
     query = Query(spec, engine)
-    whole = Window(windows[0].start, windows[-1].end)
-    sources = _inputs(run, whole)
-    found = query.run(sources, whole)
-    staged, bounds = _staged(run, whole, found, place="rows")
+    full_range = Window(windows[0].start, windows[-1].end)
+    inputs = _chunk_inputs(run, full_range)
+    computed_rows = query.run(inputs, full_range)
+    staged, bounds = _stage_checked(run, full_range, computed_rows, name="rows")
     if proven:
         return staged
     samples = _samples(windows, bounds, spec.closed)
-    ranges = []
-    for window in samples:
-        ranges.append(TimeRange(str(spec.event_time), window.start, window.end, spec.closed))
-    parts = engine.aggregate(staged, PartsAccumulator(tuple(ranges)))
-    for window, part in zip(samples, parts, strict=True):
-        seen = _seen(run, sources, window)
-        alone = engine.aggregate(query.run(seen, window), DigestAccumulator())
-        if not alone.agrees(part):
+    ranges = [
+        TimeRange(str(spec.event_time), window.start, window.end, spec.closed) for window in samples
+    ]
+    sample_digests = engine.aggregate(staged, RangesAccumulator(tuple(ranges)))
+    for window, sample_digest in zip(samples, sample_digests, strict=True):
+        window_inputs = _visible_rows(run, inputs, window)
+        alone_digest = engine.aggregate(query.run(window_inputs, window), DigestAccumulator())
+        if not alone_digest.agrees(sample_digest):
             _log.info(
-                "windows are computed one by one: %s alone gives other rows than among others",
+                "windows are computed one by one: %s alone has other rows than in one query",
                 window,
             )
             return None
@@ -122,159 +122,169 @@ def _together(run: Computation, windows: Sequence[Window], *, proven: bool) -> R
 
 
 def _samples(windows: Sequence[Window], bounds: TimeBounds, closed: str) -> list[Window]:
-    """Return the windows of the first and the last row; without rows the outermost ones."""
+    """Return the windows of the first and the last row; without rows the first and last window."""
     if bounds.times is None:
         return [windows[0], windows[-1]]
     starts = [to_micros(each.start) for each in windows]
-    find = bisect_left if closed == "right" else bisect_right
-    first = windows[max(find(starts, bounds.low) - 1, 0)]
-    last = windows[max(find(starts, bounds.high) - 1, 0)]
+    bisect = bisect_left if closed == "right" else bisect_right
+    first = windows[max(bisect(starts, bounds.low) - 1, 0)]
+    last = windows[max(bisect(starts, bounds.high) - 1, 0)]
     if first == last:
         return [first]
     return [first, last]
 
 
-def _each(run: Computation, windows: Sequence[Window]) -> Relation | None:
-    """Compute window by window from inputs that were read once for all of them."""
-    engine, whole = run.session.engine, Window(windows[0].start, windows[-1].end)
-    sources = _inputs(run, whole)
+def _compute_one_by_one(run: Computation, windows: Sequence[Window]) -> Relation | None:
+    """Compute window by window, from inputs that are read once for all of them."""
+    engine, full_range = run.session.engine, Window(windows[0].start, windows[-1].end)
+    sources = _chunk_inputs(run, full_range)
     if len(windows) > 1:
-        sources = _staged_inputs(run, sources)
-    places: dict[str, pa.Schema] = {}
-    schema, first = run.like, None
+        sources = _stage_inputs(run, sources)
+    schema_by_path: dict[str, pa.Schema] = {}
+    schema, first_rows = run.target_schema, None
     for number, window in enumerate(windows):
-        rows = _result(run, _seen(run, sources, window), window)
+        rows = _call(run, _visible_rows(run, sources, window), window)
         if rows is None:
             continue
-        place = f"w{number:06d}"
-        with handed_over(rows, engine=engine, like=schema) as given:
+        name = f"w{number:06d}"
+        with handed_over(rows, engine=engine, like=schema) as window_rows:
             if number == 0:
-                within = Window(window.start - run.spec.reach, window.end)
+                allowed_range = Window(window.start - run.spec.reach, window.end)
             else:
-                within, given = window, _not_again(run.spec, engine, window, given)
-            part, bounds = _staged(run, within, given, place=place)
-        first = first or part
-        schema = _wide(part.schema, schema if places else None, run.spec)
+                allowed_range, window_rows = (
+                    window,
+                    _without_late_rows(run.spec, engine, window, window_rows),
+                )
+            staged, bounds = _stage_checked(run, allowed_range, window_rows, name=name)
+        first_rows = first_rows or staged
+        schema = _merged_schema(staged.schema, schema if schema_by_path else None, run.spec)
         if bounds.rows:
-            places[os.path.join(run.staging, place)] = part.schema
-    if first is None or schema is None or not places:
-        return first
+            schema_by_path[os.path.join(run.staging, name)] = staged.schema
+    if first_rows is None or schema is None or not schema_by_path:
+        return first_rows
     if len(windows) == 1:
-        return first
-    files = [_typed_files(engine, path, part, schema) for path, part in places.items()]
+        return first_rows
+    files = [_stage_typed(engine, path, staged, schema) for path, staged in schema_by_path.items()]
     return engine.read_files(files, schema=schema)
 
 
-def _typed_files(engine: Engine, path: str, part: pa.Schema, schema: pa.Schema) -> str:
-    """Return staged files in which columns without values have the types of other windows."""
-    if typed_like(part, schema) == part:
+def _stage_typed(engine: Engine, path: str, staged_schema: pa.Schema, schema: pa.Schema) -> str:
+    """Return a path to the staged files, whose untyped columns get the types of other windows."""
+    if typed_like(staged_schema, schema) == staged_schema:
         return path
-    rows = engine.read_files([path], schema=part)
-    engine.stage(_typed(engine, rows, schema), f"{path}-typed")
+    rows = engine.read_files([path], schema=staged_schema)
+    engine.stage(_with_types(engine, rows, schema), f"{path}-typed")
     return f"{path}-typed"
 
 
-def _typed(engine: Engine, rows: Relation, like: pa.Schema | Mapping[str, pa.DataType]) -> Relation:
-    """Return rows whose columns without a type have those of the columns of these names."""
+def _with_types(
+    engine: Engine, rows: Relation, like: pa.Schema | Mapping[str, pa.DataType]
+) -> Relation:
+    """Return rows whose untyped columns have the types of the columns with these names."""
     return typed_relation(engine, rows, typed_like(rows.schema, like))
 
 
-def _not_again(spec: JobSpec, engine: Engine, window: Window, rows: Relation) -> Relation:
-    """Return the rows of a window without late ones, which the window before has given."""
+def _without_late_rows(spec: JobSpec, engine: Engine, window: Window, rows: Relation) -> Relation:
+    """Drop late rows of a window, which an earlier window of the run contains."""
     column = str(spec.event_time)
     if not spec.reach or column not in rows.schema.names:
         return rows
     return engine.within(rows, TimeRange(column, window.start, window.end, spec.closed))
 
 
-def _wide(part: pa.Schema, known: pa.Schema | None, spec: JobSpec) -> pa.Schema:
-    """Return a schema for the rows of all windows so far.
+def _merged_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) -> pa.Schema:
+    """Return the common schema of all windows so far.
 
-    SchemaMismatch when they do not go together.
+    Raises:
+        SchemaMismatch: Columns differ, or have types that do not widen to each other.
     """
-    if known is None or part == known:
-        return part
-    if sorted(part.names) != sorted(known.names):
+    if previous is None or new == previous:
+        return new
+    if sorted(new.names) != sorted(previous.names):
         raise SchemaMismatch(
-            f"Job {spec.name!r} gave the columns {known.names}, and later {part.names}."
+            f"Job {spec.name!r} returned the columns {previous.names}, and later {new.names}."
         )
     fields = []
-    known, part = typed_like(known, part), typed_like(part, known)
-    for field in known:
-        given = part.field(field.name)
-        if not widens(given.type, field.type) and not widens(field.type, given.type):
+    previous, new = typed_like(previous, new), typed_like(new, previous)
+    for field in previous:
+        new_field = new.field(field.name)
+        if not widens(new_field.type, field.type) and not widens(field.type, new_field.type):
             raise SchemaMismatch(
-                f"Job {spec.name!r} gave {field.name!r} as {field.type} in one window and as "
-                f"{given.type} in another.",
+                f"Job {spec.name!r} returned {field.name!r} as {field.type} in one window and as "
+                f"{new_field.type} in another.",
                 hint="cast it in the job",
             )
-        if widens(given.type, field.type):
-            given = field
-        fields.append(given)
+        if widens(new_field.type, field.type):
+            new_field = field
+        fields.append(new_field)
     return pa.schema(fields)
 
 
-def _result(run: Computation, seen: Mapping[str, Relation], window: Window) -> Any:
+def _call(run: Computation, seen: Mapping[str, Relation], window: Window) -> Any:
     if run.spec.kind == "sql":
         return Query(run.spec, run.session.engine).run(seen, window).native
-    inputs = {name: relation.native for name, relation in seen.items()}
-    result = run.definition(window=window, **inputs)
+    native_inputs = {name: relation.native for name, relation in seen.items()}
+    result = run.definition(window=window, **native_inputs)
     if isinstance(result, list) and not result:
         return None
     return result
 
 
-def _inputs(run: Computation, window: Window) -> dict[str, Relation]:
-    """Return the inputs, cut to what the windows of a chunk see together."""
+def _chunk_inputs(run: Computation, window: Window) -> dict[str, Relation]:
+    """Return the inputs, filtered to the rows that any window of a chunk sees."""
     inputs = dict(run.sources.within(window))
-    for each in run.inputs:
-        if each.kind == "source":
+    for pinned_input in run.inputs:
+        if pinned_input.kind == "source":
             continue
-        inputs[each.name] = read(run.session, each, window, lookback=run.spec.lookback)
+        inputs[pinned_input.name] = read(
+            run.session, pinned_input, window, lookback=run.spec.lookback
+        )
     return inputs
 
 
-def _staged_inputs(run: Computation, sources: Mapping[str, Relation]) -> dict[str, Relation]:
-    """Return the inputs of a chunk, staged: each window reads its part and not the table again."""
-    staged = {}
-    of_sources = [each.name for each in run.inputs if each.kind == "source"]
-    for name, relation in sources.items():
-        if name in of_sources:
-            staged[name] = relation  # staged when it was read
+def _stage_inputs(run: Computation, inputs: Mapping[str, Relation]) -> dict[str, Relation]:
+    """Stage the inputs of a chunk, so that windows do not read the whole table again."""
+    staged_inputs = {}
+    source_names = [each.name for each in run.inputs if each.kind == "source"]
+    for name, relation in inputs.items():
+        if name in source_names:
+            staged_inputs[name] = relation  # sources are staged when they are read
             continue
-        place = os.path.join(run.staging, f"input-{name}")
-        staged[name] = run.session.engine.stage(relation, place)
-    return staged
+        path = os.path.join(run.staging, f"input-{name}")
+        staged_inputs[name] = run.session.engine.stage(relation, path)
+    return staged_inputs
 
 
-def _seen(run: Computation, sources: Mapping[str, Relation], window: Window) -> dict[str, Relation]:
-    """Return what one window sees of the inputs."""
-    seen = {}
-    for each in run.inputs:
-        seen[each.name] = cut(
-            run.session, sources[each.name], each.time, window, lookback=run.spec.lookback
-        )
-    return seen
+def _visible_rows(
+    run: Computation, inputs: Mapping[str, Relation], window: Window
+) -> dict[str, Relation]:
+    """Return the rows of the inputs that one window sees."""
+    lookback = run.spec.lookback
+    return {
+        each.name: cut(run.session, inputs[each.name], each.time, window, lookback=lookback)
+        for each in run.inputs
+    }
 
 
-def _staged(
-    run: Computation, window: Window, rows: Relation, *, place: str
+def _stage_checked(
+    run: Computation, window: Window, rows: Relation, *, name: str
 ) -> tuple[Relation, TimeBounds]:
-    """Stage rows with their event time and return them with its bounds.
+    """Stage rows with their event time; return them with the bounds of that time.
 
-    Refuse rows outside the window.
+    Raises:
+        RowsOutsideWindow: Rows are outside the window or have no event time.
     """
     engine, spec = run.session.engine, run.spec
     column = str(spec.event_time)
     if column not in rows.schema.names:
-        rows = _stamped(run, window, rows)
-    rows = _typed(engine, rows, {column: TIMESTAMP})
+        rows = _with_window_end(run, window, rows)
+    rows = _with_types(engine, rows, {column: TIMESTAMP})
     _check_time(spec, rows.schema.field(column).type)
-    folder = os.path.join(run.staging, place)
+    folder = os.path.join(run.staging, name)
     staged = engine.stage(rows, folder)
     if any(each.kind == "source" for each in run.inputs):
-        # A group without rows may be what an empty window has left.
-        like = run.like if run.has_rows else None
+        # A group without rows may be the result of an empty window: its schema proves nothing.
+        like = run.target_schema if run.has_rows else None
         refuse_encoded_bytes(staged, engine=engine, like=like, language="pyarrow")
     bounds = _bounds(run, staged, folder)
     if bounds.nulls:
@@ -290,10 +300,10 @@ def _check_inside(spec: JobSpec, window: Window, bounds: TimeBounds) -> None:
     low, high = bounds.times
     start, end = to_micros(window.start), to_micros(window.end)
     if spec.closed == "right":
-        rule, inside = "(start, end]", start < low and high <= end
+        rule, is_inside = "(start, end]", start < low and high <= end
     else:
-        rule, inside = "[start, end)", start <= low and high < end
-    if not inside:
+        rule, is_inside = "[start, end)", start <= low and high < end
+    if not is_inside:
         first, last = from_micros(low).isoformat(), from_micros(high).isoformat()
         raise RowsOutsideWindow(
             f"Job {spec.name!r}: rows have {spec.event_time!r} from {first} to {last}, outside the "
@@ -304,12 +314,12 @@ def _check_inside(spec: JobSpec, window: Window, bounds: TimeBounds) -> None:
 
 
 def _bounds(run: Computation, staged: Relation, folder: str) -> TimeBounds:
-    """Return the bounds of the event time, by the footers of the staged files where they tell."""
+    """Return the bounds of the event time, from the footers of the staged files if possible."""
     column = str(run.spec.event_time)
     bounds = TimeBounds()
     for file in parquet_files(folder):
         of_file = time_bounds(file, column)
-        if of_file is None:  # Spark's footers say nothing about its older kind of times
+        if of_file is None:  # Spark writes no statistics for INT96 times
             times = run.session.engine.select(staged, {column: column})
             return run.session.engine.aggregate(times, BoundsAccumulator(column))
         bounds = bounds.merge(of_file)
@@ -319,12 +329,12 @@ def _bounds(run: Computation, staged: Relation, folder: str) -> TimeBounds:
 def _check_time(spec: JobSpec, kind: pa.DataType) -> None:
     if not (pat.is_timestamp(kind) or pat.is_date(kind)):
         raise InvalidJob(
-            f"Job {spec.name!r}: its event time {spec.event_time!r} has type {kind}, which is no "
-            "time."
+            f"Job {spec.name!r}: its event time {spec.event_time!r} has type {kind}, which is not "
+            "a time."
         )
 
 
-def _stamped(run: Computation, window: Window, rows: Relation) -> Relation:
+def _with_window_end(run: Computation, window: Window, rows: Relation) -> Relation:
     if run.spec.closed == "left":
         raise InvalidJob(
             f"Job {run.spec.name!r}: its rows have no column {run.spec.event_time!r}.",
@@ -337,7 +347,7 @@ def _stamped(run: Computation, window: Window, rows: Relation) -> Relation:
 
 @dataclass(frozen=True)
 class Stamp:
-    """Writes one time into a new column."""
+    """A batch function that adds a column with one constant time."""
 
     column: str
     micros: int

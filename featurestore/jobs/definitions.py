@@ -1,4 +1,4 @@
-"""How people define jobs: a decorator on a function, or SQL."""
+"""Definition of jobs: a decorator for functions, or SQL."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from featurestore.model.job import Closed, JobMode, JobSpec, OnError
 from featurestore.model.requests import FeatureJobRequest, TrainingJobRequest
 from featurestore.model.source import SourceInput
 
-# The global of a module that holds the jobs made in it, in case it gives them no name.
-MADE_HERE = "__featurestore_jobs__"
+# The global of a module with the jobs that it defines, including those without a name.
+DEFINED_JOBS = "__featurestore_jobs__"
 
 Duration = timedelta | str
 Columns = str | Sequence[str]
@@ -26,7 +26,7 @@ Columns = str | Sequence[str]
 
 @dataclass(frozen=True)
 class JobDefinition:
-    """The specification of a job and its function, where it has one, which a call calls."""
+    """The specification of a job and its function, if it has one; a call calls the function."""
 
     spec: JobSpec
     function: Callable[..., Any] | None = None
@@ -74,46 +74,45 @@ def job(
     tombstone: str | None = None,
     delete_missing: bool = False,
 ) -> Callable[[Callable[..., Any]], JobDefinition]:
-    """Make a scheduled job of a function ``(window, **inputs)`` that returns a window's rows.
+    """Define a scheduled job by a function ``(window, **inputs)`` that returns a window's rows.
 
     Args:
-        featuregroup: The group that the job fills; it is made by the first run.
+        featuregroup: The group that the job fills; the first run creates it.
         schedule: Cron expression; a window ends at each of its times.
         inputs: ``{name of an argument: group reference, path of a Delta table or Parquet
-            folder, or featurestore.source(...)}``; None: the function gets the window alone and
+            folder, or featurestore.source(...)}``; None: the function gets only the window and
             fetches its rows itself.
         name: Name of the job; else that of the function.
         primary_key: As for ``create_featuregroup``.
-        event_time: Column of the result; when the function gives none, the store writes the
+        event_time: Column of the result; if the function does not return it, the store adds the
             window's end.
         created_time: As for ``create_featuregroup``.
         partition_by: As for ``create_featuregroup``.
         window: Width of a window; else the schedule interval, from one schedule time to the next.
-        start: Beginning of the first window; None leaves the past alone.
-        lookback: How far before the window inputs are cut.
+        start: Start of the first window; None disables catchup.
+        lookback: How far before the window inputs are read.
         allowed_lateness: How long to wait after a window's end for late data.
         timezone: Of the schedule.
         closed: "right": rows have start < event time <= end, the time when they became known;
             "left": [start, end).
         mode: "replace_window", "upsert" or "append".
-        validation: Policy of the writes.
+        validation: Validation policy of the writes.
         ttl: As for ``create_featuregroup``.
         expectations: As for ``create_featuregroup``, as plain dicts.
-        statistics: Whether commits count statistics.
-        compact: Whether small files of the group are merged as they come.
+        statistics: Whether commits compute statistics.
+        compact: Whether small files of the group are merged automatically.
         description: Of the feature group.
         tags: Of the feature group.
-        input_times: ``{input: time column}`` for inputs that are paths; a group's own event time is
-            known.
-        retries: How often a failed run is tried again, waiting longer each time.
-        catchup: At most so many missed windows at once, the oldest first; None takes all.
+        input_times: ``{input: time column}`` for inputs that are paths; groups have an event time.
+        retries: How often a failed run is retried, with increasing delays.
+        catchup: Maximum number of missed windows at once, the oldest first; None: no limit.
         on_error: Whether later windows "wait" for a failed one or "continue".
-        on_failure: Command to run when a run failed for good.
-        alert: Channels that are told when a run failed for good or its rows failed validation, and
-            when it works again (``add_alert_channel``).
-        tombstone: Column of the result that is true (or not null, where it is no truth value) where
-            the row says that its key is deleted: the key's rows up to then are deleted, and the
-            column is not stored. For ``mode="upsert"``.
+        on_failure: Command to run when the retries of a run are used up.
+        alert: Channels that are alerted when the retries of a run are used up or its rows fail
+            validation, and when it works again (``add_alert_channel``).
+        tombstone: Column of the result that is true (or not null, if it is not boolean) if the
+            key of the row is deleted: the key's rows up to its time are deleted, and the column is
+            not stored. For ``mode="upsert"``.
         delete_missing: Delete keys that the job's source no longer has. For ``mode="upsert"``.
 
     >>> @featurestore.job(
@@ -125,13 +124,13 @@ def job(
     >>> (warm_hours.spec.name, warm_hours.spec.lookback)
     ('warm_hours', datetime.timedelta(seconds=7200))
     """
-    given = dict(locals())
+    arguments = dict(locals())
 
     def decorate(function: Callable[..., Any]) -> JobDefinition:
-        asked = FeatureJobRequest(**{**given, "name": name or function.__name__})
-        spec = specs.feature_job(asked, kind="python", code=_source(function))
+        request = FeatureJobRequest(**{**arguments, "name": name or function.__name__})
+        spec = specs.feature_job(request, kind="python", code=_source(function))
         _check_arguments(function, ("window", *spec.inputs), spec)
-        return made_by_caller(JobDefinition(spec, function), function.__globals__)
+        return add_to_module(JobDefinition(spec, function), function.__globals__)
 
     return decorate
 
@@ -171,12 +170,11 @@ def sql_job(
     tombstone: str | None = None,
     delete_missing: bool = False,
 ) -> JobDefinition:
-    """Make a scheduled job of a query: DuckDB's SQL, on either engine.
+    """Define a scheduled job by a query in DuckDB's SQL, which runs on either engine.
 
     Inputs are table names; ``$window_start`` and ``$window_end`` are bound. Several windows are
-    computed in one query where that gives the same rows (see ``docs/how-to/jobs.md``). The other
-    arguments are those of ``job``; ``featuregroup`` is the name of the job unless it says
-    otherwise.
+    computed in one query if that gives the same rows (see ``docs/how-to/jobs.md``). The other
+    arguments are those of ``job``; ``featuregroup`` defaults to the name of the job.
 
     >>> query = '''
     ...     select origin, date_trunc('day', measured_at) + interval 1 day as day, avg(temp) as temp
@@ -189,11 +187,11 @@ def sql_job(
     >>> definition.spec.target
     'mean_temp'
     """
-    given = dict(locals())
-    del given["sql"]
-    asked = FeatureJobRequest(**{**given, "featuregroup": featuregroup or name})
-    spec = specs.feature_job(asked, kind="sql", code=textwrap.dedent(sql).strip())
-    return made_by_caller(JobDefinition(spec), calling_globals())
+    arguments = dict(locals())
+    del arguments["sql"]
+    request = FeatureJobRequest(**{**arguments, "featuregroup": featuregroup or name})
+    spec = specs.feature_job(request, kind="sql", code=textwrap.dedent(sql).strip())
+    return add_to_module(JobDefinition(spec), calling_globals())
 
 
 @answering
@@ -213,26 +211,26 @@ def training_job(
     keep: int | None = None,
     alert: Columns = (),
 ) -> Callable[[Callable[..., Any]], JobDefinition]:
-    """Make a scheduled job of a function ``(store, window)`` that describes a training dataset.
+    """Define a scheduled job by a function ``(store, window)`` that describes a training dataset.
 
-    It returns the data, or a dict of the arguments of ``create_training_dataset`` with ``data``
-    among them. A new version is written when the inputs changed since the last one: those named in
-    ``inputs``, else the sources of the frame that the function returned.
+    It returns the data, or a dict of arguments of ``create_training_dataset`` including ``data``. A
+    new version is written if the inputs changed since the latest one: those in ``inputs``, or else
+    the sources of the frame that the function returned.
 
     Args:
         training_dataset: The dataset that gets new versions.
         schedule: Cron expression.
-        inputs: ``{any name: group reference}`` whose changes call for a new version.
+        inputs: ``{any name: group reference}`` whose changes trigger a new version.
         name: Name of the job; else that of the function.
-        start: The first schedule time at the earliest.
+        start: The earliest schedule time.
         allowed_lateness: How long to wait after a schedule time.
         timezone: Of the schedule.
         description: Of the dataset.
         tags: Of the dataset.
-        retries: How often a failed run is tried again.
-        on_failure: Command to run when a run failed for good.
+        retries: How often a failed run is retried.
+        on_failure: Command to run when the retries of a run are used up.
         keep: How many versions to keep; older ones are deleted. None keeps all.
-        alert: Channels that are told of failures, as for ``job``.
+        alert: Channels that are alerted of failures, as for ``job``.
 
     >>> @featurestore.training_job(training_dataset="late_flights", schedule="0 3 * * *", keep=5)
     ... def late_flights(store, window):
@@ -241,23 +239,23 @@ def training_job(
     >>> late_flights.spec.kind
     'training'
     """
-    given = dict(locals())
+    arguments = dict(locals())
 
     def decorate(function: Callable[..., Any]) -> JobDefinition:
-        asked = TrainingJobRequest(**{**given, "name": name or function.__name__})
-        spec = specs.training_job(asked, code=_source(function))
+        request = TrainingJobRequest(**{**arguments, "name": name or function.__name__})
+        spec = specs.training_job(request, code=_source(function))
         _check_arguments(function, ("store", "window"), spec)
-        return made_by_caller(JobDefinition(spec, function), function.__globals__)
+        return add_to_module(JobDefinition(spec, function), function.__globals__)
 
     return decorate
 
 
-def made_by_caller(definition: JobDefinition, module: dict[str, Any]) -> JobDefinition:
-    """Note a job in the module that makes it, whether or not it is given a name there."""
-    known: list[JobDefinition] = module.setdefault(MADE_HERE, [])
-    if module.get("__name__") == "__main__":  # a cell that is run again makes its jobs again
-        known[:] = [each for each in known if each.spec.name != definition.spec.name]
-    known.append(definition)
+def add_to_module(definition: JobDefinition, module: dict[str, Any]) -> JobDefinition:
+    """Add a job to the list of its module, so that jobs without a name are registered, too."""
+    definitions: list[JobDefinition] = module.setdefault(DEFINED_JOBS, [])
+    if module.get("__name__") == "__main__":  # a repeated notebook cell replaces its jobs
+        definitions[:] = [each for each in definitions if each.spec.name != definition.spec.name]
+    definitions.append(definition)
     return definition
 
 
@@ -265,10 +263,10 @@ def _check_arguments(function: Callable[..., Any], names: Sequence[str], spec: J
     parameters = inspect.signature(function).parameters.values()
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
         return
-    taken = [each.name for each in parameters]
-    if sorted(taken) != sorted(names):
+    parameter_names = [each.name for each in parameters]
+    if sorted(parameter_names) != sorted(names):
         raise InvalidJob(
-            f"Job {spec.name!r}: its function takes {listing(taken)}, but is called with "
+            f"Job {spec.name!r}: its function takes {listing(parameter_names)}, but is called with "
             f"{listing(names)}.",
             hint=f"def {spec.name}({', '.join(names)})",
         )
@@ -279,6 +277,6 @@ def _source(function: Callable[..., Any]) -> str:
         return textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as error:
         raise InvalidJob(
-            f"The source of {function!r} cannot be read, so a change of it could not be seen.",
+            f"The source of {function!r} cannot be read, so changes could not be detected.",
             hint="define jobs in a file",
         ) from error

@@ -1,7 +1,7 @@
-"""Deletes of a source in the group that a job fills: by a tombstone column, or by missing keys.
+"""Deletes that a source reports, by a tombstone column or by missing keys.
 
-Both are settled after the upsert, and again by a run that is repeated: a tombstone deletes the rows
-of its key up to its own time, and a missing key is missing whoever looks.
+Both run after the upsert and are idempotent, so a repeated run deletes the same rows: a tombstone
+deletes the rows of its key up to its own time, and a missing key stays missing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from featurestore.plugins.engine import Relation
 from featurestore.session import Session
 
 _log = logging.getLogger("featurestore.jobs")
-# Keys in one condition, which is one commit.
-_KEYS_AT_ONCE = 500
-# Columns of keys are renamed by their number, so that one query is right on every engine.
-_LAST_OF_KEYS = "SELECT {keys}, max(t) AS t FROM dead GROUP BY {keys}"
+# Keys in one condition; each condition is one commit.
+_KEYS_PER_COMMIT = 500
+# Key columns are renamed by number, so that one query works on every engine.
+_LAST_TOMBSTONES = "SELECT {keys}, max(t) AS t FROM dead GROUP BY {keys}"
 _MISSING = (
     "SELECT DISTINCT {keys} FROM held WHERE {present} "
     "AND NOT EXISTS (SELECT 1 FROM given WHERE {same})"
@@ -34,10 +34,10 @@ _MISSING = (
 
 
 def split(session: Session, spec: JobSpec, rows: Relation) -> tuple[Relation, list[dict[str, Any]]]:
-    """Return the rows without tombstones, and the keys of those with the time of each.
+    """Return the rows without tombstones, and the keys of the tombstones with their times.
 
     Raises:
-        InvalidJob: The result lacks the column.
+        InvalidJob: The rows lack the tombstone column.
     """
     if spec.tombstone is None:
         return rows, []
@@ -53,77 +53,82 @@ def split(session: Session, spec: JobSpec, rows: Relation) -> tuple[Relation, li
         engine.filter(rows, usersql.predicate(each, schema=rows.schema, dialect=engine.dialect))
         for each in (is_set, f"NOT ({is_set})")
     ]
-    kept = [name for name in rows.schema.names if name != column]
-    live = engine.select(live, dict(zip(kept, kept, strict=True)))
-    keys = _numbered(spec.primary_key)
-    dead = engine.select(marked, {**keys, "t": str(spec.event_time)})
-    query = _LAST_OF_KEYS.format(keys=", ".join(keys))
-    found = engine.stream(engine.sql(query, tables={"dead": dead}, parameters={})).read_all()
-    return live, found.to_pylist()
+    stored_columns = [name for name in rows.schema.names if name != column]
+    live = engine.select(live, dict(zip(stored_columns, stored_columns, strict=True)))
+    keys = _key_aliases(spec.primary_key)
+    tombstones = engine.select(marked, {**keys, "t": str(spec.event_time)})
+    query = _LAST_TOMBSTONES.format(keys=", ".join(keys))
+    deleted = engine.stream(
+        engine.sql(query, tables={"dead": tombstones}, parameters={})
+    ).read_all()
+    return live, deleted.to_pylist()
 
 
-def delete_dead(
-    session: Session, spec: JobSpec, version: int, dead: Sequence[dict[str, Any]], *, run_id: str
+def delete_tombstones(
+    session: Session,
+    spec: JobSpec,
+    version: int,
+    deleted_keys: Sequence[dict[str, Any]],
+    *,
+    run_id: str,
 ) -> None:
     """Delete the rows of keys up to the time of their tombstones."""
+    """Delete the rows of keys up to the times of their tombstones."""
     conditions = []
-    for each in dead:
-        at = _literal(each.pop("t"))
-        conditions.append(f'({_same_key(spec, each)} AND "{spec.event_time}" <= {at})')
+    for each in deleted_keys:
+        timestamp = _literal(each.pop("t"))
+        conditions.append(f'({_same_key(spec, each)} AND "{spec.event_time}" <= {timestamp})')
     _delete(session, spec, version, conditions, run_id=run_id)
 
 
 def delete_missing(
-    session: Session, spec: JobSpec, version: int, given: Relation, *, run_id: str
+    session: Session, spec: JobSpec, version: int, source_keys: Relation, *, run_id: str
 ) -> None:
     """Delete the rows of keys that a source no longer has.
 
     Raises:
-        SourceChanged: It has no keys at all, which is more often a fault than meant.
+        SourceChanged: The source has no keys at all, which is more likely a fault than intended.
     """
     engine = session.engine
-    if engine.count(given) == 0:
+    if engine.count(source_keys) == 0:
         raise SourceChanged(
             f"Job {spec.name!r}: its source has no rows at all, so nothing was deleted.",
-            hint="if that is meant: delete_from_featuregroup(name, 'true')",
+            hint="if that is correct: delete_from_featuregroup(name, 'true')",
         )
     group = open_group(session, spec.target, version)
-    columns = _numbered(spec.primary_key)
-    held = engine.read_table(
+    columns = _key_aliases(spec.primary_key)
+    stored = engine.read_table(
         group.path, version=group.delta_version, schema=group.spec.schema, columns=spec.primary_key
     )
-    present, same = [], []
-    for name in columns:
-        present.append(f"held.{name} IS NOT NULL")
-        same.append(f"given.{name} = held.{name}")
+    present = [f"held.{name} IS NOT NULL" for name in columns]
+    equal = [f"given.{name} = held.{name}" for name in columns]
     query = _MISSING.format(
-        keys=", ".join(columns), present=" AND ".join(present), same=" AND ".join(same)
+        keys=", ".join(columns), present=" AND ".join(present), same=" AND ".join(equal)
     )
-    tables = {"held": engine.select(held, columns), "given": engine.select(given, columns)}
+    tables = {"held": engine.select(stored, columns), "given": engine.select(source_keys, columns)}
     missing = engine.sql(query, tables=tables, parameters={})
-    conditions = []
-    for batch in engine.stream(missing):
-        for each in batch.to_pylist():
-            conditions.append(f"({_same_key(spec, each)})")
+    conditions = [
+        f"({_same_key(spec, key)})" for batch in engine.stream(missing) for key in batch.to_pylist()
+    ]
     _delete(session, spec, version, conditions, run_id=run_id)
 
 
-def _numbered(columns: Sequence[str]) -> dict[str, str]:
+def _key_aliases(columns: Sequence[str]) -> dict[str, str]:
     return {f"k{number}": name for number, name in enumerate(columns)}
 
 
 def _delete(
     session: Session, spec: JobSpec, version: int, conditions: Sequence[str], *, run_id: str
 ) -> None:
-    for number, part in enumerate(_parts(sorted(conditions))):
-        where = " OR ".join(part)
+    for number, chunk in enumerate(_chunks(sorted(conditions))):
+        where = " OR ".join(chunk)
         delete_rows(session, spec.target, where, version=version, run_id=f"{run_id}-d{number}")
-        _log.info("%d keys deleted", len(part))
+        _log.info("%d keys deleted", len(chunk))
 
 
-def _parts(conditions: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(conditions), _KEYS_AT_ONCE):
-        yield conditions[start : start + _KEYS_AT_ONCE]
+def _chunks(conditions: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(conditions), _KEYS_PER_COMMIT):
+        yield conditions[start : start + _KEYS_PER_COMMIT]
 
 
 def _same_key(spec: JobSpec, values: dict[str, Any]) -> str:
@@ -133,7 +138,7 @@ def _same_key(spec: JobSpec, values: dict[str, Any]) -> str:
 
 
 def _literal(value: object) -> str:
-    """Return a value of a key or time as a condition has it; texts beside times are times."""
+    """Return a key or time as a literal of DuckDB's SQL; DuckDB casts texts to times."""
     if isinstance(value, bool | int):
         return str(value).lower()
     if isinstance(value, str):

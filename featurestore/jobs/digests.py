@@ -1,4 +1,4 @@
-"""What rows come to: digests by which the rows of windows are compared, and the bounds of times."""
+"""Accumulators of row digests, which compare the rows of windows, and of time bounds."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from featurestore.model.arrow_rows import rows_at
 from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import Accumulator, TimeRange
 
-# Sums of floats depend on the order of their rows, which differs between a window alone and
-# among others.
+# Sums of floats depend on the order of rows, which may differ between a window alone and in one
+# query with others.
 _FLOATS_AGREE = 1e-9
 
 
 @dataclass(frozen=True)
 class RowDigest:
-    """What rows come to.
+    """A digest of rows that does not depend on their order.
 
-    Their number, the sum of hashes of exact columns, the sums of float columns.
+    It has the number of rows, a sum of hashes of exact columns, and the sums of float columns.
     """
 
     rows: int = 0
@@ -46,7 +46,7 @@ class RowDigest:
 
 @dataclass(frozen=True)
 class DigestAccumulator(Accumulator[RowDigest, RowDigest]):
-    """Accumulates the digest of rows of any order."""
+    """Accumulates the digest of rows in any order."""
 
     def start(self) -> RowDigest:
         """Return the digest of no rows."""
@@ -84,8 +84,8 @@ class DigestAccumulator(Accumulator[RowDigest, RowDigest]):
 
 
 @dataclass(frozen=True)
-class PartsAccumulator(Accumulator[list[RowDigest], list[RowDigest]]):
-    """Accumulates the digests of some ranges of the time of rows, in one pass."""
+class RangesAccumulator(Accumulator[list[RowDigest], list[RowDigest]]):
+    """Accumulates the digests of several time ranges in one pass."""
 
     ranges: tuple[TimeRange, ...]
 
@@ -94,12 +94,13 @@ class PartsAccumulator(Accumulator[list[RowDigest], list[RowDigest]]):
         return [RowDigest() for _ in self.ranges]
 
     def update(self, state: list[RowDigest], batch: pa.RecordBatch) -> list[RowDigest]:
-        """Add the rows of a batch to the ranges in which they lie."""
-        updated = []
-        for digest, wanted in zip(state, self.ranges, strict=True):
-            inside = rows_at(batch, pc.indices_nonzero(_inside(batch, wanted)))
-            updated.append(DigestAccumulator().update(digest, inside))
-        return updated
+        """Add the rows of a batch to the digests of the ranges that contain them."""
+        return [
+            DigestAccumulator().update(
+                digest, rows_at(batch, pc.indices_nonzero(_inside(batch, time_range)))
+            )
+            for digest, time_range in zip(state, self.ranges, strict=True)
+        ]
 
     def merge(self, left: list[RowDigest], right: list[RowDigest]) -> list[RowDigest]:
         """Return the digests of both."""
@@ -110,10 +111,10 @@ class PartsAccumulator(Accumulator[list[RowDigest], list[RowDigest]]):
         return state
 
 
-def _inside(batch: pa.RecordBatch, wanted: TimeRange) -> pa.Array:
-    values = pc.cast(batch.column(batch.schema.get_field_index(wanted.column)), TIMESTAMP)
-    start, end = pa.scalar(wanted.start, TIMESTAMP), pa.scalar(wanted.end, TIMESTAMP)
-    if wanted.closed == "right":
+def _inside(batch: pa.RecordBatch, time_range: TimeRange) -> pa.Array:
+    values = pc.cast(batch.column(batch.schema.get_field_index(time_range.column)), TIMESTAMP)
+    start, end = pa.scalar(time_range.start, TIMESTAMP), pa.scalar(time_range.end, TIMESTAMP)
+    if time_range.closed == "right":
         return pc.and_(pc.greater(values, start), pc.less_equal(values, end))
     return pc.and_(pc.greater_equal(values, start), pc.less(values, end))
 
@@ -131,11 +132,11 @@ class BoundsAccumulator(Accumulator[TimeBounds, TimeBounds]):
     def update(self, state: TimeBounds, batch: pa.RecordBatch) -> TimeBounds:
         """Widen the bounds by a batch."""
         values = batch.column(batch.schema.get_field_index(self.column))
-        found: npt.NDArray[np.int64] = pc.cast(
+        micros: npt.NDArray[np.int64] = pc.cast(
             pc.cast(values.drop_null(), TIMESTAMP), pa.int64()
         ).to_numpy()
-        if len(found):
-            state = state.merge(TimeBounds(int(found.min()), int(found.max())))
+        if len(micros):
+            state = state.merge(TimeBounds(int(micros.min()), int(micros.max())))
         return state.merge(TimeBounds(nulls=values.null_count, rows=len(values)))
 
     def merge(self, left: TimeBounds, right: TimeBounds) -> TimeBounds:

@@ -1,4 +1,4 @@
-"""Windows in chunks that share a commit, in turn or side by side, narrowed down to what fails."""
+"""Compute windows in chunks that share a commit, sequentially or in parallel."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from featurestore.session import Session
 from featurestore.storage import files
 
 _log = logging.getLogger("featurestore.jobs")
-# A query takes many windows nearly as fast as one; a function is called for each. A killed chunk
-# starts again whole.
+# A query computes many windows nearly as fast as one; a function is called for each window. A
+# killed chunk starts again from its first window.
 CHUNKS = {"sql": 1000, "python": 100, "window": 100, "training": 1_000_000, "monitor": 400}
 _RUN = {"training": run_training, "monitor": run_monitor}
-# When so many single windows fail one after the other, the fault is not in them, and the rest is
+# When so many single windows fail in a row, the windows are not the cause, and the rest is
 # left for later.
-_GIVE_UP_AFTER = 3
+_MAX_CONSECUTIVE_FAILURES = 3
 _COMMAND_SECONDS = 60
 
 
 @dataclass
 class Outcome:
-    """Every run that was made, and the windows that could not be computed."""
+    """All runs, and the windows that could not be computed."""
 
     runs: list[Run] = field(default_factory=list)
     failed: list[Window] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Watch:
-    """Who is told ``(windows done, windows in all)``, and a signal to stop after this run."""
+    """A callback for ``(windows done, windows in total)`` and a signal to stop after this run."""
 
     progress: Callable[[int, int], None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
@@ -59,61 +59,61 @@ class Watch:
 def compute_windows(
     session: Session, attempt: Attempt, *, watch: Watch | None = None, parallel: int = 1
 ) -> Outcome:
-    """Compute the windows of an attempt, in any number of commits; the caller has the lease.
+    """Compute the windows of an attempt, in one or more commits; the caller has the lease.
 
     Args:
         session: The connection.
         attempt: The job and all its windows.
-        watch: Who looks on.
-        parallel: How many chunks at once, where windows do not depend on each other.
+        watch: Progress callback and stop signal.
+        parallel: Maximum number of chunks at once, if windows do not depend on each other.
     """
     watch = watch or Watch()
     todo = list(chunks(attempt.spec, attempt.windows))
-    counted = _Counted(watch, len(attempt.windows))
+    counter = _ProgressCounter(watch, len(attempt.windows))
     if parallel > 1 and len(todo) > 2 and independent(attempt.spec):
-        return _side_by_side(session, attempt, todo, watch, counted, parallel)
+        return _compute_in_parallel(session, attempt, todo, watch, counter, parallel)
     outcome = Outcome()
     for chunk in todo:
         _compute(session, replace(attempt, windows=chunk), outcome, watch)
-        counted.add(len(chunk))
+        counter.add(len(chunk))
         if outcome.stopped:
             break
     return outcome
 
 
 def compute_stream(session: Session, attempt: Attempt, watch: Watch) -> Outcome:
-    """Read what a stream has now, in one run."""
+    """Read the new records of a stream in one run."""
     outcome = Outcome()
     run = run_stream(session, attempt, stop=watch.stop)
     if run.state == runs.DONE and run.delta_version is None:
-        _forget(session, run)  # schedulers look every few seconds, and mostly there is nothing
+        _remove_run(session, run)  # schedulers poll every few seconds: most runs read nothing
         return outcome
     outcome.runs.append(run)
     if run.state != runs.DONE:
-        _tell_of_failures(session, attempt, run)
+        _alert_failures(session, attempt, run)
         outcome.failed += attempt.windows
     return outcome
 
 
-def _forget(session: Session, run: Run) -> None:
-    """Remove the record and the log of a run that found nothing to do."""
+def _remove_run(session: Session, run: Run) -> None:
+    """Remove the record and the log of a run that read nothing."""
     with session.registry.transaction() as connection:
         runs.forget(connection, run.run_id)
     if run.log is not None:
         files.remove(run.log, below=session.logs_path)
 
 
-def _tell_of_failures(session: Session, attempt: Attempt, run: Run) -> None:
-    """Tell the channels of a stream job that it failed for good."""
+def _alert_failures(session: Session, attempt: Attempt, run: Run) -> None:
+    """Alert the channels of a stream job whose retries are used up."""
     name = attempt.spec.name
     with session.registry.transaction() as connection:
         if runs.failures_in_a_row(connection, name) > attempt.spec.retries:
-            present = {incidents.FAILURE: [run.error or "it failed"]}
-            incidents.update(connection, attempt.spec, present, families=[incidents.FAILURE])
+            open_incidents = {incidents.FAILURE: [run.error or "it failed"]}
+            incidents.update(connection, attempt.spec, open_incidents, families=[incidents.FAILURE])
 
 
 def chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Window, ...]]:
-    """Yield windows in groups of neighbours of the schedule, which one commit can hold."""
+    """Yield groups of consecutive windows, each for one commit."""
     size = 1 if spec.mode == "append" else CHUNKS[spec.kind]
     schedule, group = schedule_of(spec), list[Window]()
     following: Iterator[Window] = iter(())
@@ -137,7 +137,7 @@ def independent(spec: JobSpec) -> bool:
 
 
 def _compute(session: Session, attempt: Attempt, outcome: Outcome, watch: Watch) -> None:
-    """Compute a chunk; when it fails, find the windows that are to blame by halving it."""
+    """Compute a chunk; halve a failed one until the failing windows are isolated."""
     if watch.stop.is_set() or outcome.stopped:
         outcome.stopped = True
         return
@@ -145,7 +145,7 @@ def _compute(session: Session, attempt: Attempt, outcome: Outcome, watch: Watch)
     outcome.runs.append(run)
     if run.state == runs.DONE:
         return
-    if _is_lost(session, attempt):
+    if _has_lost_lease(session, attempt):
         outcome.failed += attempt.windows
         outcome.stopped = True
         return
@@ -153,20 +153,20 @@ def _compute(session: Session, attempt: Attempt, outcome: Outcome, watch: Watch)
     if len(attempt.windows) == 1 or not run.inputs or attempt.spec.kind == "training":
         _record_failure(session, attempt, run)
         outcome.failed += attempt.windows
-        outcome.stopped = attempt.spec.on_error == "wait" or _gives_up(outcome)
+        outcome.stopped = attempt.spec.on_error == "wait" or _fails_consecutively(outcome)
         return
     middle = len(attempt.windows) // 2
     for half in (attempt.windows[:middle], attempt.windows[middle:]):
         _compute(session, replace(attempt, windows=half), outcome, watch)
 
 
-def _gives_up(outcome: Outcome) -> bool:
-    """Return whether so many single windows failed in a row that the fault is not in them."""
-    told = [run.state for run in outcome.runs if run.windows == 1 or run.state == runs.DONE]
-    return told[-_GIVE_UP_AFTER:] == [runs.FAILED] * _GIVE_UP_AFTER
+def _fails_consecutively(outcome: Outcome) -> bool:
+    """Return whether so many single windows failed in a row that the windows are not the cause."""
+    states = [run.state for run in outcome.runs if run.windows == 1 or run.state == runs.DONE]
+    return states[-_MAX_CONSECUTIVE_FAILURES:] == [runs.FAILED] * _MAX_CONSECUTIVE_FAILURES
 
 
-def _is_lost(session: Session, attempt: Attempt) -> bool:
+def _has_lost_lease(session: Session, attempt: Attempt) -> bool:
     with session.registry.reading() as connection:
         return jobs.lease_owner(connection, attempt.spec.name) != attempt.owner
 
@@ -175,19 +175,19 @@ def _record_failure(session: Session, attempt: Attempt, run: Run) -> None:
     name = attempt.spec.name
     with session.registry.transaction() as connection:
         runs.failed(connection, name, attempt.windows, run_id=run.run_id)
-        known = runs.windows_of(connection, name, states=[runs.FAILED])
-        tries = max(known[window].tries for window in attempt.windows)
+        failed_windows = runs.windows_of(connection, name, states=[runs.FAILED])
+        tries = max(failed_windows[window].tries for window in attempt.windows)
         if tries > attempt.spec.retries:
-            line = f"{run.error or 'it failed'} (window from {run.window.start.isoformat()})"
-            present = {incidents.FAILURE: [line]}
-            incidents.update(connection, attempt.spec, present, families=[incidents.FAILURE])
+            message = f"{run.error or 'it failed'} (window from {run.window.start.isoformat()})"
+            open_incidents = {incidents.FAILURE: [message]}
+            incidents.update(connection, attempt.spec, open_incidents, families=[incidents.FAILURE])
     if attempt.spec.on_failure is not None and tries == attempt.spec.retries + 1:
-        _tell(attempt.spec.on_failure, run)
+        _run_failure_command(attempt.spec.on_failure, run)
 
 
-def _tell(command: str, run: Run) -> None:
-    """Run the job's command, with what it needs to know in its environment."""
-    told = {
+def _run_failure_command(command: str, run: Run) -> None:
+    """Run the job's ``on_failure`` command; environment variables describe the run."""
+    environment = {
         "FEATURESTORE_JOB": run.job,
         "FEATURESTORE_RUN": run.run_id,
         "FEATURESTORE_WINDOW_START": run.window.start.isoformat(),
@@ -197,46 +197,46 @@ def _tell(command: str, run: Run) -> None:
     }
     try:
         # The command is the job's own, as in a crontab.
-        done = subprocess.run(
-            command, shell=True, env=os.environ | told, timeout=_COMMAND_SECONDS, check=False
+        process = subprocess.run(
+            command, shell=True, env=os.environ | environment, timeout=_COMMAND_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         _log.error("on_failure of %s: %s", run.job, error)
         return
-    if done.returncode:
-        _log.error("on_failure of %s: exit %d", run.job, done.returncode)
+    if process.returncode:
+        _log.error("on_failure of %s: exit %d", run.job, process.returncode)
 
 
-class _Counted:
-    """Counts windows for who looks on, from any thread."""
+class _ProgressCounter:
+    """A thread-safe progress counter of windows."""
 
     def __init__(self, watch: Watch, total: int) -> None:
-        self._watch, self._total, self._done = watch, total, 0
+        self._watch, self._total, self._finished = watch, total, 0
         self._lock = threading.Lock()
 
     def add(self, windows: int) -> None:
         with self._lock:
-            self._done += windows
+            self._finished += windows
             if self._watch.progress is not None:
-                self._watch.progress(self._done, self._total)
+                self._watch.progress(self._finished, self._total)
 
 
-def _side_by_side(
+def _compute_in_parallel(
     session: Session,
     attempt: Attempt,
     todo: list[tuple[Window, ...]],
     watch: Watch,
-    counted: _Counted,
+    counter: _ProgressCounter,
     parallel: int,
 ) -> Outcome:
-    """Compute chunks on several threads, each with an engine of its own.
+    """Compute chunks on several threads, each with its own engine.
 
-    The first one alone if it makes the group.
+    The first chunk runs alone if it creates the group.
     """
-    whole = Outcome()
+    total = Outcome()
     if target(session, attempt.spec) is None:
-        _compute(session, replace(attempt, windows=todo[0]), whole, watch)
-        counted.add(len(todo[0]))
+        _compute(session, replace(attempt, windows=todo[0]), total, watch)
+        counter.add(len(todo[0]))
         todo = todo[1:]
     sessions: queue.SimpleQueue[Session] = queue.SimpleQueue()
     workers = [
@@ -247,24 +247,24 @@ def _side_by_side(
         sessions.put(worker)
 
     def compute(chunk: tuple[Window, ...]) -> Outcome:
-        mine, own = sessions.get(), Outcome(stopped=whole.stopped)
+        worker_session, outcome = sessions.get(), Outcome(stopped=total.stopped)
         try:
-            _compute(mine, replace(attempt, windows=chunk), own, watch)
+            _compute(worker_session, replace(attempt, windows=chunk), outcome, watch)
         finally:
-            sessions.put(mine)
-        counted.add(len(chunk))
-        whole.stopped = whole.stopped or own.stopped
-        return own
+            sessions.put(worker_session)
+        counter.add(len(chunk))
+        total.stopped = total.stopped or outcome.stopped
+        return outcome
 
     try:
         with ThreadPoolExecutor(
             max(len(workers), 1), thread_name_prefix=f"job-{attempt.spec.name}"
         ) as pool:
-            for own in pool.map(compute, todo):
-                whole.runs += own.runs
-                whole.failed += own.failed
+            for chunk_outcome in pool.map(compute, todo):
+                total.runs += chunk_outcome.runs
+                total.failed += chunk_outcome.failed
     finally:
         for worker in workers:
             if worker.engine.name != "spark":  # all Spark engines share one session
                 worker.engine.close()
-    return whole
+    return total

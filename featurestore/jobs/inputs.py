@@ -1,6 +1,6 @@
-"""Inputs of a job, pinned to Delta versions before it computes, and cut to what a window sees.
+"""Inputs of a job: pinned to Delta versions before it computes, and filtered to a window.
 
-Of Parquet files the footers tell rows and times, which is faster than any query over the rows.
+Rows and time bounds of Parquet files come from their footers, faster than by a query.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _log = logging.getLogger("featurestore.jobs")
 
 @dataclass(frozen=True)
 class PinnedInput:
-    """One input as it stood when a run began; ``time`` is the column that cuts it, if any.
+    """An input at the version that a run reads; ``time`` is the column that filters it, if any.
 
-    A registered source is pinned when its rows are read: all of a run in one snapshot of it.
+    A registered source is pinned when its rows are read: a run reads one snapshot of it.
     """
 
     name: str
@@ -52,18 +52,18 @@ class PinnedInput:
     windows: tuple[WindowLineage, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return what lineage and stale windows need."""
-        found: dict[str, Any] = {"input": self.name, "source": self.source, "version": self.version}
-        found["delta_version"] = self.delta_version
+        """Return the version and lineage of the input, as recorded with the run."""
+        data: dict[str, Any] = {"input": self.name, "source": self.source, "version": self.version}
+        data["delta_version"] = self.delta_version
         if self.fingerprint is not None:
-            found["fingerprint"] = self.fingerprint
+            data["fingerprint"] = self.fingerprint
         if self.windows:
-            found["windows"] = [each.to_json() for each in self.windows]
-        return found
+            data["windows"] = [each.to_json() for each in self.windows]
+        return data
 
 
 def pin(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
-    """Return the inputs of a job at their present versions.
+    """Return the inputs of a job at their current versions.
 
     Raises:
         FeatureGroupNotFound: A group does not exist.
@@ -86,40 +86,40 @@ def pin(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
 
 
 def _with_windows(pinned: Sequence[PinnedInput], job: WindowJob) -> tuple[PinnedInput, ...]:
-    """Return the inputs of a window job, each with the aggregates that are made of it."""
-    made: dict[str, list[WindowLineage]] = {each.name: [] for each in pinned}
+    """Return the inputs of a window job, each with the lineage of the aggregates over it."""
+    lineages: dict[str, list[WindowLineage]] = {each.name: [] for each in pinned}
     versions = {each.name: each.version for each in pinned}
-    for wanted in job.windows:
-        name = input_name(wanted)
-        made[name].append(WindowLineage.of(wanted, version=versions[name]))
-    return tuple([replace(each, windows=tuple(made[each.name])) for each in pinned])
+    for feature in job.windows:
+        name = input_name(feature)
+        lineages[name].append(WindowLineage.of(feature, version=versions[name]))
+    return tuple([replace(each, windows=tuple(lineages[each.name])) for each in pinned])
 
 
-def seen_by(spec: JobSpec) -> Callable[[Window], tuple[int, int]]:
-    """Return what tells the range of times, ``[first, last)`` in microseconds, that a window sees."""
+def times_read_by(spec: JobSpec) -> Callable[[Window], tuple[int, int]]:
+    """Return a function from a window to the times ``[first, last)`` that it reads, in µs."""
     if spec.kind == "window":
         return WindowJob.of(spec).seen
-    later = timedelta(0)
+    label_delay = timedelta(0)
     if spec.watched is not None and spec.watched.model is not None:
-        later = spec.watched.model.within  # labels may come so long after their predictions
+        label_delay = spec.watched.model.within  # labels may follow their predictions by so much
     return lambda window: (
         to_micros(shifted(window.start, -spec.lookback)),
-        to_micros(shifted(window.end, later)),
+        to_micros(shifted(window.end, label_delay)),
     )
 
 
-def read(session: Session, given: PinnedInput, window: Window, *, lookback: timedelta) -> Relation:
-    """Return the rows of an input that lie in ``[window.start - lookback, window.end)``."""
+def read(session: Session, pinned: PinnedInput, window: Window, *, lookback: timedelta) -> Relation:
+    """Return the rows of an input in ``[window.start - lookback, window.end)``."""
     engine = session.engine
-    if given.kind == "parquet":
-        relation = engine.read_files([given.path])
-    elif given.spec is not None:
-        schema = given.spec.schema
-        relation = engine.read_table(given.path, version=given.delta_version, schema=schema)
+    if pinned.kind == "parquet":
+        relation = engine.read_files([pinned.path])
+    elif pinned.spec is not None:
+        schema = pinned.spec.schema
+        relation = engine.read_table(pinned.path, version=pinned.delta_version, schema=schema)
     else:
-        columns = _readable_columns(given)
-        relation = engine.read_table(given.path, version=given.delta_version, columns=columns)
-    return cut(session, relation, given.time, window, lookback=lookback)
+        columns = _readable_columns(pinned)
+        relation = engine.read_table(pinned.path, version=pinned.delta_version, columns=columns)
+    return cut(session, relation, pinned.time, window, lookback=lookback)
 
 
 def cut(
@@ -137,24 +137,26 @@ def cut(
     return session.engine.within(relation, visible)
 
 
-def _readable_columns(given: PinnedInput) -> list[str]:
-    """Return the columns of a foreign Delta table that have feature types; maps have none.
+def _readable_columns(pinned: PinnedInput) -> list[str]:
+    """Return the columns of a foreign Delta table that have feature types.
 
-    The others are left out, so that a job which does not ask for them can read the table.
+    Others, such as maps, are left out, so that jobs that do not use them can read the table.
     """
-    readable, others = [], []
-    for column in read_snapshot(given.path, given.delta_version).schema:
+    readable, unreadable = [], []
+    for column in read_snapshot(pinned.path, pinned.delta_version).schema:
         if feature_type(column.type) is None:
-            others.append(f"{column.name!r} ({column.type})")
+            unreadable.append(f"{column.name!r} ({column.type})")
         else:
             readable.append(column.name)
-    if others:
-        _log.warning("input %r has no columns %s: they have no feature type", given.name, others)
+    if unreadable:
+        _log.warning(
+            "input %r has no columns %s: they have no feature type", pinned.name, unreadable
+        )
     return readable
 
 
 def fingerprint(paths: Iterable[str]) -> str:
-    """Return a hash of names, sizes and times of files."""
+    """Return a hash of the names, sizes and modification times of files."""
     digest = hashlib.sha256()
     for file in paths:
         status = files.status(file)
@@ -188,14 +190,16 @@ def _pin_path(name: str, source: str, time_column: str | None, *, job: str) -> P
     if is_delta_table(path):
         version = latest_version(path)
         return PinnedInput(name, "delta", path, path, time_column, delta_version=version)
-    found = list(parquet_files(path))
-    if not found:
+    file_paths = list(parquet_files(path))
+    if not file_paths:
         raise InvalidJob(
             f"Job {job!r}: its input {name!r} is {path}, "
-            "which holds neither a Delta table nor Parquet files.",
+            "which contains neither a Delta table nor Parquet files.",
             hint="a group reference has no '/' in it",
         )
-    return PinnedInput(name, "parquet", path, path, time_column, fingerprint=fingerprint(found))
+    return PinnedInput(
+        name, "parquet", path, path, time_column, fingerprint=fingerprint(file_paths)
+    )
 
 
 # -- Parquet files --------------------------------------------------------------------------------
@@ -203,9 +207,9 @@ def _pin_path(name: str, source: str, time_column: str | None, *, job: str) -> P
 
 @dataclass(frozen=True)
 class TimeBounds:
-    """Least and greatest time of some rows in microseconds, nulls, rows.
+    """Minimum and maximum of times in microseconds, with counts of nulls and rows.
 
-    Without a time the least is above the greatest.
+    Without a time the minimum is greater than the maximum.
     """
 
     low: int = 2**63 - 1
@@ -224,7 +228,7 @@ class TimeBounds:
 
     @property
     def times(self) -> tuple[int, int] | None:
-        """Least and greatest time; None without a time."""
+        """Minimum and maximum time; None without a time."""
         return (self.low, self.high) if self.low <= self.high else None
 
 
@@ -236,7 +240,7 @@ def parquet_files(path: str) -> Iterator[str]:
 
 
 def time_bounds(file: str, column: str) -> TimeBounds | None:
-    """Return the bounds of a column of a Parquet file; None where its footer does not tell."""
+    """Return the bounds of a column of a Parquet file, None if its footer lacks them."""
     from pyarrow import parquet
 
     metadata = parquet.read_metadata(files.opened_by_ranges(file))
@@ -261,8 +265,8 @@ def time_bounds(file: str, column: str) -> TimeBounds | None:
     return bounds
 
 
-def volume(file: str, column: str | None) -> tuple[int, int, tuple[int, int] | None]:
-    """Return rows and bytes of a file, and the bounds of a time column where its footer tells.
+def file_volume(file: str, column: str | None) -> tuple[int, int, tuple[int, int] | None]:
+    """Return rows and bytes of a file, and the bounds of a time column if its footer has them.
 
     Times are microseconds since 1970.
     """
@@ -279,7 +283,7 @@ def volume(file: str, column: str | None) -> tuple[int, int, tuple[int, int] | N
 
 
 def _micros(value: object) -> int | None:
-    """Return a time of a footer in microseconds; None when it is none."""
+    """Return a time of a footer in microseconds, None if the value is not a time."""
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime.combine(value, time())
     if not isinstance(value, datetime):

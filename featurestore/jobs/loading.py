@@ -1,8 +1,8 @@
-"""Job files, loaded when they are registered, and again, while they are unchanged, to run jobs.
+"""Loading of job files: when they are registered, and again, if unchanged, to run their jobs.
 
-A registry names the file or module of each job. It may come from elsewhere, so what it names is run
-only where somebody registered it: registering writes a receipt with the file's hash
-(``storage/receipts.py``), and a run compares the hash before a line of the file is executed.
+A registry names the file or module of each job. It may be imported from elsewhere, so its files are
+executed only if a user of this machine registered them: registering writes a grant with the file's
+hash (``storage/receipts.py``), and a run compares the hash before it executes the file.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from featurestore.errors import FeatureStoreError, InvalidJob, listing
-from featurestore.jobs.definitions import MADE_HERE, JobDefinition
+from featurestore.jobs.definitions import DEFINED_JOBS, JobDefinition
 from featurestore.storage import files
 from featurestore.storage.receipts import find_receipt, write_receipt
 
-_RECEIPTS = "registered-jobs"
-# A half loaded module is no module: who needs the same file at the same time waits.
+_GRANTS = "registered-jobs"
+# Threads that need the same file wait until it is loaded completely.
 _loading = threading.RLock()
 
 
 @dataclass(frozen=True)
 class JobFile:
-    """A file or module that defines jobs, and the hash of what was executed.
+    """A file or module that defines jobs, and the hash of the executed text.
 
-    ``origin`` is what the registry names. ``file`` and ``sha256`` are None for a module that has
-    no file, such as a notebook.
+    ``origin`` is the name in the registry. ``file`` and ``sha256`` are None for a module without a
+    file, such as a notebook.
     """
 
     origin: str
@@ -44,25 +44,25 @@ class JobFile:
 def load(
     module_or_path: ModuleType | str | os.PathLike[str],
 ) -> dict[str, tuple[JobDefinition, JobFile]]:
-    """Return the jobs of a module, a file or a folder by name, and where each is defined.
+    """Return the jobs of a module, a file or a folder by name, each with its file.
 
-    The files are executed: this is for what a person names, not for what a registry names.
+    The files are executed: use it for names from a user, never for names from a registry.
 
     Raises:
-        InvalidJob: Nothing there, no job in it, a file that cannot be executed, or two jobs of one
-            name.
+        InvalidJob: Nothing exists there, it defines no job, a file cannot be executed, or two jobs
+            have the same name.
     """
-    found: dict[str, tuple[JobDefinition, JobFile]] = {}
+    definitions: dict[str, tuple[JobDefinition, JobFile]] = {}
     for module, file in _modules(module_or_path):
         for definition in _definitions(module):
             name = definition.spec.name
-            if name in found and found[name][0] is not definition:
+            if name in definitions and definitions[name][0] is not definition:
                 raise InvalidJob(
-                    f"Job {name!r} is defined twice: in {found[name][1].origin} and in "
+                    f"Job {name!r} is defined twice: in {definitions[name][1].origin} and in "
                     f"{file.origin}."
                 )
-            found[name] = (definition, file)
-    if not found:
+            definitions[name] = (definition, file)
+    if not definitions:
         raise InvalidJob(
             f"{module_or_path!r} defines no jobs.",
             hint=(
@@ -70,40 +70,40 @@ def load(
                 "module's top level"
             ),
         )
-    return found
+    return definitions
 
 
 def trust(location: str, file: JobFile) -> None:
-    """Write down that a file was registered on this machine for the store at ``location``."""
+    """Record that a file was registered on this machine for the store at ``location``."""
     receipt = {
         "location": location,
         "origin": file.origin,
         "file": file.file,
         "sha256": file.sha256,
     }
-    write_receipt(_RECEIPTS, location, file.origin, receipt)
+    write_receipt(_GRANTS, location, file.origin, receipt)
 
 
 def load_registered(location: str, name: str, origin: str) -> JobDefinition:
     """Return a job from where it was registered.
 
     Raises:
-        InvalidJob: Nobody registered the origin on this machine, it changed since, or it lacks the
-            job.
+        InvalidJob: The origin was not registered on this machine, it changed since, or the job is
+            missing.
     """
     with _loading:
         module = _registered_module(location, name, origin)
-        found = {each.spec.name: each for each in _definitions(module)}
-    if name not in found:
+        definitions = {each.spec.name: each for each in _definitions(module)}
+    if name not in definitions:
         raise InvalidJob(
-            f"Job {name!r} is not defined in {origin} any more; there are {listing(found)}.",
+            f"Job {name!r} is no longer defined in {origin}. Available: {listing(definitions)}.",
             hint=f"featurestore job register {origin}",
         )
-    return found[name]
+    return definitions[name]
 
 
 def _registered_module(location: str, name: str, origin: str) -> ModuleType:
-    receipt = find_receipt(_RECEIPTS, location, origin)
+    receipt = find_receipt(_GRANTS, location, origin)
     if receipt is None:
         raise InvalidJob(
             f"Job {name!r} comes from {origin}, which was not registered on this machine for "
@@ -115,7 +115,7 @@ def _registered_module(location: str, name: str, origin: str) -> ModuleType:
         return _module_in_memory(name, origin)
     if not files.is_file(file):
         raise InvalidJob(
-            f"Job {name!r} comes from {file}, which is gone.",
+            f"Job {name!r} comes from {file}, which does not exist.",
             hint="featurestore job register path/to/jobs.py",
         )
     if file == origin:
@@ -124,8 +124,8 @@ def _registered_module(location: str, name: str, origin: str) -> ModuleType:
     return _from_name(origin)
 
 
-def _check_unchanged(found: str, expected: str | None, origin: str) -> None:
-    if expected is not None and found != expected:
+def _check_unchanged(actual: str, expected: str | None, origin: str) -> None:
+    if expected is not None and actual != expected:
         raise InvalidJob(
             f"{origin} changed since it was registered on this machine.",
             hint=f"featurestore job register {origin}",
@@ -136,24 +136,26 @@ def _module_in_memory(name: str, origin: str) -> ModuleType:
     module = sys.modules.get(origin)
     if module is None:
         raise InvalidJob(
-            f"Job {name!r} was defined in {origin} of a process that has ended.",
-            hint="write it into a file, and: featurestore job register jobs.py",
+            f"Job {name!r} was defined in {origin} of an earlier process.",
+            hint="save it in a file, and: featurestore job register jobs.py",
         )
     return module
 
 
 def _definitions(module: ModuleType) -> list[JobDefinition]:
-    """Return the jobs that a module has names for, and those that it only made."""
+    """Return the jobs that a module has names for, and those that it created without a name."""
     names = vars(module)
-    named = [each for each in names.values() if isinstance(each, JobDefinition)]
-    return [*named, *names.get(MADE_HERE, ())]
+    named_jobs = [each for each in names.values() if isinstance(each, JobDefinition)]
+    return [*named_jobs, *names.get(DEFINED_JOBS, ())]
 
 
-def _modules(place: ModuleType | str | os.PathLike[str]) -> Iterator[tuple[ModuleType, JobFile]]:
-    if isinstance(place, ModuleType):
-        yield place, _file_of(place)
+def _modules(
+    module_or_path: ModuleType | str | os.PathLike[str],
+) -> Iterator[tuple[ModuleType, JobFile]]:
+    if isinstance(module_or_path, ModuleType):
+        yield module_or_path, _file_of(module_or_path)
         return
-    path = os.path.abspath(os.path.expanduser(os.fspath(place)))
+    path = os.path.abspath(os.path.expanduser(os.fspath(module_or_path)))
     if files.is_directory(path):
         for name in files.list_directory(path):
             if name.endswith(".py") and not name.startswith("_"):
@@ -161,12 +163,12 @@ def _modules(place: ModuleType | str | os.PathLike[str]) -> Iterator[tuple[Modul
     elif files.is_file(path):
         yield _from_file(path)
     else:
-        module = _from_name(os.fspath(place))
+        module = _from_name(os.fspath(module_or_path))
         yield module, _file_of(module)
 
 
 def _file_of(module: ModuleType) -> JobFile:
-    """Return where a loaded module came from; a script is known by its file."""
+    """Return the file of a loaded module; the origin of a script is its path."""
     file = getattr(module, "__file__", None)
     if file is None or not files.is_file(file):
         return JobFile(module.__name__, None, None)
@@ -190,27 +192,27 @@ def _from_name(name: str) -> ModuleType:
 
 
 def _from_file(path: str, *, expected: str | None = None) -> tuple[ModuleType, JobFile]:
-    """Return the module of a file, executed unless this process has executed the same text before.
+    """Return the module of a file; execute it unless this process has executed the same text.
 
     Args:
         path: The file.
-        expected: The hash that its text must have; None: any.
+        expected: The required hash of its text; None allows any.
     """
-    # A name of its own for each file: two folders may both have a jobs.py.
+    # Module names contain a hash of the path: two folders may both have a jobs.py.
     name = f"featurestore_jobs_{hashlib.sha256(path.encode()).hexdigest()[:16]}"
     with _loading:
         source = files.read_bytes(path)
         sha256 = hashlib.sha256(source).hexdigest()
         _check_unchanged(sha256, expected, path)
         file = JobFile(path, path, sha256)
-        known = sys.modules.get(name)
-        if known is not None and getattr(known, "__sha256__", None) == sha256:
-            return known, file
-        return _executed(name, path, source, sha256), file
+        loaded = sys.modules.get(name)
+        if loaded is not None and getattr(loaded, "__sha256__", None) == sha256:
+            return loaded, file
+        return _execute(name, path, source, sha256), file
 
 
 def _line_in(error: BaseException, path: str) -> int:
-    """Return the last line of a file that an error came through."""
+    """Return the last line of a file in the traceback of an error."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return error.lineno or 0
     line = 0
@@ -220,14 +222,14 @@ def _line_in(error: BaseException, path: str) -> int:
     return line
 
 
-def _missing(error: BaseException) -> str | None:
+def _install_hint(error: BaseException) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"pip install {error.name.split('.')[0]}"
     return None
 
 
-def _executed(name: str, path: str, source: bytes, sha256: str) -> ModuleType:
-    """Execute the text that was hashed: a compiled file beside it might be of another one."""
+def _execute(name: str, path: str, source: bytes, sha256: str) -> ModuleType:
+    """Execute the text that was hashed: a cached bytecode file might differ from it."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None:
         raise InvalidJob(f"{path} is not a Python file.")
@@ -246,7 +248,7 @@ def _executed(name: str, path: str, source: bytes, sha256: str) -> ModuleType:
         raise InvalidJob(
             f"{path} cannot be loaded, line {_line_in(error, path)}: "
             f"{type(error).__name__}: {error}",
-            hint=_missing(error),
+            hint=_install_hint(error),
         ) from error
     finally:
         sys.path.remove(folder)

@@ -1,7 +1,7 @@
-"""The numbers of a store in Prometheus' text format: rows, commits, runs, monitors, alerts.
+"""Metrics of a store in Prometheus' text format: rows, commits, runs, monitors, alerts.
 
-Labels are names of groups, jobs, monitors and channels, and no more of each than ``MOST_LABELS``:
-what a database of time series holds is bounded by what people named, never by data.
+Labels are names of groups, jobs, monitors and channels, at most ``MOST_LABELS`` of each: names that
+people chose bound the number of time series, data never does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STATES = ("ok", "suspect", "alarm", "learning")
 
 
 def metrics_text(session: Session) -> str:
-    """Return the numbers of a store as Prometheus reads them.
+    """Return the metrics of a store in Prometheus' text format.
 
     Raises:
         MissingExtra: prometheus-client is not installed.
@@ -39,7 +39,7 @@ def metrics_text(session: Session) -> str:
 
 
 def metrics_registry(session: Session) -> CollectorRegistry:
-    """Return a registry of prometheus-client that reads the store whenever it is collected.
+    """Return a registry of prometheus-client that reads the store at each collection.
 
     A web server mounts it: ``prometheus_client.make_asgi_app(metrics_registry(session))``.
 
@@ -57,16 +57,16 @@ def metrics_registry(session: Session) -> CollectorRegistry:
 
 @contextmanager
 def serving_metrics(session: Session, *, host: str, port: int) -> Iterator[int]:
-    """Serve the numbers of a store at ``/metrics`` meanwhile; gives the port.
+    """Serve the metrics of a store at ``/metrics`` in a background thread; yields the port.
 
     Args:
         session: The connection.
         host: The address to listen at.
-        port: 0 takes any that is free.
+        port: 0 selects any free port.
 
     Raises:
         MissingExtra: prometheus-client is not installed.
-        ConfigurationError: The port is taken, or not ours to take.
+        ConfigurationError: The port is in use or not permitted.
     """
     registry = metrics_registry(session)
     from prometheus_client import start_http_server
@@ -76,7 +76,7 @@ def serving_metrics(session: Session, *, host: str, port: int) -> Iterator[int]:
     except OSError as error:
         raise ConfigurationError(
             f"The metrics cannot be served at {host}:{port}: {error.strerror or error}.",
-            hint="--metrics-port 9464 takes another port",
+            hint="--metrics-port 9464 selects another port",
         ) from error
     try:
         yield int(server.server_port)
@@ -87,32 +87,32 @@ def serving_metrics(session: Session, *, host: str, port: int) -> Iterator[int]:
 
 
 class _StoreCollector:
-    """Collects the numbers of a store anew each time."""
+    """A Prometheus collector that reads the metrics of a store at each collection."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     def describe(self) -> list[Metric]:
-        """Return nothing: what there is depends on the store."""
+        """Return no metrics: their labels depend on the store."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         from prometheus_client import CollectorRegistry
 
         registry = CollectorRegistry()
-        _Numbers(self._session, registry).collect()
+        _StoreGauges(self._session, registry).collect()
         yield from registry.collect()
 
 
-class _Numbers:
-    """Reads a store's numbers into gauges of one registry."""
+class _StoreGauges:
+    """Gauges of one registry, filled from a store."""
 
     def __init__(self, session: Session, registry: Any) -> None:
         self._session = session
         self._registry = registry
 
     def collect(self) -> None:
-        """Read everything."""
+        """Fill all gauges."""
         self._groups()
         self._jobs()
         self._streams()
@@ -130,14 +130,16 @@ class _Numbers:
             "featuregroup_delta_version", "Delta version of the latest version", "featuregroup"
         )
         with self._session.registry.reading() as connection:
-            found = featuregroups.latest_names(connection, containing="", limit=MOST_LABELS)
-        for name, version in found:
+            versions_by_name = featuregroups.latest_names(
+                connection, containing="", limit=MOST_LABELS
+            )
+        for name, version in versions_by_name:
             path = self._session.featuregroup_path(name, version)
             if not is_delta_table(path):
                 continue
             try:
                 state = read_snapshot(path)
-            except FeatureStoreError:  # a damaged table is told by doctor, not here
+            except FeatureStoreError:  # the doctor reports damaged tables
                 continue
             rows.labels(name).set(state.rows)
             commits.labels(name).set(state.version)
@@ -188,7 +190,7 @@ class _Numbers:
                     commit.labels(name).set(status.last_commit.timestamp())
 
     def _monitors(self) -> None:
-        state = self._gauge("monitor_state", "1 for what it found last", "monitor", "state")
+        state = self._gauge("monitor_state", "1 for the latest state", "monitor", "state")
         rows = self._gauge("monitor_window_rows", "Rows of the newest window", "monitor")
         alarms = self._gauge(
             "monitor_alarms", "Findings that are alarms, by kind", "monitor", "kind"
@@ -202,7 +204,7 @@ class _Numbers:
         metric = self._gauge(
             "monitor_metric", "Custom metrics, and those of models", "monitor", "metric"
         )
-        left = MOST_LABELS  # of metrics there may be many to a monitor
+        metrics_left = MOST_LABELS  # a monitor may have many metrics
         with self._session.registry.reading() as connection:
             for job in jobs.every(connection, limit=MOST_LABELS):
                 if job.spec.watched is None:
@@ -214,22 +216,22 @@ class _Numbers:
                 for each in _STATES:
                     state.labels(name, each).set(float(report.state == each))
                 rows.labels(name).set(report.rows)
-                counted = Counter(finding.kind for finding in report.alarms)
+                alarm_counts = Counter(finding.kind for finding in report.alarms)
                 for kind in sorted({finding.kind for finding in report.findings}):
-                    alarms.labels(name, kind).set(counted[kind])
-                    found = [each.excess for each in report.findings if each.kind == kind]
-                    excess.labels(name, kind).set(max(found))
+                    alarms.labels(name, kind).set(alarm_counts[kind])
+                    excesses = [each.excess for each in report.findings if each.kind == kind]
+                    excess.labels(name, kind).set(max(excesses))
                 for finding in report.findings:
-                    if finding.kind == "metric" and finding.value is not None and left:
+                    if finding.kind == "metric" and finding.value is not None and metrics_left:
                         metric.labels(name, finding.subject).set(finding.value)
-                        left -= 1
+                        metrics_left -= 1
 
     def _alerts(self) -> None:
         messages = self._gauge(
             "alert_messages", "Messages of the outbox, by state", "channel", "state"
         )
         with self._session.registry.reading() as connection:
-            found = alerts.counts(connection)
-        for channel in sorted(found)[:MOST_LABELS]:
-            for state, count in found[channel].items():
+            message_counts = alerts.counts(connection)
+        for channel in sorted(message_counts)[:MOST_LABELS]:
+            for state, count in message_counts[channel].items():
                 messages.labels(channel, state).set(count)

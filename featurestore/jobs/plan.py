@@ -1,4 +1,4 @@
-"""What a job would do: windows, rows and bytes of inputs, estimated time."""
+"""Plans of jobs: the windows, rows and bytes of inputs, and the estimated time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument
-from featurestore.jobs.inputs import PinnedInput, parquet_files, pin, seen_by, volume
+from featurestore.jobs.inputs import PinnedInput, file_volume, parquet_files, pin, times_read_by
 from featurestore.jobs.service import complete_between, due_of, get_job
 from featurestore.model import html
 from featurestore.model.job import JobSpec
@@ -18,13 +18,13 @@ from featurestore.registry import runs
 from featurestore.registry.runs import Run
 from featurestore.session import Session
 
-# The runs that an estimate is made from.
+# The number of runs that an estimate is based on.
 _RECENT = 20
 
 
 @dataclass(frozen=True)
 class PlannedInput:
-    """One input of a planned run: at which version, and about how much of it the windows see."""
+    """One input of a planned run: its version, and an estimate of the rows the windows read."""
 
     name: str
     source: str
@@ -36,10 +36,10 @@ class PlannedInput:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """The windows that a job would compute, what they read, and about how long that takes.
+    """The windows that a job would compute, an estimate of their input, and of the time.
 
-    ``seconds`` is None while there are no runs to tell it from. ``features`` says what a window job
-    computes.
+    ``seconds`` is None if there are no runs to estimate it from. ``features`` describes the
+    features of a window job.
     """
 
     job: str
@@ -51,12 +51,12 @@ class JobPlan:
 
     @property
     def rows(self) -> int:
-        """About how many rows are read."""
+        """The estimated number of rows to read."""
         return sum(each.rows for each in self.inputs)
 
     @property
     def bytes(self) -> int:
-        """About how many bytes are read."""
+        """The estimated number of bytes to read."""
         return sum(each.bytes for each in self.inputs)
 
     def _repr_html_(self) -> str:
@@ -69,14 +69,14 @@ class JobPlan:
         if not self.windows:
             return f"{name}: nothing to do"
         if self.seconds is None:
-            lasts = "no run to estimate the time from"
+            duration = "no run to estimate the time from"
         else:
-            lasts = f"about {self.seconds:.1f} s"
+            duration = f"about {self.seconds:.1f} s"
         first, last = self.windows[0], self.windows[-1]
         lines = [
             f"{name}: {len(self.windows)} windows from {first.start.isoformat()} to "
             f"{last.end.isoformat()}",
-            f"reads about {self.rows:,} rows, {self.bytes:,} bytes; {lasts}",
+            f"reads about {self.rows:,} rows, {self.bytes:,} bytes; {duration}",
         ]
         for each in self.inputs:
             source = each.source
@@ -94,23 +94,23 @@ def plan_job(
     *,
     window: Window | tuple[datetime | str, datetime | str] | None = None,
 ) -> JobPlan:
-    """Return the plan of what is due, or of the windows of a range."""
+    """Return the plan of the due windows, or of the windows of a range."""
     job = get_job(session, name)
     if window is None:
         windows = due_of(session, job)
     else:
         windows = complete_between(job.spec, *_range(window))
     inputs, features = [], []
-    for given in pin(session, job.spec):
-        inputs.append(_planned(given, windows, job.spec))
-        features += list(map(str, given.windows))
+    for pinned in pin(session, job.spec):
+        inputs.append(_planned(pinned, windows, job.spec))
+        features += list(map(str, pinned.windows))
     with session.registry.reading() as connection:
-        known = runs.of_job(connection, name, state=runs.DONE, last=_RECENT)
+        recent_runs = runs.of_job(connection, name, state=runs.DONE, last=_RECENT)
     return JobPlan(
         job=name,
         windows=tuple(windows),
         inputs=tuple(inputs),
-        seconds=_seconds(known, len(windows)),
+        seconds=_seconds(recent_runs, len(windows)),
         paused=job.paused,
         features=tuple(features),
     )
@@ -121,53 +121,55 @@ def _range(window: Window | tuple[datetime | str, datetime | str]) -> tuple[date
         return window.start, window.end
     if isinstance(window, str) or len(window) != 2:
         raise InvalidArgument(
-            f"window={window!r} is no range of time.",
+            f"window={window!r} is not a range of time.",
             hint="window=('2019-03-01T00:00:00Z', '2019-03-02T00:00:00Z')",
         )
     start, end = window
     return parse_moment(start, argument="start"), parse_moment(end, argument="end")
 
 
-def _planned(given: PinnedInput, windows: Sequence[Window], spec: JobSpec) -> PlannedInput:
-    rows, size = _volume(given, windows, seen_by(spec))
-    return PlannedInput(given.name, given.source, given.version, given.delta_version, rows, size)
+def _planned(pinned: PinnedInput, windows: Sequence[Window], spec: JobSpec) -> PlannedInput:
+    rows, size = _volume(pinned, windows, times_read_by(spec))
+    return PlannedInput(
+        pinned.name, pinned.source, pinned.version, pinned.delta_version, rows, size
+    )
 
 
 def _volume(
-    given: PinnedInput,
+    pinned: PinnedInput,
     windows: Sequence[Window],
     range_of: Callable[[Window], tuple[int, int]],
 ) -> tuple[int, int]:
-    """Return rows and bytes of the files that windows see, by the share of their times."""
+    """Return rows and bytes that windows read, estimated by the overlap of files in time."""
     if not windows:
         return 0, 0
     first, last = range_of(windows[0])[0], range_of(windows[-1])[1]
     rows = size = 0.0
-    for file_rows, file_bytes, bounds in _files(given):
+    for file_rows, file_bytes, bounds in _files(pinned):
         share = _share(bounds, first, last)
         rows += file_rows * share
         size += file_bytes * share
     return round(rows), round(size)
 
 
-def _files(given: PinnedInput) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
-    """Yield rows, bytes and, where known, the least and greatest time of each file."""
-    if given.kind == "source":
+def _files(pinned: PinnedInput) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
+    """Yield rows, bytes and, if known, the minimum and maximum time of each file."""
+    if pinned.kind == "source":
         return  # planning connects to nothing
-    if given.kind == "parquet":
-        for path in parquet_files(given.path):
-            yield volume(path, given.time)
+    if pinned.kind == "parquet":
+        for path in parquet_files(pinned.path):
+            yield file_volume(path, pinned.time)
         return
-    state = read_snapshot(given.path, given.delta_version)
+    state = read_snapshot(pinned.path, pinned.delta_version)
     times = None
-    if given.time is not None:
-        times = state.times(given.time)
+    if pinned.time is not None:
+        times = state.times(pinned.time)
     for number, file in enumerate(state.files):
         yield file.rows, file.bytes, times[number] if times else None
 
 
 def _share(times: tuple[int, int] | None, first: int, last: int) -> float:
-    """Return which part of a file's range of times lies in ``[first, last)``; unknown: all."""
+    """Return the fraction of a file's time range in ``[first, last)``; 1 if it is unknown."""
     if times is None:
         return 1.0
     begin, end = times
@@ -178,11 +180,11 @@ def _share(times: tuple[int, int] | None, first: int, last: int) -> float:
     return (min(end, last) - max(begin, first)) / (end - begin)
 
 
-def _seconds(known: Sequence[Run], windows: int) -> float | None:
-    spent, computed = 0.0, 0
-    for run in known:
-        spent += run.seconds or 0.0
+def _seconds(recent_runs: Sequence[Run], windows: int) -> float | None:
+    seconds, computed = 0.0, 0
+    for run in recent_runs:
+        seconds += run.seconds or 0.0
         computed += run.windows
     if not computed:
         return None
-    return spent / computed * windows
+    return seconds / computed * windows

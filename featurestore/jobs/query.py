@@ -1,18 +1,18 @@
 """SQL jobs: the query of one window, and of many at once where that gives the same rows.
 
-A query over a chunk of neighbouring windows sees the inputs of all of them, and ``$window_start``
-and ``$window_end`` are the chunk's. For many queries that gives the same rows as window by window,
-and takes a small part of the time. ``may_take_many`` is a rule on the text that lets through only
-queries whose rows cannot mix windows by their form: one SELECT, no subqueries, window functions,
-limits or set operations; parameters only as outer bounds; where rows are grouped, the event time is
-among the keys. What the form cannot tell (an event time of another hour than its rows) is found out
-by computing some windows alone and comparing; see ``compute``.
+A query over a chunk of neighbouring windows reads the inputs of all of them, and ``$window_start``
+and ``$window_end`` are those of the chunk. For many queries this gives the same rows as window by
+window in a fraction of the time. ``can_batch_windows`` is a rule on the text that accepts only queries
+whose form cannot mix rows of windows: one SELECT, no subqueries, window functions, limits or set
+operations; parameters only as outer bounds; where rows are grouped, the event time is among the
+keys. What the form cannot prove (rows may get an event time outside of their window) is checked by
+computing some windows alone and comparing; see ``compute``.
 
-Of many queries even that is proven from their text (``keeps_to_windows``): the event time is made
-of the input's time alone, by steps that never turn the order of times around: ``date_trunc`` and
-the adding of a fixed interval. So it is enough to look at the first and the last instant of a
-window: when their event times lie in the window, those of all rows between them do, and rows of two
-windows never have the same event time, which is among the keys of their groups.
+For many queries even that is proven from their text (``is_proven_per_window``): the event time is
+computed from the input's time alone, by monotonic steps: ``date_trunc`` and the addition of a fixed
+interval. So it is enough to check the first and the last instant of a window: if their event times
+are in the window, those of all rows between them are, and rows of two windows never have the same
+event time, which is among the keys of their groups.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class Query:
     engine: Engine
 
     def run(self, inputs: Mapping[str, Relation], window: Window) -> Relation:
-        """Return the rows of a window from inputs that are cut already."""
+        """Return the rows of a window from inputs that are filtered already."""
         text = _transpiled(self.spec.code, tuple(inputs), self.engine.dialect)
         tables = {}
         for name, relation in inputs.items():
             columns = usersql.columns_read(self.spec.code, relation.schema.names)
-            kept = dict(zip(columns, columns, strict=True))
-            tables[name] = self.engine.select(relation, kept)
-        used = set(re.findall(r"\$([A-Za-z_][A-Za-z0-9_]*)", self.spec.code))
+            columns_by_name = dict(zip(columns, columns, strict=True))
+            tables[name] = self.engine.select(relation, columns_by_name)
+        parameter_names = set(re.findall(r"\$([A-Za-z_][A-Za-z0-9_]*)", self.spec.code))
         parameters = {}
-        if _START in used:
+        if _START in parameter_names:
             parameters[_START] = window.start
-        if _END in used:
+        if _END in parameter_names:
             parameters[_END] = window.end
         return self.engine.user_sql(text, tables=tables, parameters=parameters)
 
@@ -76,18 +76,18 @@ def _transpiled(code: str, tables: tuple[str, ...], dialect: str) -> str:
 
 @lru_cache(maxsize=256)
 def parsed(code: str) -> exp.Expr:
-    """Return the tree of a query, which nobody may change."""
+    """Return the syntax tree of a query. It is cached: callers must not change it."""
     import sqlglot
 
     return sqlglot.parse_one(code, dialect=usersql.DIALECT)
 
 
-def may_take_many(spec: JobSpec, *, times: Sequence[str]) -> bool:
-    """Return whether a query has a form for which many windows at once give the rows of each.
+def can_batch_windows(spec: JobSpec, *, times: Sequence[str]) -> bool:
+    """Return whether one query over many windows has the same rows as a query for each.
 
     Args:
         spec: The job.
-        times: The columns by which its inputs are cut; rows of two such inputs could meet across
+        times: The columns that filter its inputs; rows of two such inputs could join across
             windows.
     """
     from sqlglot import exp
@@ -96,7 +96,7 @@ def may_take_many(spec: JobSpec, *, times: Sequence[str]) -> bool:
     if spec.lookback or len(times) != 1 or not isinstance(tree, exp.Select):
         return False
     mixing = (exp.Subquery, exp.CTE, exp.Window, exp.Limit, exp.Offset, exp.Distinct, exp.Qualify)
-    # What an unknown function does is not known: it may aggregate.
+    # Unknown functions may aggregate.
     if tree.find(*mixing, exp.Anonymous) is not None or len(list(tree.find_all(exp.Select))) != 1:
         return False
     if not _are_outer_bounds(tree, times[0]) or any(each.is_star for each in tree.expressions):
@@ -104,10 +104,10 @@ def may_take_many(spec: JobSpec, *, times: Sequence[str]) -> bool:
     time = _event_time(tree, spec)
     if time is None:
         return False
-    grouped = tree.args.get("group")
-    if grouped is None:
+    group_by = tree.args.get("group")
+    if group_by is None:
         return tree.find(exp.AggFunc) is None
-    return _is_key(time, grouped, tree)
+    return _is_key(time, group_by, tree)
 
 
 def _event_time(tree: exp.Select, spec: JobSpec) -> exp.Expr | None:
@@ -118,14 +118,14 @@ def _event_time(tree: exp.Select, spec: JobSpec) -> exp.Expr | None:
     return None
 
 
-def _is_key(time: exp.Expr, grouped: exp.Expr, tree: exp.Select) -> bool:
-    """Return whether rows are grouped by the event time, however it is named, or by all columns."""
+def _is_key(time: exp.Expr, group_by: exp.Expr, tree: exp.Select) -> bool:
+    """Return whether rows are grouped by the event time or by all columns."""
     from sqlglot import exp
 
-    if grouped.args.get("all"):
+    if group_by.args.get("all"):
         return time.find(exp.AggFunc) is None
     position = str(tree.expressions.index(time) + 1)
-    for key in grouped.expressions:
+    for key in group_by.expressions:
         by_name = isinstance(key, exp.Column) and not key.table and key.name == time.alias_or_name
         by_position = isinstance(key, exp.Literal) and key.name == position
         if by_name or by_position or key == time.unalias():
@@ -134,7 +134,7 @@ def _is_key(time: exp.Expr, grouped: exp.Expr, tree: exp.Select) -> bool:
 
 
 def _are_outer_bounds(tree: exp.Select, time: str) -> bool:
-    """Return whether the start only bounds the input's time from below, the end from above."""
+    """Return whether parameters only bound the input's time: start from below, end from above."""
     from sqlglot import exp
 
     bounds = {exp.GT: _START, exp.GTE: _START, exp.LT: _END, exp.LTE: _END}
@@ -154,13 +154,13 @@ def _are_outer_bounds(tree: exp.Select, time: str) -> bool:
     return True
 
 
-def keeps_to_windows(spec: JobSpec, windows: Sequence[Window], *, time: str) -> bool:
-    """Return whether every row of a query is proven to lie in the window of its input rows.
+def is_proven_per_window(spec: JobSpec, windows: Sequence[Window], *, time: str) -> bool:
+    """Return whether every row of a query is proven to be in the window of its input rows.
 
     Args:
-        spec: The job; its query has a form that may take many windows (``query.may_take_many``).
+        spec: The job; its query satisfies ``can_batch_windows``.
         windows: The windows.
-        time: The column by which its input is cut.
+        time: The column that filters its input.
     """
     steps = event_time_steps(spec, time=time)
     if steps is None:
@@ -174,9 +174,9 @@ def keeps_to_windows(spec: JobSpec, windows: Sequence[Window], *, time: str) -> 
 
 
 def event_time_steps(spec: JobSpec, *, time: str) -> Steps | None:
-    """Return how a query makes its event time of the time of its only input.
+    """Return the function from the time of a query's only input to the event time of its rows.
 
-    None where its text does not tell.
+    None if the text does not determine it.
     """
     from sqlglot import exp
 
@@ -193,26 +193,26 @@ def _steps(node: exp.Expr, time: str) -> Steps | None:
     from sqlglot import exp
 
     if isinstance(node, exp.Column):
-        return _unchanged if node.name.lower() == time.lower() else None
+        return _identity if node.name.lower() == time.lower() else None
     if isinstance(node, exp.Paren):
         return _steps(node.this, time)
     if isinstance(node, exp.TimestampTrunc) and isinstance(node.args.get("unit"), exp.Var):
-        return _then(_steps(node.this, time), _truncation(_unit(node)))
+        return _composed(_steps(node.this, time), _truncation(_unit(node)))
     if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
-        return _then(
+        return _composed(
             _steps(node.this, time), _shift(node.expression, back=isinstance(node, exp.Sub))
         )
     return None
 
 
-def _unchanged(micros: Micros) -> Micros:
+def _identity(micros: Micros) -> Micros:
     return micros
 
 
-def _then(first: Steps | None, second: Steps | None) -> Steps | None:
-    if first is None or second is None:
+def _composed(first_step: Steps | None, second_step: Steps | None) -> Steps | None:
+    if first_step is None or second_step is None:
         return None
-    return lambda micros: second(first(micros))
+    return lambda micros: second_step(first_step(micros))
 
 
 def _unit(node: exp.Expr) -> str:

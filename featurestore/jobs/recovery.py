@@ -1,15 +1,15 @@
-"""What becomes of runs after a crash, and of all runs after the registry was lost.
+"""Recovery of runs after a crash, and of all runs after the registry was lost.
 
-A run is in the registry, with the number of its transaction, before it computes. So whoever takes
-the lease next can tell from the table what a dead run came to: with its commit there the run is
-done, and only its record was missing; without it nothing of it is visible and its windows are due.
+A run is in the registry, with the number of its transaction, before it computes. The next owner of
+the lease checks the table of a dead run: if it contains the commit, only the record of the run was
+missing; otherwise no rows of the run are visible, and its windows are due.
 """
 
 from __future__ import annotations
 
 from sqlalchemy.engine import Connection
 
-from featurestore.jobs.run import Written, last_dataset, record_computed
+from featurestore.jobs.run import RunOutput, last_dataset, record_computed
 from featurestore.jobs.schedule import windows_between
 from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.streams.commits import (
@@ -30,18 +30,18 @@ from featurestore.training import catalog
 
 
 def recover(session: Session, name: str, *, shared: bool = False) -> list[Run]:
-    """Record what the runs of dead processes came to, and return them.
+    """Record the results of runs whose process is dead, and return these runs.
 
-    The caller holds the job's lease, so whatever is recorded as running is dead; or the job is
-    ``shared`` by several runners, of which some may be alive.
+    The caller has the job's lease, so every running record is dead; runs of a ``shared`` job, which
+    has several runners, are checked one by one.
     """
     with session.registry.reading() as connection:
-        left = runs.of_job(connection, name, state=runs.RUNNING)
+        running = runs.of_job(connection, name, state=runs.RUNNING)
         if shared:
-            left = [run for run in left if not _is_alive(session, connection, run)]
-    if left:
+            running = [run for run in running if not _is_alive(session, connection, run)]
+    if running:
         recover_writes(session)
-    return [_recovered(session, run) for run in left]
+    return [_recover_run(session, run) for run in running]
 
 
 def _is_alive(session: Session, connection: Connection, run: Run) -> bool:
@@ -49,14 +49,14 @@ def _is_alive(session: Session, connection: Connection, run: Run) -> bool:
 
 
 def restore_runs(connection: Connection, _: FeatureGroupSpec, path: str) -> None:
-    """Record the successful runs that the commits of a group's table tell of."""
-    for found in reversed(job_commits(path)):
-        runs.restore(connection, _run(found))
+    """Record the successful runs in the commits of a group's table."""
+    for job_commit in reversed(job_commits(path)):
+        runs.restore(connection, _run_of_commit(job_commit))
     restore_stream_runs(connection, path)
 
 
 def restore(connection: Connection, session: Session, spec: JobSpec) -> None:
-    """Bring back runs, computed windows and watermark of a job from its group, oldest first."""
+    """Restore runs, computed windows and watermark of a job from its group, oldest first."""
     if spec.stream is not None:
         restore_stream(connection, session, spec)
     if not spec.fills_group:
@@ -65,43 +65,43 @@ def restore(connection: Connection, session: Session, spec: JobSpec) -> None:
         path = session.featuregroup_path(spec.target, version)
         if not files.is_directory(path):
             continue
-        for found in reversed(job_commits(path, spec.name)):
-            run = _run(found)
+        for job_commit in reversed(job_commits(path, spec.name)):
+            run = _run_of_commit(job_commit)
             runs.restore(connection, run)
             _record(connection, spec, run, version)
 
 
-def _recovered(session: Session, run: Run) -> Run:
+def _recover_run(session: Session, run: Run) -> Run:
     with session.registry.reading() as connection:
         spec = jobs.definition(connection, run.job, run.job_version)
     if spec.stream is not None:
-        return _recovered_stream(session, spec, run)
-    written = _written(session, spec, run)
+        return _recover_stream_run(session, spec, run)
+    output = _committed_output(session, spec, run)
     with session.registry.transaction() as connection:
-        if written is None:
+        if output is None:
             error, hint = "The process died before it committed.", "its windows are due again"
             runs.end(connection, run.run_id, runs.FAILED, error=error, hint=hint)
         else:
-            rows, delta_version = written.rows, written.delta_version
+            rows, delta_version = output.rows, output.delta_version
             runs.end(connection, run.run_id, runs.DONE, rows=rows, delta_version=delta_version)
-            _record(connection, spec, run, written.target_version)
+            _record(connection, spec, run, output.target_version)
         recovered = runs.get(connection, run.run_id)
     return recovered
 
 
-def _recovered_stream(session: Session, spec: JobSpec, run: Run) -> Run:
-    """Record that a run of a stream died, and the rows of the micro-batches that it committed."""
+def _recover_stream_run(session: Session, spec: JobSpec, run: Run) -> Run:
+    """Record that the process of a stream run died, with the rows of its committed batches."""
     commits = [each for each in stream_commits(session, spec) if each.run == run.run_id]
     rows = sum(each.commit.rows_in for each in commits)
-    last = commits[0].commit.version if commits else None
-    error, hint = "The process died.", "its micro-batches stay; the next run goes on after them"
+    last_version = commits[0].commit.version if commits else None
+    error, hint = "The process died.", "its micro-batches stay; the next run continues after them"
     with session.registry.transaction() as connection:
         runs.end(
             connection,
             run.run_id,
             runs.FAILED,
             rows=rows,
-            delta_version=last,
+            delta_version=last_version,
             error=error,
             hint=hint,
         )
@@ -114,30 +114,30 @@ def _record(connection: Connection, spec: JobSpec, run: Run, target_version: int
     record_computed(connection, spec, windows, run, target_version)
 
 
-def _written(session: Session, spec: JobSpec, run: Run) -> Written | None:
-    """Return what a run that died left in its table, or in its dataset; None for nothing."""
+def _committed_output(session: Session, spec: JobSpec, run: Run) -> RunOutput | None:
+    """Return what a dead run committed to its table or dataset, None if nothing."""
     if spec.kind == "training":
         last = last_dataset(session, spec.target)
         if last <= run.inputs.get("before", last):
             return None
         dataset = catalog.get(session, spec.target, last)
-        return Written(sum(dataset.num_rows(split) for split in dataset.splits), last, last)
-    if not spec.fills_group:  # what a monitor found is recorded with the end of its run
+        return RunOutput(sum(dataset.num_rows(split) for split in dataset.splits), last, last)
+    if not spec.fills_group:  # findings of a monitor are recorded with the end of its run
         return None
-    for version, found in commits_of_job(session, spec):
-        if found.commit.note.get("run") == run.run_id:
-            return Written(found.commit.rows_in, found.commit.version, version)
+    for version, job_commit in commits_of_job(session, spec):
+        if job_commit.commit.note.get("run") == run.run_id:
+            return RunOutput(job_commit.commit.rows_in, job_commit.commit.version, version)
     return None
 
 
-def _run(found: JobCommit) -> Run:
-    commit = found.commit
+def _run_of_commit(job_commit: JobCommit) -> Run:
+    commit = job_commit.commit
     return Run(
         run_id=str(commit.note.get("run")),
-        job=found.job,
+        job=job_commit.job,
         job_version=0,
-        window=found.window,
-        windows=found.count,
+        window=job_commit.window,
+        windows=job_commit.count,
         state=runs.DONE,
         owner="restored",
         inputs={"inputs": list(commit.note.get("inputs") or ())},

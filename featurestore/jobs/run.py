@@ -1,7 +1,7 @@
-"""One run: pin, compute, commit exactly the windows, and only then move the watermark.
+"""One run of a job: pin inputs, compute, commit the windows, then advance the watermark.
 
-The run is recorded with the number of its Delta transaction before it computes; ``recovery`` says
-what that is good for. What the library and the job's code log meanwhile goes into the run's file.
+The run is recorded with the number of its Delta transaction before it computes, so that
+``recovery`` can find its commit after a crash. Log records of the run go to its own file.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from featurestore.jobs.source_inputs import SourceInputs
 from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.target import (
     declaration,
-    note_of_windows,
     target,
     transaction,
+    windows_metadata,
     without_nulls,
 )
 from featurestore.model.job import JobSpec
@@ -62,8 +62,8 @@ from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.training import catalog
 
-# Calls the function of a training job with the store and a window; the facade gives it, as the
-# store is its.
+# Calls the function of a training job with the store and a window; the facade supplies it, because
+# this module does not know the store.
 TrainingCall = Callable[[JobDefinition, Window], object]
 
 _log = logging.getLogger(LOGGER)
@@ -72,13 +72,13 @@ _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def no_training(definition: JobDefinition, _: Window) -> object:
-    """Refuse to call a function: what is run has none."""
+    """Raise InvalidJob: jobs without a function cannot be called."""
     raise InvalidJob(f"Job {definition.spec.name!r} has no function.")
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A run about to be made: of which job, for which neighbouring windows, by whom."""
+    """A run to start: its job, neighbouring windows and the owner of the lease."""
 
     job: jobs.RegisteredJob
     definition: JobDefinition
@@ -88,20 +88,20 @@ class Attempt:
 
     @property
     def spec(self) -> JobSpec:
-        """The job's definition, as its file has it."""
+        """The job's definition, as loaded from its file."""
         return self.definition.spec
 
     @property
     def window(self) -> Window:
-        """The range of all windows."""
+        """The range that spans all windows."""
         return Window(self.windows[0].start, self.windows[-1].end)
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a run left: rows, Delta version (or version of the dataset), version of the group.
+class RunOutput:
+    """The output of a run: rows, Delta version (or version of the dataset), version of the group.
 
-    ``record`` writes what else belongs to its record, in the same transaction.
+    ``record`` writes further records in the transaction that ends the run.
     """
 
     rows: int = 0
@@ -111,8 +111,8 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Recording:
-    """A run that has begun: its record, and what it reads."""
+class StartedRun:
+    """A run that has started: its record, pinned inputs and target group."""
 
     run: Run
     inputs: tuple[PinnedInput, ...]
@@ -122,13 +122,15 @@ class Recording:
 def run_windows(session: Session, attempt: Attempt) -> Run:
     """Compute neighbouring windows in one commit; the caller has the job's lease.
 
-    A failure is recorded, not raised: the run says what went wrong, and its windows stay due.
+    A failure is recorded in the run, not raised, and its windows stay due.
     """
-    return recorded(session, attempt, partial(_compute_and_write, session, attempt))
+    return run_recorded(session, attempt, partial(_compute_and_write, session, attempt))
 
 
-def recorded(session: Session, attempt: Attempt, work: Callable[[Recording], Written]) -> Run:
-    """Do the work of a run between its record and its result."""
+def run_recorded(
+    session: Session, attempt: Attempt, work: Callable[[StartedRun], RunOutput]
+) -> Run:
+    """Record the start of a run, do its work, and record its end."""
     spec = attempt.spec
     run_id = f"job-{uuid.uuid4().hex}"
     log = os.path.join(session.logs_path, spec.name, f"{run_id}.log")
@@ -142,29 +144,31 @@ def recorded(session: Session, attempt: Attempt, work: Callable[[Recording], Wri
         owner=attempt.owner,
         log=log,
     )
-    own = names_of(spec)
+    own_names = definition_words(spec)
     with (
-        UnlistedTexts(session.registry, own=own) as without_names,
+        UnlistedTexts(session.registry, own=own_names) as without_names,
         logging_to(log, without_names=without_names),
     ):
         _log.info(
             "%s, %d windows from %s to %s", spec.name, run.windows, run.window.start, run.window.end
         )
-        told = Work("job", spec.name, run_id.removeprefix("job-"), session.location, job=spec)
-        told.window = run.window
-        with observed(told):
+        work_record = Work(
+            "job", spec.name, run_id.removeprefix("job-"), session.location, job=spec
+        )
+        work_record.window = run.window
+        with observed(work_record):
             try:
-                recording = _begin(session, attempt, run)
-                told.inputs = tuple(each.to_json() for each in recording.inputs)
-                written = work(recording)
-            except Exception as error:  # a job's code may raise anything: the history tells it
-                told.error = error
-                return _failed(session, spec, run_id, error)
-            return _done(session, attempt, recording.run, written)
+                recording = _start(session, attempt, run)
+                work_record.inputs = tuple(each.to_json() for each in recording.inputs)
+                output = work(recording)
+            except Exception as error:  # code of jobs may raise any error: it ends the run
+                work_record.error = error
+                return _fail_run(session, spec, run_id, error)
+            return _end_run(session, attempt, recording.run, output)
 
 
-def _begin(session: Session, attempt: Attempt, run: Run) -> Recording:
-    """Record the run, also when its inputs are missing, and return it with what it reads pinned."""
+def _start(session: Session, attempt: Attempt, run: Run) -> StartedRun:
+    """Pin the inputs and record the run; a run whose inputs are missing is recorded, too."""
     spec = attempt.spec
     try:
         inputs = pin(session, spec)
@@ -173,23 +177,23 @@ def _begin(session: Session, attempt: Attempt, run: Run) -> Recording:
         with session.registry.transaction() as connection:
             runs.begin(connection, run)
         raise
-    told: dict[str, Any] = {"inputs": [each.to_json() for each in inputs]}
+    job_inputs: dict[str, Any] = {"inputs": [each.to_json() for each in inputs]}
     if spec.kind == "training":
-        run = replace(run, inputs={**told, "before": last_dataset(session, spec.target)})
+        run = replace(run, inputs={**job_inputs, "before": last_dataset(session, spec.target)})
     elif not spec.fills_group:  # a stream has a transaction for each of its partitions
-        run = replace(run, inputs=told)
+        run = replace(run, inputs=job_inputs)
     else:
-        run = replace(run, inputs=told, transaction=transaction(group, spec, run.window))
+        run = replace(run, inputs=job_inputs, transaction=transaction(group, spec, run.window))
     with session.registry.transaction() as connection:
         runs.begin(connection, run)
-    return Recording(run, inputs, group)
+    return StartedRun(run, inputs, group)
 
 
-def _compute_and_write(session: Session, attempt: Attempt, recording: Recording) -> Written:
+def _compute_and_write(session: Session, attempt: Attempt, recording: StartedRun) -> RunOutput:
     group = recording.group
     schema = None if group is None else group.spec.schema
-    with in_flight(session, kind="stage", name=attempt.spec.name, version=1) as computing:
-        staging = computing.rows
+    with in_flight(session, kind="stage", name=attempt.spec.name, version=1) as staged_write:
+        staging = staged_write.rows
         sources = SourceInputs(session, attempt.spec, recording.inputs, staging)
         computation = Computation(
             session,
@@ -204,117 +208,119 @@ def _compute_and_write(session: Session, attempt: Attempt, recording: Recording)
         if rows is None and (group is None or attempt.spec.mode != "replace_window"):
             _log.info("no rows")
             version = None if group is None else group.spec.version
-            _delete(session, attempt, recording, sources, version, [])
-            return Written(target_version=version)
+            _delete_keys(session, attempt, recording, sources, version, [])
+            return RunOutput(target_version=version)
         if rows is None:
             rows = _no_rows(session, schema, os.path.join(staging, "nothing"))
         check_lease(session, attempt)
-        rows, dead = deletions.split(session, attempt.spec, rows)
-        written = _write(session, attempt, recording, rows, sources.reads)
-        _delete(session, attempt, recording, sources, written.target_version, dead)
-        return written
+        rows, deleted_keys = deletions.split(session, attempt.spec, rows)
+        output = _write(session, attempt, recording, rows, sources.reads)
+        _delete_keys(session, attempt, recording, sources, output.target_version, deleted_keys)
+        return output
 
 
-def _delete(
+def _delete_keys(
     session: Session,
     attempt: Attempt,
-    recording: Recording,
+    recording: StartedRun,
     sources: SourceInputs,
     version: int | None,
-    dead: Sequence[dict[str, Any]],
+    deleted_keys: Sequence[dict[str, Any]],
 ) -> None:
-    """Delete what the source says is deleted; the rows of the run are in the group by now."""
+    """Delete the keys that the source deleted, after the rows of the run are committed."""
     if version is None:
         return
     check_lease(session, attempt)
     run_id = recording.run.run_id
-    if dead:
-        deletions.delete_dead(session, attempt.spec, version, dead, run_id=run_id)
+    if deleted_keys:
+        deletions.delete_tombstones(session, attempt.spec, version, deleted_keys, run_id=run_id)
     if sources.keys is not None:
         deletions.delete_missing(session, attempt.spec, version, sources.keys, run_id=run_id)
 
 
-def _no_rows(session: Session, schema: pa.Schema | None, place: str) -> Relation:
-    """Return no rows, staged: what windows without rows are replaced by."""
+def _no_rows(session: Session, schema: pa.Schema | None, path: str) -> Relation:
+    """Return staged rows without content, to replace windows that have no rows."""
     assert schema is not None
-    nothing = session.engine.from_arrow(schema.empty_table().to_reader())
-    return session.engine.stage(nothing, place)
+    empty_rows = session.engine.from_arrow(schema.empty_table().to_reader())
+    return session.engine.stage(empty_rows, path)
 
 
 def check_lease(session: Session, attempt: Attempt) -> None:
-    """Refuse to commit when another process has taken the job over, thinking this one dead."""
+    """Refuse to commit when another process has taken over the lease of the job."""
     with session.registry.reading() as connection:
-        holder = jobs.lease_owner(connection, attempt.spec.name)
-    if holder != attempt.owner:
+        lease_owner = jobs.lease_owner(connection, attempt.spec.name)
+    if lease_owner != attempt.owner:
         raise JobLeased(
-            f"Job {attempt.spec.name!r} was taken over by {holder} while this run computed."
+            f"Job {attempt.spec.name!r} was taken over by {lease_owner} while this run computed."
         )
 
 
 def _write(
     session: Session,
     attempt: Attempt,
-    recording: Recording,
+    recording: StartedRun,
     rows: Relation,
     reads: Sequence[SourceRead],
-) -> Written:
+) -> RunOutput:
     spec, window, group = attempt.spec, attempt.window, recording.group
     mode: str = spec.mode
-    replaced = None
+    replaced_range = None
     if spec.mode == "replace_window":
         mode = "replace"
-        replaced = TimeRange(str(spec.event_time), window.start, window.end, spec.closed)
+        replaced_range = TimeRange(str(spec.event_time), window.start, window.end, spec.closed)
     typed = without_nulls(session, spec, rows, () if group is None else group.spec.schema.names)
     write = Write(
         mode=mode,
-        replace=replaced,
+        replace=replaced_range,
         schema_change="add",
         transaction=recording.run.transaction,
         validation=spec.validation,
         run_id=recording.run.run_id,
         inputs=tuple(each.to_json() for each in recording.inputs if each.kind != "source"),
         reads=reads or None,
-        window=note_of_windows(spec, window, len(attempt.windows)),
+        window=windows_metadata(spec, window, len(attempt.windows)),
         staged=spec.tombstone is None and typed is rows,
     )
     frame = FeatureFrame(session, typed)
     if group is None:
-        made, commit = create(session, frame, spec.target, declared=declaration(spec), write=write)
-        return Written(commit.rows_in, commit.delta_version, made.version)
+        created_group, commit = create(
+            session, frame, spec.target, declared=declaration(spec), write=write
+        )
+        return RunOutput(commit.rows_in, commit.delta_version, created_group.version)
     commit = insert(session, frame, spec.target, version=group.spec.version, write=write)
     if not commit.applied:
         _log.info("the table has these windows from an earlier run")
-        return Written(0, commit.delta_version, group.spec.version)
-    return Written(commit.rows_in, commit.delta_version, group.spec.version)
+        return RunOutput(0, commit.delta_version, group.spec.version)
+    return RunOutput(commit.rows_in, commit.delta_version, group.spec.version)
 
 
-def _done(session: Session, attempt: Attempt, run: Run, written: Written) -> Run:
-    """Record run, windows and watermark together.
+def _end_run(session: Session, attempt: Attempt, run: Run, output: RunOutput) -> Run:
+    """Record run, windows and watermark in one transaction.
 
-    The rows have landed: where the registry does not answer, the next run finds the commit.
+    The rows are committed by now: if the registry fails, the next run finds the commit.
     """
-    found: dict[str, Any] = {
-        "rows": written.rows,
-        "delta_version": written.delta_version,
-        "memory": _peak(),
+    figures: dict[str, Any] = {
+        "rows": output.rows,
+        "delta_version": output.delta_version,
+        "memory": _peak_memory(),
     }
     try:
         with session.registry.transaction() as connection:
-            runs.end(connection, run.run_id, runs.DONE, **found)
+            runs.end(connection, run.run_id, runs.DONE, **figures)
             if attempt.spec.stream is None:
                 record_computed(
-                    connection, attempt.spec, attempt.windows, run, written.target_version
+                    connection, attempt.spec, attempt.windows, run, output.target_version
                 )
-            if written.record is not None:
-                written.record(connection)
-            _tell_of_success(connection, attempt.spec, run)
-            done = runs.get(connection, run.run_id)
+            if output.record is not None:
+                output.record(connection)
+            _update_alerts(connection, attempt.spec, run)
+            recorded_run = runs.get(connection, run.run_id)
     except RegistryError as error:
-        _log.warning("done, and recorded by the next run of the job: %s", error.message)
-        return replace(run, state=runs.DONE, **found)
-    seconds = done.seconds or 0
-    _log.info("done: %d rows, version %s, %.3f s", written.rows, written.delta_version, seconds)
-    return done
+        _log.warning("done; the next run of the job records it: %s", error.message)
+        return replace(run, state=runs.DONE, **figures)
+    seconds = recorded_run.seconds or 0
+    _log.info("done: %d rows, version %s, %.3f s", output.rows, output.delta_version, seconds)
+    return recorded_run
 
 
 def record_computed(
@@ -335,41 +341,41 @@ def record_computed(
     )
     watermark = jobs.held_watermark(connection, spec.name)
     states = [runs.DONE, runs.STALE]
-    others = runs.windows_in(
+    computed = runs.windows_in(
         connection, spec.name, states=states, start=watermark, besides=run.run_id
     )
-    moved = moved_watermark(schedule_of(spec), watermark, others.union(windows))
-    if moved is not None:
-        jobs.advance(connection, spec.name, moved)
+    advanced = moved_watermark(schedule_of(spec), watermark, computed.union(windows))
+    if advanced is not None:
+        jobs.advance(connection, spec.name, advanced)
 
 
-def _tell_of_success(connection: Connection, spec: JobSpec, run: Run) -> None:
-    """Tell the job's channels that it works again, or of rows that a lenient policy let land."""
+def _update_alerts(connection: Connection, spec: JobSpec, run: Run) -> None:
+    """Resolve the failure alerts of a job, and report rows that failed a lenient validation."""
     if not spec.alert:
         return
     if not runs.windows_of(connection, spec.name, states=[runs.FAILED]):
         incidents.update(connection, spec, {}, families=[incidents.FAILURE])
     if spec.fills_group or spec.stream is not None:
         present = {}
-        bad = reports.failed_of_run(connection, run.run_id)
-        if bad:
-            present[incidents.VALIDATION] = bad
+        failed_rows = reports.failed_of_run(connection, run.run_id)
+        if failed_rows:
+            present[incidents.VALIDATION] = failed_rows
         incidents.update(connection, spec, present, families=[incidents.VALIDATION])
 
 
-def _failed(session: Session, spec: JobSpec, run_id: str, error: Exception) -> Run:
+def _fail_run(session: Session, spec: JobSpec, run_id: str, error: Exception) -> Run:
     if isinstance(error, FeatureStoreError):
         text, hint = error.message, error.hint
-        explained = error.__cause__ is None
+        is_explained = error.__cause__ is None
     else:
         text, hint = f"{type(error).__name__}: {error}", None
-        explained = False
-    _log.error("failed: %s", text, exc_info=None if explained else error)
-    own = names_of(spec)
-    text = unlisted(session.registry, text, own=own)
-    hint = unlisted_hint(session.registry, hint, own=own)
+        is_explained = False
+    _log.error("failed: %s", text, exc_info=None if is_explained else error)
+    own_names = definition_words(spec)
+    text = unlisted(session.registry, text, own=own_names)
+    hint = unlisted_hint(session.registry, hint, own=own_names)
     with session.registry.transaction() as connection:
-        runs.end(connection, run_id, runs.FAILED, memory=_peak(), error=text, hint=hint)
+        runs.end(connection, run_id, runs.FAILED, memory=_peak_memory(), error=text, hint=hint)
         if isinstance(error, ValidationFailed | BadRecord):  # the same rows fail again
             incidents.update(
                 connection,
@@ -377,21 +383,21 @@ def _failed(session: Session, spec: JobSpec, run_id: str, error: Exception) -> R
                 {incidents.VALIDATION: [text]},
                 families=[incidents.VALIDATION],
             )
-        # Alerts and commands are told of the error as it is stored.
+        # Alerts and commands get the error as it is stored, without names of other objects.
         return replace(runs.get(connection, run_id), error=text, hint=hint)
 
 
-def names_of(spec: JobSpec) -> frozenset[str]:
-    """Return the names that an error of a job may contain: those of its definition."""
+def definition_words(spec: JobSpec) -> frozenset[str]:
+    """Return the names that an error of a job may contain: the words of its definition."""
     return words_of(json.dumps(spec.to_json(), ensure_ascii=False))
 
 
-def _peak() -> int:
-    """Return the largest memory of this process so far, in bytes."""
+def _peak_memory() -> int:
+    """Return the peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
 
 
 def last_dataset(session: Session, name: str) -> int:
-    """Return the last version of a dataset, also one whose process died before registering it."""
+    """Return the last version of a dataset, after recovery of writes of dead processes."""
     recover_writes(session)
     return catalog.last_version(session, name)

@@ -1,4 +1,4 @@
-"""The log file of a run: what the library and the job's code log in the thread of the run."""
+"""The log file of a run: records of the library and the job's code in the thread of the run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 @contextmanager
 def logging_to(path: str, *, without_names: Callable[[str], str]) -> Iterator[None]:
-    """Write this thread's log records into a file; below a URI it is there at the end.
+    """Write this thread's log records into a file; a remote file is uploaded at the end.
 
-    ``without_names`` takes listings of names out of warnings, errors and tracebacks.
+    ``without_names`` removes lists of names from warnings, errors and tracebacks.
     """
-    with files.written_here(path) as here, _records_into(here, without_names):
+    with files.written_here(path) as local_path, _records_into(local_path, without_names):
         yield
 
 
@@ -40,13 +40,13 @@ def _records_into(path: str, without_names: Callable[[str], str]) -> Iterator[No
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(_LogFormatter(without_names))
     handler.addFilter(lambda record: record.thread == thread)
-    own = logging.getLogger(LOGGER)
-    if own.level == logging.NOTSET:
-        own.setLevel(logging.INFO)
-    root = logging.getLogger()
-    root.addHandler(handler)
+    library_logger = logging.getLogger(LOGGER)
+    if library_logger.level == logging.NOTSET:
+        library_logger.setLevel(logging.INFO)
+    root_logger = logging.getLogger()
+    root_logger.addHandler(handler)
     try:
         yield
     finally:
-        root.removeHandler(handler)
+        root_logger.removeHandler(handler)
         handler.close()

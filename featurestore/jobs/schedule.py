@@ -1,16 +1,16 @@
-"""Windows of a schedule, pure: which there are, which are due.
+"""Windows of a schedule as pure functions: all windows, and the due ones.
 
 A schedule is a cron expression in a time zone. A window is its data interval: it ends at a schedule
 time t. With the width ``window`` it is ``[t - window, t)``; without a width it reaches from one
-schedule time to the next, so windows tile time whatever daylight saving does. The widths of windows
-are elapsed time: on the night when clocks go back, a daily schedule at 00:00 local time gives a
-window of 25 hours without ``window=`` and of 24 hours with ``window="1d"``.
+schedule time to the next, so windows are adjacent across daylight saving changes. The widths of
+windows are elapsed time: on the night when clocks go back, a daily schedule at 00:00 local time has
+a window of 25 hours without ``window=`` and of 24 hours with ``window="1d"``.
 
 A window is due when it ended at least ``allowed_lateness`` ago. Due windows are a function of
 (definition, watermark, now).
 
-A local time that daylight saving skips is scheduled at the first instant after the gap; one that it
-repeats, twice.
+A local time that daylight saving skips is scheduled at the first instant after the gap; a local
+time that occurs twice is scheduled twice.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from featurestore.model import times
 from featurestore.model.time_limits import in_time
 from featurestore.model.window import Window
 
-# Compared to find overlapping windows: enough for a year of daily ones, daylight saving included.
+# Windows compared to find overlaps: enough for a year of daily ones with daylight saving changes.
 _TIMES_COMPARED = 400
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When windows end, how wide they are, where they begin and how long to wait for late data.
+    """The cron expression, time zone, width, first start and allowed lateness of windows.
 
-    ``start`` is the beginning of the first window at the earliest; None means that there is no past
-    to catch up.
+    ``start`` is the earliest start of a window; None means that there is no catchup.
     """
 
     cron: str
@@ -56,16 +55,16 @@ def due_windows(
     *,
     watermark: datetime | None,
     now: datetime,
-    done: Collection[Window] = (),
+    computed: Collection[Window] = (),
     limit: int | None = None,
 ) -> list[Window]:
     """Return the windows that ended after the watermark and ``allowed_lateness`` ago, oldest first.
 
     Args:
         schedule: The definition.
-        watermark: Up to here every window was computed; None when none was.
+        watermark: All windows up to here were computed; None if no window was.
         now: The present.
-        done: Windows after the watermark that were computed all the same.
+        computed: Windows after the watermark that were computed nevertheless.
         limit: At most so many windows.
 
     >>> from datetime import UTC
@@ -74,23 +73,23 @@ def due_windows(
     >>> [(window.start.hour, window.end.hour) for window in found]
     [(0, 1), (1, 2)]
     """
-    found: list[Window] = []
+    due: list[Window] = []
     since = watermark or schedule.start
     if since is None:
-        return found
+        return due
     for window in in_time(windows_after(schedule, since)):
-        if times.shifted(window.end, schedule.allowed_lateness) > now or len(found) == limit:
+        if times.shifted(window.end, schedule.allowed_lateness) > now or len(due) == limit:
             break
-        begun = schedule.start is None or window.start >= schedule.start
-        if begun and window not in done:
-            found.append(window)
-    return found
+        has_started = schedule.start is None or window.start >= schedule.start
+        if has_started and window not in computed:
+            due.append(window)
+    return due
 
 
 def moved_watermark(
-    schedule: Schedule, watermark: datetime | None, done: Collection[Window]
+    schedule: Schedule, watermark: datetime | None, computed: Collection[Window]
 ) -> datetime | None:
-    """Return where the watermark comes to stand when later windows were computed: at the first gap.
+    """Return the watermark after windows were computed: the end of the last one before a gap.
 
     >>> from datetime import UTC
     >>> hourly = Schedule("0 * * * *", start=datetime(2024, 1, 1, tzinfo=UTC))
@@ -100,12 +99,12 @@ def moved_watermark(
     datetime.datetime(2024, 1, 1, 2, 0, tzinfo=datetime.timezone.utc)
     """
     since = watermark or schedule.start
-    if since is None or not done:
+    if since is None or not computed:
         return watermark
     for window in windows_after(schedule, since):
         if schedule.start is not None and window.start < schedule.start:
             continue
-        if window not in done:
+        if window not in computed:
             break
         watermark = window.end
     return watermark
@@ -114,23 +113,23 @@ def moved_watermark(
 def windows_between(
     schedule: Schedule, start: datetime, end: datetime, *, limit: int | None = None
 ) -> list[Window]:
-    """Return the windows that lie whole in ``[start, end)``, oldest first, ``limit`` at most."""
-    found: list[Window] = []
+    """Return the windows within ``[start, end)``, oldest first, ``limit`` at most."""
+    windows: list[Window] = []
     if start >= end:
-        return found
+        return windows
     for window in in_time(windows_after(schedule, start)):
-        if window.end > end or len(found) == limit:
+        if window.end > end or len(windows) == limit:
             break
         if window.start >= start:
-            found.append(window)
-    return found
+            windows.append(window)
+    return windows
 
 
 def windows_after(schedule: Schedule, instant: datetime) -> Iterator[Window]:
     """Yield the windows that end after ``instant``, without end.
 
     Raises:
-        OutOfRange: The next one begins or ends outside of the years 1 to 9999.
+        OutOfRange: The next window begins or ends outside of the years 1 to 9999.
     """
     if schedule.width is not None:
         for end in _schedule_times(schedule, instant):
@@ -142,36 +141,33 @@ def windows_after(schedule: Schedule, instant: datetime) -> Iterator[Window]:
 
 
 def window_ending(schedule: Schedule, end: datetime) -> Window:
-    """Return the window that ends at a schedule time; InvalidJob when ``end`` is none."""
+    """Return the window that ends at ``end``; InvalidJob if that is not a schedule time."""
     before = times.shifted(end, -timedelta(microseconds=1))
     window = next(windows_after(schedule, before))
     if window.end != end:
         raise InvalidJob(
-            f"{end.isoformat()} is no time of the schedule {schedule.cron!r} "
+            f"{end.isoformat()} is not a time of the schedule {schedule.cron!r} "
             f"({schedule.timezone}).",
-            hint=f"the next one is {window.end.isoformat()}",
+            hint=f"the next schedule time is {window.end.isoformat()}",
         )
     return window
 
 
 def window_starting(schedule: Schedule, start: datetime) -> Window:
-    """Return the window that begins at an instant; InvalidJob when there is none."""
+    """Return the window that begins at ``start``; InvalidJob if there is none."""
     ending = times.shifted(start, schedule.width or timedelta(microseconds=1))
     window = next(windows_after(schedule, times.shifted(ending, -timedelta(microseconds=1))))
     if window.start != start:
         raise InvalidJob(
             f"No window of the schedule {schedule.cron!r} ({schedule.timezone}) begins at "
             f"{start.isoformat()}.",
-            hint=f"one begins at {window.start.isoformat()}",
+            hint=f"the next window begins at {window.start.isoformat()}",
         )
     return window
 
 
 def latest_complete(schedule: Schedule, now: datetime) -> Window | None:
-    """Return the last window that ended ``allowed_lateness`` ago.
-
-    None when the first one is still to come.
-    """
+    """Return the last window that ended ``allowed_lateness`` ago, None before the first one."""
     window = window_ending(
         schedule, last_schedule_time(schedule, times.shifted(now, -schedule.allowed_lateness))
     )
@@ -184,13 +180,13 @@ def last_schedule_time(schedule: Schedule, instant: datetime) -> datetime:
     """Return the last schedule time at or before an instant.
 
     Raises:
-        OutOfRange: There is none from year 1 on.
+        OutOfRange: No schedule time is in the years 1 to 9999.
     """
     just_after = times.shifted(instant, timedelta(microseconds=1))
     with _within_calendar(schedule, instant):
-        found = _croniter(schedule.cron, just_after.astimezone(ZoneInfo(schedule.timezone)))
-        local: datetime = found.get_prev(datetime)
-        return local.astimezone(UTC)
+        cron_times = _croniter(schedule.cron, just_after.astimezone(ZoneInfo(schedule.timezone)))
+        local_time: datetime = cron_times.get_prev(datetime)
+        return local_time.astimezone(UTC)
 
 
 def overlaps(schedule: Schedule) -> bool:
@@ -199,33 +195,33 @@ def overlaps(schedule: Schedule) -> bool:
     if width is None:
         return False
     since = schedule.start or times.utc_now()
-    found = islice(_schedule_times(schedule, since), _TIMES_COMPARED)
-    return any(later - earlier < width for earlier, later in pairwise(found))
+    schedule_times = islice(_schedule_times(schedule, since), _TIMES_COMPARED)
+    return any(later - earlier < width for earlier, later in pairwise(schedule_times))
 
 
 def _schedule_times(schedule: Schedule, instant: datetime) -> Iterator[datetime]:
     """Yield the schedule times after an instant, without end."""
     fields = _plain_fields(schedule.cron) if schedule.timezone == "UTC" else None
     if fields is not None:
-        every = _utc_schedule_times(fields, instant)
+        upcoming = _utc_schedule_times(fields, instant)
     else:
-        every = _local_schedule_times(schedule, instant)
+        upcoming = _local_schedule_times(schedule, instant)
     while True:
         with _within_calendar(schedule, instant):
-            instant = next(every)
+            instant = next(upcoming)
         yield instant
 
 
 def _local_schedule_times(schedule: Schedule, instant: datetime) -> Iterator[datetime]:
-    found = _croniter(schedule.cron, instant.astimezone(ZoneInfo(schedule.timezone)))
+    cron_times = _croniter(schedule.cron, instant.astimezone(ZoneInfo(schedule.timezone)))
     while True:
-        local: datetime = found.get_next(datetime)
-        yield local.astimezone(UTC)
+        local_time: datetime = cron_times.get_next(datetime)
+        yield local_time.astimezone(UTC)
 
 
 @contextmanager
 def _within_calendar(schedule: Schedule, instant: datetime) -> Iterator[None]:
-    """Say that a schedule has no time near an instant in the years that Python has."""
+    """Raise OutOfRange if a schedule has no time near an instant in the years of ``datetime``."""
     try:
         yield
     except (OverflowError, ValueError) as error:
@@ -237,7 +233,7 @@ def _within_calendar(schedule: Schedule, instant: datetime) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Fields:
-    """The five fields of a cron expression, each the numbers that match.
+    """The five fields of a cron expression, each as its matching numbers.
 
     Weekdays count from Sunday, 0.
     """
@@ -249,7 +245,7 @@ class _Fields:
     weekdays: tuple[int, ...]
 
 
-_WHOLE = _Fields(
+_EVERY_NUMBER = _Fields(
     tuple(range(60)),
     tuple(range(24)),
     tuple(range(1, 32)),
@@ -259,11 +255,10 @@ _WHOLE = _Fields(
 
 
 def _utc_schedule_times(fields: _Fields, instant: datetime) -> Iterator[datetime]:
-    """Yield the schedule times in UTC: the minutes that match of the days that match."""
-    times_of_day = []
-    for hour in fields.hours:
-        for minute in fields.minutes:
-            times_of_day.append(timedelta(hours=hour, minutes=minute))
+    """Yield the schedule times in UTC: the matching minutes of the matching days."""
+    times_of_day = [
+        timedelta(hours=hour, minutes=minute) for hour in fields.hours for minute in fields.minutes
+    ]
     day = instant.replace(hour=0, minute=0, second=0, microsecond=0)
     while True:
         month_day = day.month in fields.months and day.day in fields.days
@@ -276,55 +271,53 @@ def _utc_schedule_times(fields: _Fields, instant: datetime) -> Iterator[datetime
 
 @cache
 def _plain_fields(cron: str) -> _Fields | None:
-    """Return the fields of an expression that is nothing but sets of numbers.
+    """Return the fields of an expression that consists of numbers, None for any other one.
 
-    None leaves it to croniter.
-
-    Each step costs croniter a fifth of a millisecond, which backfills of years would feel.
+    croniter needs 0.2 ms a step, which is slow for backfills of years.
     """
     if len(cron.split()) != 5:
         return None
-    expanded, special = _croniter_class().expand(cron)
+    expanded, special = _import_croniter().expand(cron)
     if special:
         return None
     minutes, hours, days, months, weekdays = expanded
-    # Cron takes days that match either field where both are given. A 31st of February never comes:
-    # croniter refuses it, a walk over days would go on for ever.
+    # Cron matches either of the two day fields if both are set. February 31st never comes:
+    # croniter refuses it, while a walk over days would not end.
     if days != ["*"] and (weekdays != ["*"] or min(days, default=0) > 28):
         return None
     fields = [
-        _numbers(minutes, _WHOLE.minutes),
-        _numbers(hours, _WHOLE.hours),
-        _numbers(days, _WHOLE.days),
-        _numbers(months, _WHOLE.months),
-        _numbers(weekdays, _WHOLE.weekdays),
+        _numbers(minutes, _EVERY_NUMBER.minutes),
+        _numbers(hours, _EVERY_NUMBER.hours),
+        _numbers(days, _EVERY_NUMBER.days),
+        _numbers(months, _EVERY_NUMBER.months),
+        _numbers(weekdays, _EVERY_NUMBER.weekdays),
     ]
-    found = [each for each in fields if each is not None]
-    if len(found) < len(fields):
+    number_fields = [each for each in fields if each is not None]
+    if len(number_fields) < len(fields):
         return None
-    return _Fields(*found)
+    return _Fields(*number_fields)
 
 
-def _numbers(field: Sequence[int | str], whole: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the numbers that a field matches, None when it has others than numbers.
+def _numbers(field: Sequence[int | str], every_number: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the numbers that a field matches, None if it contains anything else.
 
     Sunday is 0 and 7.
     """
     if list(field) == ["*"]:
-        return whole
+        return every_number
     numbers = set()
     for value in field:
         if not isinstance(value, int):
             return None
-        numbers.add(0 if whole == _WHOLE.weekdays and value == 7 else value)
+        numbers.add(0 if every_number == _EVERY_NUMBER.weekdays and value == 7 else value)
     return tuple(sorted(numbers))
 
 
 def _croniter(cron: str, start: datetime) -> Any:
-    return _croniter_class()(cron, start)
+    return _import_croniter()(cron, start)
 
 
-def _croniter_class() -> Any:
+def _import_croniter() -> Any:
     try:
         from croniter import croniter
     except ImportError as error:

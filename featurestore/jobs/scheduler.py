@@ -1,11 +1,8 @@
-"""The scheduler.
+"""The scheduler: every few seconds it runs the due windows of all jobs in order of dependency.
 
-Every few seconds it asks which windows are due, and runs them in the order in which jobs feed
-others.
-
-It keeps nothing in memory that matters: what is due follows from the registry and the clock, so it
-may be killed and started anew at any time, and any number of schedulers may share a registry (a
-lease a job).
+It has no state of its own: due windows follow from the registry and the clock. So it may be killed
+and restarted at any time, and any number of schedulers may share a registry (with a lease for each
+job).
 """
 
 from __future__ import annotations
@@ -42,9 +39,12 @@ _LONGEST_WAIT = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Options:
-    """How a scheduler works.
+    """Options of a scheduler.
 
-    Seconds between two looks, jobs at once, whether stale windows are computed anew.
+    Attributes:
+        every: Seconds between two polls.
+        workers: Jobs at once.
+        stale: Whether stale windows are computed again.
     """
 
     every: float = 10.0
@@ -53,12 +53,12 @@ class Options:
 
 
 class Scheduler:
-    """Runs what is due, until it is told to stop.
+    """Runs due jobs until it is stopped.
 
     Args:
         session: The connection.
         call: Calls the functions of training jobs.
-        options: How.
+        options: Interval, workers and handling of stale windows.
     """
 
     def __init__(
@@ -71,26 +71,26 @@ class Scheduler:
         self._sending: threading.Thread | None = None
 
     def run(self) -> None:
-        """Run what is due again and again until SIGTERM, SIGINT or ``stop``.
+        """Run due windows repeatedly until SIGTERM, SIGINT or ``stop``.
 
-        Runs that have begun are finished first.
+        Runs in progress are finished first.
         """
         stop = self._watch.stop
         with _stopped_by_signals(stop):
             _log.info("scheduler started")
             while not stop.is_set():
-                begun = time.monotonic()
+                started = time.monotonic()
                 try:
                     self.run_due()
-                except FeatureStoreError as error:  # the registry may answer the next time
+                except FeatureStoreError as error:  # the registry may be available next time
                     _log.error("%s", error)
                 self._send_alerts()
-                spent = time.monotonic() - begun
-                stop.wait(max(self._options.every - spent, 0))
+                elapsed = time.monotonic() - started
+                stop.wait(max(self._options.every - elapsed, 0))
             _log.info("scheduler stopped")
 
     def _send_alerts(self) -> None:
-        """Send what waits in the outbox beside the jobs, which no channel may hold up."""
+        """Send the outbox in a thread, so that slow channels do not delay jobs."""
         if self._sending is None or not self._sending.is_alive():
             self._sending = threading.Thread(
                 target=send_waiting, args=(self._session,), name="alerts", daemon=True
@@ -98,13 +98,13 @@ class Scheduler:
             self._sending.start()
 
     def stop(self) -> None:
-        """Stop after the runs that have begun."""
+        """Stop after the runs in progress."""
         self._watch.stop.set()
 
     def run_due(self) -> None:
-        """Run everything that is due now, in order.
+        """Run everything that is due now, in order of dependency.
 
-        Errors of one job are logged and touch no other.
+        Errors of a job are logged and do not affect others.
         """
         with self._session.registry.reading() as connection:
             active = {job.spec.name: job for job in jobs.every(connection) if not job.paused}
@@ -131,16 +131,16 @@ class Scheduler:
             _log.debug("%s is run by another process", name)
         except FeatureStoreError as error:
             _log.error("%s: %s", name, error)
-        except Exception:  # whatever one job does, the others go on
+        except Exception:  # errors in the code of one job must not stop the others
             _log.exception("%s", name)
 
     def _attempt(self, name: str, choose: service.Choice) -> None:
         service.attempt(self._session, name, choose, call=self._call, watch=self._watch)
 
     def due(self, job: RegisteredJob, waiting: Mapping[str, Sequence[Window]]) -> Sequence[Window]:
-        """Return the windows of a job to be tried now.
+        """Return the windows of a job to compute now.
 
-        ``waiting`` are those of jobs that it reads.
+        ``waiting`` are the due windows of jobs upstream.
         """
         now = times.utc_now()
         latest = latest_complete(schedule_of(job.spec), now)
@@ -148,7 +148,7 @@ class Scheduler:
             return []
         with self._session.registry.reading() as connection:
             failed = runs.windows_of(connection, job.spec.name, states=[runs.FAILED])
-        found = []
+        to_run = []
         for window in before_gap(service.due_of(self._session, job), waiting):
             state = failed.get(window)
             if state is None or retry_is_due(
@@ -158,32 +158,29 @@ class Scheduler:
                 complete_at=times.shifted(latest.end, job.spec.allowed_lateness),
                 now=now,
             ):
-                found.append(window)
+                to_run.append(window)
             elif job.spec.on_error == "wait":
                 break
-        return found
+        return to_run
 
     def _waiting(self, job: RegisteredJob, specs: Sequence[JobSpec]) -> dict[str, list[Window]]:
-        """Return the windows that jobs upstream still have to compute.
-
-        Failed ones hold nobody up.
-        """
+        """Return the windows that jobs upstream still have to compute, without failed ones."""
         waiting = {}
         for name in upstream(job.spec, specs):
-            above = service.get_job(self._session, name)
-            if above.paused:
+            upstream_job = service.get_job(self._session, name)
+            if upstream_job.paused:
                 continue
             with self._session.registry.reading() as connection:
                 failed = runs.windows_of(connection, name, states=[runs.FAILED])
-            due = service.due_of(self._session, above)
+            due = service.due_of(self._session, upstream_job)
             waiting[name] = [window for window in due if window not in failed]
         return waiting
 
 
 def levels(specs: Iterable[JobSpec]) -> list[list[str]]:
-    """Return jobs in groups: each reads only what jobs of earlier groups fill.
+    """Return job names in groups: each group reads only targets of earlier groups.
 
-    Jobs that read each other come last.
+    Jobs with circular dependencies come last.
 
     >>> sql = {"kind": "sql", "schedule": "", "code": ""}
     >>> a = JobSpec(name="a", target="hours", inputs={"t": "trips"}, **sql)
@@ -191,43 +188,45 @@ def levels(specs: Iterable[JobSpec]) -> list[list[str]]:
     >>> levels([b, a])
     [['a'], ['b']]
     """
-    left = {spec.name: spec for spec in specs}
-    found: list[list[str]] = []
-    while left:
-        free = [name for name, spec in left.items() if not upstream(spec, left.values())]
-        group = sorted(free or left)
-        found.append(group)
+    remaining = {spec.name: spec for spec in specs}
+    groups: list[list[str]] = []
+    while remaining:
+        independent = [
+            name for name, spec in remaining.items() if not upstream(spec, remaining.values())
+        ]
+        group = sorted(independent or remaining)
+        groups.append(group)
         for name in group:
-            del left[name]
-    return found
+            del remaining[name]
+    return groups
 
 
-def upstream(spec: JobSpec, others: Iterable[JobSpec]) -> list[str]:
-    """Return the jobs whose targets a job reads."""
-    read = {place.partition("@")[0] for place in spec.inputs.values()}
-    found = []
-    for other in others:
-        if other.name != spec.name and other.target in read:
-            found.append(other.name)
-    return found
+def upstream(spec: JobSpec, candidates: Iterable[JobSpec]) -> list[str]:
+    """Return the names of the jobs whose targets a job reads."""
+    input_names = {reference.partition("@")[0] for reference in spec.inputs.values()}
+    return [
+        candidate.name
+        for candidate in candidates
+        if candidate.name != spec.name and candidate.target in input_names
+    ]
 
 
 def retry_is_due(
     *, failures: int, failed_at: datetime, retries: int, complete_at: datetime, now: datetime
 ) -> bool:
-    """Return whether a window that failed is to be tried again now.
+    """Return whether a failed window should be retried now.
 
-    That is so after 30 seconds, a minute, two, ... an hour; when its retries are used up, once
-    whenever another window of the job comes due.
+    Retries follow after 30 seconds, a minute, two, ... an hour; when they are used up, once each
+    time another window of the job becomes due.
 
     Args:
-        failures: How often it failed since it was last computed.
-        failed_at: When it failed last.
-        retries: How often it is tried again.
-        complete_at: When the job's last window came due.
-        now: The present.
+        failures: Number of failures since its last success.
+        failed_at: Time of the last failure.
+        retries: Maximum number of retries.
+        complete_at: When the job's last window became due.
+        now: The current time.
     """
-    if failed_at > now:  # a clock that was set back must not hold it up
+    if failed_at > now:  # the clock was set back: do not wait for it to catch up
         return True
     if failures <= retries:
         wait = min(_FIRST_WAIT * 2 ** (failures - 1), _LONGEST_WAIT)
@@ -238,11 +237,8 @@ def retry_is_due(
 def before_gap(
     windows: Sequence[Window], open_upstream: Mapping[str, Collection[Window]]
 ) -> list[Window]:
-    """Return the windows that end before the first one that jobs upstream have yet to compute."""
-    begins = []
-    for waiting in open_upstream.values():
-        for window in waiting:
-            begins.append(window.start)
+    """Return the windows that end before the first missing window of jobs upstream."""
+    begins = [window.start for waiting in open_upstream.values() for window in waiting]
     if not begins:
         return list(windows)
     gap = min(begins)
@@ -251,19 +247,19 @@ def before_gap(
 
 @contextmanager
 def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Let SIGTERM and SIGINT set an event, where this is the main thread."""
+    """Set an event on SIGTERM and SIGINT; other threads than the main one cannot."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def set_stop(*_: object) -> None:
-        # A handler runs between two instructions of this thread, which may hold the event's lock.
+        # A handler interrupts this thread, which may hold the event's lock: set it in another one.
         threading.Thread(target=stop.set, name="stop").start()
 
-    wanted = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(each, set_stop) for each in wanted]
+    signals = (signal.SIGTERM, signal.SIGINT)
+    previous_handlers = [signal.signal(each, set_stop) for each in signals]
     try:
         yield
     finally:
-        for number, handler in zip(wanted, before, strict=True):
+        for number, handler in zip(signals, previous_handlers, strict=True):
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What the store offers for jobs: register, look, run, backfill, pause."""
+"""Operations on jobs: register, list, run, backfill, pause."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.stale import stale_windows
 from featurestore.jobs.streams.run import is_due, window_of
 from featurestore.jobs.target import target
-from featurestore.jobs.window_jobs.rows import check, with_its_key
+from featurestore.jobs.window_jobs.rows import check_window_job, with_primary_key
 from featurestore.model import html, times
 from featurestore.model.callers import warn_caller
 from featurestore.model.cores import usable_cores
@@ -45,14 +45,14 @@ from featurestore.session import Session
 from featurestore.streams import check_stream_job
 
 Choice = Callable[[Session, RegisteredJob], Sequence[Window]]
-_MOST_AT_ONCE = 4
+_MAX_PARALLEL_CHUNKS = 4
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A registered job and how it stands: how many windows are due or failed, and its last run.
+    """A registered job with its counts of due and failed windows and its last run.
 
-    ``stream`` is how a stream job stands, None before its first look at its topic.
+    ``stream`` is the progress of a stream job, None before its first run.
     """
 
     job: RegisteredJob
@@ -67,14 +67,14 @@ class JobStatus:
         return self.job.spec.name
 
     def _summary(self) -> dict[str, object]:
-        last = None
+        last_state = None
         if self.last is not None:
-            last = self.last.state
-        counts = {"due": self.due, "failed": self.failed, "last_run": last}
-        told = {**self.job._summary(), **counts}
+            last_state = self.last.state
+        counts = {"due": self.due, "failed": self.failed, "last_run": last_state}
+        summary = {**self.job._summary(), **counts}
         if self.stream is not None:
-            told |= self.stream.summary()
-        return told
+            summary |= self.stream.summary()
+        return summary
 
     def _repr_html_(self) -> str:
         return html.facts(self._summary(), caption="Job")
@@ -83,73 +83,73 @@ class JobStatus:
 def register_jobs(
     session: Session, module_or_path: ModuleType | str | os.PathLike[str]
 ) -> list[RegisteredJob]:
-    """Register every job of a module, file or folder; return them as registered, by name."""
-    found = load(module_or_path)
-    _check_channels(session, [definition.spec for definition, _ in found.values()])
-    specs = _as_registered(session, {name: each.spec for name, (each, _) in found.items()})
+    """Register every job of a module, file or folder; return the registered jobs by name."""
+    definitions = load(module_or_path)
+    _check_channels(session, [definition.spec for definition, _ in definitions.values()])
+    specs = _registered_specs(session, {name: each.spec for name, (each, _) in definitions.items()})
     registered = []
-    for name, (_, file) in sorted(found.items()):
+    for name, (_, file) in sorted(definitions.items()):
         spec = specs[name]
         trust(session.location, file)
-        begin = None
+        watermark = None
         if spec.stream is not None:
             check_stream_job(session, spec)
-        elif spec.start is None:  # the past is left alone: the job begins with the window open now
+        elif spec.start is None:  # no catchup: the job begins with the window that is open now
             now = times.shifted(times.utc_now(), -spec.allowed_lateness)
-            begin = last_schedule_time(schedule_of(spec), now)
+            watermark = last_schedule_time(schedule_of(spec), now)
         with session.registry.transaction() as connection:
-            known = jobs.find(connection, name)
-            jobs.register(connection, spec, origin=file.origin, watermark=begin)
-            if known is None:
+            earlier = jobs.find(connection, name)
+            jobs.register(connection, spec, origin=file.origin, watermark=watermark)
+            if earlier is None:
                 restore(connection, session, spec)
             registered.append(jobs.get(connection, name))
     return Listing(registered)
 
 
-def _as_registered(session: Session, given: Mapping[str, JobSpec]) -> dict[str, JobSpec]:
-    """Return jobs as they are registered: what can be known to fail is refused."""
-    if all(spec.kind != "window" for spec in given.values()):
-        return dict(given)
+def _registered_specs(session: Session, specs: Mapping[str, JobSpec]) -> dict[str, JobSpec]:
+    """Return the definitions to register; refuse those that are known to fail."""
+    if all(spec.kind != "window" for spec in specs.values()):
+        return dict(specs)
     with session.registry.reading() as connection:
-        coming = {job.spec.target for job in jobs.every(connection)}
-    coming.update([spec.target for spec in given.values()])
-    specs = {}
-    for name, spec in given.items():
-        specs[name] = with_its_key(session, spec)
-        check(session, specs[name], coming=coming)
-    return specs
+        target_names = {job.spec.target for job in jobs.every(connection)}
+    target_names.update([spec.target for spec in specs.values()])
+    definitions = {}
+    for name, spec in specs.items():
+        definitions[name] = with_primary_key(session, spec)
+        check_window_job(session, definitions[name], future_groups=target_names)
+    return definitions
 
 
 def _check_channels(session: Session, specs: Sequence[JobSpec]) -> None:
-    """Refuse jobs that would tell channels which nobody added."""
+    """Refuse jobs with alert channels that the store does not have."""
     with session.registry.reading() as connection:
-        known = [each.name for each in alerts.channels(connection)]
+        channel_names = [each.name for each in alerts.channels(connection)]
     for spec in specs:
-        unknown = [name for name in spec.alert if name not in known]
+        unknown = [name for name in spec.alert if name not in channel_names]
         if unknown:
             raise InvalidJob(
-                f"Job {spec.name!r}: alert= names {listing(unknown)}, and the store has the "
-                f"channels {listing(known)}.",
+                f"Job {spec.name!r}: alert= names {listing(unknown)}. Available channels: "
+                f"{listing(channel_names)}.",
                 hint=f"store.add_alert_channel({unknown[0]!r}, 'log')",
                 command=f"featurestore alert add {unknown[0]} log",
             )
 
 
 def get_jobs(session: Session, *, limit: int | None = None, offset: int = 0) -> list[JobStatus]:
-    """Return registered jobs and how they stand, by name: all of them, or a page."""
+    """Return registered jobs with their status, sorted by name; ``limit`` jobs from ``offset``."""
     with session.registry.reading() as connection:
-        found = jobs.every(connection, limit=limit, offset=offset)
+        registered_jobs = jobs.every(connection, limit=limit, offset=offset)
     statuses = []
-    for job in found:
+    for job in registered_jobs:
         try:
             statuses.append(status_of(session, job))
-        except InvalidJob as error:  # a registry from elsewhere may hold any schedule
+        except InvalidJob as error:  # an imported registry may contain invalid schedules
             warn_caller(f"The job {job.spec.name!r} is left out: {error.message}")
     return Listing(statuses)
 
 
 def status_of(session: Session, job: RegisteredJob) -> JobStatus:
-    """Return how a job stands."""
+    """Return the status of a job."""
     with session.registry.reading() as connection:
         last = runs.last(connection, job.spec.name)
         failed = runs.windows_of(connection, job.spec.name, states=[runs.FAILED])
@@ -159,7 +159,7 @@ def status_of(session: Session, job: RegisteredJob) -> JobStatus:
 
 
 def get_job(session: Session, name: str) -> RegisteredJob:
-    """Return a registered job; JobNotFound lists those there are."""
+    """Return a registered job; JobNotFound lists the registered ones."""
     with session.registry.reading() as connection:
         return jobs.get(connection, name)
 
@@ -172,7 +172,7 @@ def get_runs(session: Session, name: str) -> list[Run]:
 
 
 def set_paused(session: Session, name: str, *, paused: bool) -> None:
-    """Pause a job, or let it go on."""
+    """Pause or resume a job."""
     with session.registry.transaction() as connection:
         jobs.set_paused(connection, name, paused)
 
@@ -180,20 +180,22 @@ def set_paused(session: Session, name: str, *, paused: bool) -> None:
 def due_of(session: Session, job: RegisteredJob) -> list[Window]:
     """Return the windows of a job that are due now, oldest first.
 
-    Those after the watermark, and those that failed.
+    Due are the windows after the watermark and the failed ones.
     """
     spec, name = job.spec, job.spec.name
     if spec.stream is not None:  # its records have offsets, not windows
         return []
     with session.registry.reading() as connection:
         failed = runs.windows_of(connection, name, states=[runs.FAILED])
-        done = runs.windows_in(
+        computed = runs.windows_in(
             connection, name, states=[runs.DONE, runs.STALE], start=job.watermark
         )
-    ahead = due_windows(schedule_of(spec), watermark=job.watermark, now=times.utc_now(), done=done)
-    known = set(ahead)
-    found = sorted([*(each for each in failed if each not in known), *ahead])
-    return found if spec.catchup is None else found[: spec.catchup]
+    upcoming = due_windows(
+        schedule_of(spec), watermark=job.watermark, now=times.utc_now(), computed=computed
+    )
+    upcoming_set = set(upcoming)
+    windows = sorted([*(each for each in failed if each not in upcoming_set), *upcoming])
+    return windows if spec.catchup is None else windows[: spec.catchup]
 
 
 def run_job(
@@ -211,30 +213,30 @@ def run_job(
             "window=, due= and stale= exclude each other.", hint="give one of them"
         )
 
-    def one(session: Session, job: RegisteredJob) -> list[Window]:
-        found = resolve_window(job, window)
-        _refuse_to_append_again(session, job, [found])
-        return [found]
+    def choose_window(session: Session, job: RegisteredJob) -> list[Window]:
+        job_window = resolve_window(job, window)
+        _refuse_repeated_appends(session, job, [job_window])
+        return [job_window]
 
     if due:
         choose: Choice = _all_due
     elif stale:
         choose = all_stale
     else:
-        choose = one
+        choose = choose_window
     stream = get_job(session, name).spec.stream
     if stream is not None:
         _refuse_windows(name, window is not None or stale)
     outcome = attempt(session, name, choose, call=call, due=due)
     send_waiting(session)
-    return _checked(session, name, outcome, stream=stream is not None)
+    return _raise_failures(session, name, outcome, stream=stream is not None)
 
 
-def _refuse_windows(name: str, asked: bool) -> None:
-    if asked:
+def _refuse_windows(name: str, has_window_options: bool) -> None:
+    if has_window_options:
         raise InvalidArgument(
-            f"Job {name!r} reads a stream, which has no windows.",
-            hint=f"run_job({name!r}) reads what its topic has now",
+            f"Job {name!r} reads a stream and has no windows.",
+            hint=f"run_job({name!r}) reads the new records of its topic",
             command=f"featurestore job run {name}",
         )
 
@@ -250,31 +252,36 @@ def backfill_job(
     watch: Watch | None = None,
 ) -> list[Run]:
     """Compute the windows of a range and return the runs; see ``FeatureStore.backfill_job``."""
-    first, last = parse_moment(start, argument="start"), parse_moment(end, argument="end")
+    range_start, range_end = (
+        parse_moment(start, argument="start"),
+        parse_moment(end, argument="end"),
+    )
     _refuse_windows(name, get_job(session, name).spec.stream is not None)
-    if first >= last:
-        raise InvalidArgument(f"start={first.isoformat()} is not before end={last.isoformat()}.")
+    if range_start >= range_end:
+        raise InvalidArgument(
+            f"start={range_start.isoformat()} is not before end={range_end.isoformat()}."
+        )
 
     def choose(session: Session, job: RegisteredJob) -> list[Window]:
-        found = complete_between(job.spec, first, last)
+        windows = complete_between(job.spec, range_start, range_end)
         if not resume:
-            _refuse_to_append_again(session, job, found)
-            return found
-        held = _held(session, job, first, last)
-        return [window for window in found if window not in held]
+            _refuse_repeated_appends(session, job, windows)
+            return windows
+        computed = _computed_windows(session, job, range_start, range_end)
+        return [window for window in windows if window not in computed]
 
-    parallel = min(_MOST_AT_ONCE, usable_cores())
+    parallel = min(_MAX_PARALLEL_CHUNKS, usable_cores())
     outcome = attempt(session, name, choose, call=call, watch=watch, parallel=parallel)
     send_waiting(session)
-    done = _checked(session, name, outcome)
-    return Backfill(done, note=_backfill_note(session, name, done))
+    job_runs = _raise_failures(session, name, outcome)
+    return Backfill(job_runs, note=_backfill_note(session, name, job_runs))
 
 
 class Backfill(Listing[Run]):
-    """The runs of a backfill. ``note`` says in a sentence what a monitor found, "" for other jobs."""
+    """The runs of a backfill. ``note`` summarizes the findings of a monitor, "" for other jobs."""
 
-    def __init__(self, done: Sequence[Run], *, note: str = "") -> None:
-        super().__init__(done)
+    def __init__(self, job_runs: Sequence[Run], *, note: str = "") -> None:
+        super().__init__(job_runs)
         self.note = note
 
     def __repr__(self) -> str:
@@ -285,17 +292,17 @@ class Backfill(Listing[Run]):
         return super()._repr_html_() + (html.paragraph(self.note) if self.note else "")
 
 
-def _backfill_note(session: Session, name: str, done: Sequence[Run]) -> str:
-    """Return how many windows a monitor judged in some runs, and how many were out of bounds."""
-    if not done or get_job(session, name).spec.kind != "monitor":
+def _backfill_note(session: Session, name: str, job_runs: Sequence[Run]) -> str:
+    """Return a summary of the windows that a monitor evaluated, "" for other jobs."""
+    if not job_runs or get_job(session, name).spec.kind != "monitor":
         return ""
     with session.registry.reading() as connection:
-        states = monitors.states_of_runs(connection, name, [run.run_id for run in done])
-    judged = states.total() - states["learning"]
-    out = states["alarm"] + states["suspect"]
+        states = monitors.states_of_runs(connection, name, [run.run_id for run in job_runs])
+    evaluated = states.total() - states["learning"]
+    out_of_bounds = states["alarm"] + states["suspect"]
     return (
-        f"{judged:,} windows judged ({states['learning']:,} more had too little before them), "
-        f"{out:,} out of bounds, {states['alarm']:,} of them alarms. Alerts are sent for the "
+        f"{evaluated:,} windows judged ({states['learning']:,} more had too little history), "
+        f"{out_of_bounds:,} out of bounds, {states['alarm']:,} of them alarms. Alerts are sent for the "
         f"newest window only: featurestore monitor history {name} lists the others."
     )
 
@@ -310,9 +317,9 @@ def attempt(
     parallel: int = 1,
     due: bool = False,
 ) -> Outcome:
-    """Take the lease of a job, recover what dead processes left, compute the windows chosen then.
+    """Take the lease of a job, recover its dead runs, and compute the windows that are chosen then.
 
-    ``due`` leaves a stream alone whose trigger has not passed.
+    ``due`` skips a stream whose trigger interval has not passed.
 
     Raises:
         JobLeased: Another process runs the job.
@@ -341,17 +348,17 @@ def _attempt_stream(
     watch: Watch,
     due: bool,
 ) -> Outcome:
-    """Read what a stream has now; runners of a consumer group share it, and need no lease."""
+    """Read the new records of a stream; the runners of a consumer group need no lease."""
     name = job.spec.name
     if due and not is_due(session, job):
         return Outcome()
-    with ExitStack() as held:
+    with ExitStack() as stack:
         assert job.spec.stream is not None
         if job.spec.stream.consumer_group is None:
-            owner = held.enter_context(hold_job_lease(session, name))
+            owner = stack.enter_context(hold_job_lease(session, name))
             recover(session, name)
         else:
-            owner = held.enter_context(owners.heartbeat(session.registry, session.location))
+            owner = stack.enter_context(owners.heartbeat(session.registry, session.location))
             recover(session, name, shared=True)
         window = window_of(job)
         attempt = Attempt(job, definition, (window,), owner, no_training)
@@ -359,15 +366,15 @@ def _attempt_stream(
 
 
 def definition_of(session: Session, job: RegisteredJob) -> JobDefinition:
-    """Return a job's function or query from where it was registered.
+    """Load the function or query of a job from the file where it was registered.
 
     Raises:
-        InvalidJob: What is there now is not what was registered.
+        InvalidJob: The definition in the file differs from the registered one.
     """
-    if job.spec.kind == "monitor":  # nothing of it is executed, so it needs no file
+    if job.spec.kind == "monitor":  # a monitor has no code, so it needs no file
         return JobDefinition(job.spec)
     definition = load_registered(session.location, job.spec.name, job.origin)
-    definition = replace(definition, spec=with_its_key(session, definition.spec))
+    definition = replace(definition, spec=with_primary_key(session, definition.spec))
     if definition.spec.hash != job.spec.hash:
         raise InvalidJob(
             f"Job {job.spec.name!r} in {job.origin} differs from the registered version "
@@ -389,28 +396,30 @@ def complete_between(
     return windows_between(schedule_of(spec), start, until, limit=limit)
 
 
-def _refuse_to_append_again(
+def _refuse_repeated_appends(
     session: Session, job: RegisteredJob, windows: Sequence[Window]
 ) -> None:
-    """Refuse to compute windows anew whose rows would then be in the table twice."""
+    """Refuse to compute windows of an appending job again, which would duplicate their rows."""
     if job.spec.mode != "append" or not windows:
         return
-    held = _held(session, job, windows[0].start, windows[-1].end)
-    again = [window for window in windows if window in held]
-    if again:
+    computed = _computed_windows(session, job, windows[0].start, windows[-1].end)
+    repeated = [window for window in windows if window in computed]
+    if repeated:
         raise InvalidArgument(
-            f"Job {job.spec.name!r} appends, and {job.spec.target!r} has its window from "
-            f"{again[0].start.isoformat()} to {again[0].end.isoformat()} already: its rows would "
-            "be there twice.",
+            f"Job {job.spec.name!r} appends, and {job.spec.target!r} already has its window from "
+            f"{repeated[0].start.isoformat()} to {repeated[0].end.isoformat()}: its rows would be "
+            "duplicated.",
             hint=(
-                "mode='replace_window' computes windows anew; due=True and resume=True take only "
-                "what is missing"
+                "mode='replace_window' replaces the rows of a window; due=True and resume=True "
+                "compute only missing windows"
             ),
         )
 
 
-def _held(session: Session, job: RegisteredJob, start: datetime, end: datetime) -> set[Window]:
-    """Return the windows of a range that the present version of the target holds."""
+def _computed_windows(
+    session: Session, job: RegisteredJob, start: datetime, end: datetime
+) -> set[Window]:
+    """Return the windows of a range that the target's latest version contains."""
     if job.spec.kind == "training":
         return set()
     if job.spec.kind == "monitor":
@@ -422,7 +431,7 @@ def _held(session: Session, job: RegisteredJob, start: datetime, end: datetime) 
     if group is None:
         return set()
     states = [runs.DONE]
-    if job.spec.mode == "append":  # the rows of a stale window are there, too
+    if job.spec.mode == "append":  # the rows of stale windows are in the table, too
         states.append(runs.STALE)
     with session.registry.reading() as connection:
         return runs.windows_in(
@@ -443,48 +452,51 @@ def all_stale(session: Session, job: RegisteredJob) -> list[Window]:
     """Return the windows of a job whose inputs changed.
 
     Raises:
-        InvalidArgument: The job appends, so that no window of it can be computed anew.
+        InvalidArgument: The job appends, so its windows cannot be computed again.
     """
     if job.spec.mode == "append":
         raise InvalidArgument(
-            f"Job {job.spec.name!r} appends, so its windows cannot be computed anew.",
-            hint="mode='replace_window' lets late data in",
+            f"Job {job.spec.name!r} appends, so its windows cannot be computed again.",
+            hint="mode='replace_window' replaces the rows of a window",
         )
     return stale_windows(session, job.spec)
 
 
-def resolve_window(job: RegisteredJob, asked: Window | datetime | str | None) -> Window:
-    """Return the window of a job that an argument means; None means the latest complete one."""
+def resolve_window(job: RegisteredJob, window: Window | datetime | str | None) -> Window:
+    """Return the window that an argument denotes; None denotes the latest complete one."""
     schedule = schedule_of(job.spec)
-    if asked is None:
+    if window is None:
         latest = latest_complete(schedule, times.utc_now())
         if latest is None:
             raise InvalidArgument(
                 f"Job {job.spec.name!r} has no complete window yet.",
-                hint=f"its first one begins {job.spec.start}",
+                hint=f"its first window begins at {job.spec.start}",
             )
         return latest
-    if not isinstance(asked, Window):
-        return window_starting(schedule, parse_moment(asked, argument="window"))
-    found = window_starting(schedule, asked.start)
-    if found != asked:
+    if not isinstance(window, Window):
+        return window_starting(schedule, parse_moment(window, argument="window"))
+    matching_window = window_starting(schedule, window.start)
+    if matching_window != window:
         raise InvalidArgument(
-            f"window={asked} is none of the job's.", hint=f"the one from there ends {found.end}"
+            f"window={window} is not a window of the job.",
+            hint=f"the window from that start ends at {matching_window.end}",
         )
-    return asked
+    return window
 
 
-def _checked(session: Session, name: str, outcome: Outcome, *, stream: bool = False) -> list[Run]:
+def _raise_failures(
+    session: Session, name: str, outcome: Outcome, *, stream: bool = False
+) -> list[Run]:
     if outcome.failed:
-        worst = next(run for run in reversed(outcome.runs) if run.state == runs.FAILED)
+        failed_run = next(run for run in reversed(outcome.runs) if run.state == runs.FAILED)
         with session.registry.reading() as connection:
-            worst = runs.get(connection, worst.run_id)
-        hint = f"{worst.hint or 'the traceback is in the log'}; log: {worst.log}"
+            failed_run = runs.get(connection, failed_run.run_id)
+        hint = f"{failed_run.hint or 'the traceback is in the log'}; log: {failed_run.log}"
         if stream:
-            raise JobFailed(f"Job {name!r}: {worst.error}", hint=hint)
+            raise JobFailed(f"Job {name!r}: {failed_run.error}", hint=hint)
         raise JobFailed(
             f"Job {name!r}: {len(outcome.failed)} windows could not be computed; the last one from "
-            f"{worst.window.start.isoformat()}: {worst.error}",
+            f"{failed_run.window.start.isoformat()}: {failed_run.error}",
             hint=hint,
         )
     return Listing(outcome.runs)

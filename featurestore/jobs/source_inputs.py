@@ -1,4 +1,4 @@
-"""Inputs that registered sources give: read once a chunk, in one snapshot a source, and staged."""
+"""Inputs from registered sources: read once for a chunk, in one snapshot of a source, and staged."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from functools import partial
 import pyarrow as pa
 
 from featurestore import usersql
-from featurestore.external.ahead import read_ahead
+from featurestore.external.background_reader import read_in_background
 from featurestore.external.opening import open_snapshot
-from featurestore.external.reading import counted, has_parts, stage_counted
+from featurestore.external.reading import has_parts, record_batches, stage_recorded
 from featurestore.external.renaming import RenamedSnapshot
 from featurestore.jobs.inputs import PinnedInput
 from featurestore.model.job import JobSpec
@@ -22,17 +22,16 @@ from featurestore.model.window import Window
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.plugins.source import PartitionedSnapshot, SourceQuery
 from featurestore.session import Session
-from featurestore.sources.frame import asked, check_time
+from featurestore.sources.frame import build_query, check_time
 from featurestore.sources.registration import get
 
 
 @dataclass
 class SourceInputs:
-    """What a run reads of registered sources, and what it has read so far.
+    """The staged rows of a run's registered sources, with records of the reads.
 
-    The rows of a range are read once, however often they are asked for, so that all that a run
-    computes of them agrees. ``keys`` are all keys that the source has, read in the same snapshot,
-    for a job that deletes those that are missing.
+    The rows of a range are read once, so that everything a run computes from them agrees. ``keys``
+    are all keys of the source, read in the same snapshot, for a job that deletes missing keys.
     """
 
     session: Session
@@ -44,11 +43,11 @@ class SourceInputs:
     _staged: dict[Window, dict[str, Relation]] = field(default_factory=dict)
 
     def within(self, window: Window) -> dict[str, Relation]:
-        """Return the staged rows that a window sees, by the names of the inputs.
+        """Return the staged rows that a window reads, by input name.
 
         Raises:
             SourceUnavailable: A source cannot be reached.
-            SourceTableNotFound: A table or a column that the job needs is not there.
+            SourceTableNotFound: A table or a column that the job needs does not exist.
         """
         if window not in self._staged:
             self._staged[window] = self._read(window)
@@ -56,79 +55,91 @@ class SourceInputs:
 
     def _read(self, window: Window) -> dict[str, Relation]:
         by_source: dict[str, list[PinnedInput]] = {}
-        for each in self.inputs:
-            if each.kind == "source":
-                name = self.spec.sources[each.name].source
-                by_source.setdefault(name, []).append(each)
+        for pinned in self.inputs:
+            if pinned.kind == "source":
+                name = self.spec.sources[pinned.name].source
+                by_source.setdefault(name, []).append(pinned)
         staged = {}
         for name, inputs in by_source.items():
             registered = get(self.session, name)
             snapshot = open_snapshot(self.session, registered)
             try:
-                for each in inputs:
-                    staged[each.name] = self._stage(each, window, registered, snapshot)
+                for pinned in inputs:
+                    staged[pinned.name] = self._stage(pinned, window, registered, snapshot)
                     if self.spec.delete_missing:
-                        self.keys = self._keys(each, snapshot)
+                        self.keys = self._stage_keys(pinned, snapshot)
             finally:
                 snapshot.close()
         return staged
 
     def _stage(
-        self, given: PinnedInput, window: Window, registered: SourceSpec, snapshot: RenamedSnapshot
+        self, pinned: PinnedInput, window: Window, registered: SourceSpec, snapshot: RenamedSnapshot
     ) -> Relation:
-        query = self._query(given, window, snapshot)
+        query = self._query(pinned, window, snapshot)
         schema = snapshot.schema(query)
         check_feature_names(schema.names)
-        if given.time is not None:
-            check_time(registered, query, schema, given.time)
+        if pinned.time is not None:
+            check_time(registered, query, schema, pinned.time)
         read = SourceRead(
-            registered.name, registered.kind, query.hash, snapshot.identity, input=given.name
+            registered.name, registered.kind, query.hash, snapshot.identity, input=pinned.name
         )
         self.reads.append(read)
-        place = f"source-{given.name}"
+        name = f"source-{pinned.name}"
         if has_parts(self.session, registered):
             assert isinstance(snapshot, PartitionedSnapshot)
-            directory = os.path.join(self.staging, place)
-            return stage_counted(self.session, snapshot, query, read, directory, time=given.time)
-        before = snapshot.bad_row_count
+            directory = os.path.join(self.staging, name)
+            return stage_recorded(self.session, snapshot, query, read, directory, time=pinned.time)
+        earlier_bad_rows = snapshot.bad_row_count
         reader = snapshot.read(query)
-        batches = read_ahead(partial(counted, reader, read, time=given.time))
-        staged = self._staged_rows(batches, reader.schema, place)
-        read.quarantined = snapshot.bad_row_count - before
+        batches = read_in_background(partial(record_batches, reader, read, time=pinned.time))
+        staged = self._stage_rows(batches, reader.schema, name)
+        read.quarantined = snapshot.bad_row_count - earlier_bad_rows
         return staged
 
-    def _keys(self, given: PinnedInput, snapshot: RenamedSnapshot) -> Relation:
-        of_job = self.spec.sources[given.name]
-        query = asked(table=of_job.table, sql=of_job.sql, path=of_job.path, rename=of_job.rename)
+    def _stage_keys(self, pinned: PinnedInput, snapshot: RenamedSnapshot) -> Relation:
+        source_input = self.spec.sources[pinned.name]
+        query = build_query(
+            table=source_input.table,
+            sql=source_input.sql,
+            path=source_input.path,
+            rename=source_input.rename,
+        )
         reader = snapshot.read(replace(query, columns=self.spec.primary_key))
-        return self._staged_rows(read_ahead(partial(iter, reader)), reader.schema, "source-keys")
+        return self._stage_rows(
+            read_in_background(partial(iter, reader)), reader.schema, "source-keys"
+        )
 
-    def _staged_rows(
-        self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, place: str
+    def _stage_rows(
+        self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, name: str
     ) -> Relation:
         engine = self.session.engine
         rows = engine.from_arrow(pa.RecordBatchReader.from_batches(schema, iter(batches)))
         try:
-            return engine.stage(rows, os.path.join(self.staging, place))
+            return engine.stage(rows, os.path.join(self.staging, name))
         finally:
             engine.release(rows)
 
-    def _query(self, given: PinnedInput, window: Window, snapshot: RenamedSnapshot) -> SourceQuery:
-        """Return the query for what the job needs of an input: columns by its SQL, rows by time."""
-        of_job = self.spec.sources[given.name]
-        query = asked(table=of_job.table, sql=of_job.sql, path=of_job.path, rename=of_job.rename)
+    def _query(self, pinned: PinnedInput, window: Window, snapshot: RenamedSnapshot) -> SourceQuery:
+        """Return the query for an input: the columns that the SQL reads, the rows by time."""
+        source_input = self.spec.sources[pinned.name]
+        query = build_query(
+            table=source_input.table,
+            sql=source_input.sql,
+            path=source_input.path,
+            rename=source_input.rename,
+        )
         columns = None
         if self.spec.kind == "sql":
-            needed = usersql.columns_read(self.spec.code, list(snapshot.names(query)))
-            columns = tuple(_with(needed, given.time))
-        cut = None
-        if given.time is not None:
-            cut = TimeRange(given.time, window.start - self.spec.lookback, window.end)
-        return replace(query, columns=columns, window=cut)
+            used_columns = usersql.columns_read(self.spec.code, list(snapshot.names(query)))
+            columns = tuple(_with_time(used_columns, pinned.time))
+        time_range = None
+        if pinned.time is not None:
+            time_range = TimeRange(pinned.time, window.start - self.spec.lookback, window.end)
+        return replace(query, columns=columns, window=time_range)
 
 
-def _with(columns: Iterable[str], time: str | None) -> list[str]:
-    found = list(columns)
-    if time is not None and time not in found:
-        found.append(time)
-    return found
+def _with_time(columns: Iterable[str], time: str | None) -> list[str]:
+    names = list(columns)
+    if time is not None and time not in names:
+        names.append(time)
+    return names

@@ -1,7 +1,4 @@
-"""From what a job's definition says to its specification.
-
-Durations and times read, and everything checked.
-"""
+"""Build the specification of a job from a request: parse durations and times, check all fields."""
 
 from __future__ import annotations
 
@@ -26,49 +23,49 @@ _PARAMETER = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 _BOUND = {"window_start", "window_end"}
 
 
-def feature_job(asked: FeatureJobRequest, *, kind: JobKind, code: str) -> JobSpec:
+def feature_job(request: FeatureJobRequest, *, kind: JobKind, code: str) -> JobSpec:
     """Return the specification of a job that fills a feature group.
 
     Args:
-        asked: What its definition says.
+        request: The arguments of the definition.
         kind: "python" or "sql".
         code: The source of the function, or the query.
     """
-    inputs, sources = _named_inputs(asked)
+    inputs, sources = _named_inputs(request)
     spec = JobSpec(
-        name=check_name(asked.name, noun="job"),
+        name=check_name(request.name, noun="job"),
         kind=kind,
-        target=check_name(asked.featuregroup, noun="feature group"),
-        schedule=asked.schedule,
+        target=check_name(request.featuregroup, noun="feature group"),
+        schedule=request.schedule,
         inputs=inputs,
         code=code,
-        window=_duration(asked.window, "window"),
-        start=_start(asked.start),
-        lookback=_duration(asked.lookback, "lookback") or timedelta(0),
-        allowed_lateness=parse_duration(asked.allowed_lateness, argument="allowed_lateness"),
-        timezone=asked.timezone,
-        closed=asked.closed,
-        mode=asked.mode,
-        validation=asked.validation,
-        primary_key=_columns(asked.primary_key),
-        event_time=asked.event_time,
-        created_time=asked.created_time,
-        partition_by=_columns(asked.partition_by),
-        ttl=parse_ttl(asked.ttl),
-        expectations=tuple(dict(each) for each in asked.expectations),
-        statistics=asked.statistics,
-        compact=asked.compact,
-        description=asked.description,
-        tags=dict(asked.tags or {}),
-        input_times=_input_times(asked, sources),
-        retries=asked.retries,
-        catchup=asked.catchup,
-        on_error=parse_on_error(asked.on_error),
-        on_failure=asked.on_failure,
-        alert=channels(asked.alert),
+        window=_duration(request.window, "window"),
+        start=_start(request.start),
+        lookback=_duration(request.lookback, "lookback") or timedelta(0),
+        allowed_lateness=parse_duration(request.allowed_lateness, argument="allowed_lateness"),
+        timezone=request.timezone,
+        closed=request.closed,
+        mode=request.mode,
+        validation=request.validation,
+        primary_key=_columns(request.primary_key),
+        event_time=request.event_time,
+        created_time=request.created_time,
+        partition_by=_columns(request.partition_by),
+        ttl=parse_ttl(request.ttl),
+        expectations=tuple(dict(each) for each in request.expectations),
+        statistics=request.statistics,
+        compact=request.compact,
+        description=request.description,
+        tags=dict(request.tags or {}),
+        input_times=_input_times(request, sources),
+        retries=request.retries,
+        catchup=request.catchup,
+        on_error=parse_on_error(request.on_error),
+        on_failure=request.on_failure,
+        alert=channels(request.alert),
         sources=sources,
-        tombstone=asked.tombstone,
-        delete_missing=asked.delete_missing,
+        tombstone=request.tombstone,
+        delete_missing=request.delete_missing,
     )
     check_choices(spec)
     check_rows(spec)
@@ -79,66 +76,66 @@ def feature_job(asked: FeatureJobRequest, *, kind: JobKind, code: str) -> JobSpe
     return spec
 
 
-def training_job(asked: TrainingJobRequest, *, code: str) -> JobSpec:
-    """Return the specification of a job that makes versions of a training dataset.
+def training_job(request: TrainingJobRequest, *, code: str) -> JobSpec:
+    """Return the specification of a job that writes versions of a training dataset.
 
-    ``code`` is its function's source.
+    ``code`` is the source of its function.
     """
-    if asked.keep is not None and asked.keep < 1:
-        raise InvalidJob(f"keep={asked.keep!r} keeps no version.", hint="keep=3")
+    if request.keep is not None and request.keep < 1:
+        raise InvalidJob(f"keep={request.keep!r} would keep no version.", hint="keep=3")
     spec = JobSpec(
-        name=check_name(asked.name, noun="job"),
+        name=check_name(request.name, noun="job"),
         kind="training",
-        target=check_name(asked.training_dataset, noun="training dataset"),
-        schedule=asked.schedule,
-        inputs=asked.inputs or {},
+        target=check_name(request.training_dataset, noun="training dataset"),
+        schedule=request.schedule,
+        inputs=request.inputs or {},
         code=code,
-        start=_start(asked.start),
-        allowed_lateness=parse_duration(asked.allowed_lateness, argument="allowed_lateness"),
-        timezone=asked.timezone,
-        description=asked.description,
-        tags=dict(asked.tags or {}),
-        retries=asked.retries,
-        on_failure=asked.on_failure,
-        keep=asked.keep,
-        alert=channels(asked.alert),
+        start=_start(request.start),
+        allowed_lateness=parse_duration(request.allowed_lateness, argument="allowed_lateness"),
+        timezone=request.timezone,
+        description=request.description,
+        tags=dict(request.tags or {}),
+        retries=request.retries,
+        on_failure=request.on_failure,
+        keep=request.keep,
+        alert=channels(request.alert),
     )
-    schedule_of(spec)  # a schedule checks itself
+    schedule_of(spec)  # the constructor of a schedule validates it
     return spec
 
 
-def _named_inputs(asked: FeatureJobRequest) -> tuple[dict[str, str], dict[str, SourceInput]]:
-    """Return the inputs as texts by name, and those of them that are registered sources."""
+def _named_inputs(request: FeatureJobRequest) -> tuple[dict[str, str], dict[str, SourceInput]]:
+    """Return the inputs as texts by name, and the registered sources among them."""
     inputs, sources = {}, {}
-    for name, given in (asked.inputs or {}).items():
-        if isinstance(given, SourceInput):
-            sources[name] = given
-            inputs[name] = f"source:{given.source}"
-        elif isinstance(given, str):
-            inputs[name] = given
+    for name, source in (request.inputs or {}).items():
+        if isinstance(source, SourceInput):
+            sources[name] = source
+            inputs[name] = f"source:{source.source}"
+        elif isinstance(source, str):
+            inputs[name] = source
         else:
             raise InvalidJob(
-                f"Job {asked.name!r}: its input {name!r} is {given!r}.",
+                f"Job {request.name!r}: its input {name!r} is {source!r}.",
                 hint="a group, a path, or featurestore.source('shop', table='orders')",
             )
     return inputs, sources
 
 
-def _input_times(asked: FeatureJobRequest, sources: Mapping[str, SourceInput]) -> dict[str, str]:
-    times = dict(asked.input_times or {})
-    for name, given in sources.items():
-        if given.time is not None:
-            times.setdefault(name, given.time)
+def _input_times(request: FeatureJobRequest, sources: Mapping[str, SourceInput]) -> dict[str, str]:
+    times = dict(request.input_times or {})
+    for name, source_input in sources.items():
+        if source_input.time is not None:
+            times.setdefault(name, source_input.time)
     return times
 
 
 def schedule_of(spec: JobSpec) -> Schedule:
-    """Return the windows that a job's definition describes."""
+    """Return the schedule of a job."""
     return Schedule(spec.schedule, spec.window, spec.start, spec.allowed_lateness, spec.timezone)
 
 
 def channels(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of alert channels, checked."""
+    """Return the validated names of alert channels."""
     return tuple(check_name(each, noun="alert channel") for each in _columns(names))
 
 
@@ -155,7 +152,7 @@ def _columns(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def check_choices(spec: JobSpec) -> None:
-    """Refuse choices of a job that there are not."""
+    """Refuse invalid values of a job's options."""
     for argument, value, allowed in (
         ("mode", spec.mode, MODES),
         ("closed", spec.closed, ("right", "left")),
@@ -169,16 +166,16 @@ def check_choices(spec: JobSpec) -> None:
 
 
 def check_rows(spec: JobSpec) -> None:
-    """Refuse a job whose rows have no time, or keys that do not go with how they are written."""
+    """Refuse a job without event time, or whose keys do not fit the write mode."""
     if spec.event_time is None:
         raise InvalidJob(
             f"Job {spec.name!r} has no event_time=.",
-            hint="name the column that says when rows were true",
+            hint="name the column with the time of the rows",
         )
     if spec.event_time in spec.primary_key:
         entity = [name for name in spec.primary_key if name != spec.event_time]
         raise InvalidJob(
-            f"Job {spec.name!r}: primary_key holds the event time {spec.event_time!r}, which would "
+            f"Job {spec.name!r}: primary_key contains the event time {spec.event_time!r}, which would "
             "be joined by equality.",
             hint=f"primary_key={entity!r}",
         )
@@ -203,13 +200,14 @@ def _check_inputs(spec: JobSpec) -> None:
     for name, source in spec.inputs.items():
         if not _INPUT_NAME.fullmatch(name) or name == "window":
             raise InvalidJob(
-                f"Job {spec.name!r}: an input cannot be called {name!r}.", hint="use a plain name"
+                f"Job {spec.name!r}: {name!r} is not a valid name of an input.",
+                hint="use a plain name",
             )
         if "/" not in source and name not in spec.sources:
             parse_group_reference(source)
     unknown = [name for name in spec.input_times if name not in spec.inputs]
     if unknown:
-        raise InvalidJob(f"Job {spec.name!r}: input_times names no inputs: {listing(unknown)}.")
+        raise InvalidJob(f"Job {spec.name!r}: input_times= has unknown inputs: {listing(unknown)}.")
 
 
 def _check_overlap(spec: JobSpec) -> None:
@@ -220,7 +218,7 @@ def _check_overlap(spec: JobSpec) -> None:
             f"{spec.schedule!r}, "
             "and each would replace rows of the one before.",
             hint=(
-                "make the window as wide as the schedule interval, and reach further back with "
+                "make the window as wide as the schedule interval, and read earlier rows with "
                 "lookback="
             ),
         )
@@ -228,7 +226,7 @@ def _check_overlap(spec: JobSpec) -> None:
 
 def _check_query(spec: JobSpec) -> None:
     """Refuse SQL that cannot be parsed or does more than read its tables."""
-    # What Spark cannot say alike is refused when the job runs there.
+    # SQL that cannot be transpiled to Spark is refused when the job runs there.
     usersql.query(spec.code, tables=list(spec.inputs), dialect=usersql.DIALECT)
     unknown = set(_PARAMETER.findall(spec.code)) - _BOUND
     if unknown:

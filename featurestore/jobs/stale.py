@@ -1,9 +1,9 @@
-"""Late data: which computed windows saw inputs that have changed since.
+"""Late data: find computed windows whose inputs have changed since.
 
-A commit of an input after the one that a window saw changes the time range of the rows that it adds
-and removes: the range that a job's commit states of itself, else that of the files' least and
-greatest times. Commits that move rows and change none (compaction) do not count. Where the range is
-not known, all windows count as changed.
+A commit to an input changes the time range of the rows that it adds and removes: the range in the
+commit's metadata if a job wrote it, otherwise the minimum and maximum time of the files. Commits
+that move rows without changing them (compaction) do not count. If the range is unknown, all windows
+count as changed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from featurestore.jobs.inputs import (
     fingerprint,
     parquet_files,
     pin,
-    seen_by,
     time_bounds,
+    times_read_by,
 )
-from featurestore.jobs.target import rows_of_note
+from featurestore.jobs.target import row_range
 from featurestore.model.job import JobSpec
 from featurestore.model.times import to_micros
 from featurestore.model.window import Window
@@ -36,7 +36,7 @@ from featurestore.storage import files
 
 @dataclass(frozen=True)
 class Change:
-    """A changed range of an input in microseconds, both ends inside."""
+    """A changed time range of an input in microseconds, both ends inclusive."""
 
     low: int
     high: int
@@ -46,66 +46,66 @@ EVERYTHING = Change(-(2**63), 2**63 - 1)
 
 
 def stale_windows(session: Session, spec: JobSpec) -> list[Window]:
-    """Return the computed windows whose inputs changed, oldest first, and record them as stale."""
+    """Record the computed windows whose inputs changed as stale, and return all stale windows."""
     with session.registry.reading() as connection:
         stale = runs.windows_of(connection, spec.name, states=[runs.STALE])
-        done = runs.windows_of(connection, spec.name, states=[runs.DONE])
-    if not done:
+        computed = runs.windows_of(connection, spec.name, states=[runs.DONE])
+    if not computed:
         return list(stale)
-    changed = _changed(spec, done, pin(session, spec))
+    changed = _changed_windows(spec, computed, pin(session, spec))
     with session.registry.transaction() as connection:
         runs.mark_stale(connection, spec.name, changed)
     return sorted([*stale, *changed])
 
 
-def changes(given: PinnedInput, seen: Mapping[str, Any], *, since: datetime) -> list[Change]:
-    """Return what changed in an input between what a run saw and now.
+def changes(pinned: PinnedInput, recorded: Mapping[str, Any], *, since: datetime) -> list[Change]:
+    """Return the changes of an input between the version that a run read and its current one.
 
     Args:
-        given: The input as it is now.
-        seen: The input as the run recorded it.
+        pinned: The current input.
+        recorded: The input as the run recorded it.
         since: When the run ended.
     """
-    if (given.source, given.version) != (seen.get("source"), seen.get("version")):
+    if (pinned.source, pinned.version) != (recorded.get("source"), recorded.get("version")):
         return [EVERYTHING]
-    if given.kind == "source":
-        return []  # nobody tells what changed there: lookback= and upserts take late rows
-    if given.kind == "parquet":
-        if given.fingerprint == seen.get("fingerprint"):
+    if pinned.kind == "source":
+        return []  # sources report no changes: lookback= and upserts handle late rows
+    if pinned.kind == "parquet":
+        if pinned.fingerprint == recorded.get("fingerprint"):
             return []
-        return list(_changes_of_files(given, seen, since))
-    before, now = seen.get("delta_version"), given.delta_version
+        return list(_changes_of_files(pinned, recorded, since))
+    before, now = recorded.get("delta_version"), pinned.delta_version
     if before is None or now is None or now < before:
         return [EVERYTHING]
-    return list(_changes_of_table(given, before, now))
+    return list(_changes_of_table(pinned, before, now))
 
 
-def _changed(
-    spec: JobSpec, known: Mapping[Window, WindowState], inputs: Sequence[PinnedInput]
+def _changed_windows(
+    spec: JobSpec, computed: Mapping[Window, WindowState], inputs: Sequence[PinnedInput]
 ) -> list[Window]:
-    """Return the windows in whose range some input changed after they saw it."""
+    """Return the windows whose range overlaps a later change of some input."""
     by_version: dict[tuple[str, str], list[Change]] = {}
     changed = []
-    range_of = seen_by(spec)
-    for window, state in known.items():
+    range_of = times_read_by(spec)
+    for window, state in computed.items():
         low, high = range_of(window)
-        seen = {each["input"]: each for each in state.inputs.get("inputs", ())}
-        for given in inputs:
-            key = (given.name, json.dumps(seen.get(given.name)))
+        recorded_inputs = {each["input"]: each for each in state.inputs.get("inputs", ())}
+        for pinned in inputs:
+            key = (pinned.name, json.dumps(recorded_inputs.get(pinned.name)))
             if key not in by_version:
-                recorded = seen.get(given.name, {})
-                by_version[key] = changes(given, recorded, since=state.updated)
+                recorded = recorded_inputs.get(pinned.name, {})
+                by_version[key] = changes(pinned, recorded, since=state.updated)
             if any(change.low < high and change.high >= low for change in by_version[key]):
                 changed.append(window)
                 break
     return changed
 
 
-def _changes_of_table(given: PinnedInput, before: int, now: int) -> Iterator[Change]:
-    """Yield the ranges that the commits after one version, up to another, changed."""
+def _changes_of_table(pinned: PinnedInput, before: int, now: int) -> Iterator[Change]:
+    """Yield the ranges that the commits between two versions changed."""
     ranges: dict[str, Change] | None = None
     for version in range(before + 1, now + 1):
-        file = commit_path(given.path, version)
+        file = commit_path(pinned.path, version)
         if not files.exists(file):
             yield EVERYTHING
             return
@@ -113,53 +113,50 @@ def _changes_of_table(given: PinnedInput, before: int, now: int) -> Iterator[Cha
         changed_files = _changed_files(actions)
         if not changed_files:
             continue
-        stated = _stated_range(given, actions)
-        if stated is not None:
-            yield stated
+        replaced_range = _replaced_range(pinned, actions)
+        if replaced_range is not None:
+            yield replaced_range
             continue
-        if given.time is None:
+        if pinned.time is None:
             yield EVERYTHING
             return
         if ranges is None:
-            ranges = _ranges_of_files(given, before, now)
+            ranges = _ranges_of_files(pinned, before, now)
         for path in changed_files:
             yield ranges.get(path, EVERYTHING)
 
 
 def _changed_files(actions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the files that a commit adds and removes, those left out that hold the same rows."""
-    paths = []
-    for action in actions:
-        for kind in ("add", "remove"):
-            file = action.get(kind)
-            if file is not None and file.get("dataChange", True):
-                paths.append(file["path"])
-    return paths
+    """Return the files that a commit adds and removes, except rewrites of the same rows."""
+    actions_of_files = [
+        action[kind] for action in actions for kind in ("add", "remove") if action.get(kind)
+    ]
+    return [file["path"] for file in actions_of_files if file.get("dataChange", True)]
 
 
-def _stated_range(given: PinnedInput, actions: Sequence[Mapping[str, Any]]) -> Change | None:
-    """Return the range that a job says it replaced, where it is one of the input's time column."""
-    if given.spec is None or given.spec.event_time != given.time:
+def _replaced_range(pinned: PinnedInput, actions: Sequence[Mapping[str, Any]]) -> Change | None:
+    """Return the range that a job's commit replaced, if it is one of the input's time column."""
+    if pinned.spec is None or pinned.spec.event_time != pinned.time:
         return None
     for action in actions:
         if action.get("commitInfo") is None:
             continue
-        told = rows_of_note(note_of([action]))
-        if told is None:
+        replaced = row_range(note_of([action]))
+        if replaced is None:
             return None
-        return Change(to_micros(told.start), to_micros(told.end))
+        return Change(to_micros(replaced.start), to_micros(replaced.end))
     return None
 
 
-def _ranges_of_files(given: PinnedInput, before: int, now: int) -> dict[str, Change]:
-    """Return the range of every file that the table had at a version or got since, by its path."""
-    state = read_snapshot(given.path, before)
-    column = str(given.time)
+def _ranges_of_files(pinned: PinnedInput, before: int, now: int) -> dict[str, Change]:
+    """Return the time range of each file of a version and of the later ones, by path."""
+    state = read_snapshot(pinned.path, before)
+    column = str(pinned.time)
     ranges = {}
-    for file, times in zip(state.files, state.times(column) or [], strict=False):
-        ranges[file.log_path] = _as_change(times)
+    for file, bounds in zip(state.files, state.times(column) or [], strict=False):
+        ranges[file.log_path] = _as_change(bounds)
     for version in range(before + 1, now + 1):
-        for action in read_commit(commit_path(given.path, version)):
+        for action in read_commit(commit_path(pinned.path, version)):
             added = action.get("add")
             if added is not None:
                 ranges[added["path"]] = _as_change(state.times_of_added(added, column))
@@ -167,24 +164,24 @@ def _ranges_of_files(given: PinnedInput, before: int, now: int) -> dict[str, Cha
 
 
 def _changes_of_files(
-    given: PinnedInput, seen: Mapping[str, Any], since: datetime
+    pinned: PinnedInput, recorded: Mapping[str, Any], since: datetime
 ) -> Iterator[Change]:
-    """Yield the ranges of Parquet files that came after a run.
+    """Yield the time ranges of the Parquet files that were added after a run.
 
-    Where files that the run saw are gone or were written anew, nobody knows what was in them.
+    If files that the run read are gone or were rewritten, everything counts as changed.
     """
     old, new = [], []
-    for file in parquet_files(given.path):
-        written = files.status(file).modified_ns // 1000
-        if written >= to_micros(since):
+    for file in parquet_files(pinned.path):
+        modified = files.status(file).modified_ns // 1000
+        if modified >= to_micros(since):
             new.append(file)
         else:
             old.append(file)
-    if given.time is None or fingerprint(old) != seen.get("fingerprint"):
+    if pinned.time is None or fingerprint(old) != recorded.get("fingerprint"):
         yield EVERYTHING
         return
     for file in new:
-        bounds = time_bounds(file, given.time)
+        bounds = time_bounds(file, pinned.time)
         if bounds is None or bounds.nulls:
             yield EVERYTHING
         elif bounds.times is not None:

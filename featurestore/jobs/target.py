@@ -1,4 +1,4 @@
-"""The feature group that a job fills: found, declared, and asked what it holds."""
+"""The feature group that a job fills: its declaration, transactions and commit metadata."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ from featurestore.streams.opening import differing_columns
 
 @dataclass(frozen=True)
 class JobCommit:
-    """A commit of a job.
-
-    The windows whose rows it holds, ``count`` of them, together ``window``.
-    """
+    """A commit of a job: ``count`` windows, together the range ``window``."""
 
     job: str
     window: Window
@@ -39,23 +36,23 @@ class JobCommit:
 
 
 def target(session: Session, spec: JobSpec) -> OpenGroup | None:
-    """Return the group that a job fills; None when it must be made.
+    """Return the group that a job fills; None if the job has to create it or a new version.
 
-    That is so when it is absent, or when its key, times or partitions (of a stream also its columns)
-    differ from the job's, which calls for the next version.
+    A new version is needed if key, times or partitions (for a stream also the columns) differ from
+    the definition of the job.
     """
     with session.registry.reading() as connection:
         if featuregroups.find(connection, spec.target) is None:
             return None
     group = open_stored(session, spec.target, to="fill it by a job")
-    known = (
+    current = (
         group.spec.primary_key,
         group.spec.event_time,
         group.spec.created_time,
         group.spec.partition_by,
     )
-    wanted = (spec.primary_key, spec.event_time, spec.created_time, spec.partition_by)
-    if known != wanted:
+    declared = (spec.primary_key, spec.event_time, spec.created_time, spec.partition_by)
+    if current != declared:
         return None
     if spec.stream is not None and differing_columns(spec.stream, group.spec):
         return None
@@ -63,7 +60,7 @@ def target(session: Session, spec: JobSpec) -> OpenGroup | None:
 
 
 def declaration(spec: JobSpec) -> Declaration:
-    """Return what a job declares about the group that it fills."""
+    """Return the declaration of the group that a job fills."""
     return Declaration(
         primary_key=spec.primary_key,
         event_time=spec.event_time,
@@ -112,9 +109,9 @@ def without_nulls(
 
 
 def transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> tuple[str, int]:
-    """Return the app of a chunk and the number after the last one that the table has for it.
+    """Return the application id of a chunk, and its next transaction number.
 
-    A window that is appended has number 0 for ever: whoever tries again, the table takes it once.
+    The number of a window that is appended is always 0, so that the table accepts it only once.
     """
     app = f"job/{spec.name}/{window.start.isoformat()}/{window.end.isoformat()}"
     if spec.mode == "append" or group is None:
@@ -125,27 +122,29 @@ def transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> tuple
     return app, last + 1
 
 
-def note_of_windows(spec: JobSpec, window: Window, count: int) -> dict[str, Any]:
-    """Return what a commit's note tells of the windows in it; ``windows_of_note`` reads it back."""
-    told = {
+def windows_metadata(spec: JobSpec, window: Window, count: int) -> dict[str, Any]:
+    """Return the commit metadata of windows; ``parse_windows`` parses it."""
+    metadata = {
         "job": spec.name,
         "start": window.start.isoformat(),
         "end": window.end.isoformat(),
         "count": count,
     }
     if spec.reach:
-        told["rows_from"] = (window.start - spec.reach).isoformat()
-    return told
+        metadata["rows_from"] = (window.start - spec.reach).isoformat()
+    return metadata
 
 
-def rows_of_note(note: Mapping[str, Any]) -> Window | None:
-    """Return the range of the rows of a commit's windows, late ones too; None where none is told."""
-    told = windows_of_note(note)
-    if told is None:
+def row_range(metadata: Mapping[str, Any]) -> Window | None:
+    """Return the time range of the rows in a commit, with late ones; None if it is not recorded."""
+    parsed = parse_windows(metadata)
+    if parsed is None:
         return None
-    _, window, _ = told
+    _, window, _ = parsed
     try:
-        first = datetime.fromisoformat(note["window"].get("rows_from", window.start.isoformat()))
+        first = datetime.fromisoformat(
+            metadata["window"].get("rows_from", window.start.isoformat())
+        )
     except (TypeError, ValueError):
         return None
     if first.tzinfo is None or first > window.start:
@@ -153,20 +152,20 @@ def rows_of_note(note: Mapping[str, Any]) -> Window | None:
     return Window(first, window.end)
 
 
-def windows_of_note(note: Mapping[str, Any]) -> tuple[str, Window, int] | None:
-    """Return job, range and number of the windows of a commit; None where its note tells none.
+def parse_windows(metadata: Mapping[str, Any]) -> tuple[str, Window, int] | None:
+    """Return job, range and number of the windows of a commit, None if its metadata has none.
 
-    Notes come with the table, from whoever wrote it: what is not well formed is no note of a job.
+    Metadata comes with the table and may be written by anyone: malformed metadata is ignored.
     """
-    told = note.get("window")
-    if not isinstance(told, Mapping):
+    windows = metadata.get("window")
+    if not isinstance(windows, Mapping):
         return None
-    job, count = told.get("job"), told.get("count")
+    job, count = windows.get("job"), windows.get("count")
     if not isinstance(job, str) or not isinstance(count, int) or count < 1:
         return None
     try:
-        start = datetime.fromisoformat(told["start"])
-        end = datetime.fromisoformat(told["end"])
+        start = datetime.fromisoformat(windows["start"])
+        end = datetime.fromisoformat(windows["end"])
         if start.tzinfo is None or start >= end:
             return None
     except (KeyError, TypeError, ValueError):
@@ -175,22 +174,22 @@ def windows_of_note(note: Mapping[str, Any]) -> tuple[str, Window, int] | None:
 
 
 def commits_of_job(session: Session, spec: JobSpec) -> Iterator[tuple[int, JobCommit]]:
-    """Yield (version of the group, commit) of everything that a job wrote, newest first."""
+    """Yield (version of the group, commit) of all commits of a job, newest first."""
     with session.registry.reading() as connection:
         versions = featuregroups.versions(connection, spec.target)
     for version in reversed(versions):
         path = session.featuregroup_path(spec.target, version)
-        for found in job_commits(path, spec.name):
-            yield version, found
+        for commit in job_commits(path, spec.name):
+            yield version, commit
 
 
 def job_commits(path: str, job: str | None = None) -> list[JobCommit]:
-    """Return the commits of a table that hold windows of a job (None: of any job), newest first."""
+    """Return the commits of a table with windows of a job (None: of any job), newest first."""
     if not files.is_directory(path):
         return []
-    found = []
+    commits = []
     for commit in read_history(path):
-        told = windows_of_note(commit.note)
-        if told is not None and job in (None, told[0]):
-            found.append(JobCommit(*told, commit))
-    return found
+        parsed = parse_windows(commit.note)
+        if parsed is not None and job in (None, parsed[0]):
+            commits.append(JobCommit(*parsed, commit))
+    return commits

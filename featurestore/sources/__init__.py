@@ -1,4 +1,4 @@
-"""Registered sources: where rows come from, and frames over them."""
+"""Registered sources of rows, and frames over them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""External feature groups: what is asked of a source, looked at before it is defined."""
+"""Definition of external feature groups over registered sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from featurestore.model.external import ExternalRows
 from featurestore.model.renames import RENAME
 from featurestore.session import Session
-from featurestore.sources.frame import asked, check_columns, described
+from featurestore.sources.frame import build_query, check_columns, source_schema
 from featurestore.sources.registration import get
 
 
@@ -25,14 +25,14 @@ def define_external(
     rename: Mapping[str, str] | str | None,
     snapshots: str,
 ) -> tuple[ExternalRows, pa.Schema]:
-    """Return where the rows of an external group are, and the columns that they have now.
+    """Return the location of an external group's rows, and their current columns.
 
     Raises:
         SourceNotFound: No source of this name is registered.
-        SourceTableNotFound: There is no such table, file or column.
+        SourceTableNotFound: The table, file or column does not exist.
     """
-    query = asked(table=table, sql=sql, path=path, rename=rename)
+    query = build_query(table=table, sql=sql, path=path, rename=rename)
     rows = ExternalRows(source, table, sql, path, snapshots, query.options.get(RENAME))
     if columns is not None:
         query = replace(query, columns=check_columns(columns))
-    return rows, described(session, get(session, source), query)
+    return rows, source_schema(session, get(session, source), query)

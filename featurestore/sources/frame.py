@@ -1,4 +1,4 @@
-"""Frames over sources: nothing is read until rows are asked for, and then the needed columns."""
+"""Lazy frames over sources: only the needed columns are read, when rows are needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument, InvalidName, listing
-from featurestore.external.live import scratch
+from featurestore.external.live import new_scratch_directory
 from featurestore.external.opening import open_snapshot
 from featurestore.external.reading import has_parts, read_batches, stage_parts
 from featurestore.model.callers import warn_caller
@@ -41,9 +41,9 @@ _BAD_ROWS = pa.schema(
 
 
 class SourceFrame(FeatureFrame):
-    """A lazy table over what a source gives, in a new snapshot at each reading.
+    """A lazy table over a query of a source, with a new snapshot for each read.
 
-    ``select`` and ``drop`` decide which columns leave the source.
+    ``select`` and ``drop`` determine which columns are read from the source.
     """
 
     def __init__(
@@ -55,52 +55,52 @@ class SourceFrame(FeatureFrame):
         *,
         time: str | None = None,
     ) -> None:
-        super().__init__(session, self._opened, schema=schema)
+        super().__init__(session, self._read, schema=schema)
         self._spec = spec
         self._query = replace(query, columns=tuple(schema.names))
         self._time = time
         self._reads = []
 
     def select(self, *columns: str) -> FeatureFrame:
-        """Return a frame of some of the columns; the others do not leave the source."""
-        chosen = self._names(columns)
-        if not chosen or len(set(chosen)) != len(chosen):
+        """Return a frame of some of the columns; the others are not read from the source."""
+        selected = self._names(columns)
+        if not selected or len(set(selected)) != len(selected):
             return super().select(*columns)
-        schema = pa.schema([self.schema.field(name) for name in chosen])
-        time = self._time if self._time in chosen else None
+        schema = pa.schema([self.schema.field(name) for name in selected])
+        time = self._time if self._time in selected else None
         return SourceFrame(self._session, self._spec, self._query, schema, time=time)
 
     def quarantine(self) -> pa.Table:
-        """Return the rows of files that the last reading left out, at most the first 10,000.
+        """Return the rows of files that the last read skipped, at most the first 10,000.
 
-        Columns: ``file``, ``line``, ``column`` (null where the whole line is bad), ``reason``,
-        ``text``. There are some where ``on_bad_rows="quarantine"``.
+        Columns: ``file``, ``line``, ``column`` (null if the complete line is bad), ``reason``,
+        ``text``. Rows are skipped with ``on_bad_rows="quarantine"``.
         """
         rows = [vars(row) for read in self._reads or () for row in read.bad_rows]
         return pa.Table.from_pylist(rows, schema=_BAD_ROWS)
 
     def within(self, window: TimeRange) -> SourceFrame:
-        """Return a frame of the rows whose time lies in a range; the others stay where they are."""
+        """Return a frame of the rows in a time range; the others are not read."""
         query = replace(self._query, window=window)
         frame = SourceFrame(self._session, self._spec, query, self.schema, time=window.column)
         return frame
 
-    def _opened(self) -> Relation:
-        """Return a relation over a new reading, which begins with its first row."""
+    def _read(self) -> Relation:
+        """Start a new read and return its rows as a relation."""
         read = SourceRead(self._spec.name, self._spec.kind, self._query.hash)
         if self._reads is not None:
             self._reads[:] = [read]
         if has_parts(self._session, self._spec):
-            return self._parted(read)
+            return self._read_partitioned(read)
         batches = read_batches(
             self._session, self._spec, self._query, self.schema, read, time=self._time
         )
         stream = pa.RecordBatchReader.from_batches(self.schema, batches)
         return self._session.engine.from_arrow(stream)
 
-    def _parted(self, read: SourceRead) -> Relation:
-        """Return rows that the engine's tasks read; their files stay as long as the session."""
-        directory = scratch(self._session)
+    def _read_partitioned(self, read: SourceRead) -> Relation:
+        """Return rows that the engine's tasks read; their files live as long as the session."""
+        directory = new_scratch_directory(self._session)
         weakref.finalize(self._session, files.remove_temporary, directory)
         return stage_parts(
             self._session,
@@ -124,32 +124,32 @@ def read_source(
     columns: Sequence[str] | None = None,
     options: Mapping[str, object] | None = None,
 ) -> SourceFrame:
-    """Return a frame over a table, a query or files of a source; only its columns are looked at.
+    """Return a frame over a table, a query or files of a source; only the schema is read.
 
     Raises:
         SourceNotFound: No source of this name is registered.
-        SourceUnavailable: It cannot be reached, or refuses the user.
-        SourceTableNotFound: There is no such table, file or version.
-        UnsupportedType: A column cannot be read without loss; each is named.
+        SourceUnavailable: The source cannot be reached, or refuses the user.
+        SourceTableNotFound: The table, file or version does not exist.
+        UnsupportedType: Columns cannot be read without loss; lists all of them.
     """
     spec = get(session, name)
     texts = text_options(options or {})
     check_kind(spec, texts)
-    query = replace(asked(table=table, sql=sql, path=path, at=at), options=texts)
+    query = replace(build_query(table=table, sql=sql, path=path, at=at), options=texts)
     if columns is not None:
         query = replace(query, columns=check_columns(columns))
-    return SourceFrame(session, spec, query, described(session, spec, query))
+    return SourceFrame(session, spec, query, source_schema(session, spec, query))
 
 
 def check_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return names of columns, of which there is one at least."""
+    """Return the names of columns; refuse an empty list."""
     names = tuple(columns)
     if isinstance(columns, str) or not names:
         raise InvalidArgument(f"columns={columns!r} is not a list of names.", hint="columns=['id']")
     return names
 
 
-def asked(
+def build_query(
     *,
     table: str | None = None,
     sql: str | None = None,
@@ -157,48 +157,49 @@ def asked(
     at: int | datetime | str | None = None,
     rename: Mapping[str, str] | str | None = None,
 ) -> SourceQuery:
-    """Return a query of arguments as people give them.
+    """Build a query from the arguments of a caller.
 
     Raises:
-        InvalidArgument: More than one of ``table``, ``sql`` and ``path``, or ``at`` is no version.
+        InvalidArgument: More than one of ``table``, ``sql`` and ``path``, or ``at`` is not a
+            version.
     """
-    given = {"table": table, "sql": sql, "path": path}
-    named = {word: value for word, value in given.items() if value is not None}
-    if len(named) > 1:
+    values = {"table": table, "sql": sql, "path": path}
+    selections = {word: value for word, value in values.items() if value is not None}
+    if len(selections) > 1:
         raise InvalidArgument(
-            f"{listing(named)} were given together.", hint="one of table=, sql= and path="
+            f"{listing(selections)} exclude each other.", hint="one of table=, sql= and path="
         )
-    for word, value in named.items():
+    for word, value in selections.items():
         if not isinstance(value, str) or not value.strip():
-            raise InvalidArgument(f"{word}={value!r} names nothing.", hint=f"{word}='orders'")
+            raise InvalidArgument(f"{word}={value!r} is not a name.", hint=f"{word}='orders'")
     if isinstance(at, bool) or not isinstance(at, int | datetime | str | None):
-        raise InvalidArgument(f"at={at!r} is no version.", hint="at=3, or a time")
-    moment = at
+        raise InvalidArgument(f"at={at!r} is not a version.", hint="at=3, or a time")
+    version = at
     if isinstance(at, str | datetime):
-        moment = parse_moment(at, argument="at")
+        version = parse_moment(at, argument="at")
     options = text_options({RENAME: rename})
-    return SourceQuery(table, sql, path, moment, options=options)  # type: ignore[arg-type]
+    return SourceQuery(table, sql, path, version, options=options)  # type: ignore[arg-type]
 
 
-def described(
+def source_schema(
     session: Session, spec: SourceSpec, query: SourceQuery, *, time: str | None = None
 ) -> pa.Schema:
-    """Return the columns that a query gives; ``time`` has to be one of them, and a time.
+    """Return the columns of a query; ``time`` has to be one of them, with a time type.
 
     Raises:
-        InvalidName: Names of columns are no names of features.
+        InvalidName: Columns have names that are not valid feature names.
     """
     snapshot = open_snapshot(session, spec, query.at)
     try:
         schema = snapshot.schema(query)
-        described = snapshot.description(query)
+        description = snapshot.description(query)
     finally:
         snapshot.close()
     _check_names(spec, query, schema.names)
-    if described is not None and described["unread"]:
-        unread = described["unread"]
+    if description is not None and description["unread"]:
+        unread = description["unread"]
         warn_caller(
-            f"Source {spec.name!r} does not read {len(unread)} files, which are of other formats: "
+            f"Source {spec.name!r} ignores {len(unread)} files of unknown formats: "
             f"{listing(unread)}."
         )
     if time is not None:
@@ -207,43 +208,40 @@ def described(
 
 
 def _check_names(spec: SourceSpec, query: SourceQuery, names: Sequence[str]) -> None:
-    """Refuse columns whose names are not those of features, with the call that renames them."""
+    """Refuse columns without valid feature names; the hint is a call that renames them."""
     try:
         check_feature_names(names)
     except InvalidName as error:
         arguments = [repr(spec.name)]
-        for word in ("table", "sql", "path"):
-            if getattr(query, word) is not None:
-                arguments.append(f"{word}={getattr(query, word)!r}")
-        for word, text in query.options.items():
-            if word != RENAME:
-                arguments.append(f"{word}={text!r}")
-        given = query.options.get(RENAME, spec.options.get(RENAME, "{}"))
-        renames = {} if given == SNAKE_CASE else dict(json.loads(given))
+        selections = {word: getattr(query, word) for word in ("table", "sql", "path")}
+        arguments += [
+            f"{word}={value!r}" for word, value in selections.items() if value is not None
+        ]
+        arguments += [f"{word}={text!r}" for word, text in query.options.items() if word != RENAME]
+        rename_text = query.options.get(RENAME, spec.options.get(RENAME, "{}"))
+        renames = {} if rename_text == SNAKE_CASE else dict(json.loads(rename_text))
         originals = {new: old for old, new in renames.items()}
         for name, new in renames_to_features(names).items():
             renames[originals.get(name, name)] = new
         arguments.append(f"rename={renames!r}")
         raise InvalidName(
             error.message,
-            hint=f"read_source({', '.join(arguments)}) renames them, and rename='snake_case' all",
+            hint=f"read_source({', '.join(arguments)}) renames them, rename='snake_case' all",
         ) from error
 
 
 def check_time(spec: SourceSpec, query: SourceQuery, schema: pa.Schema, time: str) -> None:
-    """Refuse a column as time that is not there or holds no times."""
-    times = _times_of(schema)
+    """Refuse a time column that does not exist or does not have a time type."""
+    times = _time_columns(schema)
     if time not in times:
         raise InvalidArgument(
-            f"time={time!r} is no time of {query} of source {spec.name!r}; it has the times "
+            f"time={time!r} is not a time of {query} of source {spec.name!r}. Available: "
             f"{listing(times)}.",
-            hint="texts and numbers become times in sql=",
+            hint="cast texts and numbers to times in sql=",
         )
 
 
-def _times_of(schema: pa.Schema) -> Sequence[str]:
-    found = []
-    for field in schema:
-        if pat.is_timestamp(field.type) or pat.is_date(field.type):
-            found.append(field.name)
-    return found
+def _time_columns(schema: pa.Schema) -> Sequence[str]:
+    return [
+        field.name for field in schema if pat.is_timestamp(field.type) or pat.is_date(field.type)
+    ]

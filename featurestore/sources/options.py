@@ -1,4 +1,4 @@
-"""Options of sources as texts: lists and mappings are JSON, so that the command line can give them."""
+"""Options of sources as texts; lists and mappings are JSON, for use on the command line."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from featurestore.model.source import FOLDER_KIND, SourceSpec, names_secret
 
 
 def text_options(options: Mapping[str, object]) -> dict[str, str]:
-    """Return options as texts; those that are None are left out.
+    """Convert options to texts; those that are None are left out.
 
     Raises:
-        InvalidArgument: A name would hold a secret, or a value is of another kind.
+        InvalidArgument: A name suggests a secret, or a value has an unsupported type.
 
     >>> text_options({"header": False, "dtypes": {"zip": "string"}, "quote": None})
     {'header': 'false', 'dtypes': '{"zip": "string"}'}
@@ -28,7 +28,8 @@ def text_options(options: Mapping[str, object]) -> dict[str, str]:
             )
         if names_secret(name):
             raise InvalidArgument(
-                f"options={{{name!r}: ...}} would be stored.", hint="secret='env:NAME'"
+                f"options={{{name!r}: ...}} would be stored in plain text.",
+                hint="secret='env:NAME'",
             )
         text = check_rename(value) if name == RENAME else _text(name, value)
         if text is not None:
@@ -52,11 +53,11 @@ def _text(name: str, value: object) -> str | None:
 
 
 def check_kind(spec: SourceSpec, options: Mapping[str, str]) -> None:
-    """Refuse options of folders for a source of another kind."""
-    others = [name for name in options if name != RENAME]
-    if others and spec.kind != FOLDER_KIND:
+    """Refuse options of folders for sources of other kinds."""
+    folder_options = [name for name in options if name != RENAME]
+    if folder_options and spec.kind != FOLDER_KIND:
         raise InvalidArgument(
-            f"Source {spec.name!r} is of kind {spec.kind!r}; {listing(others)} are options of "
+            f"Source {spec.name!r} is of kind {spec.kind!r}; {listing(folder_options)} are options of "
             "folders of files.",
             hint="rename= is for sources of every kind",
         )

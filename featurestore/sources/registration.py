@@ -1,4 +1,4 @@
-"""Sources of a store: registered, listed, checked, removed."""
+"""Registration of sources: add, list, check, remove."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from featurestore.errors import FeatureStoreError
 from featurestore.external.opening import (
+    grant_address,
+    grant_name,
     open_snapshot,
     open_source,
-    receipt_address,
-    receipt_name,
 )
 from featurestore.external.renaming import RenamedSnapshot
 from featurestore.model.names import check_name
@@ -46,11 +46,11 @@ def add(
     options: Mapping[str, object],
     description: str,
 ) -> SourceSpec:
-    """Register a source and return its registration; nothing is connected.
+    """Register a source and return its registration, without connecting to it.
 
     Raises:
-        SourceExists: There is one of this name, and it is another.
-        InvalidArgument: The URI holds a password, or is of no installed kind.
+        SourceExists: Another source of this name is registered.
+        InvalidArgument: The URI contains a password, or is of no installed kind.
     """
     check_name(name, noun="source")
     check_uri(uri)
@@ -59,7 +59,7 @@ def add(
     spec = SourceSpec(
         name=name,
         kind=kind_of(uri),
-        uri=with_absolute_path(uri, absolute=_absolute),
+        uri=with_absolute_path(uri, absolute=_absolute_path),
         secret=secret,
         options=text_options(options),
         description=description,
@@ -67,8 +67,8 @@ def add(
     )
     open_source(session, spec)
     with session.registry.transaction() as connection:
-        known = sources.names(connection)
-        if name not in known or not _is_same(sources.get(connection, name), spec):
+        registered_names = sources.names(connection)
+        if name not in registered_names or not _is_same(sources.get(connection, name), spec):
             sources.add(connection, spec)
             definitions.write(session.location, spec)
     if spec.secret is not None:
@@ -76,19 +76,19 @@ def add(
         allow_secret(
             reference,
             location=session.location,
-            name=receipt_name(spec),
-            uri=receipt_address(spec),
+            name=grant_name(spec),
+            uri=grant_address(spec),
         )
     return spec
 
 
-def _is_same(known: SourceSpec, spec: SourceSpec) -> bool:
-    """Return whether a source is registered once more, as on another machine, for its secret."""
-    return replace(known, created=spec.created) == spec
+def _is_same(registered: SourceSpec, spec: SourceSpec) -> bool:
+    """Return whether a registration is repeated, as on another machine, to grant its secret."""
+    return replace(registered, created=spec.created) == spec
 
 
-def _absolute(path: str) -> str:
-    """Return a path of this machine; ``/orders.db`` may be meant from here, as others write it."""
+def _absolute_path(path: str) -> str:
+    """Return an absolute path; ``/orders.db`` may be relative, as in URLs of SQLAlchemy."""
     expanded = os.path.expanduser(path)
     from_here = os.path.abspath(expanded.lstrip("/"))
     if expanded.startswith("/") and not files.exists(expanded) and files.exists(from_here):
@@ -97,50 +97,51 @@ def _absolute(path: str) -> str:
 
 
 def every(session: Session) -> list[SourceSpec]:
-    """Return every source, by name."""
+    """Return every source, sorted by name."""
     with session.registry.reading() as connection:
         return sources.every(connection)
 
 
 def get(session: Session, name: str) -> SourceSpec:
-    """Return a source; SourceNotFound lists what there is."""
+    """Return a source; SourceNotFound lists the registered ones."""
     with session.registry.reading() as connection:
         return sources.get(connection, name)
 
 
 def remove(session: Session, name: str) -> None:
-    """Forget a source; what was read of it stays."""
+    """Remove the registration of a source; rows that were read from it stay."""
     with session.registry.transaction() as connection:
         sources.remove(connection, name)
         definitions.remove(session.location, name)
 
 
 def check(session: Session, name: str) -> SourceReport:
-    """Return whether a source can be reached, what may be read there, and a few rows.
+    """Check that a source can be reached; return its tables and a few rows.
 
-    What is wrong is in the report, not raised.
+    Problems are part of the report, not raised.
     """
     spec = get(session, name)
     try:
         snapshot = open_snapshot(session, spec)
     except FeatureStoreError as error:
-        return SourceReport(spec.name, spec.kind, problems=(_told(error),))
+        return SourceReport(spec.name, spec.kind, problems=(_problem_text(error),))
     try:
-        return _looked_at(spec, snapshot)
+        return _inspect_tables(spec, snapshot)
     except FeatureStoreError as error:
-        return SourceReport(spec.name, spec.kind, snapshot.server, problems=(_told(error),))
+        return SourceReport(spec.name, spec.kind, snapshot.server, problems=(_problem_text(error),))
     finally:
         snapshot.close()
 
 
-def _looked_at(spec: SourceSpec, snapshot: RenamedSnapshot) -> SourceReport:
+def _inspect_tables(spec: SourceSpec, snapshot: RenamedSnapshot) -> SourceReport:
     tables = tuple(snapshot.tables())
-    problems = []
+    problems = [
+        f"Table {table.name!r} may not be read by the user of the URI."
+        for table in tables
+        if not table.readable
+    ]
     if not tables:
-        problems.append("There are no tables, or none that the user may see.")
-    for table in tables:
-        if not table.readable:
-            problems.append(f"Table {table.name!r} may not be read by the user of the URI.")
+        problems.append("The source has no tables, or none that the user may see.")
     report = SourceReport(
         spec.name,
         spec.kind,
@@ -153,35 +154,37 @@ def _looked_at(spec: SourceSpec, snapshot: RenamedSnapshot) -> SourceReport:
     if not readable:
         return report
     if spec.kind == FOLDER_KIND:
-        # Files of one schema are one table.
+        # Files with the same schema are one table.
         with suppress(FeatureStoreError):
-            return _sampled(report, snapshot, SourceQuery(), ".")
+            return _with_sample(report, snapshot, SourceQuery(), ".")
     try:
-        return _sampled(report, snapshot, snapshot.query_of(readable[0]), readable[0].name)
+        return _with_sample(report, snapshot, snapshot.query_of(readable[0]), readable[0].name)
     except FeatureStoreError as error:
-        return replace(report, sampled=readable[0].name, problems=(*report.problems, _told(error)))
+        return replace(
+            report, sampled=readable[0].name, problems=(*report.problems, _problem_text(error))
+        )
 
 
-def _sampled(
+def _with_sample(
     report: SourceReport, snapshot: RenamedSnapshot, query: SourceQuery, name: str
 ) -> SourceReport:
-    """Return the report with the first rows of a table, and what the source decided about it."""
+    """Add the first rows of a table to the report, with the types that the source chose for it."""
     rows: list[Mapping[str, object]] = []
     for batch in snapshot.read(query):
         rows += batch.slice(0, _SAMPLE_ROWS - len(rows)).to_pylist()
         if len(rows) >= _SAMPLE_ROWS:
             break
-    described = snapshot.description(query) or {}
+    description = snapshot.description(query) or {}
     return replace(
         report,
         sampled=name,
         sample=tuple(rows),
-        dialect=described.get("dialect", {}),
-        columns=described.get("columns", {}),
+        dialect=description.get("dialect", {}),
+        columns=description.get("columns", {}),
     )
 
 
-def _told(error: FeatureStoreError) -> str:
+def _problem_text(error: FeatureStoreError) -> str:
     if error.hint is None:
         return error.message
     return f"{error.message} ({error.hint})"

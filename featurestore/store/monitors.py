@@ -50,7 +50,7 @@ class MonitorCalls(JobCalls):
         >>> registered = store.register_jobs("monitors.py")
         >>> print(store.check_monitor("weather_watch", window="2013-01-01T06:00Z"))
         weather_watch: learning, 2013-01-01T06:00:00+00:00 to 2013-01-01T07:00:00+00:00, 2 rows
-          there is too little before this window to compare all of it with
+          there are too few windows before this one to check everything
         """
         from featurestore.jobs.monitors import service
 
@@ -136,7 +136,7 @@ class MonitorCalls(JobCalls):
         >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")
         >>> print(store.visualize_monitor("weather_watch"))
         weather_watch: learning, 2013-01-01T06:00:00+00:00 to 2013-01-01T07:00:00+00:00, 2 rows
-          there is too little before this window to compare all of it with
+          there are too few windows before this one to check everything
         """
         from featurestore.jobs.monitors import service
 

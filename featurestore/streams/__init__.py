@@ -1,4 +1,4 @@
-"""Streams: records of topics into feature groups, each of them once."""
+"""Streams: write the records of topics into feature groups exactly once."""
 
 from featurestore.streams.loop import Progress, StreamTarget, consume
 from featurestore.streams.opening import check_stream_job

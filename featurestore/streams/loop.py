@@ -1,8 +1,8 @@
-"""The loop of a stream: where it stands, micro-batches up to now, and what is told of them.
+"""The loop of a stream run: find the position, commit micro-batches up to now, record progress.
 
-All that says where a stream stands is in its table, in the commits of its rows. A process may die
-at any time, and several may read the same partitions: a commit that finds another's numbers lands
-nothing, and its records are looked at again.
+The position of a stream is in its table only, in the commits of its rows. A process may die at any
+time, and several may read the same partitions: a commit fails if another process has advanced the
+offsets, and the run continues from the new position.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from featurestore.registry import featuregroups
 from featurestore.registry import streams as registered
 from featurestore.session import Session
 from featurestore.storage.publication import after_publication
-from featurestore.streams.landing import Decoding, Landed, land
+from featurestore.streams.micro_batches import Committed, Decoding, commit_micro_batch
 from featurestore.streams.opening import decoder_of, streams_of
 from featurestore.streams.positions import (
     Position,
@@ -39,17 +39,17 @@ from featurestore.streams.positions import (
 )
 
 _log = logging.getLogger("featurestore.jobs")
-# How often a run may find that others were faster, one time after the other.
+# How often in a row a run may be overtaken by other processes.
 _MOST_OVERTAKEN = 50
-# Of fewer records the share that cannot be read says nothing.
+# With fewer records the fraction of bad ones is not significant.
 _FEWEST_RECORDS = 100
-# Parts of reasons that differ from record to record.
+# Variable parts of error reasons: names, parentheses and numbers.
 _VALUES = re.compile(r"'[^']*'|\([^)]*\)|[0-9]+")
 
 
 @dataclass(frozen=True)
 class StreamTarget:
-    """The group of a stream: opened, or None and how it is declared."""
+    """The group of a stream; None with a declaration if it does not exist yet."""
 
     group: OpenGroup | None
     declared: Declaration
@@ -57,7 +57,7 @@ class StreamTarget:
 
 @dataclass
 class Progress:
-    """What a run of a stream has done so far."""
+    """The counts of a stream run so far."""
 
     rows: int = 0
     bad: int = 0
@@ -69,17 +69,17 @@ class Progress:
     delta_version: int | None = None
     version: int | None = None
 
-    def add(self, landed: Landed) -> None:
-        """Count a micro-batch."""
-        self.rows += landed.rows
-        self.bad += landed.bad
-        self.records += landed.records
-        for reason, count in landed.reasons.items():
+    def add(self, committed: Committed) -> None:
+        """Add a micro-batch."""
+        self.rows += committed.rows
+        self.bad += committed.bad
+        self.records += committed.records
+        for reason, count in committed.reasons.items():
             kind = _VALUES.sub("", reason)
             self.examples.setdefault(kind, reason)
             self.reasons[kind] += count
         self.batches += 1
-        self.delta_version = landed.delta_version
+        self.delta_version = committed.delta_version
 
 
 @dataclass
@@ -93,7 +93,7 @@ class _Run:
     check: Callable[[], None]
     stop: threading.Event
     progress: Progress = field(default_factory=Progress)
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
 
 
 def consume(
@@ -105,32 +105,32 @@ def consume(
     check: Callable[[], None],
     stop: threading.Event,
 ) -> Progress:
-    """Bring what a topic has now into the job's group, and return what that came to.
+    """Write the new records of a topic into the job's group, and return the counts.
 
     Args:
         session: The connection.
         spec: The job.
         target: Its group.
-        run_id: The run, for the commits.
-        check: Raises where the job was taken over; called before each commit.
-        stop: Ends the run after the micro-batch at work.
+        run_id: The id of the run, for commit metadata.
+        check: Called before each commit; raises if another process has taken over the job.
+        stop: Ends the run after the current micro-batch.
 
     Raises:
-        SourceUnavailable: No broker answers.
-        OffsetsLost: Records went before they were read, or the topic is another one.
-        BadRecord: More records than the job allows cannot be read.
-        ValidationFailed: Rows broke the expectations of a strict job.
+        SourceUnavailable: No broker responds.
+        OffsetsLost: Records were removed before they were read, or the topic was recreated.
+        BadRecord: More records are unreadable than the job allows.
+        ValidationFailed: Rows of a strict job violate its expectations.
     """
     stream = spec.stream
     assert stream is not None
-    opened = streams_of(session, stream)
-    decoding = Decoding(decoder_of(opened, spec), opened.decoded_schema(stream))
-    source = opened.stream()
+    stream_source = streams_of(session, stream)
+    decoding = Decoding(decoder_of(stream_source, spec), stream_source.decoded_schema(stream))
+    source = stream_source.stream()
     try:
         topic = source.topic(stream.topic)
         group = target.group
         if group is None:
-            group = _created(session, spec, target.declared)
+            group = _create_group(session, spec, target.declared)
         run = _Run(session, spec, stream, source, decoding, run_id, check, stop)
         _read_up_to_now(run, group, topic)
         run.progress.version = group.spec.version
@@ -139,42 +139,46 @@ def consume(
         source.close()
 
 
-def _created(session: Session, spec: JobSpec, declared: Declaration) -> OpenGroup:
-    """Return the group of a job, made without rows, as its columns are known; others may be faster."""
+def _create_group(session: Session, spec: JobSpec, declared: Declaration) -> OpenGroup:
+    """Create the group of a job without rows; a concurrent process may create it first."""
     assert spec.stream is not None
-    nothing = spec.stream.columns.empty_table()
+    empty_rows = spec.stream.columns.empty_table()
     try:
-        made = get_or_create(session, nothing, spec.target, declared=declared)
-    except DefinitionMismatch:  # the job's keys, times or partitions call for the next version
+        created = get_or_create(session, empty_rows, spec.target, declared=declared)
+    except DefinitionMismatch:  # the job's keys, times or partitions need the next version
         with session.registry.reading() as connection:
             number = max(featuregroups.versions(connection, spec.target)) + 1
-        made = get_or_create(session, nothing, spec.target, declared=declared, version=number)
-    return open_group(session, spec.target, made.version)
+        created = get_or_create(session, empty_rows, spec.target, declared=declared, version=number)
+    return open_group(session, spec.target, created.version)
 
 
 def _read_up_to_now(run: _Run, group: OpenGroup, topic: Topic) -> None:
-    """Read what the topic has, again from where the table stands whenever others were faster."""
+    """Read the new records of the topic; start again from the table if overtaken."""
     ends = {number: each.end for number, each in topic.partitions.items()}
     with run.session.registry.reading() as connection:
-        known = registered.topic_id(connection, run.spec.name)
+        known_identity = registered.topic_id(connection, run.spec.name)
     for _ in range(_MOST_OVERTAKEN):
         state = read_snapshot(group.path)
-        check_identity(state, run.stream, topic, known)
-        found = positions(state, run.stream, topic)
-        _record(run, topic, {number: each.start for number, each in found.items()})
+        check_identity(state, run.stream, topic, known_identity)
+        by_partition = positions(state, run.stream, topic)
+        _record_progress(run, topic, {number: each.start for number, each in by_partition.items()})
         try:
-            if run.stream.begin == "latest" and all(each.seen is None for each in found.values()):
-                _mark(run, group, found)
+            if run.stream.begin == "latest" and all(
+                each.committed is None for each in by_partition.values()
+            ):
+                _commit_start_offsets(run, group, by_partition)
                 continue
-            mine = run.source.owned(run.stream, list(found))
-            found = {number: each for number, each in found.items() if number in mine}
-            if _read(run, group, topic, found, ends):
+            owned = run.source.owned(run.stream, list(by_partition))
+            by_partition = {
+                number: each for number, each in by_partition.items() if number in owned
+            }
+            if _read(run, group, topic, by_partition, ends):
                 return
         except StreamOvertaken as error:
             _log.info("%s", error.message)
     raise StreamOvertaken(
-        f"Other processes were faster {_MOST_OVERTAKEN} times; job {run.spec.name!r} stops here.",
-        hint="one runner a job is enough",
+        f"Other processes were faster {_MOST_OVERTAKEN} times; job {run.spec.name!r} stops.",
+        hint="one runner is enough for a job",
     )
 
 
@@ -182,30 +186,30 @@ def _read(
     run: _Run,
     group: OpenGroup,
     topic: Topic,
-    found: Mapping[int, Position],
+    by_partition: Mapping[int, Position],
     ends: Mapping[int, int],
 ) -> bool:
-    """Commit micro-batches; return whether the ends are reached, or the run is to stop."""
-    start = {number: position.start for number, position in found.items()}
-    seen = {number: position.seen for number, position in found.items()}
+    """Commit micro-batches; return True if the ends are reached or the run should stop."""
+    start = {number: position.start for number, position in by_partition.items()}
+    committed_offsets = {number: position.committed for number, position in by_partition.items()}
     spec = run.stream
-    wanted = {number: max(ends[number], each) for number, each in start.items()}
+    targets = {number: max(ends[number], each) for number, each in start.items()}
     path = run.session.quarantine_path(group.spec.name, group.spec.version)
-    again = quarantined_ends(path, run.stream, found)
-    if again:
-        begun = {number: start[number] for number in again}
-        whole = run.source.batch(spec, begun, again, engine=run.session.engine)
-        _commit(run, group, topic, whole, seen)
+    quarantined = quarantined_ends(path, run.stream, by_partition)
+    if quarantined:
+        first_offsets = {number: start[number] for number in quarantined}
+        batch_again = run.source.batch(spec, first_offsets, quarantined, engine=run.session.engine)
+        _commit(run, group, topic, batch_again, committed_offsets)
         return run.stop.is_set()
-    if all(wanted[number] <= start[number] for number in start):
+    if all(targets[number] <= start[number] for number in start):
         return True
-    for batch in run.source.batches(spec, start, wanted, engine=run.session.engine):
-        _commit(run, group, topic, batch, seen)
-        seen = {**seen, **batch.end}
+    for batch in run.source.batches(spec, start, targets, engine=run.session.engine):
+        _commit(run, group, topic, batch, committed_offsets)
+        committed_offsets = {**committed_offsets, **batch.end}
         if run.stop.is_set():
             break
         if run.source.owned(spec, list(topic.partitions)) != frozenset(start):
-            _log.info("the partitions were shared out anew")
+            _log.info("the partitions were reassigned")
             return False
     return True
 
@@ -215,22 +219,30 @@ def _commit(
     group: OpenGroup,
     topic: Topic,
     batch: MicroBatch,
-    seen: Mapping[int, int | None],
+    committed_offsets: Mapping[int, int | None],
 ) -> None:
     run.check()
     note = {"job": run.spec.name, "run": run.run_id, "topic": run.stream.topic}
     if topic.identity is not None:
         note["topic_id"] = topic.identity
-    landed = land(run.session, run.spec, group, batch, seen=seen, decoding=run.decoding, note=note)
-    run.progress.add(landed)
-    run.progress.seconds = time.monotonic() - run.begun
-    with after_publication(f"Delta version {landed.delta_version} of {run.spec.target!r}"):
-        _record(run, topic, batch.end, landed=landed)
-    _check_share(run)
+    committed = commit_micro_batch(
+        run.session,
+        run.spec,
+        group,
+        batch,
+        previous_offsets=committed_offsets,
+        decoding=run.decoding,
+        commit_metadata=note,
+    )
+    run.progress.add(committed)
+    run.progress.seconds = time.monotonic() - run.started
+    with after_publication(f"Delta version {committed.delta_version} of {run.spec.target!r}"):
+        _record_progress(run, topic, batch.end, committed=committed)
+    _check_bad_records(run)
 
 
-def _check_share(run: _Run) -> None:
-    """Fail a run of which most records cannot be read: the schema is wrong, not the records.
+def _check_bad_records(run: _Run) -> None:
+    """Fail a run with mostly bad records: the schema is wrong, not the records.
 
     Raises:
         BadRecord: Names the most frequent reason.
@@ -240,25 +252,30 @@ def _check_share(run: _Run) -> None:
         return
     kind, count = progress.reasons.most_common(1)[0]
     raise BadRecord(
-        f"Job {run.spec.name!r}: {progress.bad:,} of {progress.records:,} records cannot be read, "
+        f"Job {run.spec.name!r}: {progress.bad:,} of {progress.records:,} records are unreadable, "
         f"more than most_bad={run.stream.most_bad}; {count:,} of them like this: "
         f"{progress.examples[kind]}.",
         hint=f"after a change of schema=: featurestore stream replay {run.spec.name}",
     )
 
 
-def _mark(run: _Run, group: OpenGroup, found: Mapping[int, Position]) -> None:
-    """Write down where a topic is begun that is not read from its first record on."""
-    offsets = {run.stream.app(number): (each.seen, each.start) for number, each in found.items()}
+def _commit_start_offsets(
+    run: _Run, group: OpenGroup, by_partition: Mapping[int, Position]
+) -> None:
+    """Commit the start offsets of a topic that is not read from its first record."""
+    offsets = {
+        run.stream.app(number): (each.committed, each.start)
+        for number, each in by_partition.items()
+    }
     write = Write(offsets=offsets, validation="off")
     nothing = group.spec.schema.empty_table()
     insert(run.session, nothing, group.spec.name, version=group.spec.version, write=write)
 
 
-def _record(
-    run: _Run, topic: Topic, offsets: Mapping[int, int], *, landed: Landed | None = None
+def _record_progress(
+    run: _Run, topic: Topic, offsets: Mapping[int, int], *, committed: Committed | None = None
 ) -> None:
-    """Tell the registry where the stream stands."""
+    """Record the progress of the stream in the registry."""
     rate = None
     if run.progress.seconds > 0:
         rate = run.progress.rows / run.progress.seconds
@@ -270,7 +287,7 @@ def _record(
             run.spec.name,
             topic_id=topic.identity,
             rows_per_second=rate,
-            bad_records=0 if landed is None else landed.bad,
-            last_commit=None if landed is None else times.utc_now(),
-            delta_version=None if landed is None else landed.delta_version,
+            bad_records=0 if committed is None else committed.bad,
+            last_commit=None if committed is None else times.utc_now(),
+            delta_version=None if committed is None else committed.delta_version,
         )

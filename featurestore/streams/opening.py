@@ -1,4 +1,4 @@
-"""The source of a stream, and what can be known to fail before anything is read."""
+"""Open the source of a stream, and check a stream job before anything is read."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from featurestore.session import Session
 
 
 def streams_of(session: Session, stream: StreamSpec) -> HasStreams:
-    """Return the source of a stream; nothing is connected.
+    """Return the source of a stream, without a connection.
 
     Raises:
         SourceNotFound: No source of this name is registered.
-        InvalidJob: It has no topics.
+        InvalidJob: The source has no topics.
     """
     with session.registry.reading() as connection:
         registered = sources.get(connection, stream.source)
@@ -35,10 +35,10 @@ def streams_of(session: Session, stream: StreamSpec) -> HasStreams:
 
 
 def decoder_of(source: HasStreams, spec: JobSpec) -> BatchFunction:
-    """Return the decoder of a stream job: its keys and times are never null."""
+    """Return the decoder of a stream job; its keys and times are never null."""
     assert spec.stream is not None
     times = tuple(name for name in (spec.event_time, spec.created_time) if name is not None)
-    # Rows that can be read go to the quarantine for these alone.
+    # Readable rows can only be quarantined for these reasons.
     keep_values = bool(spec.expectations) or spec.stream.on_duplicates == "quarantine"
     return source.decoder(
         spec.stream, DecoderRequest(spec.primary_key, times, spec.partition_by, keep_values)
@@ -46,39 +46,38 @@ def decoder_of(source: HasStreams, spec: JobSpec) -> BatchFunction:
 
 
 def differing_columns(stream: StreamSpec, group: FeatureGroupSpec) -> list[str]:
-    """Return what makes a stream need the next version of a group: columns that go or change types.
+    """Describe the differences that need a new version of a group: columns removed or changed.
 
-    New columns do not, and a type that the group's widens does not.
+    New columns need none, nor does a type that widens to that of the group.
     """
-    given = {field.name: field.type for field in stream.columns}
+    declared = {field.name: field.type for field in stream.columns}
     differences = []
     for field in group.schema:
-        kind = given.get(field.name)
+        kind = declared.get(field.name)
         if kind is None:
-            differences.append(f"{field.name!r} is gone")
+            differences.append(f"{field.name!r} is missing")
         elif not widens(kind, field.type):
-            differences.append(f"{field.name!r} is {kind}, there {field.type}")
+            differences.append(f"{field.name!r} is {kind} instead of {field.type}")
     return differences
 
 
 def check_stream_job(session: Session, spec: JobSpec) -> None:
-    """Refuse a job that would fail whatever its topic holds; the broker is asked for the topic.
+    """Refuse a job that cannot run; the broker is queried for the topic.
 
     Raises:
-        SourceNotFound: Its source is not registered.
-        SourceUnavailable: No broker answers.
-        SourceTableNotFound: There is no such topic.
-        InvalidJob: The format of its values cannot hold a column.
+        SourceNotFound: The source is not registered.
+        SourceUnavailable: No broker responds.
+        SourceTableNotFound: The topic does not exist.
+        InvalidJob: The format of its values does not support the type of a column.
     """
     assert spec.stream is not None
     source = streams_of(session, spec.stream)
     decoder_of(source, spec)
-    taken = [name for name in spec.stream.columns.names if name in RECORD_COLUMNS]
-    if taken:
+    reserved = [name for name in spec.stream.columns.names if name in RECORD_COLUMNS]
+    if reserved:
         raise InvalidJob(
-            f"Job {spec.name!r}: a column cannot be called {taken[0]!r}, which is a column of its "
-            "quarantine table.",
-            hint="give it another name",
+            f"Job {spec.name!r}: the column name {reserved[0]!r} is reserved for its quarantine table.",
+            hint="rename the column",
         )
     connection = source.stream()
     try:
@@ -89,7 +88,7 @@ def check_stream_job(session: Session, spec: JobSpec) -> None:
 
 
 def _warn_of_next_version(session: Session, spec: JobSpec) -> None:
-    """Warn where the columns of a job call for the next version of its group."""
+    """Warn if the columns of a job need a new version of its group."""
     assert spec.stream is not None
     with session.registry.reading() as connection:
         registered = featuregroups.find(connection, spec.target)
@@ -100,7 +99,7 @@ def _warn_of_next_version(session: Session, spec: JobSpec) -> None:
     if differences:
         warn_caller(
             f"job {spec.name!r} differs from feature group {group.name!r} version {group.version}: "
-            f"{'; '.join(differences)}. Its next run begins version {group.version + 1}, and reads "
+            f"{'; '.join(differences)}. Its next run creates version {group.version + 1}, and reads "
             "the topic from its first record",
             DataWarning,
         )

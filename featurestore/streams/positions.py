@@ -1,4 +1,4 @@
-"""Where a stream goes on: the numbers of its table against the offsets that its topic has."""
+"""Positions of a stream: offsets in its table, checked against the offsets of its topic."""
 
 from __future__ import annotations
 
@@ -11,53 +11,55 @@ from featurestore.errors import OffsetsLost
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.stream import OffsetRange, Topic
 
-# The application of a partition in a quarantine table, for records that could not be read.
+# The prefix of a partition's application id in a quarantine table, for bad records.
 BAD = "bad/"
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a partition is read on; ``seen`` is the number that its table has, None for none."""
+    """The next offset of a partition; ``committed`` is the offset in its table, None if it has none."""
 
-    seen: int | None
+    committed: int | None
     start: int
 
 
 def positions(state: Snapshot, stream: StreamSpec, topic: Topic) -> dict[int, Position]:
-    """Return where each partition of a topic goes on.
+    """Return the position of each partition of a topic.
 
     Raises:
-        OffsetsLost: Records went before they were read, or the topic is another one of the name.
+        OffsetsLost: Records were removed before they were read, or the topic was recreated.
     """
     _check_partitions(state, stream, topic)
-    held = {number: state.transactions.get(stream.app(number)) for number in topic.partitions}
-    is_new = all(number is None for number in held.values())
-    found = {}
+    stored_offsets = {
+        number: state.transactions.get(stream.app(number)) for number in topic.partitions
+    }
+    is_new = all(number is None for number in stored_offsets.values())
+    by_partition = {}
     for number, offsets in topic.partitions.items():
-        seen = held[number]
-        if seen is not None:
-            start = _checked(stream, number, seen, offsets)
+        committed = stored_offsets[number]
+        if committed is not None:
+            start = _checked_offset(stream, number, committed, offsets)
         elif is_new and stream.begin == "latest":
             start = offsets.end
-        else:  # also of a partition that was added later, whose records are all new
+        else:  # includes partitions that were added later, whose records are all new
             start = offsets.first
-        found[number] = Position(seen, start)
-    return found
+        by_partition[number] = Position(committed, start)
+    return by_partition
 
 
 def quarantined_ends(
-    path: str, stream: StreamSpec, found: Mapping[int, Position]
+    path: str, stream: StreamSpec, by_partition: Mapping[int, Position]
 ) -> dict[int, int]:
-    """Return the ends of a micro-batch that the quarantine table has and the group has not.
+    """Return the ends of a micro-batch that is in the quarantine table but not in the group.
 
-    A process died between the two commits: the same records have to be read again, not more of
-    them. Empty where there is no such micro-batch.
+    A process died between the two commits: exactly these records have to be read again. Empty if
+    there is no such micro-batch.
     """
     ends: dict[int, int] = {}
     if not is_delta_table(path):
         return ends
     transactions = read_snapshot(path).transactions
-    for number, position in found.items():
+    for number, position in by_partition.items():
         app = stream.app(number)
         end = max(transactions.get(app, 0), transactions.get(f"{BAD}{app}", 0))
         if end > position.start:
@@ -65,48 +67,50 @@ def quarantined_ends(
     return ends
 
 
-def check_identity(state: Snapshot, stream: StreamSpec, topic: Topic, known: str | None) -> None:
-    """Refuse a topic that was made anew since this generation of it was read last.
+def check_identity(
+    state: Snapshot, stream: StreamSpec, topic: Topic, known_identity: str | None
+) -> None:
+    """Refuse a topic that was recreated since it was last read.
 
     Raises:
-        OffsetsLost: It is another one of the same name.
+        OffsetsLost: It is another topic of the same name.
     """
-    if known is None or topic.identity is None or stream.app(0) not in state.transactions:
+    if known_identity is None or topic.identity is None or stream.app(0) not in state.transactions:
         return
-    if known != topic.identity:
-        raise _recreated(stream, "it has another id than the one that was read before")
+    if known_identity != topic.identity:
+        raise _recreated(stream, "its id differs from the one that was read before")
 
 
 def _check_partitions(state: Snapshot, stream: StreamSpec, topic: Topic) -> None:
-    known = 0
-    while stream.app(known) in state.transactions:
-        known += 1
-    if known > len(topic.partitions):
+    partition_count = 0
+    while stream.app(partition_count) in state.transactions:
+        partition_count += 1
+    if partition_count > len(topic.partitions):
         raise _recreated(
-            stream, f"it has {len(topic.partitions)} partitions, and {known} of it were read"
+            stream, f"it has {len(topic.partitions)} partitions, and {partition_count} were read"
         )
 
 
-def _checked(stream: StreamSpec, number: int, seen: int, offsets: OffsetRange) -> int:
-    if seen > offsets.end:
+def _checked_offset(stream: StreamSpec, number: int, committed: int, offsets: OffsetRange) -> int:
+    if committed > offsets.end:
         raise _recreated(
             stream,
-            f"partition {number} ends at offset {offsets.end}, and was read up to {seen}",
+            f"partition {number} ends at offset {offsets.end}, and was read up to {committed}",
         )
-    if seen >= offsets.first:
-        return seen
+    if committed >= offsets.first:
+        return committed
     if stream.on_lost == "skip":
         return offsets.first
     raise OffsetsLost(
-        f"Topic {stream.topic!r}: the records {seen} to {offsets.first - 1} of partition {number} "
+        f"Topic {stream.topic!r}: the records {committed} to {offsets.first - 1} of partition {number} "
         "were removed before they were read.",
-        hint="keep them longer (retention.ms of the topic); on_lost='skip' goes on without them",
+        hint="keep them longer (retention.ms of the topic); on_lost='skip' skips them",
     )
 
 
 def _recreated(stream: StreamSpec, why: str) -> OffsetsLost:
     return OffsetsLost(
-        f"Topic {stream.topic!r} was made anew since it was read: {why}.",
-        hint=f"generation={stream.generation + 1} reads the new topic from its beginning, beside "
-        "what the group has",
+        f"Topic {stream.topic!r} was recreated since it was read: {why}.",
+        hint=f"generation={stream.generation + 1} reads the new topic from its beginning and keeps "
+        "the rows of the group",
     )

@@ -159,7 +159,7 @@ def test_explain_shows_the_rows_that_an_aggregate_counts(run: Run, location: str
 def test_compare_tells_drift_between_delta_versions(run: Run) -> None:
     assert "0 of 1 features drifted" in run("fg", "compare", "weather#1", "weather#2")
     assert run("fg", "compare", "weather#1", "weather@v1", as_json=True)
-    assert "names no Delta version" in run("fg", "compare", "weather#x", "weather", code=1)
+    assert "has no Delta version" in run("fg", "compare", "weather#x", "weather", code=1)
 
 
 def test_maintenance_says_what_it_did(run: Run) -> None:

@@ -263,7 +263,7 @@ def _misread(store: FeatureStore) -> None:
     from featurestore.jobs.target import declaration
     from featurestore.plugins.stream import DecoderRequest, MicroBatch
     from featurestore.registry import jobs
-    from featurestore.streams.landing import Decoding, land
+    from featurestore.streams.micro_batches import Decoding, commit_micro_batch
     from featurestore_connectors.kafka import decoding
 
     store.add_source("topics", "kafka://127.0.0.1:9")
@@ -284,14 +284,14 @@ def _misread(store: FeatureStore) -> None:
     def decode(batch: pa.RecordBatch) -> pa.RecordBatch:
         return misreading(batch, "an error that was fixed since")
 
-    land(
+    commit_micro_batch(
         store.session,
         spec,
         open_group(store.session, spec.target),
         MicroBatch(records, {0: 0}, {0: 1}),
-        seen={0: None},
+        previous_offsets={0: None},
         decoding=Decoding(decode, decoding.decoded_schema(spec.stream)),
-        note={"job": spec.name, "run": "r", "topic": "t"},
+        commit_metadata={"job": spec.name, "run": "r", "topic": "t"},
     )
 
 

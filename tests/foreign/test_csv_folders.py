@@ -231,7 +231,7 @@ def test_files_that_are_not_read_are_named_and_counted(
         (source / name).write_text("id\n1\n")
     duckdb_store.add_source("lake", str(source))
     assert duckdb_store.check_source("lake").unread == ("b.txt", "c.xlsx")
-    with pytest.warns(UserWarning, match=r"does not read 2 files.*'b\.txt', 'c\.xlsx'"):
+    with pytest.warns(UserWarning, match=r"ignores 2 files.*'b\.txt', 'c\.xlsx'"):
         assert duckdb_store.read_source("lake").count() == 1
     # A file that is named may have any ending.
     assert duckdb_store.read_source("lake", path="b.txt", format="csv").count() == 1

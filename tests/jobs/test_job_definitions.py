@@ -18,7 +18,7 @@ import featurestore
 import featurestore_schemas
 from featurestore.errors import FeatureStoreError, InvalidJob, InvalidSql, RegistryError
 from featurestore.jobs.loading import load
-from featurestore.jobs.query import may_take_many
+from featurestore.jobs.query import can_batch_windows
 from featurestore.model.job import JobSpec
 from featurestore.model.plan import canonical_hash
 from featurestore.registry.tables import job_definitions
@@ -175,8 +175,8 @@ def test_a_registered_job_gets_a_version_for_each_definition(
 )
 def test_many_windows_are_computed_at_once_where_the_form_allows(query: str, many: bool) -> None:
     spec = made(sql=query)
-    assert may_take_many(spec, times=["left_at"]) is many
-    assert not may_take_many(spec, times=["left_at", "other"])
+    assert can_batch_windows(spec, times=["left_at"]) is many
+    assert not can_batch_windows(spec, times=["left_at", "other"])
 
 
 def test_the_errors_of_sql_are_those_of_sql() -> None:

@@ -30,7 +30,7 @@ HOUR = timedelta(hours=1)
 
 PLACES = {
     "commit": ("featurestore_connectors.duckdb_delta.commits:commit",),
-    "watermark": ("featurestore.jobs.run:_done",),
+    "watermark": ("featurestore.jobs.run:_end_run",),
 }
 
 

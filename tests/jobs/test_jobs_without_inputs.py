@@ -78,7 +78,7 @@ def test_a_query_without_inputs_reads_no_table() -> None:
     query = "select 'a' as sensor, $window_end as at, 1.0 as value"
     made = featurestore.sql_job("beat", sql=query, event_time="at", schedule="0 0 * * *")
     assert made.spec.inputs == {}
-    with pytest.raises(InvalidJob, match="input_times names no inputs"):
+    with pytest.raises(InvalidJob, match="unknown inputs"):
         featurestore.sql_job(
             "beat", sql=query, event_time="at", schedule="0 0 * * *", input_times={"t": "at"}
         )

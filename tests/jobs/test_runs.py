@@ -17,7 +17,7 @@ from pyarrow import parquet
 import featurestore
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed, JobNotFound
 from featurestore.jobs.scheduler import Options
-from featurestore.jobs.target import note_of_windows, rows_of_note, windows_of_note
+from featurestore.jobs.target import parse_windows, row_range, windows_metadata
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
 from featurestore.registry import lineage, runs
@@ -337,7 +337,7 @@ def test_a_window_that_was_appended_is_not_appended_again(
     city.backfill_job("demand", START, START + 4 * HOUR)
     with pytest.raises(InvalidArgument, match=r"appends(.|\n)*replace_window"):
         city.run_job("demand", window=START)
-    with pytest.raises(InvalidArgument, match="twice"):
+    with pytest.raises(InvalidArgument, match="duplicated"):
         city.backfill_job("demand", START, START + 6 * HOUR, resume=False)
     city.delete_from_featuregroup("trips", "zone = 'b'")
     with pytest.raises(InvalidArgument, match="appends"):
@@ -570,8 +570,8 @@ def test_wrong_calls_say_what_to_do(city: FeatureStore, define: Define) -> None:
     ],
 )
 def test_a_note_that_is_not_well_formed_is_no_note_of_a_job(window: object) -> None:
-    assert windows_of_note({"window": window}) is None
-    assert rows_of_note({"window": window}) is None
+    assert parse_windows({"window": window}) is None
+    assert row_range({"window": window}) is None
 
 
 def test_a_note_of_windows_is_read_back() -> None:
@@ -581,8 +581,8 @@ def test_a_note_of_windows_is_read_back() -> None:
     )
     window = Window(START, START + HOUR)
     for each, first in ((spec, START), (captured, START - HOUR)):
-        note = {"window": note_of_windows(each, window, 1)}
-        assert windows_of_note(note) == ("demand", window, 1)
-        assert rows_of_note(note) == Window(first, window.end)
+        note = {"window": windows_metadata(each, window, 1)}
+        assert parse_windows(note) == ("demand", window, 1)
+        assert row_range(note) == Window(first, window.end)
     for damaged in ("", 3, (START + HOUR).isoformat()):
-        assert rows_of_note({"window": {**note["window"], "rows_from": damaged}}) is None
+        assert row_range({"window": {**note["window"], "rows_from": damaged}}) is None

@@ -52,7 +52,7 @@ def test_a_version_is_written_each_time_the_inputs_changed(
 
 def test_what_a_training_job_returns_is_checked(city: FeatureStore, define: Define) -> None:
     city.register_jobs(define(SOURCE.format(rules="").replace('"data":', '"rows":')))
-    with pytest.raises(JobFailed, match="no data"):
+    with pytest.raises(JobFailed, match="without 'data'"):
         city.run_job("make", due=True)
     assert city.get_jobs()[0].due == 2
 
@@ -64,7 +64,7 @@ DEATHS = {
     "before the registry": ("featurestore.recovery.datasets:register",),
     "before old versions go": ("featurestore.jobs.training:_retire",),
     "while an old version goes": ("featurestore.registry.training_datasets:remove",),
-    "before the watermark": ("featurestore.jobs.run:_done",),
+    "before the watermark": ("featurestore.jobs.run:_end_run",),
 }
 
 

@@ -269,7 +269,7 @@ def define(windows: Any = "purchases.amount|sum|7d", **rules: Any) -> Any:
 
 
 WRONG_DEFINITIONS: list[tuple[Any, type[FeatureStoreError], str]] = [
-    (lambda: define(every="0s"), InvalidJob, "no distance"),
+    (lambda: define(every="0s"), InvalidJob, "not positive"),
     (lambda: define(every="-1d"), InvalidJob, "every='1d'"),
     (lambda: define(every="often"), InvalidJob, "often"),
     (lambda: define(every="7h"), InvalidJob, "'6h'"),
@@ -277,7 +277,7 @@ WRONG_DEFINITIONS: list[tuple[Any, type[FeatureStoreError], str]] = [
     (lambda: define(every="1d", schedule="0 * * * *"), InvalidJob, "does not divide"),
     (lambda: define(schedule="every day"), InvalidJob, "every day"),
     (lambda: define([]), InvalidJob, "no aggregates"),
-    (lambda: define([3]), InvalidJob, "no aggregate"),
+    (lambda: define([3]), InvalidJob, "not an aggregate"),
     (lambda: define("purchases.amount"), InvalidReference, "sum|7d"),
     (lambda: define("purchases.amount|sum|0d"), InvalidArgument, "longer than zero"),
     (lambda: define(["purchases.amount|sum|7d"] * 2), ColumnConflict, "name="),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import featurestore
-from featurestore.jobs.query import event_time_steps, keeps_to_windows
+from featurestore.jobs.query import event_time_steps, is_proven_per_window
 from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
 from featurestore.model.window import Window
@@ -64,7 +64,7 @@ def test_steps_are_what_duckdb_computes(text: str, moments: list[datetime]) -> N
 @given(times(), st.sampled_from(["right", "left"]), st.integers(0, 30 * 3_600_000_000 - 1))
 def test_a_proof_holds_for_every_moment(text: str, closed: str, offset: int) -> None:
     job = spec(text, closed=closed)
-    if not keeps_to_windows(job, HOURLY, time="left_at"):
+    if not is_proven_per_window(job, HOURLY, time="left_at"):
         return
     steps = event_time_steps(job, time="left_at")
     assert steps is not None
@@ -104,10 +104,10 @@ def test_a_proof_holds_for_every_moment(text: str, closed: str, offset: int) -> 
 def test_only_what_can_be_proven_is(time: str, rules: dict[str, str], proven: bool) -> None:
     if "sql" in rules:
         rules = {**rules, "sql": rules["sql"].format(time)}
-    assert keeps_to_windows(spec(time, **rules), HOURLY, time="left_at") is proven
+    assert is_proven_per_window(spec(time, **rules), HOURLY, time="left_at") is proven
 
 
 def test_a_table_that_is_read_twice_may_mix_windows() -> None:
     joined = SQL.replace("from trips where", "from trips join trips as more using (zone) where")
-    assert not keeps_to_windows(spec(sql=joined), HOURLY, time="left_at")
-    assert keeps_to_windows(spec(sql=SQL), HOURLY, time="left_at")
+    assert not is_proven_per_window(spec(sql=joined), HOURLY, time="left_at")
+    assert is_proven_per_window(spec(sql=SQL), HOURLY, time="left_at")

@@ -117,7 +117,7 @@ def test_a_beginning_that_is_sent_late_says_what_was_known_when_the_work_began(
         """Makes each beginning's event at once, too."""
 
         def began(self, work: Work) -> None:
-            at_once.append(event_of(work, work.begun, ended=False))
+            at_once.append(event_of(work, work.started, ended=False))
             super().began(work)
 
     at_once: list[Any] = []

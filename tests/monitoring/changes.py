@@ -159,7 +159,7 @@ def judge_all(
     for number in range(first, len(profiles)):
         now = profiles[number]
         assert now.window is not None
-        judged.append(rules.evaluate_rules(watched, now, baselines.of(now.window)))
+        judged.append(rules.evaluate_rules(watched, now, baselines.for_window(now.window)))
         findings = rules.confirm_findings(judged, watched.confirm)
         if frozen:
             history.record(now.window, findings)

@@ -78,5 +78,5 @@ def test_a_baseline_without_rows_is_said(define: Define, shop: FeatureStore) -> 
     define("baseline=featurestore.baseline(version=2)")
     report = shop.check_monitor("watch")
     assert (report.state, report.rows) == ("learning", 0)
-    assert "too little" in str(report)
+    assert "too few windows" in str(report)
     assert featurestore.baseline(version=2).version == 2

@@ -339,7 +339,7 @@ def test_parts_of_windows_merge_into_what_all_their_rows_give() -> None:
         ({"threshold": "half"}, "threshold"),
         ({"model": "Late!"}, "Late!"),
         ({"labels": "a b"}, "a b"),
-        ({"baseline": featurestore.baseline(version=1)}, "before"),
+        ({"baseline": featurestore.baseline(version=1)}, "must be rolling"),
     ],
 )
 def test_a_definition_that_means_nothing_is_refused(arguments: dict[str, Any], words: str) -> None:

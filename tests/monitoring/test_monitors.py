@@ -206,7 +206,7 @@ def test_a_group_without_event_time_is_watched_by_its_commits(
         ({"metrics": {"x": "select 1"}}, "no expression"),
         ({"metrics": {"x": "read_text('/etc/passwd')"}}, "read_text"),
         ({"limits": {"x": (0, 1)}}, "not in metrics="),
-        ({"freshness": {"rows": "1h"}}, "no such time"),
+        ({"freshness": {"rows": "1h"}}, "unknown time"),
         ({"confirm": 0}, "confirm"),
         ({"schedule": "hourly"}, "cron"),
         ({"features": ["amount"], "alert": "Ops!"}, "alert channel"),
@@ -219,7 +219,7 @@ def test_a_definition_that_means_nothing_is_refused(arguments: dict[str, Any], w
 
 
 def test_a_baseline_is_one_thing() -> None:
-    with pytest.raises(InvalidJob, match="one thing"):
+    with pytest.raises(InvalidJob, match="one source"):
         featurestore.baseline(training_dataset="late_sales", last="28d")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from featurestore.external.ahead import read_ahead
+from featurestore.external.background_reader import read_in_background
 
 
 def readers() -> list[threading.Thread]:
@@ -25,7 +25,7 @@ def test_items_come_in_their_order_and_the_next_ones_are_made_meanwhile() -> Non
                 third.set()
             yield number
 
-    ahead = read_ahead(items)
+    ahead = read_in_background(items)
     assert next(ahead) == 0
     assert third.wait(60)  # nobody has asked for it
     assert len(made) <= 5  # what waits is bounded: two in the queue, one in hand
@@ -38,7 +38,7 @@ def test_an_error_comes_in_its_turn() -> None:
         yield 1
         raise ValueError("the source fell over")
 
-    ahead = read_ahead(items)
+    ahead = read_in_background(items)
     assert next(ahead) == 1
     with pytest.raises(ValueError, match="fell over"):
         next(ahead)
@@ -54,7 +54,7 @@ def test_who_stops_early_ends_the_reading() -> None:
         finally:
             closed.set()
 
-    ahead = read_ahead(items)
+    ahead = read_in_background(items)
     assert next(ahead) == 0
     ahead.close()  # type: ignore[attr-defined]
     assert closed.is_set()

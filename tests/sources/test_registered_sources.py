@@ -26,7 +26,7 @@ from featurestore.errors import (
     SourceUnavailable,
     UnsupportedType,
 )
-from featurestore.external.opening import receipt_address, receipt_name
+from featurestore.external.opening import grant_address, grant_name
 from featurestore.model.secrets import parse_secret
 from featurestore.model.source import SourceSpec, kind_of
 from featurestore.registry import lineage
@@ -183,8 +183,8 @@ def test_a_secret_is_for_the_options_with_which_it_was_given(
         return resolve_secret(
             parse_secret("env:SHOP_PASSWORD"),
             location=duckdb_store.session.location,
-            name=receipt_name(spec),
-            uri=receipt_address(spec),
+            name=grant_name(spec),
+            uri=grant_address(spec),
         )
 
     assert secret_of(given) == PASSWORD

@@ -436,7 +436,7 @@ def test_the_command_line_makes_no_store_where_there_is_none(
     world: World, command_line: Callable[..., Any]
 ) -> None:
     told = command_line("fg", "list", "--location", str(world.place / "stroe"), code=1)
-    assert f"stores found near it: '{world.place / 'store'}'" in told.err
+    assert f"Stores near it: '{world.place / 'store'}'" in told.err
     assert f"hint: --location {world.place / 'store'}" in told.err
     assert not (world.place / "stroe").exists()
 

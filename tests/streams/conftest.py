@@ -57,7 +57,7 @@ def landings(monkeypatch: pytest.MonkeyPatch) -> Landings:
     """Watch what is landed."""
     from featurestore.streams import loop
 
-    found, land = Landings(), loop.land
+    found, land = Landings(), loop.commit_micro_batch
 
     def watched(session: Any, spec: Any, group: Any, batch: Any, **named: Any) -> Any:
         (status,) = FeatureStore(session).get_jobs()
@@ -70,5 +70,5 @@ def landings(monkeypatch: pytest.MonkeyPatch) -> Landings:
         found.rows.append(landed.rows)
         return landed
 
-    monkeypatch.setattr(loop, "land", watched)
+    monkeypatch.setattr(loop, "commit_micro_batch", watched)
     return found

@@ -50,7 +50,7 @@ def test_a_backlog_of_long_records_is_never_held_as_a_whole(
 ) -> None:
     bound, call, long = 1 << 20, 10, 40_000
     monkeypatch.setattr(consumer, "_MOST_BYTES", bound)
-    monkeypatch.setattr(consumer, "_AT_ONCE", call)
+    monkeypatch.setattr(consumer, "_MAX_MESSAGES", call)
     topic = broker.topic(2)
     broker.send(topic, [click(number, more="x" * long) for number in range(300)])
     duckdb_store.add_source("events", broker.uri)

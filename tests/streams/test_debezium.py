@@ -177,7 +177,7 @@ def test_what_is_no_change_of_a_row_is_quarantined_with_its_reason(
         "the change event truncates the table (op 't')",
         "the change event has no 'after'",
         "name did not change and is not in the event (REPLICA IDENTITY FULL has it)",
-        "the value is no change event: it has no 'op'",
+        "the value is not a change event: it has no 'op'",
         "the value is not JSON: Expecting value at column 1",
     ]
 

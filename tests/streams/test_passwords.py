@@ -55,7 +55,7 @@ def test_a_stream_logs_in_by_the_secret_it_refers_to(
 def test_a_wrong_password_is_an_error_that_shows_none(
     duckdb_store: FeatureStore, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer, "PATIENCE", 2.0)
+    monkeypatch.setattr(consumer, "TIMEOUT_SECONDS", 2.0)
     monkeypatch.setenv("EVENTS_PASSWORD", "wr0ng&guess")
     duckdb_store.add_source(
         "events",

@@ -38,7 +38,7 @@ def test_a_reader_that_was_overtaken_lands_nothing_twice(
     job_file: JobFile,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from featurestore.streams import landing, loop
+    from featurestore.streams import loop, micro_batches
 
     topic = broker.topic(2)
     broker.send(topic, clicks(0, 40))
@@ -52,11 +52,11 @@ def test_a_reader_that_was_overtaken_lands_nothing_twice(
             overtaken.append(True)
             read(other)
             broker.send(topic, clicks(40, 45))
-        return landing.land(*given, **named)
+        return micro_batches.commit_micro_batch(*given, **named)
 
     read(duckdb_store)  # makes the group
     broker.send(topic, clicks(45, 60))
-    monkeypatch.setattr(loop, "land", land)
+    monkeypatch.setattr(loop, "commit_micro_batch", land)
     read(duckdb_store)
     monkeypatch.undo()
     read(duckdb_store)

@@ -147,7 +147,7 @@ def test_replays_of_other_jobs_are_refused(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registered(duckdb_store, monkeypatch, job(), MemoryTopics([[]]))
-    with pytest.raises(InvalidJob, match="no group of its columns yet"):
+    with pytest.raises(InvalidJob, match="no group with its columns yet"):
         duckdb_store.replay_stream("g")
 
 
@@ -163,6 +163,6 @@ def test_the_command_says_what_landed_and_why_the_rest_stays(
     done = CliRunner().invoke(app, ["--location", duckdb_store.location, "stream", "replay", "g"])
     assert done.exit_code == 0, done.output
     assert done.output.splitlines() == [
-        "1 records landed, 1 stay in the quarantine",
+        "1 records written, 1 stay in the quarantine",
         "  1: id is a string ('two'), which is not int64",
     ]

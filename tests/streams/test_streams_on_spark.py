@@ -137,13 +137,13 @@ for key, value in {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"
     builder = builder.config(key, value)
 configure_session(builder).getOrCreate().sparkContext.setLogLevel("ERROR")
 store = featurestore.connect(location, engine="spark")
-land = loop.land
+land = loop.commit_micro_batch
 def counted(*given, **named):
     landed = land(*given, **named)
     with open(commits, "a") as file:
         file.write(f"{landed.delta_version}\\n")
     return landed
-loop.land = counted
+loop.commit_micro_batch = counted
 while True:
     try:
         store.run_job("clicks")

@@ -80,7 +80,7 @@ def test_diff_ends_with_1_where_rows_differ_and_0_where_they_do_not(run: Run) ->
     assert sum(split["added"] for split in told["splits"].values()) == 20
     assert sum(split["removed"] + split["changed"] for split in told["splits"].values()) == 0
     assert "the same rows" in run("td", "diff", "d", "--versions", "2", "2")
-    assert "one version only" in run("td", "diff", "loose", code=1)
+    assert "only one version" in run("td", "diff", "loose", code=1)
 
 
 def test_show_tells_label_proportions_layout_and_losses(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Values in Avro, in the wire format of schema registries: a zero, the id of a schema, the datum.
+"""Avro values in the wire format of schema registries: a zero byte, a schema id, the datum.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop
 """
@@ -27,20 +27,21 @@ from featurestore_connectors.kafka.connect_types import named_types
 from featurestore_connectors.kafka.values import Decoded
 
 _HEADER = struct.Struct(">bI")
-_PATIENCE = 10.0
+_TIMEOUT_SECONDS = 10.0
 _schemas: dict[Any, Any] = {}
 _fetching = threading.Lock()
 
 
 class AvroError(ValueError):
-    """A datum cannot be read; the text is the reason."""
+    """An unreadable datum; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class AvroValues:
-    """Records of Avro, read as the job's own schema says.
+    """Decodes Avro records with the job's schema.
 
-    Without a registry the writers' schema has to be that one; with it, whatever resolves to it.
+    Without a registry this is the writer's schema; with one, any writer's schema that resolves to
+    it.
     """
 
     schema: pa.Schema
@@ -48,7 +49,7 @@ class AvroValues:
     registry: str | None = None
 
     def __post_init__(self) -> None:
-        _parsed(("reader", self.text), lambda: _own_schema(self.text))
+        _parse_once(("reader", self.text), lambda: _own_schema(self.text))
 
     def decode(self, values: pa.Array) -> Decoded:
         rows: list[dict[str, Any] | None] = []
@@ -58,60 +59,63 @@ class AvroValues:
             rows.append(row)
             reasons.append(reason)
         units = units_of(self.text)
-        columns = {}
-        for field in self.schema:
-            columns[field.name] = _column(rows, reasons, field, units.get(field.name))
+        columns = {
+            field.name: _column(rows, reasons, field, units.get(field.name))
+            for field in self.schema
+        }
         return Decoded(columns, pa.array(reasons, pa.string()))
 
     def _read(self, value: bytes | None) -> tuple[dict[str, Any] | None, str | None]:
         if value is None:
             return None, "the record has no value"
         try:
-            number, datum = _opened(value)
-            writer = reader = _parsed(("own", self.text), self._own_as_read)
+            number, datum = _split_header(value)
+            writer = reader = _parse_once(("own", self.text), self._compatible_own_schema)
             if self.registry is not None:
                 key = ("writer", self.registry, number, self.text)
-                writer = _parsed(key, partial(self._written_as_read, number))
+                writer = _parse_once(key, partial(self._compatible_writer_schema, number))
             return _read(datum, writer, reader, number), None
         except AvroError as error:
             return None, str(error)
 
-    def _own_as_read(self) -> Any:
-        own = _own_schema(self.text)
-        return _as_read(own, own)
+    def _compatible_own_schema(self) -> Any:
+        own_schema = _own_schema(self.text)
+        return _compatible_schema(own_schema, own_schema)
 
-    def _written_as_read(self, number: int) -> Any:
+    def _compatible_writer_schema(self, number: int) -> Any:
         assert self.registry is not None
-        return _as_read(_registered(self.registry, number), _own_schema(self.text))
+        return _compatible_schema(_fetch_schema(self.registry, number), _own_schema(self.text))
 
 
 @dataclass(frozen=True)
 class WriterSchema:
-    """A schema of a registry, and its records, enums and fixed types by their names."""
+    """A schema of a registry, and its records, enums and fixed types by name."""
 
     schema: Any
-    named: Mapping[str, Any]
+    named_types: Mapping[str, Any]
 
 
 def read_datum(value: bytes, registry: str) -> tuple[Any, WriterSchema]:
     """Return a datum without logical types (numbers, texts, bytes), and its schema.
 
     Raises:
-        AvroError: It cannot be read, or the registry does not have its schema.
+        AvroError: The datum is unreadable, or the registry does not have its schema.
     """
-    number, datum = _opened(value)
-    written = _registered(registry, number)
-    writer = _parsed(("plain", registry, number), lambda: _as_read(written, None))
+    number, datum = _split_header(value)
+    writer_schema = _fetch_schema(registry, number)
+    writer = _parse_once(
+        ("plain", registry, number), lambda: _compatible_schema(writer_schema, None)
+    )
     key = ("named", registry, number)
     if key not in _schemas:
-        _schemas[key] = WriterSchema(written, named_types(written))
+        _schemas[key] = WriterSchema(writer_schema, named_types(writer_schema))
     return _read(datum, writer, None, number), _schemas[key]
 
 
-def _opened(value: bytes) -> tuple[int, io.BytesIO]:
-    """Return the id of a datum's schema, and the datum."""
+def _split_header(value: bytes) -> tuple[int, io.BytesIO]:
+    """Return the schema id of a datum, and the datum."""
     if len(value) < _HEADER.size or value[0] != 0:
-        raise AvroError("the value does not begin as the wire format of a schema registry does")
+        raise AvroError("the value does not begin with the header of a schema registry")
     datum = io.BytesIO(value)
     datum.seek(_HEADER.size)
     return _HEADER.unpack_from(value)[1], datum
@@ -121,62 +125,63 @@ def _read(datum: io.BytesIO, writer: Any, reader: Any, number: int) -> Any:
     import fastavro
 
     try:
-        found = fastavro.schemaless_reader(datum, writer, reader)
-    except Exception as error:  # damaged data raises whatever it happens to hit
+        datum_value = fastavro.schemaless_reader(datum, writer, reader)
+    except Exception as error:  # damaged data can raise any error
         raise AvroError(
-            f"the value is no Avro of schema {number}: {type(error).__name__}: {error}"
+            f"the value is not Avro of schema {number}: {type(error).__name__}: {error}"
         ) from error
     if datum.read(1):
         raise AvroError(f"bytes follow the datum of schema {number}")
-    return found
+    return datum_value
 
 
-def _as_read(written: Any, own: Any) -> Any:
-    """Return a writer's schema with those logical types alone that the reader's has as well.
+def _compatible_schema(writer: Any, reader: Any) -> Any:
+    """Remove the logical types from a writer's schema that the reader's schema does not have.
 
-    Values of the others come as what they are written as: a reader that asks for a string or a
-    number gets it.
+    A reader that declares a string or a number gets the value as it is written, without conversion.
     """
-    if isinstance(written, list):
-        return [_as_read(each, _branch(own)) for each in written]
-    if not isinstance(written, Mapping):
-        return written
-    own = _branch(own)
-    changed = dict(written)
-    if "logicalType" in changed and not _is_wanted(changed, own):
-        del changed["logicalType"]
-    if isinstance(changed.get("type"), list | Mapping):
-        below = own.get("type") if isinstance(own, Mapping) else own
-        changed["type"] = _as_read(changed["type"], own if _is_plain(own) else below)
-    if "items" in changed:
-        changed["items"] = _as_read(changed["items"], own.get("items") if own else None)
-    if "fields" in changed:
-        wanted = {}
-        for each in (own or {}).get("fields") or ():
-            wanted[each["name"]] = each["type"]
-        fields = []
-        for each in changed["fields"]:
-            fields.append({**each, "type": _as_read(each["type"], wanted.get(each["name"]))})
-        changed["fields"] = fields
-    return changed
+    if isinstance(writer, list):
+        return [_compatible_schema(each, _branch(reader)) for each in writer]
+    if not isinstance(writer, Mapping):
+        return writer
+    reader = _branch(reader)
+    compatible = dict(writer)
+    if "logicalType" in compatible and not _share_logical_type(compatible, reader):
+        del compatible["logicalType"]
+    if isinstance(compatible.get("type"), list | Mapping):
+        nested = reader.get("type") if isinstance(reader, Mapping) else reader
+        compatible["type"] = _compatible_schema(
+            compatible["type"], reader if _is_plain(reader) else nested
+        )
+    if "items" in compatible:
+        compatible["items"] = _compatible_schema(
+            compatible["items"], reader.get("items") if reader else None
+        )
+    if "fields" in compatible:
+        reader_types = {each["name"]: each["type"] for each in (reader or {}).get("fields") or ()}
+        compatible["fields"] = [
+            {**each, "type": _compatible_schema(each["type"], reader_types.get(each["name"]))}
+            for each in compatible["fields"]
+        ]
+    return compatible
 
 
-def _branch(own: Any) -> Any:
-    """Return the type of a union that is not null, as a mapping; None where there is none."""
-    if isinstance(own, list):
-        others = [each for each in own if each != "null"]
-        own = others[0] if len(others) == 1 else None
-    if isinstance(own, Mapping) and isinstance(own.get("type"), list | Mapping):
-        return _branch(own["type"])
-    return own if isinstance(own, Mapping) else None
+def _branch(reader: Any) -> Any:
+    """Return the type of a union that is not null, as a mapping; None if there is none."""
+    if isinstance(reader, list):
+        branches = [each for each in reader if each != "null"]
+        reader = branches[0] if len(branches) == 1 else None
+    if isinstance(reader, Mapping) and isinstance(reader.get("type"), list | Mapping):
+        return _branch(reader["type"])
+    return reader if isinstance(reader, Mapping) else None
 
 
-def _is_plain(own: Any) -> bool:
-    return not isinstance(own, Mapping) or not isinstance(own.get("type"), list | Mapping)
+def _is_plain(reader: Any) -> bool:
+    return not isinstance(reader, Mapping) or not isinstance(reader.get("type"), list | Mapping)
 
 
-def _is_wanted(written: Mapping[str, Any], own: Any) -> bool:
-    return isinstance(own, Mapping) and has_meaning(written) and has_meaning(own)
+def _share_logical_type(writer: Mapping[str, Any], reader: Any) -> bool:
+    return isinstance(reader, Mapping) and has_meaning(writer) and has_meaning(reader)
 
 
 def _column(
@@ -185,7 +190,7 @@ def _column(
     field: pa.Field,
     unit: Any,
 ) -> pa.Array:
-    """Return the values of a column; those that do not fit are null and have a reason."""
+    """Convert the values of a column; those that do not fit become null and get a reason."""
     values = [
         None if row is None else _value(row.get(field.name), field.type, unit) for row in rows
     ]
@@ -198,25 +203,24 @@ def _column(
             pa.array([value], field.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             values[number] = None
-            reasons[number] = reasons[number] or f"{field.name} is no {field.type}: {error}"
+            reasons[number] = reasons[number] or f"{field.name} is not {field.type}: {error}"
     return pa.array(values, field.type)
 
 
 def _value(value: Any, kind: pa.DataType, unit: Any) -> Any:
-    """Return a value as Arrow takes it: instants in UTC, uuids as text.
+    """Convert a value for Arrow: instants in UTC, UUIDs as text.
 
-    ``unit`` is how many microseconds a number of the reader's logical type has: of one column, or
+    ``unit`` is the number of microseconds in a unit of the reader's logical type: of one column, or
     of the fields of a record by name.
     """
     if value is None:
         return None
     if pat.is_struct(kind):
         units = unit or {}
-        parts = {}
-        for number in range(kind.num_fields):
-            field = kind.field(number)
-            parts[field.name] = _value(value.get(field.name), field.type, units.get(field.name))
-        return parts
+        return {
+            field.name: _value(value.get(field.name), field.type, units.get(field.name))
+            for field in kind
+        }
     if pat.is_list(kind):
         return [_value(item, kind.value_type, unit) for item in value]
     if isinstance(value, datetime):
@@ -231,10 +235,10 @@ def _value(value: Any, kind: pa.DataType, unit: Any) -> Any:
 
 
 def _own_schema(text: str) -> Any:
-    """Return a job's own schema.
+    """Parse a job's own schema.
 
     Raises:
-        InvalidJob: It is no schema.
+        InvalidJob: The text is not JSON.
     """
     try:
         return json.loads(text)
@@ -242,8 +246,8 @@ def _own_schema(text: str) -> Any:
         raise _invalid(error) from error
 
 
-def _parsed(key: Any, load: Callable[[], Any]) -> Any:
-    """Return a schema as the library wants it; it is loaded once."""
+def _parse_once(key: Any, load: Callable[[], Any]) -> Any:
+    """Return a schema as parsed by fastavro; it is loaded once."""
     if key in _schemas:
         return _schemas[key]
     try:
@@ -262,17 +266,17 @@ def _parsed(key: Any, load: Callable[[], Any]) -> Any:
 
 def _invalid(error: Exception) -> InvalidJob:
     return InvalidJob(
-        f"schema= is no schema of Avro: {type(error).__name__}: {error}",
+        f"schema= is not a schema of Avro: {type(error).__name__}: {error}",
         hint='{"type": "record", "name": "click", "fields": [...]}',
     )
 
 
-def _registered(registry: str, number: int) -> Any:
-    """Return a schema of the registry by its id.
+def _fetch_schema(registry: str, number: int) -> Any:
+    """Fetch a schema from the registry by its id.
 
     Raises:
-        AvroError: It has none such.
-        SourceUnavailable: It does not answer.
+        AvroError: The registry has no such schema.
+        SourceUnavailable: The registry does not respond.
     """
     key = ("registered", registry, number)
     with _fetching:
@@ -280,8 +284,8 @@ def _registered(registry: str, number: int) -> Any:
             return _schemas[key]
         address = f"{registry.rstrip('/')}/schemas/ids/{number}"
         try:
-            with urllib.request.urlopen(address, timeout=_PATIENCE) as answer:
-                told = json.loads(answer.read())
+            with urllib.request.urlopen(address, timeout=_TIMEOUT_SECONDS) as body:
+                response = json.loads(body.read())
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 404:
@@ -290,14 +294,14 @@ def _registered(registry: str, number: int) -> Any:
         except (OSError, ValueError) as error:
             raise _unreachable(registry, error) from error
         try:
-            _schemas[key] = json.loads(told["schema"])
+            _schemas[key] = json.loads(response["schema"])
         except (KeyError, TypeError, ValueError) as error:
-            raise AvroError(f"schema {number} of the registry is no schema of Avro") from error
+            raise AvroError(f"schema {number} of the registry is not a schema of Avro") from error
         return _schemas[key]
 
 
 def _unreachable(registry: str, error: Exception) -> SourceUnavailable:
     return SourceUnavailable(
-        f"The schema registry {registry} does not answer as one: {error}",
+        f"The schema registry {registry} does not respond: {error}",
         hint="is schema_registry= its address? A local schema needs none",
     )

@@ -1,7 +1,8 @@
-"""Semantic types of Kafka Connect and Debezium as values of JSON: times as ISO text, decimals as digits.
+"""Semantic types of Kafka Connect and Debezium as JSON values: times as ISO text, decimals as digits.
 
-A schema names the type of a value (``io.debezium.time.MicroTimestamp``); the value alone is a number
-or bytes. Names: https://debezium.io/documentation/reference/stable/connectors/postgresql.html
+A schema names the type of a value (``io.debezium.time.MicroTimestamp``); the value itself is a
+number or bytes.
+Names: https://debezium.io/documentation/reference/stable/connectors/postgresql.html
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _UNITS = {
     "io.debezium.time.MicroTimestamp": "us",
     "io.debezium.time.NanoTimestamp": "ns",
 }
-# What converters that name no type of Connect say instead.
+# Logical types of converters that do not use type names of Connect.
 _LOGICAL_UNITS = {
     "date": "D",
     "timestamp-millis": "ms",
@@ -39,7 +40,7 @@ _VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 
 
 def from_json(value: Any, schema: Any) -> Any:
-    """Return a value of JSON by its schema of Connect; without a schema as it is.
+    """Convert a JSON value by its Connect schema; without a schema it is unchanged.
 
     >>> from_json(1, {"type": "int32", "name": "io.debezium.time.Date"})
     '1970-01-02'
@@ -61,27 +62,29 @@ def from_json(value: Any, schema: Any) -> Any:
     return value
 
 
-def from_avro(value: Any, schema: Any, named: Mapping[str, Any]) -> Any:
-    """Return a raw value of Avro (numbers, texts, bytes) by its schema; ``named`` are its types."""
-    if isinstance(schema, list):  # a union: null, or the other type
-        others = [each for each in schema if each != "null"]
-        schema = others[0] if len(others) == 1 else None
+def from_avro(value: Any, schema: Any, types_by_name: Mapping[str, Any]) -> Any:
+    """Convert a raw Avro value by its schema; ``named`` are the named types of the schema."""
+    if isinstance(schema, list):  # a union of null and another type
+        branches = [each for each in schema if each != "null"]
+        schema = branches[0] if len(branches) == 1 else None
     if isinstance(schema, str):
-        schema = named.get(schema)
+        schema = types_by_name.get(schema)
     if value is None or not isinstance(schema, Mapping):
         return value
     if isinstance(schema.get("type"), list | Mapping):
-        return from_avro(value, schema["type"], named)
+        return from_avro(value, schema["type"], types_by_name)
     if schema.get("type") == "record" and isinstance(value, Mapping):
         fields = {each["name"]: each["type"] for each in schema["fields"]}
-        value = {key: from_avro(item, fields.get(key), named) for key, item in value.items()}
+        value = {
+            key: from_avro(item, fields.get(key), types_by_name) for key, item in value.items()
+        }
     if schema.get("type") == "array" and isinstance(value, list):
-        return [from_avro(item, schema.get("items"), named) for item in value]
-    return _of_described(value, schema)
+        return [from_avro(item, schema.get("items"), types_by_name) for item in value]
+    return _convert_by_semantic_type(value, schema)
 
 
-def _of_described(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Return a raw value of Avro by the semantic type that its schema names."""
+def _convert_by_semantic_type(value: Any, schema: Mapping[str, Any]) -> Any:
+    """Convert a raw Avro value by the semantic type of its schema."""
     name, logical = schema.get("connect.name"), schema.get("logicalType")
     unit = _UNITS.get(str(name)) or _LOGICAL_UNITS.get(str(logical))
     if unit is not None:
@@ -95,30 +98,30 @@ def _of_described(value: Any, schema: Mapping[str, Any]) -> Any:
 
 
 def named_types(schema: Any, namespace: str = "") -> dict[str, Any]:
-    """Return the records, enums and fixed types of a schema of Avro by their names."""
-    found: dict[str, Any] = {}
+    """Return the records, enums and fixed types of an Avro schema by name."""
+    types_by_name: dict[str, Any] = {}
     if isinstance(schema, list):
         for each in schema:
-            found |= named_types(each, namespace)
+            types_by_name |= named_types(each, namespace)
     if not isinstance(schema, Mapping):
-        return found
+        return types_by_name
     if schema.get("type") in ("record", "enum", "fixed"):
         name = str(schema.get("name", ""))
         namespace = str(schema.get("namespace") or name.rpartition(".")[0] or namespace)
         short = name.rpartition(".")[2]
-        found |= {short: schema, f"{namespace}.{short}": schema}
+        types_by_name |= {short: schema, f"{namespace}.{short}": schema}
     for each in schema.get("fields") or ():
-        found |= named_types(each.get("type"), namespace)
-    for part in ("items", "values", "type"):
-        found |= named_types(schema.get(part), namespace)
-    return found
+        types_by_name |= named_types(each.get("type"), namespace)
+    for key in ("items", "values", "type"):
+        types_by_name |= named_types(schema.get(key), namespace)
+    return types_by_name
 
 
 def _instant(value: Any, unit: str) -> Any:
-    """Return a number of days or of parts of a second since 1970 as ISO text."""
+    """Convert a number of days, or of fractions of a second, since 1970 to ISO text."""
     text = str(value)
     if isinstance(value, bool) or not text.lstrip("-").isdigit():
-        return value  # of another kind than its schema says: the column decides
+        return value  # does not match its schema: the column type decides
     try:
         instant = np.datetime64(int(text), unit)
     except OverflowError:
@@ -130,7 +133,7 @@ def _instant(value: Any, unit: str) -> Any:
 
 
 def _decimal(value: Any, scale: Any) -> Any:
-    """Return an unscaled number in bytes (base64 in JSON) as digits."""
+    """Convert an unscaled number in bytes (base64 in JSON) to digits."""
     if isinstance(value, str) and not isinstance(value, NumberText):
         try:
             value = base64.b64decode(value, validate=True)

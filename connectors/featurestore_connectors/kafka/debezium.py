@@ -1,6 +1,6 @@
-"""Change events of Debezium: what a row of a database was before and is after a change.
+"""Change events of Debezium: the state of a database row before and after a change.
 
-In JSON with or without the schema that ``schemas.enable`` adds, and in Avro by a schema registry.
+In JSON with or without the schema that ``schemas.enable`` adds, and in Avro with a schema registry.
 https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-events
 """
 
@@ -24,14 +24,14 @@ from featurestore_connectors.kafka.json_values import check_fields
 from featurestore_connectors.kafka.values import Decoded, as_texts
 
 _WRITES = {"c": "create", "r": "read", "u": "update", "d": "delete"}
-# What connectors put for values that the database's log does not have.
+# The placeholder of connectors for values that are not in the database's log.
 _UNAVAILABLE = "__debezium_unavailable_value"
-_OTHERS = {"t": "truncates the table", "m": "is a message of the database's log"}
+_UNSUPPORTED = {"t": "truncates the table", "m": "is a message of the database's log"}
 
 
 @dataclass(frozen=True)
 class _Event:
-    """What one change event says; ``reason`` is why it cannot be applied."""
+    """A parsed change event; ``reason`` is why it cannot be applied."""
 
     row: Mapping[str, Any] | None = None
     operation: str | None = None
@@ -42,9 +42,9 @@ class _Event:
 
 @dataclass(frozen=True)
 class DebeziumValues:
-    """Change events with the columns of the table that the schema names.
+    """Decodes change events to the columns of the table's schema.
 
-    Inserts, updates and rows of snapshots are rows, deletes delete their key. Times of the change
+    Inserts, updates and snapshot rows become rows, deletes delete their key. Times of the change
     (of the database, ``source.ts_*``) and of its capture (``ts_*``) are in microseconds.
     """
 
@@ -59,9 +59,10 @@ class DebeziumValues:
         events = self._events(values)
         parser = JsonColumns(self.schema, rules=TextRules(declared=True))
         columns, bad = parser.convert([self._members(event) for event in events])
-        reasons: list[str | None] = []
-        for row, event in enumerate(events):
-            reasons.append(event.reason or self._unavailable(event) or bad.get(row))
+        reasons = [
+            event.reason or self._unavailable(event) or bad.get(row)
+            for row, event in enumerate(events)
+        ]
         operations = pa.array([event.operation for event in events], RECORD_FIELDS["operation"])
         deletes = pc.fill_null(pc.equal(operations, "delete"), False)
         fields = {
@@ -72,14 +73,14 @@ class DebeziumValues:
         return Decoded(columns, pa.array(reasons, pa.string()), deletes, fields)
 
     def _members(self, event: _Event) -> dict[str, Any]:
-        """Return the values of an event: of a deleted row its key, the rest may not be there."""
+        """Return the values of an event; of a deleted row only its key, as others may be missing."""
         row = dict(event.row or {})
         if event.operation == "delete":
             return {name: row.get(name) for name in self.primary_key}
         return row
 
     def _unavailable(self, event: _Event) -> str | None:
-        """Return the reason of an event that lacks a large value which did not change."""
+        """Return the reason why an event is incomplete: a large value that did not change."""
         row = self._members(event)
         for name in self.schema.names:
             if row.get(name) == _UNAVAILABLE:
@@ -90,23 +91,22 @@ class DebeziumValues:
 
     def _events(self, values: pa.Array) -> list[_Event]:
         if self.registry is not None:
-            return [self._of_avro(value) for value in values.to_pylist()]
+            return [self._parse_avro_event(value) for value in values.to_pylist()]
         texts, broken = as_texts(values)
-        events = []
-        for text, is_broken in zip(texts.to_pylist(), broken.to_pylist(), strict=True):
-            event = _Event(reason="the value is not UTF-8 text")
-            events.append(event if is_broken else _of_json(text))
-        return events
+        return [
+            _Event(reason="the value is not UTF-8 text") if is_broken else _parse_json_event(text)
+            for text, is_broken in zip(texts.to_pylist(), broken.to_pylist(), strict=True)
+        ]
 
-    def _of_avro(self, value: bytes | None) -> _Event:
+    def _parse_avro_event(self, value: bytes | None) -> _Event:
         if value is None:
             return _Event(reason="the record has no value")
         assert self.registry is not None
         try:
-            envelope, written = read_datum(value, self.registry)
+            envelope, writer_schema = read_datum(value, self.registry)
         except AvroError as error:
             return _Event(reason=str(error))
-        schema = written.schema
+        schema = writer_schema.schema
         fields = schema.get("fields", ()) if isinstance(schema, Mapping) else ()
         types = {each["name"]: each["type"] for each in fields}
         if isinstance(envelope, Mapping):
@@ -114,11 +114,13 @@ class DebeziumValues:
             for side in ("before", "after"):
                 if side in envelope:
                     value = envelope[side]
-                    envelope[side] = connect_types.from_avro(value, types[side], written.named)
-        return _event(envelope)
+                    envelope[side] = connect_types.from_avro(
+                        value, types[side], writer_schema.named_types
+                    )
+        return _parse_envelope(envelope)
 
 
-def _of_json(text: str | None) -> _Event:
+def _parse_json_event(text: str | None) -> _Event:
     if text is None:
         return _Event(reason="the record has no value")
     envelope, reason = parse_object(text, exact=True)
@@ -126,16 +128,16 @@ def _of_json(text: str | None) -> _Event:
         return _Event(reason=reason)
     if envelope.keys() == {"schema", "payload"}:
         envelope = connect_types.from_json(envelope["payload"], envelope["schema"])
-    return _event(envelope)
+    return _parse_envelope(envelope)
 
 
-def _event(envelope: Any) -> _Event:
-    """Return what an envelope says; an event with the reason where it is none."""
+def _parse_envelope(envelope: Any) -> _Event:
+    """Parse an envelope; an invalid one becomes an event with a reason."""
     if not isinstance(envelope, Mapping) or "op" not in envelope:
-        return _Event(reason="the value is no change event: it has no 'op'")
+        return _Event(reason="the value is not a change event: it has no 'op'")
     operation = envelope["op"]
-    if operation in _OTHERS:
-        return _Event(reason=f"the change event {_OTHERS[operation]} (op {operation!r})")
+    if operation in _UNSUPPORTED:
+        return _Event(reason=f"the change event {_UNSUPPORTED[operation]} (op {operation!r})")
     if operation not in _WRITES:
         return _Event(reason=f"the change event has an unknown op {operation!r}")
     side = "before" if operation == "d" else "after"
@@ -146,10 +148,10 @@ def _event(envelope: Any) -> _Event:
     return _Event(row, _WRITES[operation], changed, _micros(envelope))
 
 
-def _micros(told: Mapping[str, Any]) -> int | None:
-    """Return the finest time of an event that a timestamp holds, in microseconds."""
+def _micros(times: Mapping[str, Any]) -> int | None:
+    """Return the time of an event with the finest unit, in microseconds."""
     for name, factor in (("ts_us", 1), ("ts_ms", 1000)):
-        value = told.get(name)
+        value = times.get(name)
         number = number_of(value) if isinstance(value, NumberText) else value
         if isinstance(number, int) and not isinstance(number, bool) and abs(number) < 2**53:
             return number * factor

@@ -1,6 +1,6 @@
-"""From records to rows: a function over batches of records, the same on every engine.
+"""Decode records to rows: a function over batches of records for all engines.
 
-No record ends it: what cannot be read is a row with its reason.
+It never fails on a record: an unreadable one becomes a row with the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from featurestore_connectors.kafka.json_values import JsonValues
 from featurestore_connectors.kafka.keys import KeyReader
 from featurestore_connectors.kafka.values import Decoded, Values, as_texts
 
-# What both readers give of a record.
+# The columns of records from both readers.
 RECORDS = pa.schema(
     [
         ("topic", pa.string()),
@@ -38,7 +38,7 @@ RECORDS = pa.schema(
         ("value", pa.binary()),
     ]
 )
-_TOLD = pa.schema(
+_RECORD_FIELDS = pa.schema(
     [
         (RECORD_ERROR, pa.string()),
         (RECORD_DELETES, pa.bool_()),
@@ -54,7 +54,7 @@ _TOLD = pa.schema(
 
 @dataclass(frozen=True)
 class RawValues:
-    """Values as they are: bytes, or text."""
+    """Passes values through, as bytes or text."""
 
     column: str
     kind: pa.DataType
@@ -69,7 +69,7 @@ class RawValues:
 
 @dataclass(frozen=True)
 class RecordDecoder:
-    """Rows of a group's columns and of what is told of records that cannot be read."""
+    """Decodes batches of records to rows of a group, with errors and record columns."""
 
     spec: StreamSpec
     request: DecoderRequest
@@ -77,19 +77,19 @@ class RecordDecoder:
     keys: KeyReader | None
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows; a record that makes a library raise is a bad one like others."""
+        """Decode a batch; a record on which a library raises becomes a bad one."""
         try:
             return self._decode(batch)
-        except FeatureStoreError:  # of a registry that does not answer: no record is at fault
+        except FeatureStoreError:  # such as an unavailable registry: no record is the cause
             raise
         except Exception as error:
             if batch.num_rows <= 1:
-                return self._bad(
+                return self._unreadable_rows(
                     batch, f"the record cannot be read: {type(error).__name__}: {error}"
                 )
         half = batch.num_rows // 2
-        parts = [self(batch.slice(0, half)), self(batch.slice(half))]
-        (rows,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
+        halves = [self(batch.slice(0, half)), self(batch.slice(half))]
+        (rows,) = pa.Table.from_batches(halves).combine_chunks().to_batches()
         return rows
 
     def _decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -100,35 +100,37 @@ class RecordDecoder:
         deletes = decoded.deletes or pa.array([False] * batch.num_rows, pa.bool_())
         if self.keys is not None and batch.column("value").null_count:
             columns, reasons, deletes = self._with_tombstones(batch, columns, reasons, deletes)
-        for name, told in self.spec.fields.items():
-            column = decoded.fields.get(told)
+        for name, field_name in self.spec.fields.items():
+            column = decoded.fields.get(field_name)
             if column is None:
-                column = batch.column(told)
-            if told == "key":
+                column = batch.column(field_name)
+            if field_name == "key":
                 column, broken = as_texts(column)
-                reasons = _first(reasons, broken, "the key is no UTF-8 text")
+                reasons = _add_reason(reasons, broken, "the key is not UTF-8 text")
             columns[name] = column
-        reasons = self._checked(columns, reasons, deletes)
+        reasons = self._check_columns(columns, reasons, deletes)
         return self._rows(batch, columns, reasons, deletes)
 
-    def _checked(
+    def _check_columns(
         self, columns: dict[str, pa.Array], reasons: pa.Array, deletes: pa.Array
     ) -> pa.Array:
-        """Return the reasons with those of values that no group takes."""
+        """Add reasons for values that no group accepts."""
         for field in self.spec.columns:
             outside = rows_outside(columns[field.name])
             if outside is not None:
                 reason = f"{field.name} is before year 1 or after year 9999"
-                reasons = _first(reasons, outside, reason)
+                reasons = _add_reason(reasons, outside, reason)
         for name in (*self.request.primary_key, *self.request.times):
             is_absent = pc.is_null(columns[name])
             if name not in self.request.primary_key:
                 is_absent = pc.and_(is_absent, pc.invert(deletes))
-            reasons = _first(reasons, is_absent, f"{name!r} is null or missing")
+            reasons = _add_reason(reasons, is_absent, f"{name!r} is null or missing")
         for name in self.request.partition_by:
             if pat.is_string(columns[name].type):
                 is_empty = pc.fill_null(pc.equal(columns[name], ""), False)
-                reasons = _first(reasons, is_empty, f"{name!r} is empty, which names no partition")
+                reasons = _add_reason(
+                    reasons, is_empty, f"{name!r} is empty, which is no partition name"
+                )
         return reasons
 
     def _with_tombstones(
@@ -138,7 +140,7 @@ class RecordDecoder:
         reasons: pa.Array,
         deletes: pa.Array,
     ) -> tuple[dict[str, pa.Array], pa.Array, pa.Array]:
-        """Return the columns with the keys of records that have no value, which they delete."""
+        """Fill in the keys of records without a value, which delete their rows."""
         assert self.keys is not None
         is_empty = pc.is_null(batch.column("value"))
         keys, unread = self.keys.read(batch.column("key"))
@@ -155,23 +157,24 @@ class RecordDecoder:
     ) -> pa.RecordBatch:
         is_bad = pc.is_valid(reasons)
         numbers = pa.array(range(batch.num_rows), pa.int64())
-        # Taken by number: pyarrow 14 cuts slices of bytes wrongly in if_else.
-        of_bad = pc.if_else(is_bad, numbers, pa.scalar(None, pa.int64()))
+        # By row number: pyarrow 14 slices binary arrays incorrectly in if_else.
+        bad_row_numbers = pc.if_else(is_bad, numbers, pa.scalar(None, pa.int64()))
         arrays = [columns[name] for name in self.spec.columns.names]
         arrays += [reasons, pc.and_(deletes, pc.invert(is_bad))]
         for name in STORED_COLUMNS:
             column = batch.column(name.removeprefix("record_"))
             if name in ("record_key", "record_value") and not self.request.keep_values:
-                column = column.take(of_bad)
+                column = column.take(bad_row_numbers)
             arrays.append(column)
         schema = decoded_schema(self.spec)
-        cast = []
-        for array, kind in zip(arrays, schema.types, strict=True):
-            cast.append(array if array.type == kind else array.cast(kind))
+        cast = [
+            array if array.type == kind else array.cast(kind)
+            for array, kind in zip(arrays, schema.types, strict=True)
+        ]
         return pa.RecordBatch.from_arrays(cast, schema=schema)
 
-    def _bad(self, batch: pa.RecordBatch, reason: str) -> pa.RecordBatch:
-        """Return a record as a row without values."""
+    def _unreadable_rows(self, batch: pa.RecordBatch, reason: str) -> pa.RecordBatch:
+        """Return unreadable records as rows without values."""
         count = batch.num_rows
         columns = {field.name: pa.nulls(count, field.type) for field in self.spec.columns}
         deletes = pa.array([False] * count, pa.bool_())
@@ -179,15 +182,15 @@ class RecordDecoder:
 
 
 def decoded_schema(spec: StreamSpec) -> pa.Schema:
-    """Return the columns that a decoder gives."""
-    return pa.schema([*spec.columns, *_TOLD])
+    """Return the schema of decoded rows."""
+    return pa.schema([*spec.columns, *_RECORD_FIELDS])
 
 
 def decoder(spec: StreamSpec, request: DecoderRequest) -> RecordDecoder:
     """Return the decoder of a stream.
 
     Raises:
-        InvalidJob: Its format cannot hold a column of the schema.
+        InvalidJob: The format does not support a column of the schema.
     """
     keys = None
     if spec.mode == "upsert":
@@ -197,10 +200,12 @@ def decoder(spec: StreamSpec, request: DecoderRequest) -> RecordDecoder:
 
 
 def _values(spec: StreamSpec, request: DecoderRequest) -> Values:
-    own = [told for told in spec.fields.values() if told not in RECORDS.names]
-    if own and spec.format != "debezium":
+    event_fields = [
+        field_name for field_name in spec.fields.values() if field_name not in RECORDS.names
+    ]
+    if event_fields and spec.format != "debezium":
         raise InvalidJob(
-            f"fields= names {listing(own)}, which change events alone have.",
+            f"fields= has {listing(event_fields)}, which only change events have.",
             hint=f"one of {listing([each for each in RECORD_FIELDS if each in RECORDS.names])}",
         )
     if spec.format == "json":
@@ -212,14 +217,14 @@ def _values(spec: StreamSpec, request: DecoderRequest) -> Values:
         return AvroValues(spec.value_schema, spec.avro or "", spec.schema_registry)
     if len(spec.schema) != 1 or spec.schema.types[0] not in (pa.string(), pa.binary()):
         raise InvalidJob(
-            f"format='raw' puts the value into one column of text or bytes; the schema has "
+            f"format='raw' writes the value into one column of text or bytes; the schema has "
             f"{listing(spec.schema.names)}.",
             hint='schema={"value": "binary"}, or format="json"',
         )
     return RawValues(spec.value_schema.names[0], spec.schema.types[0])
 
 
-def _first(reasons: pa.Array, is_bad: pa.Array, reason: str) -> pa.Array:
-    """Return the reasons, with one more for those that have none yet."""
+def _add_reason(reasons: pa.Array, is_bad: pa.Array, reason: str) -> pa.Array:
+    """Add a reason for bad records that have none yet."""
     more = pc.if_else(is_bad, reason, pa.scalar(None, pa.string()))
     return pc.coalesce(reasons, more)

@@ -1,7 +1,7 @@
-"""Values in JSON, a batch at a time, each record judged by itself.
+"""JSON values, parsed in batches with an error for each record.
 
-The parser is that of JSON files (``model.json_columns``). Names that the schema does not have are
-left alone.
+The parser is that of JSON files (``model.json_columns``). Names that are not in the schema are
+ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from featurestore_connectors.kafka.values import Decoded, as_texts
 
 @dataclass(frozen=True)
 class JsonValues:
-    """Objects of JSON with the columns of a schema."""
+    """Decodes JSON objects to the columns of a schema."""
 
     schema: pa.Schema
 
@@ -33,36 +33,36 @@ class JsonValues:
         texts, broken = as_texts(values)
         parser = JsonColumns(self.schema, rules=TextRules(declared=True))
         columns, reasons = parser.decode(texts)
-        why = pc.if_else(
+        errors = pc.if_else(
             pc.is_null(texts), "the record has no value", pa.array(reasons, pa.string())
         )
-        return Decoded(columns, pc.if_else(broken, "the value is not UTF-8 text", why))
+        return Decoded(columns, pc.if_else(broken, "the value is not UTF-8 text", errors))
 
 
-def check_fields(fields: Iterable[pa.Field], above: str = "") -> None:
-    """Refuse columns of types that JSON does not hold without loss.
+def check_fields(fields: Iterable[pa.Field], prefix: str = "") -> None:
+    """Refuse columns of types that JSON cannot represent without loss.
 
     Raises:
-        InvalidJob: Names the column.
+        InvalidJob: A column has such a type.
     """
     fields = list(fields)
-    if above:  # columns have other names than values where the job renames them
+    if prefix:  # top-level columns may be renamed
         check_feature_names([field.name for field in fields])
     for field in fields:
-        kind, path = field.type, f"{above}{field.name}"
+        kind, path = field.type, f"{prefix}{field.name}"
         while pat.is_list(kind) or pat.is_fixed_size_list(kind):
             kind = kind.value_type
         if pat.is_struct(kind):
             check_fields([kind.field(n) for n in range(kind.num_fields)], f"{path}.")
-        elif not _is_held(kind):
+        elif not _is_representable(kind):
             name = path.split(".")[0]
             raise InvalidJob(
                 f"Column {path!r} of type {kind} cannot be read from JSON without loss.",
-                hint=f'"{name}": "string", or "double"; format="avro" knows more types',
+                hint=f'"{name}": "string", or "double"; format="avro" supports more types',
             )
 
 
-def _is_held(kind: pa.DataType) -> bool:
+def _is_representable(kind: pa.DataType) -> bool:
     is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind)
     is_time = pat.is_timestamp(kind) or pat.is_date(kind)
     return bool(is_number or is_time or pat.is_boolean(kind) or pat.is_string(kind))

@@ -1,7 +1,7 @@
-"""Keys of records as primary keys of rows, for records that delete.
+"""Record keys as primary keys of rows, for records that delete.
 
 A key is JSON (an object with the columns, or one value), text, or Avro in the wire format of schema
-registries. Converters of Kafka Connect may put it into an envelope ``{"schema": ..., "payload": ...}``.
+registries. Kafka Connect may wrap it in an envelope ``{"schema": ..., "payload": ...}``.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from featurestore_connectors.kafka.avro_values import AvroError, read_datum
 
 @dataclass(frozen=True)
 class KeyReader:
-    """Reads keys as the columns of a schema; ``renames`` has the names of keys that differ."""
+    """Decodes keys to the columns of a schema; ``renames`` are names of key fields that differ."""
 
     schema: pa.Schema
     renames: Mapping[str, str]
     registry: str | None = None
 
     def read(self, keys: pa.Array) -> tuple[Mapping[str, pa.Array], pa.Array]:
-        """Return the columns, and per key why it cannot be read (null: it can)."""
+        """Return the columns, and for each key the reason why it is unreadable, or null."""
         members: list[dict[str, Any]] = []
         reasons: list[str | None] = []
         for key in keys.to_pylist():
-            found, reason = self._members(key)
-            members.append(found)
+            key_fields, reason = self._members(key)
+            members.append(key_fields)
             reasons.append(reason)
         columns, bad = JsonColumns(self.schema, rules=TextRules(declared=True)).convert(members)
         for row, reason in bad.items():
@@ -54,13 +54,13 @@ class KeyReader:
                 return {}, f"the key has no {absent[0]!r}"
             return {name: value[foreign] for name, foreign in names.items()}, None
         if len(self.schema) != 1:
-            return {}, "the key has one value, and the primary key more columns"
+            return {}, "the key has one value, and the primary key has more columns"
         return {self.schema.names[0]: value}, None
 
     def _value(self, key: bytes) -> Any:
         if self.registry is not None and key[:1] == b"\0":
-            value, written = read_datum(key, self.registry)
-            return connect_types.from_avro(value, written.schema, written.named)
+            value, writer_schema = read_datum(key, self.registry)
+            return connect_types.from_avro(value, writer_schema.schema, writer_schema.named_types)
         text = key.decode()
         is_text = len(self.schema) == 1 and pa.types.is_string(self.schema.types[0])
         try:

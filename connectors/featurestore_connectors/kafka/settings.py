@@ -1,4 +1,4 @@
-"""How a cluster is reached: what the URI, the options and the secret of a source say of it."""
+"""Client settings of a cluster, from the URI, the options and the secret of a source."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from featurestore.errors import (
 )
 from featurestore.plugins.source import SourceConfig
 
-# Seconds that a server has to answer.
-PATIENCE = 10.0
-# Settings of librdkafka that people need to reach a cluster.
+# Seconds to wait for a response of a server.
+TIMEOUT_SECONDS = 10.0
+# Settings of librdkafka that configure the connection to a cluster.
 OPTIONS = (
     "client.id",
     "sasl.mechanism",
@@ -36,32 +36,32 @@ def check_config(config: SourceConfig) -> str:
     """Return the brokers of a source, as ``host:port,host:port``.
 
     Raises:
-        InvalidArgument: The URI names none, or an option is not known.
+        InvalidArgument: The URI has no brokers, or an option is unknown.
     """
-    parts = urlsplit(config.uri)
-    if parts.scheme != "kafka" or not parts.netloc or parts.path.strip("/") or parts.query:
+    address = urlsplit(config.uri)
+    if address.scheme != "kafka" or not address.netloc or address.path.strip("/") or address.query:
         raise InvalidArgument(
-            f"uri={config.uri!r} names no brokers.", hint=f"uri={_URI!r}; the topic is topic="
+            f"uri={config.uri!r} has no brokers.", hint=f"uri={_URI!r}; the topic is topic="
         )
-    if "@" in parts.netloc:
+    if "@" in address.netloc:
         raise InvalidArgument(
-            "The URI of Kafka names no user.", hint="options={'sasl.username': 'reader'}"
+            "The URI of Kafka has no user.", hint="options={'sasl.username': 'reader'}"
         )
     unknown = [name for name in config.options if name not in OPTIONS]
     if unknown:
         raise InvalidArgument(
-            f"A Kafka source has no options {listing(unknown)}; it has {listing(OPTIONS)}.",
+            f"Unknown options {listing(unknown)} of a Kafka source. Available: {listing(OPTIONS)}.",
             hint=did_you_mean(unknown[0], OPTIONS, write="options={{{!r}: ...}}"),
         )
-    return parts.netloc
+    return address.netloc
 
 
 def client_settings(config: SourceConfig) -> dict[str, Any]:
-    """Return the settings of a client, the secret among them."""
+    """Return the settings of a client, including the secret."""
     settings: dict[str, Any] = {
         "bootstrap.servers": check_config(config),
-        "log_level": 0,  # else it writes into standard error
-        "socket.timeout.ms": int(PATIENCE * 1000),
+        "log_level": 0,  # otherwise it writes to standard error
+        "socket.timeout.ms": int(TIMEOUT_SECONDS * 1000),
         **config.options,
     }
     if config.secret is not None:
@@ -70,7 +70,7 @@ def client_settings(config: SourceConfig) -> dict[str, Any]:
 
 
 def client_library() -> Any:
-    """Return the client; MissingExtra when it is not installed."""
+    """Import and return the client library; MissingExtra if it is not installed."""
     try:
         import confluent_kafka
     except ImportError as error:
@@ -79,22 +79,22 @@ def client_library() -> Any:
 
 
 @contextmanager
-def translated(config: SourceConfig) -> Iterator[None]:
-    """Say what the client says in the store's errors; no text of it holds the secret."""
+def kafka_errors(config: SourceConfig) -> Iterator[None]:
+    """Convert errors of the client to those of the store; they never contain the secret."""
     library = client_library()
     try:
         yield
     except library.KafkaException as error:
         cause = error.args[0] if error.args else error
-        raise failure(config, cause) from None
+        raise error_of(config, cause) from None
 
 
-def failure(config: SourceConfig, cause: Any) -> SourceUnavailable | SourceError:
-    """Return the error for what a broker or the client answered."""
+def error_of(config: SourceConfig, cause: Any) -> SourceUnavailable | SourceError:
+    """Return the store's error for an error of a broker or the client."""
     brokers = check_config(config)
     text = cause.str() if hasattr(cause, "str") else str(cause)
     library = client_library()
-    lost = {
+    unavailable = {
         library.KafkaError._ALL_BROKERS_DOWN,
         library.KafkaError._AUTHENTICATION,
         library.KafkaError._RESOLVE,
@@ -103,11 +103,11 @@ def failure(config: SourceConfig, cause: Any) -> SourceUnavailable | SourceError
         library.KafkaError._TRANSPORT,
         library.KafkaError.SASL_AUTHENTICATION_FAILED,
     }
-    if hasattr(cause, "code") and cause.code() in lost:
+    if hasattr(cause, "code") and cause.code() in unavailable:
         return SourceUnavailable(
             f"Source {config.name!r}: the brokers {brokers} cannot be reached, or refuse the "
             f"user: {text}",
-            hint="does a broker answer there, under the name that it advertises? "
+            hint="does a broker respond there, under the name that it advertises? "
             f"featurestore source check {config.name}",
         )
-    return SourceError(f"Source {config.name!r}: the broker says: {text}")
+    return SourceError(f"Source {config.name!r}: the broker reports: {text}")

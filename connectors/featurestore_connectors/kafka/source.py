@@ -1,4 +1,4 @@
-"""Kafka as a source: its topics, read up to now, and as streams."""
+"""Kafka as a source: topics are read up to now, or as streams."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class KafkaSource:
 
 
 class KafkaSnapshot:
-    """The records that the topics had when they were asked for first, as they were written."""
+    """The records of topics up to the offsets at the first access, without decoding."""
 
     def __init__(self, stream: KafkaStream) -> None:
         self._stream = stream
@@ -71,7 +71,7 @@ class KafkaSnapshot:
         if unknown:
             known = decoding.RECORDS.names
             raise InvalidArgument(
-                f"Records have no columns {listing(unknown)}; they have {listing(known)}.",
+                f"Unknown columns {listing(unknown)} of records. Available: {listing(known)}.",
                 hint=did_you_mean(unknown[0], known),
             )
         return pa.schema([decoding.RECORDS.field(name) for name in query.columns])
@@ -81,11 +81,11 @@ class KafkaSnapshot:
         topic = self._topic(query)
         first = {number: each.first for number, each in topic.partitions.items()}
         end = {number: each.end for number, each in topic.partitions.items()}
-        asked = {"timestamp": "timestamp"}
-        spec = StreamSpec("source", topic.name, decoding.RECORDS, fields=asked)
+        timestamp_field = {"timestamp": "timestamp"}
+        spec = StreamSpec("source", topic.name, decoding.RECORDS, fields=timestamp_field)
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for each in self._stream.consumed(spec, first, end):
+            for each in self._stream.read_batches(spec, first, end):
                 rows = each.records
                 if query.window is not None:
                     rows = rows.filter(_within(rows, query))
@@ -99,7 +99,7 @@ class KafkaSnapshot:
     def _topic(self, query: SourceQuery) -> Topic:
         if query.table is None:
             raise InvalidArgument(
-                f"A Kafka source has no {query or 'rows as a whole'}.", hint="table='clicks'"
+                f"A Kafka source has no {query or 'rows without a table'}.", hint="table='clicks'"
             )
         if query.table not in self._topics:
             self._topics[query.table] = self._stream.topic(query.table)

@@ -1,8 +1,8 @@
-"""Records of a topic by Structured Streaming, in micro-batches of Spark.
+"""Read records of a topic with Structured Streaming, in micro-batches of Spark.
 
-Each reading has a checkpoint of its own, which begins with the offsets that the table has: what was
-read is known to the table alone, and the checkpoint goes with the reading. Where a micro-batch ends
-is in the checkpoint before the micro-batch runs.
+Each call has its own temporary checkpoint, which starts with the offsets in the table: only the
+table records which offsets were read. Spark writes the end of a micro-batch into the checkpoint
+before the micro-batch runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import Engine
 from featurestore.plugins.source import SourceConfig
 from featurestore.plugins.stream import MicroBatch
-from featurestore_connectors.kafka.settings import PATIENCE, check_config
+from featurestore_connectors.kafka.settings import TIMEOUT_SECONDS, check_config
 
 _CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 _COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
@@ -28,47 +28,47 @@ _LOOK_SECONDS = 0.5
 
 
 @dataclass
-class _Handover:
-    """Between the thread in which Spark calls and the one that takes micro-batches."""
+class _BatchHandoff:
+    """Passes micro-batches from the thread of Spark's callback to the reading thread."""
 
     frames: queue.Queue[tuple[Any, int]] = field(default_factory=lambda: queue.Queue(1))
-    taken: threading.Event = field(default_factory=threading.Event)
-    given_up: bool = False
+    processed: threading.Event = field(default_factory=threading.Event)
+    is_cancelled: bool = False
 
-    def give(self, frame: Any, number: int) -> None:
-        """Hand a micro-batch over, and wait until it is done with; Spark calls this."""
-        if self.given_up:
-            raise InterruptedError("the reader went away")
-        self.taken.clear()
+    def put(self, frame: Any, number: int) -> None:
+        """Pass a micro-batch and wait until it is processed; Spark calls this."""
+        if self.is_cancelled:
+            raise InterruptedError("the reader has stopped")
+        self.processed.clear()
         self.frames.put((frame, number))
-        self.taken.wait()
-        if self.given_up:
-            raise InterruptedError("the reader went away")
+        self.processed.wait()
+        if self.is_cancelled:
+            raise InterruptedError("the reader has stopped")
 
 
 def batches(
     config: SourceConfig, spec: StreamSpec, start: Mapping[int, int], engine: Engine
 ) -> Iterator[MicroBatch]:
-    """Yield what a topic has now, in micro-batches of ``spec.batch_records`` at most."""
+    """Yield the new records of a topic in micro-batches of at most ``spec.batch_records``."""
     session = _session(engine)
     reader = session.readStream.format("kafka").options(**_options(config, spec, start))
     reader = reader.option("maxOffsetsPerTrigger", spec.batch_records)
-    handover = _Handover()
+    handoff = _BatchHandoff()
     with tempfile.TemporaryDirectory(prefix="featurestore-stream-") as folder:
         checkpoint = f"file://{folder}"
         query = (
             reader.load()
             .select(*_COLUMNS)
-            .writeStream.foreachBatch(handover.give)
+            .writeStream.foreachBatch(handoff.put)
             .option("checkpointLocation", checkpoint)
             .trigger(availableNow=True)
             .start()
         )
         try:
-            yield from _handed_over(session, query, handover, checkpoint, spec.topic, dict(start))
+            yield from _take_batches(session, query, handoff, checkpoint, spec.topic, dict(start))
         finally:
-            handover.given_up = True
-            handover.taken.set()
+            handoff.is_cancelled = True
+            handoff.processed.set()
             query.stop()
 
 
@@ -79,24 +79,24 @@ def batch(
     end: Mapping[int, int],
     engine: Engine,
 ) -> MicroBatch:
-    """Return all records of a range of offsets."""
+    """Return the records of a range of offsets."""
     ends = json.dumps({spec.topic: {str(number): offset for number, offset in end.items()}})
     reader = _session(engine).read.format("kafka").options(**_options(config, spec, start))
     frame = reader.option("endingOffsets", ends).load().select(*_COLUMNS)
     return MicroBatch(frame, dict(start), dict(end))
 
 
-def _handed_over(
+def _take_batches(
     session: Any,
     query: Any,
-    handover: _Handover,
+    handoff: _BatchHandoff,
     checkpoint: str,
     topic: str,
-    at: dict[int, int],
+    offsets: dict[int, int],
 ) -> Iterator[MicroBatch]:
     while True:
         try:
-            frame, number = handover.frames.get(timeout=_LOOK_SECONDS)
+            frame, number = handoff.frames.get(timeout=_LOOK_SECONDS)
         except queue.Empty:
             if query.isActive:
                 continue
@@ -104,21 +104,21 @@ def _handed_over(
             if problem is not None:
                 raise EngineError(f"Spark could not read the topic {topic!r}: {problem}") from None
             return
-        end = {**at, **_ends(session, checkpoint, number, topic)}
-        yield MicroBatch(frame, dict(at), end)
-        at = end
-        handover.taken.set()
+        end = {**offsets, **_ends(session, checkpoint, number, topic)}
+        yield MicroBatch(frame, dict(offsets), end)
+        offsets = end
+        handoff.processed.set()
 
 
 def _ends(session: Any, checkpoint: str, number: int, topic: str) -> dict[int, int]:
-    """Return where a micro-batch ends, as the checkpoint has it: the last line of its file."""
+    """Return the end of a micro-batch, from the last line of its file in the checkpoint."""
     lines = session.read.text(f"{checkpoint}/offsets/{number}").collect()
-    told = json.loads(lines[-1][0])
-    return {int(partition): int(offset) for partition, offset in told[topic].items()}
+    offsets = json.loads(lines[-1][0])
+    return {int(partition): int(offset) for partition, offset in offsets[topic].items()}
 
 
 def _options(config: SourceConfig, spec: StreamSpec, start: Mapping[int, int]) -> dict[str, str]:
-    """Return the options of Spark's reader; the partitions and their offsets are the table's."""
+    """Return the options of Spark's reader, with partitions and offsets of the table."""
     numbers = sorted(start)
     beginnings = {str(number): start[number] for number in numbers}
     options = {
@@ -127,12 +127,12 @@ def _options(config: SourceConfig, spec: StreamSpec, start: Mapping[int, int]) -
         "failOnDataLoss": "true",
         "kafka.bootstrap.servers": check_config(config),
         "kafka.isolation.level": "read_committed",
-        "kafka.request.timeout.ms": str(int(PATIENCE * 1000)),
+        "kafka.request.timeout.ms": str(int(TIMEOUT_SECONDS * 1000)),
     }
-    given = dict(config.options)
-    user = given.pop("sasl.username", None)
-    authority = given.pop("ssl.ca.location", None)
-    for name, value in given.items():
+    settings = dict(config.options)
+    user = settings.pop("sasl.username", None)
+    authority = settings.pop("ssl.ca.location", None)
+    for name, value in settings.items():
         options[f"kafka.{name}"] = value
     if authority is not None:
         options |= {
@@ -140,29 +140,30 @@ def _options(config: SourceConfig, spec: StreamSpec, start: Mapping[int, int]) -
             "kafka.ssl.truststore.location": authority,
         }
     if config.secret is not None:
-        mechanism = given.get("sasl.mechanism", "PLAIN")
+        mechanism = settings.get("sasl.mechanism", "PLAIN")
         options["kafka.sasl.jaas.config"] = _login(mechanism, user or "", config.secret())
     return options
 
 
 def _login(mechanism: str, user: str, password: str) -> str:
-    """Return how Java's client logs in, its texts quoted."""
+    """Return the login configuration of the Java client with quoted texts."""
     module = "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
-    quoted = []
-    for text in (user, password):
-        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-        quoted.append(f'"{escaped}"')
     return (
         f"org.apache.kafka.common.security.{module} required "
-        f"username={quoted[0]} password={quoted[1]};"
+        f"username={_quoted(user)} password={_quoted(password)};"
     )
 
 
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
 def _session(engine: Engine) -> Any:
-    """Return the engine's session, which has to know Kafka.
+    """Return the engine's session, if it has a reader of Kafka.
 
     Raises:
-        ConfigurationError: It has no reader of Kafka; the hint is how to get one.
+        ConfigurationError: It has no reader of Kafka; the hint says how to install one.
     """
     from py4j.protocol import Py4JJavaError
 

@@ -1,4 +1,4 @@
-"""What a way of writing values gives of a batch of records, and texts of bytes."""
+"""The interface of value decoders, and the conversion of bytes to text."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class Decoded:
-    """Columns of values, and per record why it cannot be read (null: it can).
+    """Decoded columns of values, with the reason of each unreadable record (else null).
 
-    ``deletes`` marks records that delete their key; None for none. ``fields`` are columns of what
-    values tell of their records (``model.stream.RECORD_FIELDS``).
+    ``deletes`` marks records that delete their key; None for none. ``fields`` are record fields
+    that are part of the value (``model.stream.RECORD_FIELDS``).
     """
 
     columns: Mapping[str, pa.Array]
@@ -24,27 +24,28 @@ class Decoded:
 
 
 class Values(Protocol):
-    """One way in which values are written."""
+    """A decoder of one value format."""
 
     def decode(self, values: pa.Array) -> Decoded:
-        """Return what binary values hold."""
+        """Decode binary values."""
         ...
 
 
 def as_texts(values: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return binary values as texts, and which of them are none."""
+    """Convert binary values to texts; also return which of them are not text."""
     try:
         texts = values.cast(pa.string())
         return texts, pa.array([False] * len(values), pa.bool_())
     except pa.ArrowInvalid:
         pass
-    found: list[str | None] = []
+    texts_or_null: list[str | None] = []
     broken = []
     for value in values.to_pylist():
         try:
-            found.append(None if value is None else value.decode())
-            broken.append(False)
+            text = None if value is None else value.decode()
+            is_broken = False
         except UnicodeDecodeError:
-            found.append(None)
-            broken.append(True)
-    return pa.array(found, pa.string()), pa.array(broken, pa.bool_())
+            text, is_broken = None, True
+        texts_or_null.append(text)
+        broken.append(is_broken)
+    return pa.array(texts_or_null, pa.string()), pa.array(broken, pa.bool_())

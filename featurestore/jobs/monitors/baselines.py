@@ -1,9 +1,9 @@
-"""What each subject of a window is compared with: the moving baseline and its anchor.
+"""Baselines of the subjects of a window: the moving baseline and its anchor.
 
-Windows with an alarm stay out of the moving baseline of their subject, and out of what counts as
-usual, until a person accepts them. Earlier windows take their place, so that a change
-that lasts never becomes its own baseline. The anchor is the moving baseline as it was when the
-monitor was registered, or at the last acceptance: it shows drift too slow for any single window.
+Windows with an alarm are excluded from the moving baseline of their subject, and from its history,
+until a person accepts them. Earlier windows replace them, so that a lasting change never becomes
+its own baseline. The anchor is the moving baseline as of the registration of the monitor, or of the
+last acceptance: it shows drift too slow for any single window.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from featurestore.jobs.monitors.windows import (
-    alike,
-    anchored,
-    of_baseline,
-    rolling,
+    anchor_windows,
+    fixed_baseline_windows,
+    rolling_windows,
     same_in_week,
+    similar_windows,
 )
 from featurestore.model.monitor import Baseline
 from featurestore.model.monitor_acceptance import Acceptance, Subject, subjects_out
@@ -26,7 +26,7 @@ from featurestore.model.window import Window
 from featurestore.monitoring.profile import Profile
 from featurestore.monitoring.rules import Anchor, ReferenceWindows
 
-# A new baseline is judged by from so many windows on.
+# A new baseline is compared with from so many windows on.
 _FEWEST_WINDOWS = 3
 LoadProfiles = Callable[[Iterable[Window]], Sequence[Profile]]
 
@@ -35,17 +35,17 @@ LoadProfiles = Callable[[Iterable[Window]], Sequence[Profile]]
 class _Record:
     """The subjects of a window that were out of bounds, and those of them with an alarm."""
 
-    out: frozenset[Subject]
+    out_of_bounds: frozenset[Subject]
     alarmed: frozenset[Subject]
 
 
 @dataclass
 class History:
-    """Windows that were out of bounds, by subject, and what people accepted of them.
+    """Windows that were out of bounds, by subject, and the acceptances of people.
 
-    A window is excluded from later baselines when it has an alarm, when it led to one (the
-    ``confirm`` windows in a row), or while it is suspect. A suspicion that the next windows did not
-    confirm is over: such windows show what the source does now and then.
+    A window is excluded from later baselines if it has an alarm, if it led to one (the ``confirm``
+    windows in a row), or while it is suspect. A suspicion that the next windows did not confirm is
+    over: such windows are normal variation of the source.
 
     Attributes:
         before: Returns the windows of the schedule right before a window that confirm it.
@@ -57,12 +57,12 @@ class History:
     _records: dict[Window, _Record] = field(default_factory=dict)
 
     def record(self, window: Window, findings: Iterable[Finding]) -> None:
-        """Replace what is known of a window."""
+        """Replace the record of a window."""
         self._records.pop(window, None)
-        present = list(findings)
-        out = subjects_out(present)
+        current = list(findings)
+        out = subjects_out(current)
         if out:
-            alarmed = subjects_out(each for each in present if each.alarm)
+            alarmed = subjects_out(each for each in current if each.alarm)
             self._records[window] = _Record(out, alarmed)
 
     def has(self, window: Window) -> bool:
@@ -70,20 +70,20 @@ class History:
         return window in self._records
 
     def excluded(self, window: Window, subject: Subject) -> frozenset[Window]:
-        """Return the windows before ``window`` that its baseline must not have."""
+        """Return the windows before ``window`` that are excluded from its baseline."""
         excluded: set[Window] = set()
         for each, record in self._records.items():
             if subject in record.alarmed and each.end <= window.start:
                 excluded |= {each, *self.before(each)}
         for each in self.before(window):
-            if each in self._records and subject in self._records[each].out:
+            if each in self._records and subject in self._records[each].out_of_bounds:
                 excluded.add(each)
         for acceptance in self._accepted(window):
             excluded -= {each for each in excluded if acceptance.covers(each, subject)}
         return frozenset(excluded)
 
     def last_restart(self, window: Window, subject: Subject) -> tuple[datetime, datetime] | None:
-        """Return start and end of the accepted windows that began the subject's baseline."""
+        """Return start and end of the accepted windows that restarted the subject's baseline."""
         for acceptance in reversed(self._accepted(window)):
             start = acceptance.subjects.get(subject)
             if start is not None:
@@ -105,14 +105,14 @@ class FixedBaseline:
 
 @dataclass(frozen=True)
 class Baselines:
-    """Finds what the subjects of a window are compared with.
+    """The baselines of the subjects of windows.
 
     Attributes:
-        baseline: What the monitor compares with.
-        fixed: Its profile, where it does not move.
+        baseline: The baseline of the monitor.
+        fixed: Its profile, if it does not move.
         history: Windows out of bounds, and acceptances.
         load: Returns the profiles of windows, without those before the first row of the group.
-        first: The first event time of the group, where it is known.
+        first: The first event time of the group, if known.
         registered: When the monitor was registered.
     """
 
@@ -123,21 +123,21 @@ class Baselines:
     first: datetime | None = None
     registered: datetime | None = None
 
-    def around(self, window: Window) -> list[Window]:
-        """Return the windows that a window is compared with while none is out of bounds."""
-        windows = [*rolling(self.baseline, window), *same_in_week(window)]
-        windows += [each for each, _ in alike(self.baseline, window)]
+    def comparison_windows(self, window: Window) -> list[Window]:
+        """Return the windows of a window's baseline if none is out of bounds."""
+        windows = [*rolling_windows(self.baseline, window), *same_in_week(window)]
+        windows += [each for each, _ in similar_windows(self.baseline, window)]
         if self.fixed is not None:
-            windows += of_baseline(window, self.fixed.until)
+            windows += fixed_baseline_windows(window, self.fixed.until)
         return windows
 
-    def of(self, window: Window) -> WindowBaselines:
-        """Return what the subjects of one window are compared with."""
+    def for_window(self, window: Window) -> WindowBaselines:
+        """Return the baselines of the subjects of one window."""
         return WindowBaselines(self, window)
 
 
 class WindowBaselines:
-    """What the subjects of one window are compared with; see ``rules.Comparison``."""
+    """The baselines of the subjects of one window; see ``rules.Comparison``."""
 
     def __init__(self, baselines: Baselines, window: Window) -> None:
         self._baselines = baselines
@@ -147,7 +147,7 @@ class WindowBaselines:
         self._anchors: dict[object, Anchor | None] = {}
 
     def reference(self, subject: Subject | None = None) -> ReferenceWindows:
-        """Return what a subject is compared with; None: one without windows out of bounds."""
+        """Return the baseline of a subject; None: of one without windows out of bounds."""
         excluded: frozenset[Window] = frozenset()
         restart = None
         if subject is not None:
@@ -159,7 +159,7 @@ class WindowBaselines:
         return self._compared[key]
 
     def anchor(self, subject: Subject) -> Anchor | None:
-        """Return the anchor of a moving baseline; None where there is none, or too little of it."""
+        """Return the anchor of a moving baseline, None if it does not exist or is too short."""
         history = self._baselines.history
         excluded = history.excluded(self._window, subject)
         restart = history.last_restart(self._window, subject)
@@ -172,23 +172,30 @@ class WindowBaselines:
         self, excluded: frozenset[Window], restart: tuple[datetime, datetime] | None
     ) -> ReferenceWindows:
         baseline, fixed = self._baselines.baseline, self._baselines.fixed
-        same = self._load(same_in_week(self._window, excluded=excluded), restart)
+        same_in_week_profiles = self._load(same_in_week(self._window, excluded=excluded), restart)
         if fixed is not None and restart is None:
-            others = self._load(of_baseline(self._window, fixed.until), None)
-            return ReferenceWindows((fixed.profile,), others, (), 1, same, same)
+            similar = self._load(fixed_baseline_windows(self._window, fixed.until), None)
+            return ReferenceWindows(
+                (fixed.profile,), similar, (), 1, same_in_week_profiles, same_in_week_profiles
+            )
         if fixed is not None and restart is not None:
-            return self._compare_with_accepted(restart, same)
-        windows = rolling(baseline, self._window, excluded=excluded)
+            return self._compare_with_accepted(restart, same_in_week_profiles)
+        windows = rolling_windows(baseline, self._window, excluded=excluded)
         members = self._load(windows, restart)
-        groups = dict(alike(baseline, self._window, excluded=excluded))
-        others = self._load(groups, restart)
-        other_groups = [groups[each.window] for each in others if each.window is not None]
+        groups = dict(similar_windows(baseline, self._window, excluded=excluded))
+        similar = self._load(groups, restart)
+        similar_groups = [groups[each.window] for each in similar if each.window is not None]
         expected = len(windows)
         if restart is not None:
             expected = min(expected, _FEWEST_WINDOWS)
-        history = {each.window: each for each in (*others, *same)}
+        history = {each.window: each for each in (*similar, *same_in_week_profiles)}
         return ReferenceWindows(
-            members, others, other_groups, expected, same, list(history.values())
+            members,
+            similar,
+            similar_groups,
+            expected,
+            same_in_week_profiles,
+            list(history.values()),
         )
 
     def _compare_with_accepted(
@@ -197,7 +204,7 @@ class WindowBaselines:
         """Compare with the accepted windows, which replace a baseline that does not move."""
         start, until = accepted
         daily = Baseline(last=until - start)
-        members, _ = anchored(daily, self._window, start)
+        members, _ = anchor_windows(daily, self._window, start)
         profiles = self._load(members, None)
         return ReferenceWindows(profiles, profiles, [0] * len(profiles), len(members), same, same)
 
@@ -213,17 +220,17 @@ class WindowBaselines:
             begin = restart[0]
         elif baselines.registered is not None and self._window.end > baselines.registered:
             begin = max(begin, baselines.registered - last)
-        members, others = anchored(baselines.baseline, self._window, begin)
-        moving = set(rolling(baselines.baseline, self._window, excluded=excluded))
-        groups = {each: group for each, group in others if each not in excluded}
-        kept = [each for each in members if each in groups]
-        if len(moving & set(kept)) * 2 > len(kept):
-            return None  # the moving baseline has not left it yet
+        members, similar = anchor_windows(baselines.baseline, self._window, begin)
+        moving = set(rolling_windows(baselines.baseline, self._window, excluded=excluded))
+        groups = {each: group for each, group in similar if each not in excluded}
+        anchor_members = [each for each in members if each in groups]
+        if len(moving & set(anchor_members)) * 2 > len(anchor_members):
+            return None  # the moving baseline still overlaps the anchor
         profiles = self._load(groups, None)
-        windows = set(kept)
-        inside = [each for each in profiles if each.window in windows]
+        windows = set(anchor_members)
+        members_loaded = [each for each in profiles if each.window in windows]
         profile_groups = [groups[each.window] for each in profiles if each.window is not None]
-        compared = ReferenceWindows(inside, profiles, profile_groups, expected=len(members))
+        compared = ReferenceWindows(members_loaded, profiles, profile_groups, expected=len(members))
         return Anchor(begin, begin + last, compared)
 
     def _load(

@@ -1,4 +1,4 @@
-"""How people define monitors: jobs that compare the windows of a group with a baseline."""
+"""Definition of monitors: jobs that compare the windows of a group with a baseline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from featurestore.errors import InvalidJob
-from featurestore.jobs.definitions import JobDefinition, made_by_caller
+from featurestore.jobs.definitions import JobDefinition, add_to_module
 from featurestore.jobs.specs import channels, schedule_of
 from featurestore.model.arguments import answering
 from featurestore.model.callers import calling_globals
@@ -20,9 +20,9 @@ from featurestore.model.times import parse_moment
 from featurestore.monitoring.custom_metrics import check_metrics
 
 Duration = timedelta | str
-# The name under which a monitor's group is among the inputs of its runs.
+# The name of a monitor's group among the inputs of its runs.
 WATCHED_INPUT = "rows"
-# And that of the labels of a model's predictions.
+# The name of the labels of a model's predictions.
 LABELS_INPUT = "labels"
 
 
@@ -36,37 +36,37 @@ def baseline(
     last: Duration | None = None,
     same_weekday: bool = False,
 ) -> Baseline:
-    """Return what the windows of a monitor are compared with.
+    """Return the baseline that the windows of a monitor are compared with.
 
     Args:
         training_dataset: A training dataset; its columns are compared by name.
         split: One of its splits; "train" when None.
         version: Of the training dataset, else of the group.
         as_of: The group as it was at an instant, or at a Delta version.
-        last: The windows of so much time before each window; 56 days when nothing else is given.
-        same_weekday: Of these only those that begin whole weeks earlier.
+        last: The windows of this much time before each window; 56 days if nothing else is set.
+        same_weekday: Only windows of ``last`` that begin whole weeks earlier.
 
     >>> print(featurestore.baseline(training_dataset="late_flights", split="train"))
     training dataset 'late_flights', split 'train'
     >>> print(featurestore.baseline(last="56d", same_weekday=True))
     the last 56d, same weekday
     """
-    given = [training_dataset is not None, as_of is not None, last is not None]
-    alone = version is not None and training_dataset is None
-    if sum(given) + alone > 1:
+    has_source = [training_dataset is not None, as_of is not None, last is not None]
+    has_version_only = version is not None and training_dataset is None
+    if sum(has_source) + has_version_only > 1:
         raise InvalidJob(
-            "A baseline is one thing: a training dataset, a version, as_of= or last=.",
+            "A baseline has one source: a training dataset, a version, as_of= or last=.",
             hint='baseline(training_dataset="late_flights", split="train")',
         )
     if split is not None and training_dataset is None:
-        raise InvalidJob("split= is of a training dataset.", hint="training_dataset=")
+        raise InvalidJob("split= needs training_dataset=.", hint="training_dataset=")
     width = None
     if last is not None:
         width = parse_duration(last, argument="last")
-    elif not any(given) and not alone:
+    elif not any(has_source) and not has_version_only:
         width = LAST
     if same_weekday and width is None:
-        raise InvalidJob("same_weekday= goes with last=.", hint='last="56d", same_weekday=True')
+        raise InvalidJob("same_weekday= needs last=.", hint='last="56d", same_weekday=True')
     if training_dataset is not None:
         check_name(training_dataset, noun="training dataset")
         split = split or "train"
@@ -77,7 +77,7 @@ def baseline(
 
 @dataclass(frozen=True, kw_only=True)
 class _Freshness:
-    """How old the newest event time and the last commit may be."""
+    """Maximum ages of the newest event time and the last commit."""
 
     event_time: timedelta | None = None
     commit: timedelta | None = None
@@ -109,37 +109,37 @@ def monitor_job(
     retries: int = 2,
     catchup: int | None = None,
 ) -> JobDefinition:
-    """Make a scheduled job that compares each window of a feature group with a baseline.
+    """Define a scheduled job that compares each window of a feature group with a baseline.
 
     Args:
         name: Name of the monitor.
         featuregroup: The group, ``weather`` (its latest version) or ``weather@v2``.
         schedule: Cron expression; a window ends at each of its times.
         window: Width of a window, by event time; else the schedule interval.
-        start: Beginning of the first window; None leaves the past alone.
+        start: Start of the first window; None disables catchup.
         allowed_lateness: How long to wait after a window's end for late data.
         timezone: Of the schedule.
         baseline: What to compare with; None: the windows of the same weekday of the last 56 days.
         drift: ``{measure: bound}`` of "psi", "ks", "js", "null_share", "new_values",
-            "gone_values"; None compares no distributions. What chance or the baseline's own
-            windows exceed is no drift.
+            "gone_values"; None compares no distributions. Differences that chance or the variation
+            of the baseline's windows explains are no drift.
         features: The features to compare; None: all but keys and times.
-        freshness: How old the newest event time and the last commit may be, or
+        freshness: Maximum age of the newest event time and the last commit, or
             ``{"event_time": "2h", "commit": "1d"}``.
-        volume: Least and greatest ratio of the window's rows to the median of the same windows of
-            eight weeks; None does not look.
-        schema: Whether columns that came, went or changed their type are told.
+        volume: Minimum and maximum ratio of the window's rows to the median of the same windows of
+            eight weeks; None disables the check.
+        schema: Whether columns that were added, removed or changed their type are reported.
         metrics: ``{name: SQL expression over the rows of a window}``, such as ``avg(late)``.
-        limits: ``{metric: (least, greatest)}``, None for no bound; a metric without limits is
+        limits: ``{metric: (minimum, maximum)}``, None for no bound; a metric without limits is
             compared with those of the baseline's windows.
         confirm: How many windows in a row have to be out of bounds before there is an alarm. A
-            window without any row, freshness and schema need one.
-        alert: Channels that are told when something begins and ends (``add_alert_channel``).
-        remind: How often they are told again meanwhile; None: never.
-        description: What it is for.
+            window without rows, freshness and schema need one.
+        alert: Channels that are alerted when an incident begins and ends (``add_alert_channel``).
+        remind: Interval of reminders while an incident lasts; None: never.
+        description: Purpose of the monitor.
         tags: Of the monitor.
-        retries: How often a failed run is tried again.
-        catchup: At most so many missed windows at once; None takes all.
+        retries: How often a failed run is retried.
+        catchup: Maximum number of missed windows at once; None: no limit.
 
     >>> watch = featurestore.monitor_job(
     ...     "weather_watch", featuregroup="weather", schedule="0 * * * *",
@@ -149,15 +149,15 @@ def monitor_job(
     >>> (watch.spec.kind, watch.spec.watched.freshness)
     ('monitor', datetime.timedelta(seconds=7200))
     """
-    aged = parse_freshness(freshness)
+    max_ages = parse_freshness(freshness)
     watched = check_watched(
         Watched(
             featuregroup=featuregroup,
             baseline=baseline or Baseline(last=LAST, same_weekday=True),
             drift=dict(drift or {}),
             features=None if features is None else tuple(features),
-            freshness=aged.event_time,
-            commit_freshness=aged.commit,
+            freshness=max_ages.event_time,
+            commit_freshness=max_ages.commit,
             volume=volume,
             schema=schema,
             metrics=dict(metrics or {}),
@@ -180,14 +180,14 @@ def monitor_job(
             retries=retries,
             catchup=catchup,
         ),
-        Told(alert=alert, remind=remind, description=description, tags=tags),
+        NotificationOptions(alert=alert, remind=remind, description=description, tags=tags),
     )
-    return made_by_caller(JobDefinition(spec), calling_globals())
+    return add_to_module(JobDefinition(spec), calling_globals())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """When a monitor looks, at which windows, as it was given."""
+    """The schedule of a monitor and the windows that it checks, as the caller specified them."""
 
     schedule: str
     window: Duration | None
@@ -199,8 +199,8 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """Who is told, how often, and what is said of a monitor."""
+class NotificationOptions:
+    """Alert channels, reminders and documentation of a monitor."""
 
     alert: str | Sequence[str]
     remind: Duration | None
@@ -209,9 +209,13 @@ class Told:
 
 
 def monitor_spec(
-    name: str, inputs: Mapping[str, str], watched: Watched, timing: Timing, told: Told
+    name: str,
+    inputs: Mapping[str, str],
+    watched: Watched,
+    timing: Timing,
+    notification: NotificationOptions,
 ) -> JobSpec:
-    """Return the specification of a monitor, its schedule checked."""
+    """Return the specification of a monitor with a validated schedule."""
     width = timing.window
     spec = JobSpec(
         name=check_name(name, noun="monitor"),
@@ -225,37 +229,39 @@ def monitor_spec(
         allowed_lateness=parse_duration(timing.allowed_lateness, argument="allowed_lateness"),
         timezone=timing.timezone,
         closed="left",
-        description=told.description,
-        tags=dict(told.tags or {}),
+        description=notification.description,
+        tags=dict(notification.tags or {}),
         retries=timing.retries,
         catchup=timing.catchup,
-        alert=channels(told.alert),
-        remind=None if told.remind is None else parse_duration(told.remind, argument="remind"),
+        alert=channels(notification.alert),
+        remind=None
+        if notification.remind is None
+        else parse_duration(notification.remind, argument="remind"),
         watched=watched,
     )
-    schedule_of(spec)  # a schedule checks itself
+    schedule_of(spec)  # the constructor of a schedule validates it
     return spec
 
 
 def pinned_reference(text: str) -> str:
-    """Return a reference to a group, checked: its name, and its version where one is said."""
+    """Return a normalized reference to a group: its name, with the version if it has one."""
     group, version = parse_group_reference(text)
     return group if version is None else f"{group}@v{version}"
 
 
-def parse_freshness(given: Duration | Mapping[str, Duration] | None) -> _Freshness:
-    """Return how old the newest event time and the last commit may be."""
-    if given is None:
+def parse_freshness(freshness: Duration | Mapping[str, Duration] | None) -> _Freshness:
+    """Return the maximum ages of the newest event time and the last commit."""
+    if freshness is None:
         return _Freshness()
-    if not isinstance(given, Mapping):
-        width = parse_duration(given, argument="freshness")
+    if not isinstance(freshness, Mapping):
+        width = parse_duration(freshness, argument="freshness")
         return _Freshness(event_time=width, commit=width)
-    found: dict[str, timedelta] = {}
-    for name, each in given.items():
+    max_ages: dict[str, timedelta] = {}
+    for name, each in freshness.items():
         if name not in ("event_time", "commit"):
             raise InvalidJob(
-                f"freshness={{{name!r}: ...}}: there is no such time.",
+                f"freshness={{{name!r}: ...}}: unknown time {name!r}.",
                 hint='freshness={"event_time": "2h", "commit": "1d"}',
             )
-        found[name] = parse_duration(each, argument="freshness")
-    return _Freshness(**found)
+        max_ages[name] = parse_duration(each, argument="freshness")
+    return _Freshness(**max_ages)

@@ -1,4 +1,4 @@
-"""How people define monitors of models: predictions joined to labels, a metric for each window."""
+"""Definition of monitors of models: predictions joined to labels, with metrics for each window."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from featurestore.errors import InvalidJob
-from featurestore.jobs.definitions import JobDefinition, made_by_caller
+from featurestore.jobs.definitions import JobDefinition, add_to_module
 from featurestore.jobs.monitors.definitions import (
     LABELS_INPUT,
     WATCHED_INPUT,
     Duration,
+    NotificationOptions,
     Timing,
-    Told,
     monitor_spec,
     parse_freshness,
     pinned_reference,
@@ -57,42 +57,42 @@ def model_monitor_job(
     retries: int = 2,
     catchup: int | None = None,
 ) -> JobDefinition:
-    """Make a scheduled job that measures a model by predictions of each window and their labels.
+    """Define a scheduled job that measures a model by the predictions of each window and labels.
 
-    A window is of the predictions' event times. What was not known when it ended and
-    ``allowed_lateness`` was over (created times, later event times of labels) does not count.
+    A window is a range of the predictions' event times. Labels that were not known when it ended
+    and ``allowed_lateness`` was over (created times, later event times) do not count.
 
     Args:
         name: Name of the monitor.
-        model: A registered model; ``late_flights@v2`` takes the predictions of this version alone.
+        model: A registered model; ``late_flights@v2`` selects the predictions of this version.
         predictions: The group that ``score(featuregroup=)`` writes.
-        labels: The group that says what came true; joined by its primary key, and by its event
-            time where it has one.
+        labels: The group with the true values; joined by its primary key, and by its event time if
+            it has one.
         metric: "auc", "accuracy", "precision", "recall", "log_loss", "brier", "mae", "mse" or
             "bias", or several.
         schedule: Cron expression; a window ends at each of its times.
         window: Width of a window; else the schedule interval.
         metrics: ``{name: SQL expression over prediction and label}``.
-        limits: ``{metric: (least, greatest)}``, exceeded by more than chance in so few labels; a
-            metric without limits is compared with those of the windows before.
+        limits: ``{metric: (minimum, maximum)}``, exceeded by more than chance for the number of
+            labels; a metric without limits is compared with those of the windows before.
         label: Column of the labels; None: the label that the model was trained with.
         prediction: Column of the predictions.
-        within: How long after its prediction a label may be dated: the first one counts.
-        threshold: From which prediction on it is a yes (accuracy, precision, recall).
-        start: Beginning of the first window; None leaves the past alone.
+        within: Maximum time between a prediction and its label: the first label counts.
+        threshold: Minimum prediction that counts as positive (accuracy, precision, recall).
+        start: Start of the first window; None disables catchup.
         allowed_lateness: How long to wait after a window's end for labels.
         timezone: Of the schedule.
         baseline: ``baseline(last=...)``: the windows before; None: of 56 days.
         drift: Bounds for the distribution of the predictions, as of ``monitor_job``.
         freshness: As of ``monitor_job``, of the predictions.
-        volume: Least and greatest ratio of the number of predictions to what is usual.
+        volume: Minimum and maximum ratio of the number of predictions to the median.
         confirm: How many windows in a row have to be out of bounds before there is an alarm.
-        alert: Channels that are told when something begins and ends (``add_alert_channel``).
-        remind: How often they are told again meanwhile; None: never.
-        description: What it is for.
+        alert: Channels that are alerted when an incident begins and ends (``add_alert_channel``).
+        remind: Interval of reminders while an incident lasts; None: never.
+        description: Purpose of the monitor.
         tags: Of the monitor.
-        retries: How often a failed run is tried again.
-        catchup: At most so many missed windows at once; None takes all.
+        retries: How often a failed run is retried.
+        catchup: Maximum number of missed windows at once; None: no limit.
 
     >>> watch = featurestore.model_monitor_job(
     ...     "late_watch", model="late_flights", predictions="late_scores", labels="questions",
@@ -103,12 +103,12 @@ def model_monitor_job(
     """
     if baseline is not None and not baseline.rolls:
         raise InvalidJob(
-            f"Predictions are compared with those before, and the baseline is {baseline}.",
-            hint="baseline(last='56d'), or limits={'auc': (0.7, None)} for bounds that stay",
+            f"The baseline of predictions must be rolling, and it is {baseline}.",
+            hint="baseline(last='56d'), or limits={'auc': (0.7, None)} for fixed bounds",
         )
-    aged = parse_freshness(freshness)
+    max_ages = parse_freshness(freshness)
     model_name, version = parse_group_reference(model)
-    measured = check_watched_model(
+    watched_model = check_watched_model(
         WatchedModel(
             model=model_name,
             version=version,
@@ -127,16 +127,16 @@ def model_monitor_job(
             baseline=baseline or Baseline(last=LAST),
             drift=dict(drift or {}),
             features=(prediction,),
-            freshness=aged.event_time,
-            commit_freshness=aged.commit,
+            freshness=max_ages.event_time,
+            commit_freshness=max_ages.commit,
             volume=volume,
             schema=False,
             limits=dict(limits or {}),
             confirm=confirm,
-            model=measured,
+            model=watched_model,
         )
     )
-    check_metrics(measured.metrics)
+    check_metrics(watched_model.metrics)
     spec = monitor_spec(
         name,
         {
@@ -153,6 +153,6 @@ def model_monitor_job(
             retries=retries,
             catchup=catchup,
         ),
-        Told(alert=alert, remind=remind, description=description, tags=tags),
+        NotificationOptions(alert=alert, remind=remind, description=description, tags=tags),
     )
-    return made_by_caller(JobDefinition(spec), calling_globals())
+    return add_to_module(JobDefinition(spec), calling_globals())

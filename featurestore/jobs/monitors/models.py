@@ -1,4 +1,4 @@
-"""Which model a monitor watches, and by which column of the labels."""
+"""The quality measure of a monitor's model: its version and its label column."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def quality_of(
     labels: OpenGroup,
     wait: timedelta,
 ) -> Quality:
-    """Return what measures the predictions of a registered model.
+    """Return the quality measure of a registered model's predictions.
 
     Args:
         session: The connection.
-        watched: What is watched.
-        predictions: The group that holds them.
-        labels: The group that tells what they should have been.
-        wait: How long after its end a window is looked at.
+        watched: The model and the options of its monitor.
+        predictions: The group with the predictions.
+        labels: The group with the true values.
+        wait: How long after its end a window is evaluated.
 
     Raises:
         ModelNotFound: The model, or its version, is not registered.
         InvalidJob: Predictions and labels cannot be joined or compared.
     """
     with session.registry.reading() as connection:
-        found = models.get(connection, watched.model, watched.version)
+        model_version = models.get(connection, watched.model, watched.version)
     label = watched.label
     if label is None:
-        spec = directories.read(session.paths.model(*found), *found)
+        spec = directories.read(session.paths.model(*model_version), *model_version)
         if len(spec.label) != 1:
             raise InvalidJob(
                 f"Model {watched.model!r} has {len(spec.label)} labels.",

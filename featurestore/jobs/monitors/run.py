@@ -17,12 +17,12 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidJob, StatisticsNotFound
 from featurestore.featuregroups.statistics import statistics_of
 from featurestore.featuregroups.table import OpenGroup, open_group
-from featurestore.jobs.inputs import PinnedInput, seen_by
+from featurestore.jobs.inputs import PinnedInput, times_read_by
 from featurestore.jobs.monitors.baselines import Baselines, FixedBaseline, History
 from featurestore.jobs.monitors.definitions import LABELS_INPUT, WATCHED_INPUT
 from featurestore.jobs.monitors.models import quality_of
 from featurestore.jobs.monitors.windows import with_windows_before
-from featurestore.jobs.run import Attempt, Recording, Written, recorded
+from featurestore.jobs.run import Attempt, RunOutput, StartedRun, run_recorded
 from featurestore.jobs.schedule import latest_complete
 from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.stale import changes
@@ -49,11 +49,11 @@ _EVENT_TIME, _COMMIT = "event time", "last commit"
 
 
 def run_monitor(session: Session, attempt: Attempt) -> Run:
-    """Compare the windows of an attempt with the baseline, and record what was found."""
-    return recorded(session, attempt, partial(_observe, session, attempt))
+    """Compare the windows of an attempt with the baseline, and record the findings."""
+    return run_recorded(session, attempt, partial(_observe, session, attempt))
 
 
-def _observe(session: Session, attempt: Attempt, recording: Recording) -> Written:
+def _observe(session: Session, attempt: Attempt, recording: StartedRun) -> RunOutput:
     spec = attempt.spec
     observed = observe(session, spec, attempt.windows, recording.inputs)
     reports = observed.reports
@@ -66,34 +66,34 @@ def _observe(session: Session, attempt: Attempt, recording: Recording) -> Writte
         _alert(connection, spec, reports[-1], observed.back)
 
     rows = sum(each.rows for each in reports)
-    return Written(rows, reports[-1].delta_version, None, record)
+    return RunOutput(rows, reports[-1].delta_version, None, record)
 
 
 def _alert(
     connection: Connection, spec: JobSpec, report: MonitorReport, back: Collection[str]
 ) -> None:
-    """Send what begins, lasts and ends in the latest window; earlier windows raise no alerts.
+    """Update the incidents of the latest window; earlier windows raise no alerts.
 
     An incident ends when its values are back within bounds (``back``), and never because there is
-    nothing to judge them by.
+    nothing to compare them with.
     """
     if report.window != latest_complete(schedule_of(spec), times.utc_now()):
         return
-    present: dict[str, list[str]] = {}
+    alarms_by_kind: dict[str, list[str]] = {}
     for finding in report.alarms:
-        present.setdefault(finding.kind, []).append(str(finding))
-    lasting = {}
+        alarms_by_kind.setdefault(finding.kind, []).append(str(finding))
+    suspects_by_kind = {}
     for family in _FAMILIES:
-        if family not in present and family not in back:
+        if family not in alarms_by_kind and family not in back:
             suspects = [str(each) for each in report.suspects if each.kind == family]
-            lasting[family] = suspects or ["not back within bounds for long enough"]
+            suspects_by_kind[family] = suspects or ["not back within bounds for long enough"]
     confirm = 1 if spec.watched is None else spec.watched.confirm
     incidents.update(
         connection,
         spec,
-        present,
+        alarms_by_kind,
         families=_FAMILIES,
-        lasting=lasting,
+        lasting=suspects_by_kind,
         reason=f"the values are back within bounds for {confirm} windows",
     )
 
@@ -109,7 +109,7 @@ class Observed:
 def observe(
     session: Session, spec: JobSpec, windows: Sequence[Window], inputs: Sequence[PinnedInput]
 ) -> Observed:
-    """Return the report of each window, oldest first; the shares of the last one can be drawn."""
+    """Return the report of each window, oldest first; only the last one has shares to plot."""
     observation = Observation(session, spec, inputs)
     chains = with_windows_before(schedule_of(spec), windows, observation.watched.confirm - 1)
     observation.prepare(window for chain in chains for window in chain)
@@ -120,14 +120,14 @@ def observe(
 
 
 class Observation:
-    """One look of a monitor at its group: profiles of windows, and what the rules say of them."""
+    """The profiles of a monitor's windows, and the results of its rules for them."""
 
     def __init__(self, session: Session, spec: JobSpec, inputs: Sequence[PinnedInput]) -> None:
         if spec.watched is None:
-            raise InvalidJob(f"{spec.name!r} is no monitor of a feature group.")
+            raise InvalidJob(f"{spec.name!r} is not a monitor of a feature group.")
         self._session = session
         self._spec = spec
-        self._inputs = {given.name: given for given in inputs}
+        self._inputs = {pinned.name: pinned for pinned in inputs}
         self.watched: Watched = spec.watched
         self._group = self._open(WATCHED_INPUT)
         self._profiler = Profiler(
@@ -135,31 +135,31 @@ class Observation:
         )
         self._changed: dict[tuple[str, int | None], list[tuple[int, int]]] = {}
         self._profiles: dict[Window, Profile] = {}
-        self._judged: dict[Window, RuleResult] = {}
+        self._results: dict[Window, RuleResult] = {}
         self._chains: dict[Window, Sequence[Window]] = {}
 
     def prepare(self, windows: Iterable[Window]) -> None:
-        """Profile windows, and those that they are compared with, in as few passes as possible."""
-        wanted: set[Window] = set()
+        """Profile windows, and those of their baselines, in as few passes as possible."""
+        needed: set[Window] = set()
         for window in windows:
-            wanted |= {window, *self._existing(self._baselines.around(window))}
-        self._profiles |= self._profiler.profiles(sorted(wanted))
+            needed |= {window, *self._existing(self._baselines.comparison_windows(window))}
+        self._profiles |= self._profiler.profiles(sorted(needed))
 
     def report(self, chain: Sequence[Window]) -> MonitorReport:
         """Return the report of the last of neighbouring windows."""
-        judged = [self._judge(window) for window in chain]
-        window, last = chain[-1], judged[-1]
-        now = self._profiles[window]
+        results = [self._evaluate(window) for window in chain]
+        window, result = chain[-1], results[-1]
+        profile = self._profiles[window]
         findings = rules.confirm_findings(
-            judged, self.watched.confirm, are_disjoint=self._are_apart(chain)
+            results, self.watched.confirm, are_disjoint=self._are_disjoint(chain)
         )
         self._baselines.history.record(window, findings)
         notes = []
-        if last.learning:
-            notes.append("there is too little before this window to compare all of it with")
-        if self._is_ahead(window):
+        if result.learning:
+            notes.append("there are too few windows before this one to check everything")
+        if self._has_future_rows(window):
             notes.append(f"rows are dated ahead of the clock, up to {self._newest}")
-        if self.watched.model is not None and now.rows and not now.metrics.get(LABELLED):
+        if self.watched.model is not None and profile.rows and not profile.metrics.get(LABELLED):
             notes.append("no label of these predictions was known when the window was complete")
         return MonitorReport(
             monitor=self._spec.name,
@@ -167,45 +167,45 @@ class Observation:
             version=self._group.spec.version,
             delta_version=self._group.delta_version,
             window=window,
-            rows=now.rows,
+            rows=profile.rows,
             findings=worst_first(findings),
-            learning=last.learning,
+            learning=result.learning,
             notes=tuple(notes),
-            shares=last.shares,
+            shares=result.shares,
         )
 
     def back_within_bounds(self, chain: Sequence[Window], report: MonitorReport) -> frozenset[str]:
         """Return the kinds of findings that every window of a chain has within bounds.
 
-        A kind that could not be judged in one of the windows is not back. Ages and columns are
-        judged by the newest window alone, as they alarm at once.
+        A kind that could not be evaluated in one of the windows is not back. Ages and columns are
+        evaluated in the newest window alone, as they raise alarms at once.
         """
         back = {"freshness", "schema"} - {each.kind for each in report.findings if each.out}
-        by_window = [self._judged[window].findings for window in chain[:-1]]
+        by_window = [self._results[window].findings for window in chain[:-1]]
         by_window.append(report.findings)
         for family in set(_FAMILIES) - {"freshness", "schema"}:
             if all(_is_within(findings, family) for findings in by_window):
                 back.add(family)
         return frozenset(back)
 
-    def _are_apart(self, chain: Sequence[Window]) -> bool:
-        """Return whether no row is in two windows; those of commits hold the whole table."""
+    def _are_disjoint(self, chain: Sequence[Window]) -> bool:
+        """Return whether no row is in two windows; without event time a window is the table."""
         if self._group.spec.event_time is None:
             return False
         return all(before.end <= after.start for before, after in pairwise(chain))
 
-    def _judge(self, window: Window) -> RuleResult:
-        if window not in self._judged:
-            now = self._profiles[window]
-            judged = rules.evaluate_rules(self.watched, now, self._baselines.of(window))
-            more = [*self._freshness(window), *self._new_version(window)]
-            judged = replace(judged, findings=(*judged.findings, *more))
-            self._judged[window] = judged
+    def _evaluate(self, window: Window) -> RuleResult:
+        if window not in self._results:
+            profile = self._profiles[window]
+            result = rules.evaluate_rules(self.watched, profile, self._baselines.for_window(window))
+            other_findings = [*self._freshness(window), *self._new_version(window)]
+            result = replace(result, findings=(*result.findings, *other_findings))
+            self._results[window] = result
             if not self._baselines.history.has(window):
-                self._baselines.history.record(window, judged.findings)
-        return self._judged[window]
+                self._baselines.history.record(window, result.findings)
+        return self._results[window]
 
-    # -- what a window is compared with -------------------------------------------------------
+    # -- baselines of a window ------------------------------------------------------------------
 
     @cached_property
     def _baselines(self) -> Baselines:
@@ -213,19 +213,19 @@ class Observation:
             reports = monitors.out_of_bounds(connection, self._spec.name)
             acceptances = monitors.acceptances(connection, self._spec.name)
             registered = jobs.registered_at(connection, self._spec.name)
-        history = History(self._before, acceptances)
+        history = History(self._confirming_windows, acceptances)
         for report in reports:
             history.record(report.window, report.findings)
         return Baselines(
             baseline=self.watched.baseline,
-            fixed=self._fixed,
+            fixed=self._fixed_baseline,
             history=history,
-            load=self._known,
+            load=self._load_profiles,
             first=self._first,
             registered=registered,
         )
 
-    def _before(self, window: Window) -> Sequence[Window]:
+    def _confirming_windows(self, window: Window) -> Sequence[Window]:
         """Return the windows of the schedule that confirm a window."""
         if window not in self._chains:
             count = self.watched.confirm - 1
@@ -233,7 +233,7 @@ class Observation:
             self._chains[window] = chain[:-1]
         return self._chains[window]
 
-    def _known(self, windows: Iterable[Window]) -> list[Profile]:
+    def _load_profiles(self, windows: Iterable[Window]) -> list[Profile]:
         """Return the profiles of windows that do not end before the first row."""
         existing = self._existing(windows)
         missing = sorted({each for each in existing if each not in self._profiles})
@@ -247,29 +247,29 @@ class Observation:
         return [each for each in windows if first is None or each.end > first]
 
     @cached_property
-    def _fixed(self) -> FixedBaseline | None:
-        """The baseline, where it does not move."""
+    def _fixed_baseline(self) -> FixedBaseline | None:
+        """The profile of a baseline that does not move."""
         baseline, spec = self.watched.baseline, self._group.spec
         if baseline.rolls:
             return None
         if baseline.training_dataset is not None:
-            return self._of_dataset(baseline.training_dataset)
+            return self._dataset_baseline(baseline.training_dataset)
         group = open_group(
             self._session, spec.name, baseline.version or spec.version, as_of=baseline.as_of
         )
-        found = statistics_of(
+        statistics = statistics_of(
             self._session,
             spec.name,
             version=group.spec.version,
             delta_version=group.delta_version,
         )
-        profile = profile_of(found, time=spec.event_time, types=_types(group))
+        profile = profile_of(statistics, time=spec.event_time, types=_types(group))
         return FixedBaseline(profile, profile.newest)
 
-    def _of_dataset(self, name: str) -> FixedBaseline:
+    def _dataset_baseline(self, name: str) -> FixedBaseline:
         baseline = self.watched.baseline
         dataset = catalog.get(self._session, name, baseline.version)
-        found = dataset.statistics(str(baseline.split))
+        statistics = dataset.statistics(str(baseline.split))
         types, until = {}, None
         for source in dataset.manifest.sources:
             if source.get("featuregroup") == self._group.spec.name:
@@ -281,9 +281,9 @@ class Observation:
                 )
                 types = _types(group)
                 until = _bound_of_times(group, newest=True)
-        profile = profile_of(found, types=types)
-        shared = set(profile.columns) & set(self._profiler.features)
-        if not shared or not found.rows:
+        profile = profile_of(statistics, types=types)
+        common = set(profile.columns) & set(self._profiler.features)
+        if not common or not statistics.rows:
             raise StatisticsNotFound(
                 f"Monitor {self._spec.name!r}: {baseline} has no feature of "
                 f"{self._group.spec.name!r} to compare with.",
@@ -292,14 +292,14 @@ class Observation:
         return FixedBaseline(profile, until)
 
     def _is_current(self, profile: Profile) -> bool:
-        """Return whether no commit since a profile was made touches its window."""
+        """Return whether no commit after a profile was computed touches its window."""
         if profile.window is None:
             return profile.delta_version == self._group.delta_version
-        low, high = seen_by(self._spec)(profile.window)
-        seen: dict[str, int | None] = {WATCHED_INPUT: profile.delta_version}
+        low, high = times_read_by(self._spec)(profile.window)
+        versions: dict[str, int | None] = {WATCHED_INPUT: profile.delta_version}
         if LABELS_INPUT in self._inputs:
-            seen[LABELS_INPUT] = profile.labels_version
-        for name, version in seen.items():
+            versions[LABELS_INPUT] = profile.labels_version
+        for name, version in versions.items():
             for first, last in self._changes(name, version):
                 if first < high and last >= low:
                     return False
@@ -307,23 +307,23 @@ class Observation:
 
     def _changes(self, name: str, version: int | None) -> list[tuple[int, int]]:
         """Return the ranges of times that an input changed after a version of its table."""
-        given = self._inputs[name]
-        if version == given.delta_version:
+        pinned = self._inputs[name]
+        if version == pinned.delta_version:
             return []
         if (name, version) not in self._changed:
-            seen = {**given.to_json(), "delta_version": version}
-            found = changes(given, seen, since=times.utc_now())
-            self._changed[name, version] = [(each.low, each.high) for each in found]
+            recorded = {**pinned.to_json(), "delta_version": version}
+            changed_ranges = changes(pinned, recorded, since=times.utc_now())
+            self._changed[name, version] = [(each.low, each.high) for each in changed_ranges]
         return self._changed[name, version]
 
     def _open(self, name: str) -> OpenGroup:
-        given = self._inputs[name]
-        if given.spec is None or given.delta_version is None:
-            raise InvalidJob(f"{self._spec.name!r} is no monitor of a feature group.")
-        return OpenGroup(given.spec, given.path, read_snapshot(given.path, given.delta_version))
+        pinned = self._inputs[name]
+        if pinned.spec is None or pinned.delta_version is None:
+            raise InvalidJob(f"{self._spec.name!r} is not a monitor of a feature group.")
+        return OpenGroup(pinned.spec, pinned.path, read_snapshot(pinned.path, pinned.delta_version))
 
     def _quality(self) -> Quality | None:
-        """Return what measures the predictions, where a model is watched."""
+        """Return the quality measure of the predictions, if a model is watched."""
         if self.watched.model is None:
             return None
         return quality_of(
@@ -337,8 +337,8 @@ class Observation:
     # -- time and versions --------------------------------------------------------------------
 
     @cached_property
-    def _live(self) -> Window | None:
-        """The latest complete window: what is asked of it is asked of the present."""
+    def _latest_window(self) -> Window | None:
+        """The latest complete window: it is checked as of now."""
         return latest_complete(schedule_of(self._spec), times.utc_now())
 
     @cached_property
@@ -349,49 +349,59 @@ class Observation:
     def _newest(self) -> datetime | None:
         return _bound_of_times(self._group, newest=True)
 
-    def _is_ahead(self, window: Window) -> bool:
-        if window != self._live or self._newest is None:
+    def _has_future_rows(self, window: Window) -> bool:
+        if window != self._latest_window or self._newest is None:
             return False
         return self._newest > times.utc_now() + timedelta(minutes=5)
 
     def _freshness(self, window: Window) -> list[Finding]:
-        found = []
-        watched, live = self.watched, window == self._live
-        at = times.utc_now() if live else window.end
+        findings = []
+        watched, live = self.watched, window == self._latest_window
+        timestamp = times.utc_now() if live else window.end
         if watched.freshness is not None and self._group.spec.event_time is not None:
             age = rules.newest_age(
-                [self._profiles[window], *self._known(self._baselines.around(window))], at
+                [
+                    self._profiles[window],
+                    *self._load_profiles(self._baselines.comparison_windows(window)),
+                ],
+                timestamp,
             )
             if live and self._newest is not None:
-                age = at - self._newest
-            found.append(rules.freshness(watched.freshness, age, subject=_EVENT_TIME))
+                age = timestamp - self._newest
+            findings.append(rules.freshness(watched.freshness, age, subject=_EVENT_TIME))
         if watched.commit_freshness is not None and live:
-            last = commits.latest_data_version(self._group.path, self._group.delta_version)
-            committed = from_micros(commit_time(self._group.path, last) * 1000)
-            found.append(rules.freshness(watched.commit_freshness, at - committed, subject=_COMMIT))
-        return found
+            last_version = commits.latest_data_version(self._group.path, self._group.delta_version)
+            committed = from_micros(commit_time(self._group.path, last_version) * 1000)
+            findings.append(
+                rules.freshness(watched.commit_freshness, timestamp - committed, subject=_COMMIT)
+            )
+        return findings
 
     def _new_version(self, window: Window) -> list[Finding]:
-        """Return what a new version of the group changed since the window before this one."""
-        if not self.watched.schema or window != self._live:
+        """Return the findings for a new version of the group since the previous window."""
+        if not self.watched.schema or window != self._latest_window:
             return []
         with self._session.registry.reading() as connection:
-            last = monitors.newest(connection, self._spec.name)
-        now = self._group.spec
-        if last is None or last.version == now.version or last.window >= window:
+            last_report = monitors.newest(connection, self._spec.name)
+        spec = self._group.spec
+        if (
+            last_report is None
+            or last_report.version == spec.version
+            or last_report.window >= window
+        ):
             return []
-        before = open_group(self._session, now.name, last.version)
-        finding = rules.schema(_types(before), self._profiler.types)
-        text = f"version {now.version} came after version {last.version}"
+        previous_group = open_group(self._session, spec.name, last_report.version)
+        finding = rules.schema(_types(previous_group), self._profiler.types)
+        text = f"version {spec.version} came after version {last_report.version}"
         if finding.out:
             text = f"{text}; {finding.text}"
-        return [replace(finding, subject=f"version {now.version}", text=text)]
+        return [replace(finding, subject=f"version {spec.version}", text=text)]
 
 
 def _is_within(findings: Sequence[Finding], family: str) -> bool:
     """Return whether there are findings of a kind, and all of them are within bounds."""
-    judged = [each for each in findings if each.kind == family and each.value is not None]
-    return bool(judged) and not any(each.out for each in judged)
+    evaluated = [each for each in findings if each.kind == family and each.value is not None]
+    return bool(evaluated) and not any(each.out for each in evaluated)
 
 
 def _types(group: OpenGroup) -> dict[str, str]:
@@ -399,12 +409,12 @@ def _types(group: OpenGroup) -> dict[str, str]:
 
 
 def _bound_of_times(group: OpenGroup, *, newest: bool) -> datetime | None:
-    """Return the first or the newest event time of a group, where its log tells."""
+    """Return the first or the newest event time of a group, None if its log does not have it."""
     if group.spec.event_time is None:
         return None
-    found = group.state.times(group.spec.event_time) or []
-    bounds = [pair for pair in found if pair is not None]
-    if not bounds or len(bounds) < len(found):
+    file_times = group.state.times(group.spec.event_time) or []
+    bounds = [pair for pair in file_times if pair is not None]
+    if not bounds or len(bounds) < len(file_times):
         return None
     if newest:
         return from_micros(max(high for _, high in bounds))

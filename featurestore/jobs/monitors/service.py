@@ -1,4 +1,4 @@
-"""Monitors in the store: check now, read the history, accept changes."""
+"""Operations on monitors: check now, read the history, accept changes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from featurestore.registry.audit_log import Actor
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.session import Session
 
-# Ages and columns have no baseline: nothing about them can be accepted.
+# Ages and columns have no baseline, so they cannot be accepted.
 ACCEPTABLE = ("drift", "nulls", "values", "anchor", "volume", "metric")
-_LONGEST_NOTE = 2000
+_MAX_NOTE_LENGTH = 2000
 
 
 @dataclass(frozen=True)
 class MonitorStatus:
-    """A registered monitor and what it found last."""
+    """A registered monitor and its latest report."""
 
     job: RegisteredJob
     last: MonitorReport | None
@@ -47,7 +47,7 @@ class MonitorStatus:
 
     @property
     def state(self) -> str:
-        """What it found last: "ok", "suspect", "alarm" or "learning"; "new" before the first run."""
+        """The latest state: "ok", "suspect", "alarm" or "learning"; "new" before the first run."""
         return "new" if self.last is None else self.last.state
 
     def _summary(self) -> dict[str, object]:
@@ -69,13 +69,14 @@ class MonitorStatus:
 
 
 def get_monitors(session: Session) -> list[MonitorStatus]:
-    """Return every registered monitor and what it found last, by name."""
-    found = []
+    """Return every registered monitor with its latest report, by name."""
     with session.registry.reading() as connection:
-        for job in jobs.every(connection):
-            if job.spec.kind == "monitor":
-                found.append(MonitorStatus(job, monitors.newest(connection, job.spec.name)))
-    return Listing(found)
+        statuses = [
+            MonitorStatus(job, monitors.newest(connection, job.spec.name))
+            for job in jobs.every(connection)
+            if job.spec.kind == "monitor"
+        ]
+    return Listing(statuses)
 
 
 def check_monitor(
@@ -85,40 +86,40 @@ def check_monitor(
     call: TrainingCall,
     window: Window | datetime | str | None = None,
 ) -> MonitorReport:
-    """Run what is due of a monitor and its latest window, or one window, and return the report."""
+    """Run the due windows and the latest window, or one window, and return the report."""
     job = get_monitor(session, name)
     if window is None:
         outcome = service.attempt(session, name, _due_and_latest, call=call)
         send_waiting(session)
         if outcome.failed:
-            worst = next(run for run in reversed(outcome.runs) if run.state == runs.FAILED)
+            failed_run = next(run for run in reversed(outcome.runs) if run.state == runs.FAILED)
             raise JobFailed(
-                f"Monitor {name!r} could not look: {worst.error}",
-                hint=worst.hint or f"log: {worst.log}",
+                f"Monitor {name!r} could not run: {failed_run.error}",
+                hint=failed_run.hint or f"log: {failed_run.log}",
             )
-        asked = _latest(job)
+        checked_window = _latest(job)
     else:
         (run,) = service.run_job(session, name, call=call, window=window)
-        asked = run.window
-    return report_of(session, name, asked)
+        checked_window = run.window
+    return report_of(session, name, checked_window)
 
 
 def report_of(session: Session, name: str, window: Window) -> MonitorReport:
-    """Return what was recorded of a window, with the shares to draw.
+    """Return the recorded report of a window, with the shares to plot.
 
     Raises:
-        InvalidArgument: The monitor has not looked at this window.
+        InvalidArgument: The monitor has not checked this window.
     """
     job = get_monitor(session, name)
     with session.registry.reading() as connection:
-        found = monitors.of_window(connection, name, window)
-    if found is None:
+        recorded = monitors.of_window(connection, name, window)
+    if recorded is None:
         raise InvalidArgument(
-            f"Monitor {name!r} has not looked at the window from {window.start.isoformat()}.",
+            f"Monitor {name!r} has not checked the window from {window.start.isoformat()}.",
             hint=f"check_monitor({name!r})",
         )
-    (seen,) = observe(session, job.spec, [window], pin(session, job.spec)).reports
-    return replace(found, shares=seen.shares)
+    (observed,) = observe(session, job.spec, [window], pin(session, job.spec)).reports
+    return replace(recorded, shares=observed.shares)
 
 
 def accept(
@@ -135,35 +136,41 @@ def accept(
     spec = job.spec
     if window is not None and until is not None:
         raise InvalidArgument("window= and until= exclude each other.", hint="give one of them")
-    if len(note) > _LONGEST_NOTE:
+    if len(note) > _MAX_NOTE_LENGTH:
         raise InvalidArgument(
-            f"note= has {len(note):,} characters; the limit is {_LONGEST_NOTE:,}.",
+            f"note= has {len(note):,} characters; the limit is {_MAX_NOTE_LENGTH:,}.",
             hint="put the details into a document, and its address into note=",
         )
-    only = None if window is None else service.resolve_window(job, window)
+    accepted_window = None if window is None else service.resolve_window(job, window)
     end = None if until is None else parse_moment(until, argument="until")
     with session.registry.transaction() as connection:
         newest = monitors.newest(connection, name)
-        if only is not None:
-            end = only.end
+        if accepted_window is not None:
+            end = accepted_window.end
         elif end is None and newest is not None:
             end = newest.window.end
-        reports = [] if end is None else _to_accept(connection, name, only, end)
+        reports = [] if end is None else _to_accept(connection, name, accepted_window, end)
         confirm, last = 1, None
         if spec.watched is not None:
             confirm, last = spec.watched.confirm, spec.watched.baseline.last
-        subjects = acceptable_subjects(reports, confirm=confirm, restart=only is None, last=last)
+        subjects = acceptable_subjects(
+            reports, confirm=confirm, restart=accepted_window is None, last=last
+        )
         if not subjects or end is None:
             raise InvalidArgument(
                 f"Monitor {name!r} has no window out of bounds that could be accepted"
-                f"{_range_text(only, end)}.",
+                f"{_range_text(accepted_window, end)}.",
                 hint=f"store.get_monitor_history({name!r}) lists its windows",
                 command=f"featurestore monitor history {name}",
             )
-        acceptance = Acceptance(name, only, end, subjects, note, times.utc_now())
+        acceptance = Acceptance(name, accepted_window, end, subjects, note, times.utc_now())
         monitors.add_acceptance(connection, acceptance)
         audit_log.add(connection, actor, "accept monitor", name, acceptance.to_json())
-        if newest is not None and newest.window.end <= end and only in (None, newest.window):
+        if (
+            newest is not None
+            and newest.window.end <= end
+            and accepted_window in (None, newest.window)
+        ):
             reason = f"accepted by {actor.name}"
             if note:
                 reason += f": {note}"
@@ -173,61 +180,61 @@ def accept(
 
 
 def _to_accept(
-    connection: Connection, name: str, only: Window | None, end: datetime
+    connection: Connection, name: str, accepted_window: Window | None, end: datetime
 ) -> list[MonitorReport]:
-    """Return the reports of the windows that an acceptance judges, oldest first."""
-    if only is not None:
-        report = monitors.of_window(connection, name, only)
+    """Return the reports of the windows that an acceptance covers, oldest first."""
+    if accepted_window is not None:
+        report = monitors.of_window(connection, name, accepted_window)
         return [] if report is None else [report]
     earlier = monitors.acceptances(connection, name)
     first = max((each.until for each in earlier if each.window is None), default=None)
-    reports = []
-    for report in reversed(monitors.history(connection, name)):
-        if report.window.end <= end and (first is None or report.window.end > first):
-            reports.append(report)
-    return reports
+    return [
+        report
+        for report in reversed(monitors.history(connection, name))
+        if report.window.end <= end and (first is None or report.window.end > first)
+    ]
 
 
-def _range_text(only: Window | None, end: datetime | None) -> str:
-    if only is not None:
-        return f" at {only.start.isoformat()}"
+def _range_text(accepted_window: Window | None, end: datetime | None) -> str:
+    if accepted_window is not None:
+        return f" at {accepted_window.start.isoformat()}"
     return "" if end is None else f" up to {end.isoformat()}"
 
 
 def page_of(session: Session, name: str, *, windows: int = 60) -> MonitorPage:
     """Return the page of a monitor's newest window, with the windows before it as timelines."""
-    found = history(session, name, limit=windows)
-    if not found:
-        raise InvalidArgument(
-            f"Monitor {name!r} has not looked yet.", hint=f"check_monitor({name!r})"
-        )
-    return MonitorPage(report_of(session, name, found[0].window), tuple(found))
+    reports = history(session, name, limit=windows)
+    if not reports:
+        raise InvalidArgument(f"Monitor {name!r} has not run yet.", hint=f"check_monitor({name!r})")
+    return MonitorPage(report_of(session, name, reports[0].window), tuple(reports))
 
 
 def history(
     session: Session, name: str, *, limit: int | None = 100, offset: int = 0
 ) -> list[MonitorReport]:
-    """Return what a monitor found, newest window first."""
+    """Return the reports of a monitor, newest window first."""
     get_monitor(session, name)
     with session.registry.reading() as connection:
         return Listing(monitors.history(connection, name, limit=limit, offset=offset))
 
 
 def get_monitor(session: Session, name: str) -> RegisteredJob:
-    """Return a registered monitor; JobNotFound lists those there are."""
+    """Return a registered monitor; JobNotFound lists the registered ones."""
     with session.registry.reading() as connection:
-        found = jobs.find(connection, name)
-        if found is not None and found.spec.kind == "monitor":
-            return found
-        known = [each.spec.name for each in jobs.every(connection) if each.spec.kind == "monitor"]
+        job = jobs.find(connection, name)
+        if job is not None and job.spec.kind == "monitor":
+            return job
+        monitor_names = [
+            each.spec.name for each in jobs.every(connection) if each.spec.kind == "monitor"
+        ]
     raise JobNotFound(
-        f"There is no monitor {name!r}; registered are {listing(known)}.",
+        f"Unknown monitor {name!r}. Available: {listing(monitor_names)}.",
         hint="featurestore job register path/to/monitors.py",
     )
 
 
 def get_acceptances(session: Session, name: str) -> list[Acceptance]:
-    """Return what people accepted of a monitor, oldest first."""
+    """Return the acceptances of a monitor, oldest first."""
     get_monitor(session, name)
     with session.registry.reading() as connection:
         return monitors.acceptances(connection, name)
@@ -238,7 +245,7 @@ def _latest(job: RegisteredJob) -> Window:
     if latest is None:
         raise InvalidArgument(
             f"Monitor {job.spec.name!r} has no complete window yet.",
-            hint=f"its first one begins {job.spec.start}",
+            hint=f"its first window begins at {job.spec.start}",
         )
     return latest
 

@@ -1,1 +1,1 @@
-"""Jobs that read topics: a trigger at a time, and what their commits tell."""
+"""Jobs that read topics in micro-batches."""

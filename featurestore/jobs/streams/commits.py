@@ -1,4 +1,4 @@
-"""What the commits of a group tell of stream jobs: runs, offsets, the topic."""
+"""Commit metadata of stream jobs: runs, offsets, the topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from featurestore.session import Session
 
 @dataclass(frozen=True)
 class StreamCommit:
-    """A commit of a stream job: of which run, which topic, the next offsets, and bad records."""
+    """A commit of a stream job: its run, topic, next offsets and number of bad records."""
 
     job: str
     run: str
@@ -42,47 +42,47 @@ def stream_commits(session: Session, spec: JobSpec) -> list[StreamCommit]:
 def _commits(path: str) -> Iterator[StreamCommit]:
     if is_delta_table(path):
         for commit in read_history(path):
-            told = stream_of_note(commit)
-            if told is not None:
-                yield told
+            stream_commit = parse_stream_commit(commit)
+            if stream_commit is not None:
+                yield stream_commit
 
 
-def stream_of_note(commit: LogCommit) -> StreamCommit | None:
-    """Return what a commit tells of a stream; None where it tells nothing that can be read."""
-    told = commit.note.get("stream")
-    if not isinstance(told, Mapping):
+def parse_stream_commit(commit: LogCommit) -> StreamCommit | None:
+    """Return the stream metadata of a commit, None if it has no valid one."""
+    metadata = commit.note.get("stream")
+    if not isinstance(metadata, Mapping):
         return None
     try:
-        offsets = {int(number): int(end) for number, end in dict(told["offsets"]).items()}
-        job, run, topic = told["job"], told["run"], told["topic"]
-        identity = told.get("topic_id")
+        offsets = {int(number): int(end) for number, end in dict(metadata["offsets"]).items()}
+        job, run, topic = metadata["job"], metadata["run"], metadata["topic"]
+        identity = metadata.get("topic_id")
         if not all(isinstance(each, str) for each in (job, run, topic, identity or "")):
             return None
-        return StreamCommit(job, run, topic, identity, offsets, int(told["bad"]), commit)
+        return StreamCommit(job, run, topic, identity, offsets, int(metadata["bad"]), commit)
     except (KeyError, TypeError, ValueError):
         return None
 
 
 def restore_stream_runs(connection: Connection, path: str) -> None:
-    """Record the runs of streams that the commits of a table tell of, as they ended."""
-    found: dict[str, Run] = {}
+    """Record the runs of stream jobs from the commits of a table."""
+    runs_by_id: dict[str, Run] = {}
     for each in reversed(list(_commits(path))):
         commit = each.commit
-        before = found.get(each.run)
-        if before is None:
+        earlier = runs_by_id.get(each.run)
+        if earlier is None:
             window = Window(commit.time, commit.time)
-            before = Run(each.run, each.job, 0, window, 1, runs.DONE, "restored", rows=0)
-            before = replace(before, started=commit.time)
-        rows = (before.rows or 0) + commit.rows_in
-        found[each.run] = replace(
-            before, rows=rows, ended=commit.time, delta_version=commit.version
+            earlier = Run(each.run, each.job, 0, window, 1, runs.DONE, "restored", rows=0)
+            earlier = replace(earlier, started=commit.time)
+        rows = (earlier.rows or 0) + commit.rows_in
+        runs_by_id[each.run] = replace(
+            earlier, rows=rows, ended=commit.time, delta_version=commit.version
         )
-    for run in found.values():
+    for run in runs_by_id.values():
         runs.restore(connection, run)
 
 
 def restore_stream(connection: Connection, session: Session, spec: JobSpec) -> None:
-    """Bring back where a stream job stands, as its last commits tell; its lag is not known."""
+    """Restore the progress of a stream job from its commits; its lag is unknown."""
     assert spec.stream is not None
     if streams.status(connection, spec.name) is not None:
         return

@@ -1,4 +1,4 @@
-"""Replays of stream jobs, one at a time and never beside a run."""
+"""Replays of stream jobs, under the lease of the job."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from featurestore.streams.replay import Replayed, replay
 
 
 def replay_stream(session: Session, name: str) -> Replayed:
-    """Read the records of a job's quarantine again, by the job as it is registered now.
+    """Read the quarantined records of a job again, by its current definition.
 
     Raises:
-        JobNotFound: There is no such job.
-        InvalidJob: It reads no topic, or its group does not fit it yet.
-        JobLeased: A run of the job is at work.
+        JobNotFound: The job does not exist.
+        InvalidJob: It reads no topic, or its group does not have its columns yet.
+        JobLeased: The job is running.
     """
     with session.registry.reading() as connection:
         spec = jobs.get(connection, name).spec
@@ -26,7 +26,7 @@ def replay_stream(session: Session, name: str) -> Replayed:
         group = target(session, spec)
         if group is None:
             raise InvalidJob(
-                f"Job {name!r} has no group of its columns yet, and so no quarantine.",
+                f"Job {name!r} has no group with its columns yet, and so no quarantine.",
                 hint=f"featurestore job run {name}",
             )
         return replay(session, spec, group)

@@ -15,8 +15,8 @@ import pyarrow as pa
 from featurestore.errors import InvalidJob, did_you_mean, listing
 from featurestore.featuregroups.definition import Declaration
 from featurestore.jobs import specs
-from featurestore.jobs.definitions import Columns, Duration, JobDefinition, made_by_caller
-from featurestore.jobs.run import Attempt, Recording, Written, check_lease, recorded
+from featurestore.jobs.definitions import Columns, Duration, JobDefinition, add_to_module
+from featurestore.jobs.run import Attempt, RunOutput, StartedRun, check_lease, run_recorded
 from featurestore.jobs.target import declaration
 from featurestore.model import avro, times
 from featurestore.model.arguments import answering
@@ -79,63 +79,61 @@ def stream_job(
     retries: int = 2,
     alert: Columns = (),
 ) -> JobDefinition:
-    """Make a job that brings the records of a topic into a feature group, each of them once.
+    """Define a job that writes each record of a topic into a feature group exactly once.
 
-    A run reads what the topic has then, in micro-batches; schedulers run it at each trigger. Each
-    micro-batch passes the group's checks and is one commit, which also says which offsets come
-    next: whatever is killed, repeated or run twice, no record is missing and none is there twice.
+    A run reads the new records of the topic in micro-batches; schedulers run it at each trigger.
+    Each micro-batch is validated and becomes one commit, whose metadata contains the next offsets:
+    after crashes and repeated runs no record is missing and none is duplicated.
 
     Args:
         name: Name of the job.
-        source: A registered source that has topics (``add_source("events", "kafka://...")``).
+        source: A registered source with topics (``add_source("events", "kafka://...")``).
         topic: The topic.
         schema: The columns of the values: ``{name: type}`` with types of Arrow or their names
-            ("string", "int64", "double", "timestamp", ...), an Arrow schema, or a schema of Avro
-            as a dict or as JSON text where ``format="avro"``.
-        featuregroup: The group that the job fills; else that of the job's name.
+            ("string", "int64", "double", "timestamp", ...), an Arrow schema, or an Avro schema as
+            a dict or as JSON text for ``format="avro"``.
+        featuregroup: The group that the job fills; defaults to the name of the job.
         primary_key: As for ``create_featuregroup``; never null in a record.
-        event_time: The column of the time when the record was true; never null in a record.
+        event_time: The column with the time of the record; never null in a record.
         created_time: As for ``create_featuregroup``.
         partition_by: As for ``create_featuregroup``.
         format: "json"; "avro" in the wire format of schema registries; "debezium", change events
             of a table in JSON, or in Avro with ``schema_registry``; or "raw", the bytes or the text
             of the value in one column.
-        fields: ``{column: what}``, columns that hold what is known of a record: its "topic",
-            "partition", "offset", "timestamp" or "key" (as text); of change events also
-            "change_timestamp", "capture_timestamp" and "operation". An ``event_time`` that change
-            events do not have as a column is their "change_timestamp", a ``created_time`` their
-            "capture_timestamp".
-        rename: ``{name in records: column}``, or "snake_case", for names of ``schema`` that are no
-            names of features; keys and times are named as columns.
-        trigger: How often schedulers look for records.
-        mode: "append"; or "upsert", in which a record without a value deletes the rows of its
-            primary key, which the record's key holds. Change events are always upserts.
-        on_duplicates: Which record of a primary key and its times lands, wherever micro-batches
-            end: the "last" of a partition, the "first", or the first while the others go to the
+        fields: ``{column: field}``, columns with metadata of a record: its "topic", "partition",
+            "offset", "timestamp" or "key" (as text); for change events also "change_timestamp",
+            "capture_timestamp" and "operation". An ``event_time`` that is not a column of change
+            events is their "change_timestamp", a ``created_time`` their "capture_timestamp".
+        rename: ``{name in records: column}``, or "snake_case", for names of ``schema`` that are not
+            valid feature names; keys and times use the column names.
+        trigger: How often schedulers poll for records.
+        mode: "append"; or "upsert", where a record without a value deletes the rows of the primary
+            key in the record's key. Change events are always upserts.
+        on_duplicates: Which record of a primary key and its times is stored, across micro-batches:
+            the "last" of a partition, the "first", or the first while the others go to the
             "quarantine".
-        on_bad_record: What becomes of records that cannot be read: "quarantine" sets them aside
-            with topic, partition, offset and reason, "fail" ends the run, "skip" counts them.
-        most_bad: A run of which more than this share of at least 100 records cannot be read fails.
-        on_lost: What becomes of a stream whose unread records the topic has removed: "fail", or
-            "skip" them.
-        begin: Where a topic is begun that was never read, "earliest" or "latest".
-        batch_records: At most so many records in a micro-batch.
-        schema_registry: Address of a registry of the schemas that records of Avro were written
-            with; None: they were written with ``schema``.
-        consumer_group: Runners of this name share the partitions of the topic; None: one runner at
+        on_bad_record: What to do with unreadable records: "quarantine" stores them with topic,
+            partition, offset and reason, "fail" ends the run, "skip" counts them.
+        most_bad: A run fails if more than this fraction of at least 100 records is unreadable.
+        on_lost: What to do if the topic has removed unread records: "fail", or "skip" them.
+        begin: Where to start a topic that was never read, "earliest" or "latest".
+        batch_records: Maximum number of records in a micro-batch.
+        schema_registry: Address of a registry with the writer schemas of Avro records; None: they
+            were written with ``schema``.
+        consumer_group: Runners with this name share the partitions of the topic; None: one runner at
             a time reads all of them.
-        generation: Raise it where the topic was made anew, so that its offsets count from zero.
-        validation: Policy of the writes.
+        generation: Increase it when the topic was recreated, so that its offsets start from zero.
+        validation: Validation policy of the writes.
         ttl: As for ``create_featuregroup``.
         expectations: As for ``create_featuregroup``, as plain dicts.
-        statistics: Whether commits count statistics.
+        statistics: Whether commits compute statistics.
         description: Of the feature group.
         tags: Of the feature group.
-        retries: How often schedulers try again soon after a failure, waiting longer each time.
-        alert: Channels that are told when runs keep failing (``add_alert_channel``).
+        retries: How often schedulers retry soon after a failure, with increasing delays.
+        alert: Channels that are alerted when runs keep failing (``add_alert_channel``).
 
     Raises:
-        InvalidJob: There is no event time, or a format, type or choice that there is not.
+        InvalidJob: There is no event time, or a format, type or option is invalid.
 
     >>> clicks = featurestore.stream_job(
     ...     "clicks", source="events", topic="clicks", primary_key="user", event_time="at",
@@ -144,7 +142,7 @@ def stream_job(
     >>> (clicks.spec.kind, clicks.spec.stream.columns.names)
     ('stream', ['user', 'page', 'at'])
     """
-    columns, text = _columns_of(name, schema, format)
+    columns, text = _value_columns(name, schema, format)
     columns, renames = _renamed(name, columns, rename)
     stream = StreamSpec(
         source=source,
@@ -192,7 +190,7 @@ def stream_job(
     specs.check_choices(spec)
     specs.check_rows(spec)
     _check_columns(spec)
-    return made_by_caller(JobDefinition(spec), calling_globals())
+    return add_to_module(JobDefinition(spec), calling_globals())
 
 
 def _fields(
@@ -202,46 +200,47 @@ def _fields(
     event_time: str | None,
     created_time: str | None,
 ) -> dict[str, str]:
-    """Return the columns of what is known of records, with those that change events imply."""
-    named = dict(fields or {})
+    """Return the columns of record metadata, with those that change events imply."""
+    columns_by_field = dict(fields or {})
     if format != "debezium":
-        return named
+        return columns_by_field
     implied = ((event_time, "change_timestamp"), (created_time, "capture_timestamp"))
-    for column, told in implied:
-        if column is not None and column not in (*columns.names, *named):
-            named[column] = told
-    return named
+    for column, field in implied:
+        if column is not None and column not in (*columns.names, *columns_by_field):
+            columns_by_field[column] = field
+    return columns_by_field
 
 
 def _renamed(
     job: str, columns: pa.Schema, rename: Mapping[str, str] | str | None
 ) -> tuple[pa.Schema, dict[str, str]]:
-    """Return the columns under their new names, and the names in records of those that differ.
+    """Rename columns; also return the original name of each renamed column.
 
     Raises:
-        InvalidJob: A column has no name of a feature; the hint is the mapping.
+        InvalidJob: A column is not a valid feature name; the hint is a mapping.
     """
-    text = check_rename(rename)
+    rename_text = check_rename(rename)
     names: dict[str, str] = {}
-    if text == SNAKE_CASE:
+    if rename_text == SNAKE_CASE:
         names = snake_case_names(columns.names)
-    elif text is not None:
-        names = json.loads(text)
-    absent = [name for name in names if name not in columns.names]
-    if absent:
+    elif rename_text is not None:
+        names = json.loads(rename_text)
+    missing = [name for name in names if name not in columns.names]
+    if missing:
         raise InvalidJob(
-            f"Job {job!r}: rename= names {listing(absent)}; schema= has {listing(columns.names)}.",
-            hint=did_you_mean(absent[0], columns.names, write="rename={{{!r}: '...'}}"),
+            f"Job {job!r}: rename= has unknown columns {listing(missing)}; schema= has "
+            f"{listing(columns.names)}.",
+            hint=did_you_mean(missing[0], columns.names, write="rename={{{!r}: '...'}}"),
         )
     renamed = [names.get(name, name) for name in columns.names]
-    needed = renames_to_features(renamed)
-    if needed:
+    invalid_names = renames_to_features(renamed)
+    if invalid_names:
         mapping = {}
         for foreign, column in zip(columns.names, renamed, strict=True):
-            if column in needed or foreign in names:
-                mapping[foreign] = needed.get(column, column)
+            if column in invalid_names or foreign in names:
+                mapping[foreign] = invalid_names.get(column, column)
         raise InvalidJob(
-            f"Job {job!r}: {listing(list(needed))} are not names of features.",
+            f"Job {job!r}: {listing(list(invalid_names))} are not valid feature names.",
             hint=f"rename={mapping!r}, or rename='snake_case'",
         )
     fields = zip(renamed, columns.types, strict=True)
@@ -252,26 +251,28 @@ def _renamed(
     return pa.schema([pa.field(column, kind) for column, kind in fields]), foreign_names
 
 
-def _columns_of(name: str, schema: object, format: str) -> tuple[pa.Schema, str | None]:
-    """Return the columns of values, and the schema of Avro as text where it is one."""
+def _value_columns(name: str, schema: object, format: str) -> tuple[pa.Schema, str | None]:
+    """Return the columns of values, and the text of the Avro schema if it is one."""
     if format == "avro":
         text = schema if isinstance(schema, str) else None
         if isinstance(schema, Mapping):
             text = json.dumps(schema)
         if text is None:
             raise InvalidJob(
-                f"Job {name!r}: format='avro' needs the schema of Avro.",
+                f"Job {name!r}: format='avro' needs an Avro schema.",
                 hint="schema=Path('click.avsc').read_text(), or the same as a dict",
             )
         return avro.columns_of(text), text
     if isinstance(schema, Mapping):
-        fields = []
-        for column, given in schema.items():
-            fields.append(pa.field(str(column), named_type(given, column=str(column))))
-        schema = pa.schema(fields)
+        schema = pa.schema(
+            [
+                pa.field(str(column), named_type(column_type, column=str(column)))
+                for column, column_type in schema.items()
+            ]
+        )
     if not isinstance(schema, pa.Schema) or not len(schema):
         raise InvalidJob(
-            f"Job {name!r}: schema={schema!r} names no columns.",
+            f"Job {name!r}: schema={schema!r} has no columns.",
             hint='schema={"user": "string", "at": "timestamp"}',
         )
     check_nesting(schema)
@@ -285,17 +286,21 @@ def _schema_line(columns: pa.Schema) -> str:
 
 
 def _check_columns(spec: JobSpec) -> None:
-    """Refuse keys and times that are no columns, or of no type that they can have."""
+    """Refuse keys and times that are not columns, or have an invalid type."""
     assert spec.stream is not None
     columns = spec.stream.columns
     check_feature_names(columns.names)
     roles = {"event_time": (spec.event_time,), "created_time": (spec.created_time,)}
-    named = {**roles, "primary_key": spec.primary_key, "partition_by": spec.partition_by}
-    for argument, names in named.items():
+    columns_by_argument = {
+        **roles,
+        "primary_key": spec.primary_key,
+        "partition_by": spec.partition_by,
+    }
+    for argument, names in columns_by_argument.items():
         for column in names:
             if column is not None and column not in columns.names:
                 raise InvalidJob(
-                    f"Job {spec.name!r}: {argument} names {column!r}; its columns are "
+                    f"Job {spec.name!r}: unknown column {column!r} in {argument}. Available: "
                     f"{listing(columns.names)}.",
                     hint=did_you_mean(column, columns.names, write=f"{argument}={{!r}}"),
                 )
@@ -305,13 +310,13 @@ def _check_columns(spec: JobSpec) -> None:
         kind = columns.field(column).type
         if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
             raise InvalidJob(
-                f"Job {spec.name!r}: {argument} {column!r} is {kind}, which is no time.",
+                f"Job {spec.name!r}: {argument} {column!r} has type {kind}, which is not a time.",
                 hint=f'"{column}": "timestamp", or fields={{"{column}": "timestamp"}}',
             )
 
 
 def is_due(session: Session, job: RegisteredJob) -> bool:
-    """Return whether a stream job's trigger has passed since it looked at its topic last."""
+    """Return whether a stream job's trigger interval has passed since its last run."""
     stream = job.spec.stream
     if stream is None or job.paused:
         return False
@@ -320,14 +325,14 @@ def is_due(session: Session, job: RegisteredJob) -> bool:
         status = streams.status(connection, job.spec.name)
         last = runs.last(connection, job.spec.name)
     if last is not None and last.state == runs.FAILED and last.ended is not None:
-        return times.has_passed(last.ended, _wait(session, job), now=now)
+        return times.has_passed(last.ended, _retry_delay(session, job), now=now)
     if status is None or status.looked is None:
         return True
     return times.has_passed(status.looked, stream.trigger, now=now)
 
 
-def _wait(session: Session, job: RegisteredJob) -> timedelta:
-    """Return how long a stream rests after failing as often as it did last."""
+def _retry_delay(session: Session, job: RegisteredJob) -> timedelta:
+    """Return the delay before the next retry of a stream after its last failures."""
     with session.registry.reading() as connection:
         failures = runs.failures_in_a_row(connection, job.spec.name)
     if failures > job.spec.retries:
@@ -336,20 +341,20 @@ def _wait(session: Session, job: RegisteredJob) -> timedelta:
 
 
 def run_stream(session: Session, attempt: Attempt, *, stop: threading.Event) -> Run:
-    """Bring what the topic has into the group; the caller has the job's lease, if it needs one."""
-    return recorded(session, attempt, partial(_consumed, session, attempt, stop))
+    """Write the new records of the topic into the group; the caller has any lease it needs."""
+    return run_recorded(session, attempt, partial(_consume, session, attempt, stop))
 
 
 def window_of(job: RegisteredJob) -> Window:
-    """Return the time of a look at a topic, up to now: what a run of a stream job is told by."""
+    """Return the window of a stream run: the trigger interval up to now, which labels the run."""
     assert job.spec.stream is not None
     now = times.utc_now()
     return Window(times.shifted(now, -job.spec.stream.trigger), now)
 
 
-def _consumed(
-    session: Session, attempt: Attempt, stop: threading.Event, recording: Recording
-) -> Written:
+def _consume(
+    session: Session, attempt: Attempt, stop: threading.Event, recording: StartedRun
+) -> RunOutput:
     spec = attempt.spec
     assert spec.stream is not None
     declared: Declaration = declaration(spec)
@@ -371,16 +376,16 @@ def _consumed(
         progress.batches,
         progress.seconds,
     )
-    return Written(progress.rows, progress.delta_version, progress.version)
+    return RunOutput(progress.rows, progress.delta_version, progress.version)
 
 
 def _check_registered(session: Session, attempt: Attempt) -> None:
-    """Refuse to go on with a definition that was registered anew meanwhile."""
+    """Refuse to continue with a definition that was replaced in the meantime."""
     with session.registry.reading() as connection:
         job = jobs.get(connection, attempt.spec.name)
     if job.version != attempt.job.version:
         raise InvalidJob(
-            f"Job {attempt.spec.name!r} was registered anew while this run read for version "
+            f"Job {attempt.spec.name!r} was registered again while this run read for version "
             f"{attempt.job.version}.",
             hint="run it again",
         )

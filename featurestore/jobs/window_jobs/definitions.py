@@ -1,4 +1,4 @@
-"""Jobs that write aggregates over windows: (key, end of window) rows, computed as retrieval does."""
+"""Definition of window jobs, which write (key, end of window) rows with aggregates over windows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from featurestore.errors import ColumnConflict, InvalidArgument, InvalidJob, listing
 from featurestore.jobs import specs
-from featurestore.jobs.definitions import Columns, Duration, JobDefinition, made_by_caller
+from featurestore.jobs.definitions import Columns, Duration, JobDefinition, add_to_module
 from featurestore.jobs.schedule import Schedule, windows_after
 from featurestore.model.arguments import answering
 from featurestore.model.callers import calling_globals
@@ -57,44 +57,44 @@ def window_job(
     on_failure: str | None = None,
     alert: str | Sequence[str] = (),
 ) -> JobDefinition:
-    """Make a scheduled job that writes aggregates over windows into a feature group.
+    """Define a scheduled job that writes aggregates over windows into a feature group.
 
-    It writes one row for each key and each instant, ``every`` apart: what ``get_features`` answers
-    for that key at that instant, bit by bit. Rows are known at their instant, their event time.
-    Rows that come late make the windows stale that would have counted them.
+    It writes one row for each key and each instant, ``every`` apart: the values of ``get_features``
+    for that key at that instant, bit by bit. The event time of a row is its instant. Late rows make
+    the windows stale that would have included them.
 
     Args:
         name: Name of the job.
         windows: Aggregates, by ``window(...)`` or as text: ``"transactions.amount|sum|7d"``.
-        every: How far the instants lie apart: counted back from each time of the schedule, it has
+        every: The time between two instants: counted back from each time of the schedule, it has
             to divide the schedule's interval.
-        featuregroup: The group that the job fills; it is made by the first run.
+        featuregroup: The group that the job fills; the first run creates it.
         schedule: Cron expression, when to compute; None: at each instant.
         primary_key: Columns of the aggregates' groups that identify a row; else the ``key=`` of the
             aggregates, else the primary key of their group.
-        event_time: What the column of the instants is called.
-        keep_empty: Whether a key that is known at an instant gets a row although no window holds a
-            row of it.
+        event_time: Name of the column of the instants.
+        keep_empty: Whether a known key gets a row at an instant although it has no rows in any
+            window.
         partition_by: As for ``create_featuregroup``.
-        start: Beginning of the first window; None leaves the past alone.
+        start: Start of the first window; None disables catchup.
         allowed_lateness: How long to wait after an instant for late data.
         timezone: Of the schedule.
-        validation: Policy of the writes.
+        validation: Validation policy of the writes.
         ttl: As for ``create_featuregroup``.
         expectations: As for ``create_featuregroup``, as plain dicts.
-        statistics: Whether commits count statistics.
-        compact: Whether small files of the group are merged as they come.
+        statistics: Whether commits compute statistics.
+        compact: Whether small files of the group are merged automatically.
         description: Of the feature group.
         tags: Of the feature group.
-        retries: How often a failed run is tried again, waiting longer each time.
-        catchup: At most so many missed windows at once, the oldest first; None takes all.
+        retries: How often a failed run is retried, with increasing delays.
+        catchup: Maximum number of missed windows at once, the oldest first; None: no limit.
         on_error: Whether later windows "wait" for a failed one or "continue".
-        on_failure: Command to run when a run failed for good.
-        alert: Channels that are told of failures, as for ``job``.
+        on_failure: Command to run when the retries of a run are used up.
+        alert: Channels that are alerted of failures, as for ``job``.
 
     Raises:
-        InvalidJob: ``every`` does not divide the schedule's interval, or an argument means nothing.
-        ColumnConflict: Two columns of the group would have one name.
+        InvalidJob: ``every`` does not divide the schedule's interval, or an argument is invalid.
+        ColumnConflict: Two columns of the group would have the same name.
 
     >>> definition = featurestore.window_job(
     ...     "warmth", featurestore.windows("weather.temp", ["mean", "max"], over=["3h", "1d"]),
@@ -104,14 +104,14 @@ def window_job(
     ('0 * * * *', {'weather': 'weather'})
     """
     check_name(name, noun="job")
-    found = _windows(windows, job=name)
-    interval = _every(every, job=name)
-    asked = FeatureJobRequest(
+    features = _parse_windows(windows, job=name)
+    interval = _parse_interval(every, job=name)
+    request = FeatureJobRequest(
         name=name,
         featuregroup=featuregroup,
         schedule=schedule or _cron(interval, job=name),
-        inputs=_inputs(found),
-        primary_key=primary_key or _key(found, job=name),
+        inputs=_inputs(features),
+        primary_key=primary_key or _key(features, job=name),
         event_time=event_time,
         partition_by=partition_by,
         start=start,
@@ -130,47 +130,47 @@ def window_job(
         on_failure=on_failure,
         alert=alert,
     )
-    job = WindowJob(found, interval, bool(keep_empty))
-    spec = specs.feature_job(asked, kind="window", code=job.code)
-    _check_names(spec, found)
+    job = WindowJob(features, interval, bool(keep_empty))
+    spec = specs.feature_job(request, kind="window", code=job.code)
+    _check_names(spec, features)
     _check_divides(spec, interval)
-    return made_by_caller(JobDefinition(spec), calling_globals())
+    return add_to_module(JobDefinition(spec), calling_globals())
 
 
-def _windows(given: Windows, *, job: str) -> tuple[WindowFeature, ...]:
-    asked: list[object] = [given]
-    if not isinstance(given, str | WindowFeature):
-        asked = list(given)
-    found = []
-    for each in asked:
+def _parse_windows(windows: Windows, *, job: str) -> tuple[WindowFeature, ...]:
+    arguments: list[object] = [windows]
+    if not isinstance(windows, str | WindowFeature):
+        arguments = list(windows)
+    features = []
+    for each in arguments:
         if isinstance(each, str):
             each = parse_window(each)
         if not isinstance(each, WindowFeature):
             raise InvalidJob(
-                f"Job {job!r}: {each!r} is no aggregate over a window.",
+                f"Job {job!r}: {each!r} is not an aggregate over a window.",
                 hint="[featurestore.window('transactions.amount', 'sum', over='7d')]",
             )
-        found.append(each)
-    if not found:
+        features.append(each)
+    if not features:
         raise InvalidJob(
             f"Job {job!r} has no aggregates.",
             hint="[featurestore.window('transactions.amount', 'sum', over='7d')]",
         )
-    return tuple(found)
+    return tuple(features)
 
 
-def _every(every: Duration, *, job: str) -> timedelta:
+def _parse_interval(every: Duration, *, job: str) -> timedelta:
     try:
-        found = parse_duration(every, argument="every")
+        interval = parse_duration(every, argument="every")
     except InvalidArgument as error:
         raise InvalidJob(f"Job {job!r}: {error.message}", hint="every='1d'") from error
-    if not found:
-        raise InvalidJob(f"Job {job!r}: every={every!r} is no distance.", hint="every='1d'")
-    return found
+    if not interval:
+        raise InvalidJob(f"Job {job!r}: every={every!r} is not positive.", hint="every='1d'")
+    return interval
 
 
 def _cron(every: timedelta, *, job: str) -> str:
-    """Return the schedule whose times lie ``every`` apart, all through the year."""
+    """Return the schedule with constant intervals of ``every`` through the year."""
     if every in (_DAY, 7 * _DAY):
         return "0 0 * * *" if every == _DAY else "0 0 * * 1"
     if every < _MINUTE and not _MINUTE % every:
@@ -182,14 +182,15 @@ def _cron(every: timedelta, *, job: str) -> str:
         hours = every // _HOUR
         return "0 * * * *" if hours == 1 else f"0 */{hours} * * *"
     raise InvalidJob(
-        f"Job {job!r}: no schedule has times {format_duration(every)} apart all through the year.",
+        f"Job {job!r}: no schedule has constant intervals of {format_duration(every)} through the "
+        "year.",
         hint="an every= that divides an hour, a day or a week: '15min', '6h', '1d', '7d'; or "
         "schedule= with an interval that every= divides",
     )
 
 
 def _inputs(windows: Sequence[WindowFeature]) -> dict[str, str]:
-    """Return the groups of the aggregates, each by a name of its own."""
+    """Return the groups of the aggregates by input name."""
     inputs = {}
     for each in windows:
         group = format_group_reference(str(each.reference.group), each.reference.version)
@@ -198,13 +199,13 @@ def _inputs(windows: Sequence[WindowFeature]) -> dict[str, str]:
 
 
 def _key(windows: Sequence[WindowFeature], *, job: str) -> tuple[str, ...]:
-    """Return the ``key=`` that all aggregates have; nothing where none has one."""
+    """Return the ``key=`` of the aggregates, empty if none has one."""
     keys = {each.key: None for each in windows if each.key is not None}
     if len(keys) > 1:
         raise InvalidJob(
-            f"Job {job!r}: its aggregates have the keys {listing(map(str, keys))}; the rows of a "
-            "group have one.",
-            hint="make a job for each key",
+            f"Job {job!r}: its aggregates have different keys {listing(map(str, keys))}; the rows of "
+            "a group have one.",
+            hint="define a job for each key",
         )
     for key in keys:
         return key or ()
@@ -212,22 +213,22 @@ def _key(windows: Sequence[WindowFeature], *, job: str) -> tuple[str, ...]:
 
 
 def _check_names(spec: JobSpec, windows: Sequence[WindowFeature]) -> None:
-    seen = {str(spec.event_time).lower(): "the event time"}
+    owner_by_name = {str(spec.event_time).lower(): "the event time"}
     for name in spec.primary_key:
-        seen[name.lower()] = "a key column"
+        owner_by_name[name.lower()] = "a key column"
     for each in windows:
-        folded = each.name.lower()
-        if folded in seen:
+        lower_name = each.name.lower()
+        if lower_name in owner_by_name:
             raise ColumnConflict(
-                f"Job {spec.name!r}: {each} would be called {each.name!r}, as is {seen[folded]}.",
+                f"Job {spec.name!r}: {each} would have the name {each.name!r} of {owner_by_name[lower_name]}.",
                 hint="name='...' in window(...)",
             )
-        seen[folded] = str(each)
+        owner_by_name[lower_name] = str(each)
 
 
 def _check_divides(spec: JobSpec, every: timedelta) -> None:
-    """Refuse instants that would not lie ``every`` apart from one window to the next."""
-    # By the clock: the two nights of the year with another length do not count.
+    """Refuse instants that would not be ``every`` apart from one window to the next."""
+    # Compared in UTC: nights with another length because of daylight saving do not count.
     schedule = Schedule(spec.schedule)
     since = from_micros(0)
     for window in islice(windows_after(schedule, since), 1, _INTERVALS_COMPARED):
@@ -236,5 +237,5 @@ def _check_divides(spec: JobSpec, every: timedelta) -> None:
             raise InvalidJob(
                 f"Job {spec.name!r}: every={format_duration(every)} does not divide an interval of "
                 f"the schedule {spec.schedule!r}, {format_duration(length)}.",
-                hint="leave schedule= out to compute at each instant, or take a coarser one",
+                hint="omit schedule= to compute at each instant, or use a coarser one",
             )

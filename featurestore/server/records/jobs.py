@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from featurestore.jobs import service
-from featurestore.jobs.run import names_of
+from featurestore.jobs.run import definition_words
 from featurestore.model.window import Window
 from featurestore.registry import overview, stored_errors
 from featurestore.registry.jobs import RegisteredJob
@@ -69,7 +69,7 @@ def outcome(
     """Return what became of a run that was asked for, with the names that its reader may see."""
     if asked is None:
         return ""
-    own = names_of(job.spec)
+    own = definition_words(job.spec)
     stored = stored_errors.unlisted(whole.session.registry, asked.told, own=own)
     with store.session.registry.reading() as connection:
         return stored_errors.shown(connection, stored)

@@ -1,4 +1,4 @@
-"""One micro-batch: decoded, what cannot be read set aside, the rest through the write path."""
+"""Commit one micro-batch: decode its records, quarantine unreadable ones, write the rows."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from featurestore.session import Session
 from featurestore.streams.positions import BAD
 from featurestore.validation.quarantine import REASONS
 
-_SHOWN = 200
+_SHOWN_CHARACTERS = 200
 _DECODED_ROWS = 122_880
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How the records of a job become rows; ``schema`` is what ``decode`` gives."""
+    """A function that decodes records to rows with a schema."""
 
     decode: BatchFunction
     schema: pa.Schema
@@ -46,7 +46,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class _Records:
-    """A micro-batch apart: rows with the columns of their records, deleted keys, bad records."""
+    """The decoded records of a micro-batch: rows, deleted keys and bad records."""
 
     good: pa.Table | FeatureFrame
     deleted: pa.Table
@@ -54,10 +54,10 @@ class _Records:
 
 
 @dataclass(frozen=True)
-class Landed:
-    """What a micro-batch came to: rows in the group, records set aside, and the Delta version.
+class Committed:
+    """The result of a micro-batch: rows in the group, bad records, and the Delta version.
 
-    ``records`` are those that were looked at, ``reasons`` count why some cannot be read.
+    ``records`` is the number of decoded records; ``reasons`` counts the errors of bad records.
     """
 
     rows: int
@@ -67,38 +67,41 @@ class Landed:
     reasons: Mapping[str, int] = field(default_factory=dict)
 
 
-def land(
+def commit_micro_batch(
     session: Session,
     spec: JobSpec,
     group: OpenGroup,
     batch: MicroBatch,
     *,
-    seen: Mapping[int, int | None],
+    previous_offsets: Mapping[int, int | None],
     decoding: Decoding,
-    note: Mapping[str, Any],
-) -> Landed:
+    commit_metadata: Mapping[str, Any],
+) -> Committed:
     """Commit a micro-batch.
 
-    ``seen`` is where the table has the partitions, ``note`` what the commit tells of the stream.
+    ``previous_offsets`` are those of the table by partition.
 
     Raises:
         StreamOvertaken: Another process committed these records first.
-        BadRecord: One cannot be read, and the job is to fail at those.
+        BadRecord: A record is unreadable, and the job fails on bad records.
     """
     stream = spec.stream
     assert stream is not None
-    offsets = _offsets(stream, batch, seen)
-    with _split(session, spec, batch, decoding) as records:
+    offsets = _advanced_offsets(stream, batch, previous_offsets)
+    with _decoded_records(session, spec, batch, decoding) as records:
         if records.bad.num_rows:
-            _set_aside(session, spec, group, records.bad, offsets, note)
-        told = {**note, "offsets": {str(number): end for number, end in batch.end.items()}}
+            _handle_bad_records(session, spec, group, records.bad, offsets, commit_metadata)
+        metadata = {
+            **commit_metadata,
+            "offsets": {str(number): end for number, end in batch.end.items()},
+        }
         write = Write(
             schema_change="add",
             validation=spec.validation,
             offsets=offsets,
-            stream={**told, "bad": records.bad.num_rows},
+            stream={**metadata, "bad": records.bad.num_rows},
         )
-        rows = _selected(session, records.good, stream.columns.names)
+        rows = _select_columns(session, records.good, stream.columns.names)
         if _is_ordered(session, spec, group, records, rows):
             order = RecordOrder(
                 stream.on_duplicates,
@@ -106,12 +109,14 @@ def land(
                 records.deleted if records.deleted.num_rows else None,
             )
             write = replace(write, order=order)
-            rows = _selected(session, records.good, [*stream.columns.names, *order.columns.names])
+            rows = _select_columns(
+                session, records.good, [*stream.columns.names, *order.columns.names]
+            )
         commit = insert(session, rows, spec.target, version=group.spec.version, write=write)
         good = records.good
         count = good.num_rows if isinstance(good, pa.Table) else good.count()
     bad = records.bad
-    return Landed(
+    return Committed(
         commit.rows_in,
         bad.num_rows,
         commit.delta_version,
@@ -123,56 +128,56 @@ def land(
 def _is_ordered(
     session: Session, spec: JobSpec, group: OpenGroup, records: _Records, rows: object
 ) -> bool:
-    """Return whether it matters which record of the micro-batch comes first."""
+    """Return whether the order of the records of a micro-batch matters."""
     if records.deleted.num_rows:
         return True
     if group.spec.expectations and spec.validation != "off":
-        return True  # rows go to the quarantine before those of one key are compared
+        return True  # rows are quarantined before rows with the same key are compared
     return needs_order(session, rows, group)
 
 
-def _selected(
+def _select_columns(
     session: Session, good: pa.Table | FeatureFrame, names: Sequence[str]
 ) -> pa.Table | FeatureFrame:
-    """Return some columns of rows."""
+    """Return columns of rows by name."""
     if isinstance(good, pa.Table):
         return good.select(list(names))
-    chosen = session.engine.select(good.relation, {name: name for name in names})
-    return FeatureFrame(session, chosen)
+    relation = session.engine.select(good.relation, {name: name for name in names})
+    return FeatureFrame(session, relation)
 
 
 def _record_columns(records: _Records) -> pa.Schema:
-    """Return the columns of records that go with rows: place, key and value."""
+    """Return the schema of the record columns of rows: position, key and value."""
     return pa.schema([records.bad.schema.field(name) for name in STORED_COLUMNS])
 
 
-def _offsets(
-    stream: StreamSpec, batch: MicroBatch, seen: Mapping[int, int | None]
+def _advanced_offsets(
+    stream: StreamSpec, batch: MicroBatch, previous_offsets: Mapping[int, int | None]
 ) -> dict[str, tuple[int | None, int]]:
-    """Return how the partitions of a micro-batch move on."""
-    moved = {}
-    for number, end in batch.end.items():
-        if end != seen[number]:
-            moved[stream.app(number)] = (seen[number], end)
-    return moved
+    """Return the previous and the next offset of each partition that advances."""
+    return {
+        stream.app(number): (previous_offsets[number], end)
+        for number, end in batch.end.items()
+        if end != previous_offsets[number]
+    }
 
 
 @contextmanager
-def _split(
+def _decoded_records(
     session: Session, spec: JobSpec, batch: MicroBatch, decoding: Decoding
 ) -> Iterator[_Records]:
-    """Give the rows that can be read, the keys that are deleted, and what cannot be read."""
+    """Decode a micro-batch; yield its rows, deleted keys and bad records."""
     assert spec.stream is not None
-    wanted = [name for name in decoding.schema.names if name not in (RECORD_ERROR, RECORD_DELETES)]
+    columns = [name for name in decoding.schema.names if name not in (RECORD_ERROR, RECORD_DELETES)]
     keys = [*spec.primary_key, PARTITION, OFFSET]
     if isinstance(batch.records, pa.Table):
-        records = batch.records.combine_chunks()  # few calls of the decoder, for many rows each
+        records = batch.records.combine_chunks()  # the decoder is fast on many rows at once
         decoded = [decoding.decode(each) for each in records.to_batches(_DECODED_ROWS)]
         rows = pa.Table.from_batches(decoded, schema=decoding.schema)
         is_bad = pc.is_valid(rows.column(RECORD_ERROR))
         is_deleted = rows.column(RECORD_DELETES)
         bad, deleted = rows.filter(is_bad), rows.filter(is_deleted)
-        good = rows.select(wanted)
+        good = rows.select(columns)
         if bad.num_rows or deleted.num_rows:
             good = good.filter(pc.invert(pc.or_(is_bad, is_deleted)))
         yield _Records(good, deleted.select(keys), bad)
@@ -184,15 +189,19 @@ def _split(
         mapped = engine.map_batches(adopted, decoding.decode, schema=decoding.schema)
         staged = engine.stage(mapped, os.path.join(run.rows, "records"))
         bad = engine.stream(engine.filter(staged, f"{RECORD_ERROR} IS NOT NULL")).read_all()
-        gone = engine.select(engine.filter(staged, RECORD_DELETES), {name: name for name in keys})
-        deleted = engine.stream(gone).read_all() if spec.stream.mode == "upsert" else None
-        left = engine.filter(staged, f"{RECORD_ERROR} IS NULL AND NOT {RECORD_DELETES}")
-        left = engine.select(left, {name: name for name in wanted})
-        nothing = decoding.schema.empty_table().select(keys)
-        yield _Records(FeatureFrame(session, left), nothing if deleted is None else deleted, bad)
+        deleted_keys = engine.select(
+            engine.filter(staged, RECORD_DELETES), {name: name for name in keys}
+        )
+        deleted = engine.stream(deleted_keys).read_all() if spec.stream.mode == "upsert" else None
+        readable = engine.filter(staged, f"{RECORD_ERROR} IS NULL AND NOT {RECORD_DELETES}")
+        readable = engine.select(readable, {name: name for name in columns})
+        no_keys = decoding.schema.empty_table().select(keys)
+        yield _Records(
+            FeatureFrame(session, readable), no_keys if deleted is None else deleted, bad
+        )
 
 
-def _set_aside(
+def _handle_bad_records(
     session: Session,
     spec: JobSpec,
     group: OpenGroup,
@@ -200,30 +209,28 @@ def _set_aside(
     offsets: Mapping[str, tuple[int | None, int]],
     note: Mapping[str, Any],
 ) -> None:
-    """Do with records that cannot be read what the job says."""
+    """Fail on bad records, skip them or write them to the quarantine, as the job specifies."""
     assert spec.stream is not None
     if spec.stream.on_bad_record == "fail":
         first = bad.slice(0, 1).to_pylist()[0]
         raise BadRecord(
-            f"Job {spec.name!r}: {bad.num_rows} records cannot be read; the first one, of partition "
+            f"Job {spec.name!r}: {bad.num_rows} records are unreadable; the first one, of partition "
             f"{first['record_partition']} at offset {first['record_offset']}: "
-            f"{str(first[RECORD_ERROR])[:_SHOWN]}.",
-            hint="on_bad_record='quarantine' sets them aside and goes on",
+            f"{str(first[RECORD_ERROR])[:_SHOWN_CHARACTERS]}.",
+            hint="on_bad_record='quarantine' stores them in a quarantine table and continues",
         )
     if spec.stream.on_bad_record == "skip":
         return
     rows = _quarantine_rows(bad, group.spec.schema)
-    own = {f"{BAD}{app}": moved for app, moved in offsets.items()}
-    how = TableWrite(mode="append", note={"run": note["run"]}, offsets=own)
+    bad_offsets = {f"{BAD}{app}": moved for app, moved in offsets.items()}
+    write = TableWrite(mode="append", note={"run": note["run"]}, offsets=bad_offsets)
     relation = session.engine.from_arrow(rows.to_reader())
-    add_to_quarantine(session, relation, group.spec, how)
+    add_to_quarantine(session, relation, group.spec, write)
 
 
 def _quarantine_rows(bad: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return records as rows of a quarantine table: no features, where they were, and why."""
-    columns = {}
-    for column in schema:
-        columns[column.name] = pa.nulls(bad.num_rows, column.type)
+    """Return records as rows of a quarantine table: null features, position and reason."""
+    columns = {column.name: pa.nulls(bad.num_rows, column.type) for column in schema}
     reasons = [[reason] for reason in bad.column(RECORD_ERROR).to_pylist()]
     columns[REASONS] = pa.array(reasons, pa.list_(pa.field("item", pa.string())))
     for name in bad.schema.names:

@@ -42,7 +42,7 @@ def _write(session: Session, attempt: Attempt, recording: StartedRun) -> RunOutp
     spec = attempt.spec
     latest = catalog.last_version(session, spec.target)
     if latest and spec.inputs and not _inputs_changed(session, attempt, recording.inputs):
-        return _identity(latest)
+        return _unchanged_version(latest)
     returned = attempt.call(attempt.definition, attempt.windows[-1])
     arguments = {"data": returned}
     if isinstance(returned, Mapping):
@@ -55,7 +55,7 @@ def _write(session: Session, attempt: Attempt, recording: StartedRun) -> RunOutp
     data = arguments.pop("data")
     request = _request(spec, arguments)
     if latest and not spec.inputs and _same_sources(session, spec.target, data):
-        return _identity(latest)
+        return _unchanged_version(latest)
     dataset = create(session, data, request, progress=False)
     rows = sum(dataset.num_rows(split) for split in dataset.splits)
     return RunOutput(rows, dataset.version, dataset.version)
@@ -75,7 +75,7 @@ def _request(spec: JobSpec, arguments: Mapping[str, Any]) -> TrainingDatasetRequ
     return TrainingDatasetRequest(name=spec.target, **{**defaults, **arguments})
 
 
-def _identity(latest: int) -> RunOutput:
+def _unchanged_version(latest: int) -> RunOutput:
     _log.info("no input changed since version %d", latest)
     return RunOutput(0, latest, latest)
 

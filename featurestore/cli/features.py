@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlencode
@@ -154,8 +153,12 @@ def _write(frame: FeatureFrame, path: Path) -> int:
         raise InvalidArgument(
             f"--out {str(path)!r} is neither .parquet nor .csv.", hint="--out rows.parquet"
         )
+    rows = 0
     with _writer(path, frame) as writer:
-        return _write_all(frame, writer.write_batch)
+        for batch in frame.to_batches():
+            writer.write_batch(batch)
+            rows += batch.num_rows
+    return rows
 
 
 def _writer(path: Path, frame: FeatureFrame) -> Any:
@@ -166,11 +169,3 @@ def _writer(path: Path, frame: FeatureFrame) -> Any:
     from pyarrow import parquet
 
     return parquet.ParquetWriter(str(path), frame.schema)
-
-
-def _write_all(frame: FeatureFrame, write: Callable[[Any], None]) -> int:
-    rows = 0
-    for batch in frame.to_batches():
-        write(batch)
-        rows += batch.num_rows
-    return rows

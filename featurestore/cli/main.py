@@ -145,13 +145,6 @@ def _global_first(args: list[str]) -> list[str]:
     return [*global_words, *other_words]
 
 
-def _add_nouns() -> None:
-    for module in _WITHOUT_NOUN:
-        app.add_typer(importlib.import_module(f"featurestore.cli.{module}").app)
-    for word, module in _NOUNS.items():
-        app.add_typer(importlib.import_module(f"featurestore.cli.{module}").app, name=word)
-
-
 def _output() -> OutputFormat:
     """Return the output format for an error, also if the options were not parsed completely."""
     arguments = sys.argv[1:]
@@ -161,4 +154,7 @@ def _output() -> OutputFormat:
     return OutputFormat.JSON if is_json else OutputFormat.TEXT
 
 
-_add_nouns()
+for _module in _WITHOUT_NOUN:
+    app.add_typer(importlib.import_module(f"featurestore.cli.{_module}").app)
+for _word, _module in _NOUNS.items():
+    app.add_typer(importlib.import_module(f"featurestore.cli.{_module}").app, name=_word)

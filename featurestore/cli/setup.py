@@ -108,11 +108,9 @@ def doctor(context: typer.Context) -> None:
 
 def run_checks(options: Settings) -> list[Check]:
     """Return the outcomes of all checks."""
-    return [_python(), *_libraries(), _java(), *_store(options), *_plugins()]
-
-
-def _python() -> Check:
-    return Check("python", OK, platform.python_version())  # older versions cannot import this
+    # Older versions of Python cannot import this module.
+    python = Check("python", OK, platform.python_version())
+    return [python, *_libraries(), _java(), *_store(options), *_plugins()]
 
 
 def _libraries() -> Iterator[Check]:

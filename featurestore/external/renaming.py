@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,7 +91,8 @@ class RenamedSnapshot:
         if not renames:
             return reader
         schema = _renamed(reader.schema, renames)
-        return pa.RecordBatchReader.from_batches(schema, _batches(reader, schema))
+        batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
+        return pa.RecordBatchReader.from_batches(schema, batches)
 
     def stage(self, query: SourceQuery, engine: Engine, directory: str) -> Relation:
         """Stage the rows of a query by tasks of the engine; return them with the new names."""
@@ -148,8 +149,3 @@ class RenamedSnapshot:
 
 def _renamed(schema: pa.Schema, renames: Mapping[str, str]) -> pa.Schema:
     return pa.schema([field.with_name(renames.get(field.name, field.name)) for field in schema])
-
-
-def _batches(reader: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for batch in reader:
-        yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)

@@ -21,7 +21,14 @@ from featurestore.errors import InvalidJob, RowsOutsideWindow, SchemaMismatch
 from featurestore.ingest import handed_over, refuse_encoded_bytes
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.digests import BoundsAccumulator, DigestAccumulator, RangesAccumulator
-from featurestore.jobs.inputs import PinnedInput, TimeBounds, cut, parquet_files, read, time_bounds
+from featurestore.jobs.inputs import (
+    PinnedInput,
+    TimeBounds,
+    filter_window,
+    parquet_files,
+    read_input,
+    time_bounds,
+)
 from featurestore.jobs.query import Query, can_batch_windows, is_proven_per_window
 from featurestore.jobs.source_inputs import SourceInputs
 from featurestore.jobs.window_jobs.rows import WindowRows
@@ -143,7 +150,7 @@ def _compute_one_by_one(run: Computation, windows: Sequence[Window]) -> Relation
     schema_by_path: dict[str, pa.Schema] = {}
     schema, first_rows = run.target_schema, None
     for number, window in enumerate(windows):
-        rows = _call(run, _visible_rows(run, sources, window), window)
+        rows = _run_code(run, _visible_rows(run, sources, window), window)
         if rows is None:
             continue
         name = f"w{number:06d}"
@@ -220,7 +227,7 @@ def _merged_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) ->
     return pa.schema(fields)
 
 
-def _call(run: Computation, seen: Mapping[str, Relation], window: Window) -> Any:
+def _run_code(run: Computation, seen: Mapping[str, Relation], window: Window) -> Any:
     if run.spec.kind == "sql":
         return Query(run.spec, run.session.engine).run(seen, window).native
     native_inputs = {name: relation.native for name, relation in seen.items()}
@@ -236,7 +243,7 @@ def _chunk_inputs(run: Computation, window: Window) -> dict[str, Relation]:
     for pinned_input in run.inputs:
         if pinned_input.kind == "source":
             continue
-        inputs[pinned_input.name] = read(
+        inputs[pinned_input.name] = read_input(
             run.session, pinned_input, window, lookback=run.spec.lookback
         )
     return inputs
@@ -261,7 +268,9 @@ def _visible_rows(
     """Return the rows of the inputs that one window sees."""
     lookback = run.spec.lookback
     return {
-        each.name: cut(run.session, inputs[each.name], each.time, window, lookback=lookback)
+        each.name: filter_window(
+            run.session, inputs[each.name], each.time, window, lookback=lookback
+        )
         for each in run.inputs
     }
 

@@ -7,7 +7,7 @@ deletes the rows of its key up to its own time, and a missing key stays missing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -33,7 +33,9 @@ _MISSING = (
 )
 
 
-def split(session: Session, spec: JobSpec, rows: Relation) -> tuple[Relation, list[dict[str, Any]]]:
+def split_tombstones(
+    session: Session, spec: JobSpec, rows: Relation
+) -> tuple[Relation, list[dict[str, Any]]]:
     """Return the rows without tombstones, and the keys of the tombstones with their times.
 
     Raises:
@@ -120,15 +122,15 @@ def _key_aliases(columns: Sequence[str]) -> dict[str, str]:
 def _delete(
     session: Session, spec: JobSpec, version: int, conditions: Sequence[str], *, run_id: str
 ) -> None:
-    for number, chunk in enumerate(_chunks(sorted(conditions))):
+    ordered = sorted(conditions)
+    chunks = [
+        ordered[start : start + _KEYS_PER_COMMIT]
+        for start in range(0, len(ordered), _KEYS_PER_COMMIT)
+    ]
+    for number, chunk in enumerate(chunks):
         where = " OR ".join(chunk)
         delete_rows(session, spec.target, where, version=version, run_id=f"{run_id}-d{number}")
         _log.info("%d keys deleted", len(chunk))
-
-
-def _chunks(conditions: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(conditions), _KEYS_PER_COMMIT):
-        yield conditions[start : start + _KEYS_PER_COMMIT]
 
 
 def _same_key(spec: JobSpec, values: dict[str, Any]) -> str:

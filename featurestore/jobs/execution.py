@@ -17,7 +17,7 @@ from featurestore.jobs.run import Attempt, run_windows
 from featurestore.jobs.schedule import windows_after
 from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.streams.run import run_stream
-from featurestore.jobs.target import target
+from featurestore.jobs.target import find_target
 from featurestore.jobs.training import run_training
 from featurestore.model.job import JobSpec
 from featurestore.model.printable import printable
@@ -68,9 +68,9 @@ def compute_windows(
         parallel: Maximum number of chunks at once, if windows do not depend on each other.
     """
     watch = watch or Watch()
-    todo = list(chunks(attempt.spec, attempt.windows))
+    todo = list(split_chunks(attempt.spec, attempt.windows))
     counter = _ProgressCounter(watch, len(attempt.windows))
-    if parallel > 1 and len(todo) > 2 and independent(attempt.spec):
+    if parallel > 1 and len(todo) > 2 and are_windows_independent(attempt.spec):
         return _compute_in_parallel(session, attempt, todo, watch, counter, parallel)
     outcome = Outcome()
     for chunk in todo:
@@ -112,7 +112,7 @@ def _alert_failures(session: Session, attempt: Attempt, run: Run) -> None:
             incidents.update(connection, attempt.spec, open_incidents, families=[incidents.FAILURE])
 
 
-def chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Window, ...]]:
+def split_chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Window, ...]]:
     """Yield groups of consecutive windows, each for one commit."""
     size = 1 if spec.mode == "append" else CHUNKS[spec.kind]
     schedule, group = schedule_of(spec), list[Window]()
@@ -128,7 +128,7 @@ def chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Window, .
         yield tuple(group)
 
 
-def independent(spec: JobSpec) -> bool:
+def are_windows_independent(spec: JobSpec) -> bool:
     """Return whether windows may be computed in any order."""
     sources = [source.partition("@")[0] for source in spec.inputs.values()]
     if not spec.fills_group or spec.target in sources:
@@ -234,7 +234,7 @@ def _compute_in_parallel(
     The first chunk runs alone if it creates the group.
     """
     total = Outcome()
-    if target(session, attempt.spec) is None:
+    if find_target(session, attempt.spec) is None:
         _compute(session, replace(attempt, windows=todo[0]), total, watch)
         counter.add(len(todo[0]))
         todo = todo[1:]

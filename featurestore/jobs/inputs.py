@@ -62,7 +62,7 @@ class PinnedInput:
         return data
 
 
-def pin(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
+def pin_inputs(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
     """Return the inputs of a job at their current versions.
 
     Raises:
@@ -108,7 +108,9 @@ def times_read_by(spec: JobSpec) -> Callable[[Window], tuple[int, int]]:
     )
 
 
-def read(session: Session, pinned: PinnedInput, window: Window, *, lookback: timedelta) -> Relation:
+def read_input(
+    session: Session, pinned: PinnedInput, window: Window, *, lookback: timedelta
+) -> Relation:
     """Return the rows of an input in ``[window.start - lookback, window.end)``."""
     engine = session.engine
     if pinned.kind == "parquet":
@@ -119,10 +121,10 @@ def read(session: Session, pinned: PinnedInput, window: Window, *, lookback: tim
     else:
         columns = _readable_columns(pinned)
         relation = engine.read_table(pinned.path, version=pinned.delta_version, columns=columns)
-    return cut(session, relation, pinned.time, window, lookback=lookback)
+    return filter_window(session, relation, pinned.time, window, lookback=lookback)
 
 
-def cut(
+def filter_window(
     session: Session,
     relation: Relation,
     time_column: str | None,
@@ -155,7 +157,7 @@ def _readable_columns(pinned: PinnedInput) -> list[str]:
     return readable
 
 
-def fingerprint(paths: Iterable[str]) -> str:
+def fingerprint_files(paths: Iterable[str]) -> str:
     """Return a hash of the names, sizes and modification times of files."""
     digest = hashlib.sha256()
     for file in paths:
@@ -198,7 +200,7 @@ def _pin_path(name: str, source: str, time_column: str | None, *, job: str) -> P
             hint="a group reference has no '/' in it",
         )
     return PinnedInput(
-        name, "parquet", path, path, time_column, fingerprint=fingerprint(file_paths)
+        name, "parquet", path, path, time_column, fingerprint=fingerprint_files(file_paths)
     )
 
 

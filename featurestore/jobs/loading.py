@@ -41,7 +41,7 @@ class JobFile:
     sha256: str | None
 
 
-def load(
+def load_jobs(
     module_or_path: ModuleType | str | os.PathLike[str],
 ) -> dict[str, tuple[JobDefinition, JobFile]]:
     """Return the jobs of a module, a file or a folder by name, each with its file.
@@ -73,7 +73,7 @@ def load(
     return definitions
 
 
-def trust(location: str, file: JobFile) -> None:
+def grant_execution(location: str, file: JobFile) -> None:
     """Record that a file was registered on this machine for the store at ``location``."""
     receipt = {
         "location": location,

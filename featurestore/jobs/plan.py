@@ -8,10 +8,15 @@ from datetime import datetime
 
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument
-from featurestore.jobs.inputs import PinnedInput, file_volume, parquet_files, pin, times_read_by
-from featurestore.jobs.service import complete_between, due_of, get_job
+from featurestore.jobs.inputs import (
+    PinnedInput,
+    file_volume,
+    parquet_files,
+    pin_inputs,
+    times_read_by,
+)
+from featurestore.jobs.service import find_complete_windows, find_due_windows, get_job
 from featurestore.model import html
-from featurestore.model.job import JobSpec
 from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
 from featurestore.registry import runs
@@ -97,12 +102,17 @@ def plan_job(
     """Return the plan of the due windows, or of the windows of a range."""
     job = get_job(session, name)
     if window is None:
-        windows = due_of(session, job)
+        windows = find_due_windows(session, job)
     else:
-        windows = complete_between(job.spec, *_range(window))
+        windows = find_complete_windows(job.spec, *_range(window))
     inputs, features = [], []
-    for pinned in pin(session, job.spec):
-        inputs.append(_planned(pinned, windows, job.spec))
+    for pinned in pin_inputs(session, job.spec):
+        rows, size = _volume(pinned, windows, times_read_by(job.spec))
+        inputs.append(
+            PlannedInput(
+                pinned.name, pinned.source, pinned.version, pinned.delta_version, rows, size
+            )
+        )
         features += list(map(str, pinned.windows))
     with session.registry.reading() as connection:
         recent_runs = runs.of_job(connection, name, state=runs.DONE, last=_RECENT)
@@ -126,13 +136,6 @@ def _range(window: Window | tuple[datetime | str, datetime | str]) -> tuple[date
         )
     start, end = window
     return parse_moment(start, argument="start"), parse_moment(end, argument="end")
-
-
-def _planned(pinned: PinnedInput, windows: Sequence[Window], spec: JobSpec) -> PlannedInput:
-    rows, size = _volume(pinned, windows, times_read_by(spec))
-    return PlannedInput(
-        pinned.name, pinned.source, pinned.version, pinned.delta_version, rows, size
-    )
 
 
 def _volume(

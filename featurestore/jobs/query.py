@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sqlglot import exp
 
 Micros = NDArray[np.int64]
-Steps = Callable[[Micros], Micros]
+TimeTransform = Callable[[Micros], Micros]
 _FIXED = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 7 * 86_400}
 _CALENDAR = {"second": "s", "minute": "m", "hour": "h", "day": "D", "month": "M", "year": "Y"}
 # 1970-01-01 was a Thursday, and weeks begin on Mondays.
@@ -75,7 +75,7 @@ def _transpiled(code: str, tables: tuple[str, ...], dialect: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def parsed(code: str) -> exp.Expr:
+def parse_query(code: str) -> exp.Expr:
     """Return the syntax tree of a query. It is cached: callers must not change it."""
     import sqlglot
 
@@ -92,7 +92,7 @@ def can_batch_windows(spec: JobSpec, *, times: Sequence[str]) -> bool:
     """
     from sqlglot import exp
 
-    tree = parsed(spec.code)
+    tree = parse_query(spec.code)
     if spec.lookback or len(times) != 1 or not isinstance(tree, exp.Select):
         return False
     mixing = (exp.Subquery, exp.CTE, exp.Window, exp.Limit, exp.Offset, exp.Distinct, exp.Qualify)
@@ -162,7 +162,7 @@ def is_proven_per_window(spec: JobSpec, windows: Sequence[Window], *, time: str)
         windows: The windows.
         time: The column that filters its input.
     """
-    steps = event_time_steps(spec, time=time)
+    steps = event_time_transform(spec, time=time)
     if steps is None:
         return False
     starts = np.array([to_micros(each.start) for each in windows], np.int64)
@@ -173,34 +173,34 @@ def is_proven_per_window(spec: JobSpec, windows: Sequence[Window], *, time: str)
     return bool((first >= starts).all() and (last < ends).all())
 
 
-def event_time_steps(spec: JobSpec, *, time: str) -> Steps | None:
+def event_time_transform(spec: JobSpec, *, time: str) -> TimeTransform | None:
     """Return the function from the time of a query's only input to the event time of its rows.
 
     None if the text does not determine it.
     """
     from sqlglot import exp
 
-    tree = parsed(spec.code)
+    tree = parse_query(spec.code)
     if not isinstance(tree, exp.Select) or sum(1 for _ in tree.find_all(exp.Table)) != 1:
         return None
     column = _event_time(tree, spec)
     if column is None:
         return None
-    return _steps(column.unalias(), time)
+    return _transform_of(column.unalias(), time)
 
 
-def _steps(node: exp.Expr, time: str) -> Steps | None:
+def _transform_of(node: exp.Expr, time: str) -> TimeTransform | None:
     from sqlglot import exp
 
     if isinstance(node, exp.Column):
         return _identity if node.name.lower() == time.lower() else None
     if isinstance(node, exp.Paren):
-        return _steps(node.this, time)
+        return _transform_of(node.this, time)
     if isinstance(node, exp.TimestampTrunc) and isinstance(node.args.get("unit"), exp.Var):
-        return _composed(_steps(node.this, time), _truncation(_unit(node)))
+        return _composed(_transform_of(node.this, time), _truncation(_unit(node)))
     if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
         return _composed(
-            _steps(node.this, time), _shift(node.expression, back=isinstance(node, exp.Sub))
+            _transform_of(node.this, time), _shift(node.expression, back=isinstance(node, exp.Sub))
         )
     return None
 
@@ -209,7 +209,9 @@ def _identity(micros: Micros) -> Micros:
     return micros
 
 
-def _composed(first_step: Steps | None, second_step: Steps | None) -> Steps | None:
+def _composed(
+    first_step: TimeTransform | None, second_step: TimeTransform | None
+) -> TimeTransform | None:
     if first_step is None or second_step is None:
         return None
     return lambda micros: second_step(first_step(micros))
@@ -219,7 +221,7 @@ def _unit(node: exp.Expr) -> str:
     return str(node.args["unit"].name).lower().removesuffix("s")
 
 
-def _truncation(unit: str) -> Steps | None:
+def _truncation(unit: str) -> TimeTransform | None:
     if unit == "week":
         return _to_monday
     code = _CALENDAR.get(unit)
@@ -235,7 +237,7 @@ def _to_monday(micros: Micros) -> Micros:
     return ((days + _MONDAY) // 7 * 7 - _MONDAY) * _DAY
 
 
-def _shift(interval: exp.Interval, *, back: bool) -> Steps | None:
+def _shift(interval: exp.Interval, *, back: bool) -> TimeTransform | None:
     from sqlglot import exp
 
     amount, unit = interval.this, interval.args.get("unit")

@@ -38,14 +38,14 @@ def recover(session: Session, name: str, *, shared: bool = False) -> list[Run]:
     with session.registry.reading() as connection:
         running = runs.of_job(connection, name, state=runs.RUNNING)
         if shared:
-            running = [run for run in running if not _is_alive(session, connection, run)]
+            running = [
+                run
+                for run in running
+                if not owners.is_alive(connection, session.location, run.owner.partition("/")[0])
+            ]
     if running:
         recover_writes(session)
     return [_recover_run(session, run) for run in running]
-
-
-def _is_alive(session: Session, connection: Connection, run: Run) -> bool:
-    return owners.is_alive(connection, session.location, run.owner.partition("/")[0])
 
 
 def restore_runs(connection: Connection, _: FeatureGroupSpec, path: str) -> None:

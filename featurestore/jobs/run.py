@@ -35,15 +35,15 @@ from featurestore.featuregroups.write import Write, insert
 from featurestore.jobs import deletions
 from featurestore.jobs.compute import Computation, compute
 from featurestore.jobs.definitions import JobDefinition
-from featurestore.jobs.inputs import PinnedInput, pin
+from featurestore.jobs.inputs import PinnedInput, pin_inputs
 from featurestore.jobs.run_log import LOGGER, logging_to
-from featurestore.jobs.schedule import moved_watermark
+from featurestore.jobs.schedule import advanced_watermark
 from featurestore.jobs.source_inputs import SourceInputs
 from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.target import (
     declaration,
-    target,
-    transaction,
+    find_target,
+    next_transaction,
     windows_metadata,
     without_nulls,
 )
@@ -171,8 +171,8 @@ def _start(session: Session, attempt: Attempt, run: Run) -> StartedRun:
     """Pin the inputs and record the run; a run whose inputs are missing is recorded, too."""
     spec = attempt.spec
     try:
-        inputs = pin(session, spec)
-        group = target(session, spec) if spec.fills_group or spec.stream else None
+        inputs = pin_inputs(session, spec)
+        group = find_target(session, spec) if spec.fills_group or spec.stream else None
     except FeatureStoreError:
         with session.registry.transaction() as connection:
             runs.begin(connection, run)
@@ -183,7 +183,7 @@ def _start(session: Session, attempt: Attempt, run: Run) -> StartedRun:
     elif not spec.fills_group:  # a stream has a transaction for each of its partitions
         run = replace(run, inputs=job_inputs)
     else:
-        run = replace(run, inputs=job_inputs, transaction=transaction(group, spec, run.window))
+        run = replace(run, inputs=job_inputs, transaction=next_transaction(group, spec, run.window))
     with session.registry.transaction() as connection:
         runs.begin(connection, run)
     return StartedRun(run, inputs, group)
@@ -213,7 +213,7 @@ def _compute_and_write(session: Session, attempt: Attempt, recording: StartedRun
         if rows is None:
             rows = _no_rows(session, schema, os.path.join(staging, "nothing"))
         check_lease(session, attempt)
-        rows, deleted_keys = deletions.split(session, attempt.spec, rows)
+        rows, deleted_keys = deletions.split_tombstones(session, attempt.spec, rows)
         output = _write(session, attempt, recording, rows, sources.reads)
         _delete_keys(session, attempt, recording, sources, output.target_version, deleted_keys)
         return output
@@ -344,7 +344,7 @@ def record_computed(
     computed = runs.windows_in(
         connection, spec.name, states=states, start=watermark, besides=run.run_id
     )
-    advanced = moved_watermark(schedule_of(spec), watermark, computed.union(windows))
+    advanced = advanced_watermark(schedule_of(spec), watermark, computed.union(windows))
     if advanced is not None:
         jobs.advance(connection, spec.name, advanced)
 

@@ -86,7 +86,7 @@ def due_windows(
     return due
 
 
-def moved_watermark(
+def advanced_watermark(
     schedule: Schedule, watermark: datetime | None, computed: Collection[Window]
 ) -> datetime | None:
     """Return the watermark after windows were computed: the end of the last one before a gap.
@@ -95,7 +95,7 @@ def moved_watermark(
     >>> hourly = Schedule("0 * * * *", start=datetime(2024, 1, 1, tzinfo=UTC))
     >>> start = hourly.start
     >>> hours = windows_between(hourly, start, start + timedelta(hours=4))
-    >>> moved_watermark(hourly, None, {hours[0], hours[1], hours[3]})
+    >>> advanced_watermark(hourly, None, {hours[0], hours[1], hours[3]})
     datetime.datetime(2024, 1, 1, 2, 0, tzinfo=datetime.timezone.utc)
     """
     since = watermark or schedule.start

@@ -110,7 +110,7 @@ class Scheduler:
             active = {job.spec.name: job for job in jobs.every(connection) if not job.paused}
         specs = [job.spec for job in active.values()]
         with ThreadPoolExecutor(self._options.workers, thread_name_prefix="job") as pool:
-            for names in levels(specs):
+            for names in dependency_levels(specs):
                 if self._watch.stop.is_set():
                     return
                 list(pool.map(lambda name: self._run(active[name], specs), names))
@@ -135,7 +135,7 @@ class Scheduler:
             _log.exception("%s", name)
 
     def _attempt(self, name: str, choose: service.Choice) -> None:
-        service.attempt(self._session, name, choose, call=self._call, watch=self._watch)
+        service.run_attempt(self._session, name, choose, call=self._call, watch=self._watch)
 
     def due(self, job: RegisteredJob, waiting: Mapping[str, Sequence[Window]]) -> Sequence[Window]:
         """Return the windows of a job to compute now.
@@ -149,7 +149,7 @@ class Scheduler:
         with self._session.registry.reading() as connection:
             failed = runs.windows_of(connection, job.spec.name, states=[runs.FAILED])
         to_run = []
-        for window in before_gap(service.due_of(self._session, job), waiting):
+        for window in windows_before_gap(service.find_due_windows(self._session, job), waiting):
             state = failed.get(window)
             if state is None or retry_is_due(
                 failures=state.tries,
@@ -166,18 +166,18 @@ class Scheduler:
     def _waiting(self, job: RegisteredJob, specs: Sequence[JobSpec]) -> dict[str, list[Window]]:
         """Return the windows that jobs upstream still have to compute, without failed ones."""
         waiting = {}
-        for name in upstream(job.spec, specs):
+        for name in upstream_jobs(job.spec, specs):
             upstream_job = service.get_job(self._session, name)
             if upstream_job.paused:
                 continue
             with self._session.registry.reading() as connection:
                 failed = runs.windows_of(connection, name, states=[runs.FAILED])
-            due = service.due_of(self._session, upstream_job)
+            due = service.find_due_windows(self._session, upstream_job)
             waiting[name] = [window for window in due if window not in failed]
         return waiting
 
 
-def levels(specs: Iterable[JobSpec]) -> list[list[str]]:
+def dependency_levels(specs: Iterable[JobSpec]) -> list[list[str]]:
     """Return job names in groups: each group reads only targets of earlier groups.
 
     Jobs with circular dependencies come last.
@@ -192,7 +192,7 @@ def levels(specs: Iterable[JobSpec]) -> list[list[str]]:
     groups: list[list[str]] = []
     while remaining:
         independent = [
-            name for name, spec in remaining.items() if not upstream(spec, remaining.values())
+            name for name, spec in remaining.items() if not upstream_jobs(spec, remaining.values())
         ]
         group = sorted(independent or remaining)
         groups.append(group)
@@ -201,7 +201,7 @@ def levels(specs: Iterable[JobSpec]) -> list[list[str]]:
     return groups
 
 
-def upstream(spec: JobSpec, candidates: Iterable[JobSpec]) -> list[str]:
+def upstream_jobs(spec: JobSpec, candidates: Iterable[JobSpec]) -> list[str]:
     """Return the names of the jobs whose targets a job reads."""
     input_names = {reference.partition("@")[0] for reference in spec.inputs.values()}
     return [
@@ -234,7 +234,7 @@ def retry_is_due(
     return complete_at > failed_at
 
 
-def before_gap(
+def windows_before_gap(
     windows: Sequence[Window], open_upstream: Mapping[str, Collection[Window]]
 ) -> list[Window]:
     """Return the windows that end before the first missing window of jobs upstream."""

@@ -13,7 +13,7 @@ from featurestore.alerts.outbox import send_waiting
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed, listing
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.execution import Outcome, Watch, compute_stream, compute_windows
-from featurestore.jobs.loading import load, load_registered, trust
+from featurestore.jobs.loading import grant_execution, load_jobs, load_registered
 from featurestore.jobs.recovery import recover, restore
 from featurestore.jobs.run import Attempt, TrainingCall, no_training
 from featurestore.jobs.schedule import (
@@ -26,7 +26,7 @@ from featurestore.jobs.schedule import (
 from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.stale import stale_windows
 from featurestore.jobs.streams.run import is_due, window_of
-from featurestore.jobs.target import target
+from featurestore.jobs.target import find_target
 from featurestore.jobs.window_jobs.rows import check_window_job, with_primary_key
 from featurestore.model import html, times
 from featurestore.model.callers import warn_caller
@@ -84,13 +84,13 @@ def register_jobs(
     session: Session, module_or_path: ModuleType | str | os.PathLike[str]
 ) -> list[RegisteredJob]:
     """Register every job of a module, file or folder; return the registered jobs by name."""
-    definitions = load(module_or_path)
+    definitions = load_jobs(module_or_path)
     _check_channels(session, [definition.spec for definition, _ in definitions.values()])
     specs = _registered_specs(session, {name: each.spec for name, (each, _) in definitions.items()})
     registered = []
     for name, (_, file) in sorted(definitions.items()):
         spec = specs[name]
-        trust(session.location, file)
+        grant_execution(session.location, file)
         watermark = None
         if spec.stream is not None:
             check_stream_job(session, spec)
@@ -154,7 +154,7 @@ def status_of(session: Session, job: RegisteredJob) -> JobStatus:
         last = runs.last(connection, job.spec.name)
         failed = runs.windows_of(connection, job.spec.name, states=[runs.FAILED])
         stream = streams.status(connection, job.spec.name)
-    due = len(due_of(session, job))
+    due = len(find_due_windows(session, job))
     return JobStatus(job, due=due, failed=len(failed), last=last, stream=stream)
 
 
@@ -177,7 +177,7 @@ def set_paused(session: Session, name: str, *, paused: bool) -> None:
         jobs.set_paused(connection, name, paused)
 
 
-def due_of(session: Session, job: RegisteredJob) -> list[Window]:
+def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
     """Return the windows of a job that are due now, oldest first.
 
     Due are the windows after the watermark and the failed ones.
@@ -227,7 +227,7 @@ def run_job(
     stream = get_job(session, name).spec.stream
     if stream is not None:
         _refuse_windows(name, window is not None or stale)
-    outcome = attempt(session, name, choose, call=call, due=due)
+    outcome = run_attempt(session, name, choose, call=call, due=due)
     send_waiting(session)
     return _raise_failures(session, name, outcome, stream=stream is not None)
 
@@ -263,7 +263,7 @@ def backfill_job(
         )
 
     def choose(session: Session, job: RegisteredJob) -> list[Window]:
-        windows = complete_between(job.spec, range_start, range_end)
+        windows = find_complete_windows(job.spec, range_start, range_end)
         if not resume:
             _refuse_repeated_appends(session, job, windows)
             return windows
@@ -271,7 +271,7 @@ def backfill_job(
         return [window for window in windows if window not in computed]
 
     parallel = min(_MAX_PARALLEL_CHUNKS, usable_cores())
-    outcome = attempt(session, name, choose, call=call, watch=watch, parallel=parallel)
+    outcome = run_attempt(session, name, choose, call=call, watch=watch, parallel=parallel)
     send_waiting(session)
     job_runs = _raise_failures(session, name, outcome)
     return Backfill(job_runs, note=_backfill_note(session, name, job_runs))
@@ -307,7 +307,7 @@ def _backfill_note(session: Session, name: str, job_runs: Sequence[Run]) -> str:
     )
 
 
-def attempt(
+def run_attempt(
     session: Session,
     name: str,
     choose: Choice,
@@ -325,13 +325,13 @@ def attempt(
         JobLeased: Another process runs the job.
     """
     job = get_job(session, name)
-    definition = definition_of(session, job)
+    definition = load_definition(session, job)
     if job.spec.stream is not None:
         return _attempt_stream(session, job, definition, watch=watch or Watch(), due=due)
     with hold_job_lease(session, name) as owner:
         recover(session, name)
         job = get_job(session, name)
-        definition = definition_of(session, job)
+        definition = load_definition(session, job)
         windows = tuple(choose(session, job))
         if not windows:
             return Outcome()
@@ -365,7 +365,7 @@ def _attempt_stream(
         return compute_stream(session, attempt, watch)
 
 
-def definition_of(session: Session, job: RegisteredJob) -> JobDefinition:
+def load_definition(session: Session, job: RegisteredJob) -> JobDefinition:
     """Load the function or query of a job from the file where it was registered.
 
     Raises:
@@ -384,7 +384,7 @@ def definition_of(session: Session, job: RegisteredJob) -> JobDefinition:
     return definition
 
 
-def complete_between(
+def find_complete_windows(
     spec: JobSpec, start: datetime, end: datetime, *, limit: int | None = None
 ) -> list[Window]:
     """Return the windows of a range that are complete, allowed lateness included.
@@ -427,7 +427,7 @@ def _computed_windows(
             return runs.windows_in(
                 connection, job.spec.name, start=start, end=end, states=[runs.DONE]
             )
-    group = target(session, job.spec)
+    group = find_target(session, job.spec)
     if group is None:
         return set()
     states = [runs.DONE]
@@ -445,7 +445,7 @@ def _computed_windows(
 
 
 def _all_due(session: Session, job: RegisteredJob) -> list[Window]:
-    return [] if job.paused else due_of(session, job)
+    return [] if job.paused else find_due_windows(session, job)
 
 
 def all_stale(session: Session, job: RegisteredJob) -> list[Window]:

@@ -18,9 +18,9 @@ from featurestore.delta.log import commit_path, note_of, read_commit
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.jobs.inputs import (
     PinnedInput,
-    fingerprint,
+    fingerprint_files,
     parquet_files,
-    pin,
+    pin_inputs,
     time_bounds,
     times_read_by,
 )
@@ -52,7 +52,7 @@ def stale_windows(session: Session, spec: JobSpec) -> list[Window]:
         computed = runs.windows_of(connection, spec.name, states=[runs.DONE])
     if not computed:
         return list(stale)
-    changed = _changed_windows(spec, computed, pin(session, spec))
+    changed = _changed_windows(spec, computed, pin_inputs(session, spec))
     with session.registry.transaction() as connection:
         runs.mark_stale(connection, spec.name, changed)
     return sorted([*stale, *changed])
@@ -177,7 +177,7 @@ def _changes_of_files(
             new.append(file)
         else:
             old.append(file)
-    if pinned.time is None or fingerprint(old) != recorded.get("fingerprint"):
+    if pinned.time is None or fingerprint_files(old) != recorded.get("fingerprint"):
         yield EVERYTHING
         return
     for file in new:

@@ -35,7 +35,7 @@ class JobCommit:
     commit: LogCommit
 
 
-def target(session: Session, spec: JobSpec) -> OpenGroup | None:
+def find_target(session: Session, spec: JobSpec) -> OpenGroup | None:
     """Return the group that a job fills; None if the job has to create it or a new version.
 
     A new version is needed if key, times or partitions (for a stream also the columns) differ from
@@ -80,10 +80,10 @@ def declaration(spec: JobSpec) -> Declaration:
 def without_nulls(
     session: Session, spec: JobSpec, rows: Relation, stored: Sequence[str]
 ) -> Relation:
-    """Return rows without new columns of nothing but nulls, which later windows may have values in.
+    """Drop new columns that contain only nulls, because later windows may have typed values.
 
-    The group gets such a column with its first value; before and after that these rows are null
-    there. Other columns without a type, such as those of empty lists, would lose values.
+    The group gets such a column with its first value; rows of earlier windows are null there. Other
+    untyped columns, such as those of empty lists, cannot be dropped without loss.
 
     Raises:
         UnsupportedType: A column without a type has values, or a role or an expectation needs it.
@@ -91,10 +91,11 @@ def without_nulls(
     needed = {*spec.primary_key, *spec.partition_by, spec.event_time, spec.created_time}
     for expectation in spec.expectations:
         needed.update(map(str, expectation.get("kwargs", {}).values()))
-    columns = {}
-    for field in rows.schema:
-        if field.name in stored or field.name in needed or not pat.is_null(field.type):
-            columns[field.name] = field.name
+    columns = {
+        field.name: field.name
+        for field in rows.schema
+        if field.name in stored or field.name in needed or not pat.is_null(field.type)
+    }
 
     def hint(untyped: pa.Schema) -> str:
         if spec.kind == "sql":
@@ -108,7 +109,7 @@ def without_nulls(
     return session.engine.select(rows, columns)
 
 
-def transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> tuple[str, int]:
+def next_transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> tuple[str, int]:
     """Return the application id of a chunk, and its next transaction number.
 
     The number of a window that is appended is always 0, so that the table accepts it only once.

@@ -232,16 +232,12 @@ def _check_names(spec: SourceSpec, query: SourceQuery, names: Sequence[str]) -> 
 
 def check_time(spec: SourceSpec, query: SourceQuery, schema: pa.Schema, time: str) -> None:
     """Refuse a time column that does not exist or does not have a time type."""
-    times = _time_columns(schema)
+    times = [
+        field.name for field in schema if pat.is_timestamp(field.type) or pat.is_date(field.type)
+    ]
     if time not in times:
         raise InvalidArgument(
             f"time={time!r} is not a time of {query} of source {spec.name!r}. Available: "
             f"{listing(times)}.",
             hint="cast texts and numbers to times in sql=",
         )
-
-
-def _time_columns(schema: pa.Schema) -> Sequence[str]:
-    return [
-        field.name for field in schema if pat.is_timestamp(field.type) or pat.is_date(field.type)
-    ]

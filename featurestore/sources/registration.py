@@ -68,7 +68,11 @@ def add(
     open_source(session, spec)
     with session.registry.transaction() as connection:
         registered_names = sources.names(connection)
-        if name not in registered_names or not _is_same(sources.get(connection, name), spec):
+        # A repeated registration, as on another machine, only grants the secret.
+        is_registered = name in registered_names and spec == replace(
+            sources.get(connection, name), created=spec.created
+        )
+        if not is_registered:
             sources.add(connection, spec)
             definitions.write(session.location, spec)
     if spec.secret is not None:
@@ -80,11 +84,6 @@ def add(
             uri=grant_address(spec),
         )
     return spec
-
-
-def _is_same(registered: SourceSpec, spec: SourceSpec) -> bool:
-    """Return whether a registration is repeated, as on another machine, to grant its secret."""
-    return replace(registered, created=spec.created) == spec
 
 
 def _absolute_path(path: str) -> str:

@@ -105,7 +105,7 @@ def commit_micro_batch(
         if _is_ordered(session, spec, group, records, rows):
             order = RecordOrder(
                 stream.on_duplicates,
-                _record_columns(records),
+                pa.schema([records.bad.schema.field(name) for name in STORED_COLUMNS]),
                 records.deleted if records.deleted.num_rows else None,
             )
             write = replace(write, order=order)
@@ -144,11 +144,6 @@ def _select_columns(
         return good.select(list(names))
     relation = session.engine.select(good.relation, {name: name for name in names})
     return FeatureFrame(session, relation)
-
-
-def _record_columns(records: _Records) -> pa.Schema:
-    """Return the schema of the record columns of rows: position, key and value."""
-    return pa.schema([records.bad.schema.field(name) for name in STORED_COLUMNS])
 
 
 def _advanced_offsets(

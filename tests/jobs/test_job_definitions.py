@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import featurestore
 import featurestore_schemas
 from featurestore.errors import FeatureStoreError, InvalidJob, InvalidSql, RegistryError
-from featurestore.jobs.loading import load
+from featurestore.jobs.loading import load_jobs
 from featurestore.jobs.query import can_batch_windows
 from featurestore.model.job import JobSpec
 from featurestore.model.plan import canonical_hash
@@ -93,7 +93,7 @@ def test_windows_wider_than_the_schedule_interval_are_allowed_where_they_replace
 
 def test_functions_take_the_window_and_the_inputs(define: Define) -> None:
     with pytest.raises(InvalidJob, match="def demand"):
-        load(define(python_job().replace("demand(window, trips)", "demand(window, journeys)")))
+        load_jobs(define(python_job().replace("demand(window, trips)", "demand(window, journeys)")))
 
 
 def test_jobs_come_from_modules_files_and_folders(
@@ -115,16 +115,16 @@ def test_jobs_come_from_modules_files_and_folders(
         schedule="0 * * * *",
         inputs={"trips": "trips"},
     )
-    assert list(load(module)) == ["demand"]
+    assert list(load_jobs(module)) == ["demand"]
     for wrong in ("no.such.module", str(tmp_path / "none.py")):
         with pytest.raises(InvalidJob):
-            load(wrong)
+            load_jobs(wrong)
     define("x = 1", name="empty.py")
     with pytest.raises(InvalidJob, match="defines no jobs"):
-        load(file.parent / "empty.py")
+        load_jobs(file.parent / "empty.py")
     define(sql_job("one", rules="retries=9"), name="twice.py")
     with pytest.raises(InvalidJob, match="defined twice"):
-        load(file.parent)
+        load_jobs(file.parent)
 
 
 def test_a_job_that_has_no_name_in_its_module_is_registered_and_runs(

@@ -13,7 +13,7 @@ import pytest
 
 import featurestore
 from featurestore.errors import InvalidJob
-from featurestore.jobs.loading import load, load_registered
+from featurestore.jobs.loading import load_jobs, load_registered
 from featurestore.registry import tables
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import START, expected, python_job, rows, sql_job
@@ -103,7 +103,7 @@ def test_a_compiled_file_beside_a_job_file_is_not_what_runs(define: Define, tmp_
         cfile=str(cached),
         invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
     )
-    assert list(load(file)) == ["demand"]
+    assert list(load_jobs(file)) == ["demand"]
     assert not mark.exists()
 
 
@@ -138,7 +138,7 @@ def test_jobs_that_are_given_no_name_are_found(define: Define) -> None:
             "make()",
         ]
     )
-    assert set(load(define(made, many))) == {"demand", "zone_a", "zone_b", "made"}
+    assert set(load_jobs(define(made, many))) == {"demand", "zone_a", "zone_b", "made"}
 
 
 def test_a_notebook_may_define_a_job_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,12 +146,12 @@ def test_a_notebook_may_define_a_job_again(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "__main__", main)
     for retries in (1, 2):
         exec(sql_job(rules=f"retries={retries}").replace("demand = ", ""), vars(main))
-    (definition, file) = load(main)["demand"]
+    (definition, file) = load_jobs(main)["demand"]
     assert (definition.spec.retries, file.origin) == (2, "__main__")
 
 
 def test_a_file_that_cannot_be_loaded_is_named(define: Define) -> None:
     with pytest.raises(InvalidJob, match=r"jobs\.py cannot be loaded, line 1: ZeroDivisionError"):
-        load(define("1 / 0"))
+        load_jobs(define("1 / 0"))
     with pytest.raises(InvalidJob, match=r"cannot be loaded, line \d+: SyntaxError"):
-        load(define(python_job().replace("def ", "deaf ")))
+        load_jobs(define(python_job().replace("def ", "deaf ")))

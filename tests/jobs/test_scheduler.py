@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import featurestore
-from featurestore.jobs.scheduler import Options, before_gap, levels, retry_is_due
+from featurestore.jobs.scheduler import Options, dependency_levels, retry_is_due, windows_before_gap
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
 from featurestore.registry import jobs
@@ -37,8 +37,8 @@ def test_jobs_come_after_those_that_they_read() -> None:
         spec("c", x="a@v1", y="b"),
         spec("d", t="raw"),
     )
-    assert levels([c, b, a, d]) == [["a", "d"], ["b"], ["c"]]
-    assert levels([spec("a", x="b"), spec("b", x="a")]) == [["a", "b"]]
+    assert dependency_levels([c, b, a, d]) == [["a", "d"], ["b"], ["c"]]
+    assert dependency_levels([spec("a", x="b"), spec("b", x="a")]) == [["a", "b"]]
 
 
 def test_failed_windows_wait_longer_each_time() -> None:
@@ -61,8 +61,8 @@ def test_failed_windows_wait_longer_each_time() -> None:
 
 def test_windows_wait_for_those_upstream() -> None:
     hours = [Window(START + n * HOUR, START + (n + 1) * HOUR) for n in range(4)]
-    assert before_gap(hours, {"above": hours[2:]}) == hours[:2]
-    assert before_gap(hours, {"above": []}) == hours
+    assert windows_before_gap(hours, {"above": hours[2:]}) == hours[:2]
+    assert windows_before_gap(hours, {"above": []}) == hours
 
 
 def test_one_look_runs_everything_in_order(

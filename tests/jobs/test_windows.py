@@ -82,7 +82,7 @@ def test_a_window_is_due_once_its_allowed_lateness_is_over() -> None:
 @given(st.sets(st.integers(0, 30)), st.integers(0, 30))
 def test_every_window_is_either_due_or_done(done: set[int], now: int) -> None:
     computed = {Window(T0 + n * HOUR, T0 + (n + 1) * HOUR) for n in done}
-    mark = w.moved_watermark(HOURLY, None, computed)
+    mark = w.advanced_watermark(HOURLY, None, computed)
     due = w.due_windows(HOURLY, watermark=mark, now=T0 + now * HOUR, computed=computed)
     found = {(each.start - T0) // HOUR for each in due}
     assert found == set(range(now)) - done

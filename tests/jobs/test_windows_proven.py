@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import featurestore
-from featurestore.jobs.query import event_time_steps, is_proven_per_window
+from featurestore.jobs.query import event_time_transform, is_proven_per_window
 from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
 from featurestore.model.window import Window
@@ -50,7 +50,7 @@ def times(draw: st.DrawFn) -> str:
 
 @given(times(), st.lists(MOMENTS, min_size=1, max_size=5))
 def test_steps_are_what_duckdb_computes(text: str, moments: list[datetime]) -> None:
-    steps = event_time_steps(spec(text), time="left_at")
+    steps = event_time_transform(spec(text), time="left_at")
     assert steps is not None
     found = steps(np.array([to_micros(each) for each in moments], np.int64)).tolist()
     with duckdb.connect() as connection:
@@ -66,7 +66,7 @@ def test_a_proof_holds_for_every_moment(text: str, closed: str, offset: int) -> 
     job = spec(text, closed=closed)
     if not is_proven_per_window(job, HOURLY, time="left_at"):
         return
-    steps = event_time_steps(job, time="left_at")
+    steps = event_time_transform(job, time="left_at")
     assert steps is not None
     moment = START + timedelta(microseconds=offset)
     window = next(each for each in HOURLY if each.start <= moment < each.end)

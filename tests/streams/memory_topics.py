@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from featurestore.jobs.target import declaration, target
+from featurestore.jobs.target import declaration, find_target
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import BatchFunction, Engine
@@ -83,7 +83,7 @@ def run(
 ) -> Progress:
     """Bring what the topic has into the group of a job."""
     monkeypatch.setattr(loop, "streams_of", lambda session, stream: topics)
-    declared = StreamTarget(target(store.session, spec), declaration(spec))
+    declared = StreamTarget(find_target(store.session, spec), declaration(spec))
     stop = threading.Event()
     return consume(store.session, spec, declared, run_id="r", check=lambda: None, stop=stop)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import featurestore
-from featurestore.jobs.target import declaration, target
+from featurestore.jobs.target import declaration, find_target
 from featurestore.registry import jobs
 from featurestore.registry.runs import Run
 from featurestore.store import FeatureStore
@@ -25,7 +25,7 @@ def read(store: FeatureStore) -> int:
     session = store.session
     with session.registry.reading() as connection:
         spec = jobs.get(connection, "clicks").spec
-    aimed = StreamTarget(target(session, spec), declaration(spec))
+    aimed = StreamTarget(find_target(session, spec), declaration(spec))
     progress = consume(
         session, spec, aimed, run_id="test", check=lambda: None, stop=threading.Event()
     )

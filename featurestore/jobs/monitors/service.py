@@ -11,7 +11,7 @@ from featurestore.alerts import incidents
 from featurestore.alerts.outbox import send_waiting
 from featurestore.errors import InvalidArgument, JobFailed, JobNotFound, listing
 from featurestore.jobs import service
-from featurestore.jobs.inputs import pin
+from featurestore.jobs.inputs import pin_inputs
 from featurestore.jobs.monitors.run import observe
 from featurestore.jobs.run import TrainingCall
 from featurestore.jobs.schedule import latest_complete
@@ -89,7 +89,7 @@ def check_monitor(
     """Run the due windows and the latest window, or one window, and return the report."""
     job = get_monitor(session, name)
     if window is None:
-        outcome = service.attempt(session, name, _due_and_latest, call=call)
+        outcome = service.run_attempt(session, name, _due_and_latest, call=call)
         send_waiting(session)
         if outcome.failed:
             failed_run = next(run for run in reversed(outcome.runs) if run.state == runs.FAILED)
@@ -118,7 +118,7 @@ def report_of(session: Session, name: str, window: Window) -> MonitorReport:
             f"Monitor {name!r} has not checked the window from {window.start.isoformat()}.",
             hint=f"check_monitor({name!r})",
         )
-    (observed,) = observe(session, job.spec, [window], pin(session, job.spec)).reports
+    (observed,) = observe(session, job.spec, [window], pin_inputs(session, job.spec)).reports
     return replace(recorded, shares=observed.shares)
 
 
@@ -251,4 +251,4 @@ def _latest(job: RegisteredJob) -> Window:
 
 
 def _due_and_latest(session: Session, job: RegisteredJob) -> list[Window]:
-    return sorted({*service.due_of(session, job), _latest(job)})
+    return sorted({*service.find_due_windows(session, job), _latest(job)})

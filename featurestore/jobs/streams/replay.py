@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from featurestore.errors import InvalidJob
-from featurestore.jobs.target import target
+from featurestore.jobs.target import find_target
 from featurestore.recovery.leases import hold_job_lease
 from featurestore.registry import jobs
 from featurestore.session import Session
@@ -23,7 +23,7 @@ def replay_stream(session: Session, name: str) -> Replayed:
     if spec.stream is None:
         raise InvalidJob(f"Job {name!r} reads no topic.", hint="featurestore job list")
     with hold_job_lease(session, name):
-        group = target(session, spec)
+        group = find_target(session, spec)
         if group is None:
             raise InvalidJob(
                 f"Job {name!r} has no group with its columns yet, and so no quarantine.",

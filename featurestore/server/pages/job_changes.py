@@ -138,7 +138,7 @@ def _range(start: str, end: str) -> tuple[datetime, datetime]:
 
 def _check_windows(spec: JobSpec, first: datetime, last: datetime, *, most: int) -> None:
     """Refuse a range of more windows than one plan may have."""
-    if len(service.complete_between(spec, first, last, limit=most + 1)) > most:
+    if len(service.find_complete_windows(spec, first, last, limit=most + 1)) > most:
         raise LimitExceeded(
             f"The range has more than {most:,} windows, which is the bound of one plan.",
             hint="a shorter range, or the command line: featurestore job backfill",

@@ -84,7 +84,7 @@ def strip(store: FeatureStore, name: str, *, limit: int = 400) -> list[JobWindow
         for window, state in overview.newest_windows(connection, name, limit=limit):
             found.append(JobWindow(window, state))
     known = {each.window for each in found}
-    for window in service.due_of(session, job)[-limit:]:
+    for window in service.find_due_windows(session, job)[-limit:]:
         if window not in known:
             found.append(JobWindow(window, "due"))
     found.sort(key=lambda each: each.window)

@@ -94,9 +94,9 @@ def get(
     join_type: Literal["left", "inner"] = "inner" if inner else "left"
     frame: FeatureFrame = connected.get_features(
         features,
-        labels=_labels(labels),
+        labels=_read_labels(labels),
         label_time=label_time,
-        join_key=_pairs(join_key),
+        join_key=_parse_pairs(join_key),
         join=join_type,
         as_of=as_of,
         include_keys=include_keys,
@@ -111,7 +111,7 @@ def get(
             context, str(frame.plan), data=None if frame.plan is None else frame.plan.to_json()
         )
     elif out is not None:
-        row_count = _write(frame, out)
+        row_count = _write_rows(frame, out)
         dropped = {"dropped": frame.dropped(row_count)} if frame.drops else {}
         show_record(context, {"rows": row_count, **dropped, "path": str(out)})
     elif settings(context).output is OutputFormat.JSON:
@@ -120,7 +120,7 @@ def get(
         frame.show(rows)
 
 
-def _labels(text: str | None) -> Any:
+def _read_labels(text: str | None) -> Any:
     """Read labels from a file, or return the name of a group."""
     if text is None or not text.endswith(_FILES):
         return text
@@ -138,7 +138,7 @@ def _labels(text: str | None) -> Any:
     return parquet.read_table(text)
 
 
-def _pairs(join_key: list[str] | None) -> dict[str, str] | None:
+def _parse_pairs(join_key: list[str] | None) -> dict[str, str] | None:
     if not join_key:
         return None
     pairs = dict(text.split("=", 1) for text in join_key if "=" in text)
@@ -147,21 +147,21 @@ def _pairs(join_key: list[str] | None) -> dict[str, str] | None:
     return pairs
 
 
-def _write(frame: FeatureFrame, path: Path) -> int:
+def _write_rows(frame: FeatureFrame, path: Path) -> int:
     """Write all rows in batches, and return their number."""
     if path.suffix not in _FILES:
         raise InvalidArgument(
             f"--out {str(path)!r} is neither .parquet nor .csv.", hint="--out rows.parquet"
         )
     rows = 0
-    with _writer(path, frame) as writer:
+    with _open_writer(path, frame) as writer:
         for batch in frame.to_batches():
             writer.write_batch(batch)
             rows += batch.num_rows
     return rows
 
 
-def _writer(path: Path, frame: FeatureFrame) -> Any:
+def _open_writer(path: Path, frame: FeatureFrame) -> Any:
     if path.suffix == ".csv":
         from pyarrow import csv
 

@@ -49,7 +49,7 @@ def register(
 ) -> None:
     """Register the jobs of a module, file or folder, or new versions of them."""
     registered = store(context).register_jobs(module_or_path)
-    rows = [_job(each) for each in registered]
+    rows = [_job_row(each) for each in registered]
     columns = ["name", "version", "state", "schedule", "target"]
     show_rows(context, rows, columns=columns, wide=["kind", "inputs", "origin"])
 
@@ -73,7 +73,7 @@ def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1)
     for status in status_page.items:
         counts = {"due": status.due, "failed": status.failed}
         stream = (status.stream or NOT_LOOKED).summary()
-        rows.append({**_job(status.job), **counts, **stream, **_last(status.last)})
+        rows.append({**_job_row(status.job), **counts, **stream, **_last_run_columns(status.last)})
     show_rows(
         context,
         rows,
@@ -90,7 +90,7 @@ def show(context: typer.Context, name: Name) -> None:
     """Show the definition of a job: schedule, rules, inputs, and aggregates of a window job."""
     from featurestore.jobs.service import get_job
 
-    show_record(context, _definition(get_job(store(context).session, name)))
+    show_record(context, _definition_details(get_job(store(context).session, name)))
 
 
 @app.command(
@@ -104,7 +104,7 @@ def plan(context: typer.Context, name: Name, start: Time = None, end: Time = Non
         )
     window = None
     if start is not None and end is not None:
-        window = (_time(start, "--start"), _time(end, "--end"))
+        window = (_parse_time(start, "--start"), _parse_time(end, "--end"))
     job_plan = store(context).plan_job(name, window=window)
     data = {
         "job": job_plan.job,
@@ -136,7 +136,7 @@ def run(
     """
     from featurestore.jobs.service import get_job
 
-    window_start = None if window is None else _time(window, "--window")
+    window_start = None if window is None else _parse_time(window, "--window")
     connected = store(context)
     runs = connected.run_job(name, window=window_start, due=due, stale=stale)
     empty = "nothing to do"
@@ -159,9 +159,13 @@ def backfill(
 ) -> None:
     """Compute the windows of a range, many in one commit; the same command resumes after a kill."""
     connected = store(context)
-    with _bar(context, f"backfill {name}") as progress:
+    with _progress_bar(context, f"backfill {name}") as progress:
         runs = connected.backfill_job(
-            name, _time(start, "--start"), _time(end, "--end"), resume=not anew, progress=progress
+            name,
+            _parse_time(start, "--start"),
+            _parse_time(end, "--end"),
+            resume=not anew,
+            progress=progress,
         )
     _show_runs(context, runs, empty="every window was computed already")
     note = getattr(runs, "note", "")
@@ -194,7 +198,7 @@ def unpause(context: typer.Context, name: Name) -> None:
     show_text(context, f"{name} is resumed", data={"name": name, "paused": False})
 
 
-def _job(job: Any) -> Mapping[str, Any]:
+def _job_row(job: Any) -> Mapping[str, Any]:
     spec = job.spec
     return {
         "name": spec.name,
@@ -211,10 +215,10 @@ def _job(job: Any) -> Mapping[str, Any]:
     }
 
 
-def _definition(job: RegisteredJob) -> Mapping[str, Any]:
+def _definition_details(job: RegisteredJob) -> Mapping[str, Any]:
     spec_json = job.spec.to_json()
     details = {
-        **_job(job),
+        **_job_row(job),
         "primary_key": spec_json["primary_key"],
         "event_time": spec_json["event_time"],
     }
@@ -233,7 +237,7 @@ def _definition(job: RegisteredJob) -> Mapping[str, Any]:
     }
 
 
-def _last(run: Any) -> Mapping[str, Any]:
+def _last_run_columns(run: Any) -> Mapping[str, Any]:
     if run is None:
         return {"last_state": None, "last_error": None, "last_hint": None, "last_ended": None}
     return {
@@ -244,7 +248,7 @@ def _last(run: Any) -> Mapping[str, Any]:
     }
 
 
-def _run(run: Any) -> Mapping[str, Any]:
+def _run_row(run: Any) -> Mapping[str, Any]:
     return {
         "run_id": run.run_id,
         "job": run.job,
@@ -268,7 +272,7 @@ def _run(run: Any) -> Mapping[str, Any]:
 def _show_runs(context: typer.Context, runs: list[Any], *, empty: str) -> None:
     show_rows(
         context,
-        map(_run, runs),
+        map(_run_row, runs),
         columns=_RUN_COLUMNS,
         optional=["error"],
         wide=_MORE_RUN_COLUMNS,
@@ -276,13 +280,15 @@ def _show_runs(context: typer.Context, runs: list[Any], *, empty: str) -> None:
     )
 
 
-def _time(text: str, option: str) -> datetime:
+def _parse_time(text: str, option: str) -> datetime:
     """Parse a time of the command line; without a zone it is UTC."""
     return parse_moment(text, argument=option, warn=False)
 
 
 @contextmanager
-def _bar(context: typer.Context, title: str) -> Iterator[Callable[[int, int], None] | None]:
+def _progress_bar(
+    context: typer.Context, title: str
+) -> Iterator[Callable[[int, int], None] | None]:
     """Draw a progress bar on a terminal."""
     if settings(context).output is OutputFormat.JSON or not sys.stderr.isatty():
         yield None

@@ -71,7 +71,7 @@ def show_rows(
 ) -> None:
     """Print records: all their keys as a JSON list, or as a table of 80 characters.
 
-    ``columns`` are those that fit, ``wide`` the additional ones of ``--wide``; ``where_given`` are
+    ``columns`` are those that fit, ``wide`` the additional ones of ``--wide``; ``optional`` are
     shown if any record has a value for them.
     """
     records = list(rows)
@@ -83,7 +83,7 @@ def show_rows(
     elif not records:
         sys.stdout.write(f"{empty}\n")
     else:
-        _table(records, columns)
+        _print_table(records, columns)
         if next_page is not None:
             sys.stdout.write(f"there are more: --page {next_page}\n")
 
@@ -104,7 +104,7 @@ def show_record(
         sys.stdout.write(f"{key.replace('_', ' '):<{width}}  {value_text(value)}\n")
     for key, rows in tables.items():
         sys.stdout.write(f"\n{key.replace('_', ' ')}:\n")
-        _table(rows, list(rows[0]))
+        _print_table(rows, list(rows[0]))
 
 
 def show_text(context: typer.Context, text: str, *, data: Any) -> None:
@@ -117,13 +117,13 @@ def show_text(context: typer.Context, text: str, *, data: Any) -> None:
 
 def show_json(data: Any) -> None:
     """Print a value as JSON."""
-    sys.stdout.write(json.dumps(data, default=plain, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(data, default=to_json_value, indent=2, ensure_ascii=False) + "\n")
 
 
 def show_error(error: FeatureStoreError, *, output: OutputFormat) -> None:
     """Print an error to standard error: one line and the hint."""
     message = " ".join(error.message.split())
-    hint = _hint(error)
+    hint = _command_hint(error)
     if output is OutputFormat.JSON:
         data = {"error": {"type": type(error).__name__, "message": message, "hint": hint}}
         sys.stderr.write(json.dumps(data, ensure_ascii=False) + "\n")
@@ -137,7 +137,7 @@ def show_error(error: FeatureStoreError, *, output: OutputFormat) -> None:
 _PYTHON = re.compile(r"\w\(|\w=['\"{\[(\dA-Z]|\w= |\bdf\b|\w\[['\"]")
 
 
-def _hint(error: FeatureStoreError) -> str | None:
+def _command_hint(error: FeatureStoreError) -> str | None:
     """Return the hint for the command line; one in Python is of no use there."""
     if error.command is not None:
         return error.command
@@ -146,7 +146,7 @@ def _hint(error: FeatureStoreError) -> str | None:
     return error.hint
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Convert a value to one that JSON supports."""
     if isinstance(value, datetime | date):
         return value.isoformat()
@@ -169,7 +169,7 @@ def _columns_with_values(rows: Sequence[Mapping[str, Any]], columns: Sequence[st
     return [column for column in columns if any(row.get(column) not in (None, "") for row in rows)]
 
 
-def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

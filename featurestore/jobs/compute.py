@@ -86,7 +86,7 @@ def compute(run: Computation, windows: Sequence[Window]) -> Relation | None:
 def _compute_window_job(run: Computation, windows: Sequence[Window]) -> Relation:
     rows = WindowRows(run.session, run.spec, run.inputs, run.staging).compute(windows)
     full_range = Window(windows[0].start, windows[-1].end)
-    staged, _ = _stage_checked(run, full_range, rows, name="rows")
+    staged, _ = _stage_and_check(run, full_range, rows, name="rows")
     return staged
 
 
@@ -108,10 +108,10 @@ def _compute_in_one_query(
     full_range = Window(windows[0].start, windows[-1].end)
     inputs = _chunk_inputs(run, full_range)
     computed_rows = query.run(inputs, full_range)
-    staged, bounds = _stage_checked(run, full_range, computed_rows, name="rows")
+    staged, bounds = _stage_and_check(run, full_range, computed_rows, name="rows")
     if proven:
         return staged
-    samples = _samples(windows, bounds, spec.closed)
+    samples = _sample_windows(windows, bounds, spec.closed)
     ranges = [
         TimeRange(str(spec.event_time), window.start, window.end, spec.closed) for window in samples
     ]
@@ -128,7 +128,7 @@ def _compute_in_one_query(
     return staged
 
 
-def _samples(windows: Sequence[Window], bounds: TimeBounds, closed: str) -> list[Window]:
+def _sample_windows(windows: Sequence[Window], bounds: TimeBounds, closed: str) -> list[Window]:
     """Return the windows of the first and the last row; without rows the first and last window."""
     if bounds.times is None:
         return [windows[0], windows[-1]]
@@ -162,7 +162,7 @@ def _compute_one_by_one(run: Computation, windows: Sequence[Window]) -> Relation
                     window,
                     _without_late_rows(run.spec, engine, window, window_rows),
                 )
-            staged, bounds = _stage_checked(run, allowed_range, window_rows, name=name)
+            staged, bounds = _stage_and_check(run, allowed_range, window_rows, name=name)
         first_rows = first_rows or staged
         schema = _merged_schema(staged.schema, schema if schema_by_path else None, run.spec)
         if bounds.rows:
@@ -275,7 +275,7 @@ def _visible_rows(
     }
 
 
-def _stage_checked(
+def _stage_and_check(
     run: Computation, window: Window, rows: Relation, *, name: str
 ) -> tuple[Relation, TimeBounds]:
     """Stage rows with their event time; return them with the bounds of that time.
@@ -295,7 +295,7 @@ def _stage_checked(
         # A group without rows may be the result of an empty window: its schema proves nothing.
         like = run.target_schema if run.has_rows else None
         refuse_encoded_bytes(staged, engine=engine, like=like, language="pyarrow")
-    bounds = _bounds(run, staged, folder)
+    bounds = _time_bounds_of(run, staged, folder)
     if bounds.nulls:
         raise RowsOutsideWindow(f"Job {spec.name!r}: {bounds.nulls:,} rows have no {column!r}.")
     _check_inside(spec, window, bounds)
@@ -322,7 +322,7 @@ def _check_inside(spec: JobSpec, window: Window, bounds: TimeBounds) -> None:
         )
 
 
-def _bounds(run: Computation, staged: Relation, folder: str) -> TimeBounds:
+def _time_bounds_of(run: Computation, staged: Relation, folder: str) -> TimeBounds:
     """Return the bounds of the event time, from the footers of the staged files if possible."""
     column = str(run.spec.event_time)
     bounds = TimeBounds()

@@ -128,7 +128,7 @@ def job(
 
     def decorate(function: Callable[..., Any]) -> JobDefinition:
         request = FeatureJobRequest(**{**arguments, "name": name or function.__name__})
-        spec = specs.feature_job(request, kind="python", code=_source(function))
+        spec = specs.feature_job(request, kind="python", code=_source_text(function))
         _check_arguments(function, ("window", *spec.inputs), spec)
         return add_to_module(JobDefinition(spec, function), function.__globals__)
 
@@ -243,7 +243,7 @@ def training_job(
 
     def decorate(function: Callable[..., Any]) -> JobDefinition:
         request = TrainingJobRequest(**{**arguments, "name": name or function.__name__})
-        spec = specs.training_job(request, code=_source(function))
+        spec = specs.training_job(request, code=_source_text(function))
         _check_arguments(function, ("store", "window"), spec)
         return add_to_module(JobDefinition(spec, function), function.__globals__)
 
@@ -272,7 +272,7 @@ def _check_arguments(function: Callable[..., Any], names: Sequence[str], spec: J
         )
 
 
-def _source(function: Callable[..., Any]) -> str:
+def _source_text(function: Callable[..., Any]) -> str:
     try:
         return textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as error:

@@ -104,10 +104,10 @@ def plan_job(
     if window is None:
         windows = find_due_windows(session, job)
     else:
-        windows = find_complete_windows(job.spec, *_range(window))
+        windows = find_complete_windows(job.spec, *_parse_range(window))
     inputs, features = [], []
     for pinned in pin_inputs(session, job.spec):
-        rows, size = _volume(pinned, windows, times_read_by(job.spec))
+        rows, size = _estimate_volume(pinned, windows, times_read_by(job.spec))
         inputs.append(
             PlannedInput(
                 pinned.name, pinned.source, pinned.version, pinned.delta_version, rows, size
@@ -120,13 +120,15 @@ def plan_job(
         job=name,
         windows=tuple(windows),
         inputs=tuple(inputs),
-        seconds=_seconds(recent_runs, len(windows)),
+        seconds=_estimate_seconds(recent_runs, len(windows)),
         paused=job.paused,
         features=tuple(features),
     )
 
 
-def _range(window: Window | tuple[datetime | str, datetime | str]) -> tuple[datetime, datetime]:
+def _parse_range(
+    window: Window | tuple[datetime | str, datetime | str],
+) -> tuple[datetime, datetime]:
     if isinstance(window, Window):
         return window.start, window.end
     if isinstance(window, str) or len(window) != 2:
@@ -138,7 +140,7 @@ def _range(window: Window | tuple[datetime | str, datetime | str]) -> tuple[date
     return parse_moment(start, argument="start"), parse_moment(end, argument="end")
 
 
-def _volume(
+def _estimate_volume(
     pinned: PinnedInput,
     windows: Sequence[Window],
     range_of: Callable[[Window], tuple[int, int]],
@@ -148,14 +150,14 @@ def _volume(
         return 0, 0
     first, last = range_of(windows[0])[0], range_of(windows[-1])[1]
     rows = size = 0.0
-    for file_rows, file_bytes, bounds in _files(pinned):
-        share = _share(bounds, first, last)
+    for file_rows, file_bytes, bounds in _file_volumes(pinned):
+        share = _overlap_fraction(bounds, first, last)
         rows += file_rows * share
         size += file_bytes * share
     return round(rows), round(size)
 
 
-def _files(pinned: PinnedInput) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
+def _file_volumes(pinned: PinnedInput) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
     """Yield rows, bytes and, if known, the minimum and maximum time of each file."""
     if pinned.kind == "source":
         return  # planning connects to nothing
@@ -171,7 +173,7 @@ def _files(pinned: PinnedInput) -> Iterator[tuple[int, int, tuple[int, int] | No
         yield file.rows, file.bytes, times[number] if times else None
 
 
-def _share(times: tuple[int, int] | None, first: int, last: int) -> float:
+def _overlap_fraction(times: tuple[int, int] | None, first: int, last: int) -> float:
     """Return the fraction of a file's time range in ``[first, last)``; 1 if it is unknown."""
     if times is None:
         return 1.0
@@ -183,7 +185,7 @@ def _share(times: tuple[int, int] | None, first: int, last: int) -> float:
     return (min(end, last) - max(begin, first)) / (end - begin)
 
 
-def _seconds(recent_runs: Sequence[Run], windows: int) -> float | None:
+def _estimate_seconds(recent_runs: Sequence[Run], windows: int) -> float | None:
     seconds, computed = 0.0, 0
     for run in recent_runs:
         seconds += run.seconds or 0.0

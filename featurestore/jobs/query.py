@@ -197,10 +197,11 @@ def _transform_of(node: exp.Expr, time: str) -> TimeTransform | None:
     if isinstance(node, exp.Paren):
         return _transform_of(node.this, time)
     if isinstance(node, exp.TimestampTrunc) and isinstance(node.args.get("unit"), exp.Var):
-        return _composed(_transform_of(node.this, time), _truncation(_unit(node)))
+        return _compose(_transform_of(node.this, time), _truncate_to(_unit_name(node)))
     if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
-        return _composed(
-            _transform_of(node.this, time), _shift(node.expression, back=isinstance(node, exp.Sub))
+        return _compose(
+            _transform_of(node.this, time),
+            _shift_by(node.expression, back=isinstance(node, exp.Sub)),
         )
     return None
 
@@ -209,19 +210,17 @@ def _identity(micros: Micros) -> Micros:
     return micros
 
 
-def _composed(
-    first_step: TimeTransform | None, second_step: TimeTransform | None
-) -> TimeTransform | None:
-    if first_step is None or second_step is None:
+def _compose(first: TimeTransform | None, second: TimeTransform | None) -> TimeTransform | None:
+    if first is None or second is None:
         return None
-    return lambda micros: second_step(first_step(micros))
+    return lambda micros: second(first(micros))
 
 
-def _unit(node: exp.Expr) -> str:
+def _unit_name(node: exp.Expr) -> str:
     return str(node.args["unit"].name).lower().removesuffix("s")
 
 
-def _truncation(unit: str) -> TimeTransform | None:
+def _truncate_to(unit: str) -> TimeTransform | None:
     if unit == "week":
         return _to_monday
     code = _CALENDAR.get(unit)
@@ -237,13 +236,13 @@ def _to_monday(micros: Micros) -> Micros:
     return ((days + _MONDAY) // 7 * 7 - _MONDAY) * _DAY
 
 
-def _shift(interval: exp.Interval, *, back: bool) -> TimeTransform | None:
+def _shift_by(interval: exp.Interval, *, back: bool) -> TimeTransform | None:
     from sqlglot import exp
 
     amount, unit = interval.this, interval.args.get("unit")
     if not isinstance(amount, exp.Literal) or not isinstance(unit, exp.Var):
         return None
-    seconds = _FIXED.get(_unit(interval))
+    seconds = _FIXED.get(_unit_name(interval))
     if seconds is None or not amount.name.isdigit():
         return None
     shift = int(amount.name) * seconds * 1_000_000

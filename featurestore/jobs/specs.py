@@ -39,18 +39,18 @@ def feature_job(request: FeatureJobRequest, *, kind: JobKind, code: str) -> JobS
         schedule=request.schedule,
         inputs=inputs,
         code=code,
-        window=_duration(request.window, "window"),
-        start=_start(request.start),
-        lookback=_duration(request.lookback, "lookback") or timedelta(0),
+        window=_parse_duration(request.window, "window"),
+        start=_parse_start(request.start),
+        lookback=_parse_duration(request.lookback, "lookback") or timedelta(0),
         allowed_lateness=parse_duration(request.allowed_lateness, argument="allowed_lateness"),
         timezone=request.timezone,
         closed=request.closed,
         mode=request.mode,
         validation=request.validation,
-        primary_key=_columns(request.primary_key),
+        primary_key=_as_tuple(request.primary_key),
         event_time=request.event_time,
         created_time=request.created_time,
-        partition_by=_columns(request.partition_by),
+        partition_by=_as_tuple(request.partition_by),
         ttl=parse_ttl(request.ttl),
         expectations=tuple(dict(each) for each in request.expectations),
         statistics=request.statistics,
@@ -90,7 +90,7 @@ def training_job(request: TrainingJobRequest, *, code: str) -> JobSpec:
         schedule=request.schedule,
         inputs=request.inputs or {},
         code=code,
-        start=_start(request.start),
+        start=_parse_start(request.start),
         allowed_lateness=parse_duration(request.allowed_lateness, argument="allowed_lateness"),
         timezone=request.timezone,
         description=request.description,
@@ -136,18 +136,18 @@ def schedule_of(spec: JobSpec) -> Schedule:
 
 def channels(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return the validated names of alert channels."""
-    return tuple(check_name(each, noun="alert channel") for each in _columns(names))
+    return tuple(check_name(each, noun="alert channel") for each in _as_tuple(names))
 
 
-def _duration(value: timedelta | str | None, argument: str) -> timedelta | None:
+def _parse_duration(value: timedelta | str | None, argument: str) -> timedelta | None:
     return None if value is None else parse_duration(value, argument=argument)
 
 
-def _start(value: datetime | str | None) -> datetime | None:
+def _parse_start(value: datetime | str | None) -> datetime | None:
     return None if value is None else parse_moment(value, argument="start")
 
 
-def _columns(value: str | Sequence[str]) -> tuple[str, ...]:
+def _as_tuple(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 

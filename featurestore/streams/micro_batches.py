@@ -102,7 +102,7 @@ def commit_micro_batch(
             stream={**metadata, "bad": records.bad.num_rows},
         )
         rows = _select_columns(session, records.good, stream.columns.names)
-        if _is_ordered(session, spec, group, records, rows):
+        if _order_matters(session, spec, group, records, rows):
             order = RecordOrder(
                 stream.on_duplicates,
                 pa.schema([records.bad.schema.field(name) for name in STORED_COLUMNS]),
@@ -125,7 +125,7 @@ def commit_micro_batch(
     )
 
 
-def _is_ordered(
+def _order_matters(
     session: Session, spec: JobSpec, group: OpenGroup, records: _Records, rows: object
 ) -> bool:
     """Return whether the order of the records of a micro-batch matters."""

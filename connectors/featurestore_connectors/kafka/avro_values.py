@@ -60,7 +60,7 @@ class AvroValues:
             reasons.append(reason)
         units = units_of(self.text)
         columns = {
-            field.name: _column(rows, reasons, field, units.get(field.name))
+            field.name: _convert_column(rows, reasons, field, units.get(field.name))
             for field in self.schema
         }
         return Decoded(columns, pa.array(reasons, pa.string()))
@@ -74,7 +74,7 @@ class AvroValues:
             if self.registry is not None:
                 key = ("writer", self.registry, number, self.text)
                 writer = _parse_once(key, partial(self._compatible_writer_schema, number))
-            return _read(datum, writer, reader, number), None
+            return _read_avro(datum, writer, reader, number), None
         except AvroError as error:
             return None, str(error)
 
@@ -109,7 +109,7 @@ def read_datum(value: bytes, registry: str) -> tuple[Any, WriterSchema]:
     key = ("named", registry, number)
     if key not in _schemas:
         _schemas[key] = WriterSchema(writer_schema, named_types(writer_schema))
-    return _read(datum, writer, None, number), _schemas[key]
+    return _read_avro(datum, writer, None, number), _schemas[key]
 
 
 def _split_header(value: bytes) -> tuple[int, io.BytesIO]:
@@ -121,7 +121,7 @@ def _split_header(value: bytes) -> tuple[int, io.BytesIO]:
     return _HEADER.unpack_from(value)[1], datum
 
 
-def _read(datum: io.BytesIO, writer: Any, reader: Any, number: int) -> Any:
+def _read_avro(datum: io.BytesIO, writer: Any, reader: Any, number: int) -> Any:
     import fastavro
 
     try:
@@ -184,7 +184,7 @@ def _share_logical_type(writer: Mapping[str, Any], reader: Any) -> bool:
     return isinstance(reader, Mapping) and has_meaning(writer) and has_meaning(reader)
 
 
-def _column(
+def _convert_column(
     rows: list[dict[str, Any] | None],
     reasons: list[str | None],
     field: pa.Field,
@@ -192,7 +192,8 @@ def _column(
 ) -> pa.Array:
     """Convert the values of a column; those that do not fit become null and get a reason."""
     values = [
-        None if row is None else _value(row.get(field.name), field.type, unit) for row in rows
+        None if row is None else _convert_value(row.get(field.name), field.type, unit)
+        for row in rows
     ]
     try:
         return pa.array(values, field.type)
@@ -207,7 +208,7 @@ def _column(
     return pa.array(values, field.type)
 
 
-def _value(value: Any, kind: pa.DataType, unit: Any) -> Any:
+def _convert_value(value: Any, kind: pa.DataType, unit: Any) -> Any:
     """Convert a value for Arrow: instants in UTC, UUIDs as text.
 
     ``unit`` is the number of microseconds in a unit of the reader's logical type: of one column, or
@@ -218,11 +219,11 @@ def _value(value: Any, kind: pa.DataType, unit: Any) -> Any:
     if pat.is_struct(kind):
         units = unit or {}
         return {
-            field.name: _value(value.get(field.name), field.type, units.get(field.name))
+            field.name: _convert_value(value.get(field.name), field.type, units.get(field.name))
             for field in kind
         }
     if pat.is_list(kind):
-        return [_value(item, kind.value_type, unit) for item in value]
+        return [_convert_value(item, kind.value_type, unit) for item in value]
     if isinstance(value, datetime):
         return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
     if isinstance(value, uuid.UUID):
@@ -243,7 +244,7 @@ def _own_schema(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise _invalid(error) from error
+        raise _invalid_schema(error) from error
 
 
 def _parse_once(key: Any, load: Callable[[], Any]) -> Any:
@@ -259,12 +260,12 @@ def _parse_once(key: Any, load: Callable[[], Any]) -> Any:
         _schemas[key] = fastavro.parse_schema(schema)
     except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException) as error:
         if key[0] == "reader":
-            raise _invalid(error) from error
+            raise _invalid_schema(error) from error
         raise AvroError(f"the writer's schema cannot be read: {error}") from error
     return _schemas[key]
 
 
-def _invalid(error: Exception) -> InvalidJob:
+def _invalid_schema(error: Exception) -> InvalidJob:
     return InvalidJob(
         f"schema= is not a schema of Avro: {type(error).__name__}: {error}",
         hint='{"type": "record", "name": "click", "fields": [...]}',

@@ -49,11 +49,11 @@ def from_json(value: Any, schema: Any) -> Any:
         return value
     name = schema.get("name")
     if name in _UNITS:
-        return _instant(value, _UNITS[name])
+        return _to_iso_text(value, _UNITS[name])
     if name == _DECIMAL:
-        return _decimal(value, (schema.get("parameters") or {}).get("scale", 0))
+        return _to_digits(value, (schema.get("parameters") or {}).get("scale", 0))
     if name == _VARIABLE_DECIMAL and isinstance(value, Mapping):
-        return _decimal(value.get("value"), value.get("scale", 0))
+        return _to_digits(value.get("value"), value.get("scale", 0))
     if schema.get("type") == "struct" and isinstance(value, Mapping):
         fields = {each.get("field"): each for each in schema.get("fields") or ()}
         return {key: from_json(item, fields.get(key)) for key, item in value.items()}
@@ -88,12 +88,12 @@ def _convert_by_semantic_type(value: Any, schema: Mapping[str, Any]) -> Any:
     name, logical = schema.get("connect.name"), schema.get("logicalType")
     unit = _UNITS.get(str(name)) or _LOGICAL_UNITS.get(str(logical))
     if unit is not None:
-        return _instant(value, unit)
+        return _to_iso_text(value, unit)
     if name == _DECIMAL or logical == "decimal":
         parameters = schema.get("connect.parameters") or {}
-        return _decimal(value, schema.get("scale", parameters.get("scale", 0)))
+        return _to_digits(value, schema.get("scale", parameters.get("scale", 0)))
     if name == _VARIABLE_DECIMAL and isinstance(value, Mapping):
-        return _decimal(value.get("value"), value.get("scale", 0))
+        return _to_digits(value.get("value"), value.get("scale", 0))
     return value
 
 
@@ -117,7 +117,7 @@ def named_types(schema: Any, namespace: str = "") -> dict[str, Any]:
     return types_by_name
 
 
-def _instant(value: Any, unit: str) -> Any:
+def _to_iso_text(value: Any, unit: str) -> Any:
     """Convert a number of days, or of fractions of a second, since 1970 to ISO text."""
     text = str(value)
     if isinstance(value, bool) or not text.lstrip("-").isdigit():
@@ -132,7 +132,7 @@ def _instant(value: Any, unit: str) -> Any:
     return iso if unit == "D" else f"{iso}Z"
 
 
-def _decimal(value: Any, scale: Any) -> Any:
+def _to_digits(value: Any, scale: Any) -> Any:
     """Convert an unscaled number in bytes (base64 in JSON) to digits."""
     if isinstance(value, str) and not isinstance(value, NumberText):
         try:

@@ -196,10 +196,10 @@ def decoder(spec: StreamSpec, request: DecoderRequest) -> RecordDecoder:
     if spec.mode == "upsert":
         fields = [spec.columns.field(name) for name in request.primary_key]
         keys = KeyReader(pa.schema(fields), spec.renames, spec.schema_registry)
-    return RecordDecoder(spec, request, _values(spec, request), keys)
+    return RecordDecoder(spec, request, _value_decoder(spec, request), keys)
 
 
-def _values(spec: StreamSpec, request: DecoderRequest) -> Values:
+def _value_decoder(spec: StreamSpec, request: DecoderRequest) -> Values:
     event_fields = [
         field_name for field_name in spec.fields.values() if field_name not in RECORDS.names
     ]

@@ -109,9 +109,9 @@ def window_job(
     request = FeatureJobRequest(
         name=name,
         featuregroup=featuregroup,
-        schedule=schedule or _cron(interval, job=name),
-        inputs=_inputs(features),
-        primary_key=primary_key or _key(features, job=name),
+        schedule=schedule or _cron_of(interval, job=name),
+        inputs=_inputs_of(features),
+        primary_key=primary_key or _common_key(features, job=name),
         event_time=event_time,
         partition_by=partition_by,
         start=start,
@@ -169,7 +169,7 @@ def _parse_interval(every: Duration, *, job: str) -> timedelta:
     return interval
 
 
-def _cron(every: timedelta, *, job: str) -> str:
+def _cron_of(every: timedelta, *, job: str) -> str:
     """Return the schedule with constant intervals of ``every`` through the year."""
     if every in (_DAY, 7 * _DAY):
         return "0 0 * * *" if every == _DAY else "0 0 * * 1"
@@ -189,7 +189,7 @@ def _cron(every: timedelta, *, job: str) -> str:
     )
 
 
-def _inputs(windows: Sequence[WindowFeature]) -> dict[str, str]:
+def _inputs_of(windows: Sequence[WindowFeature]) -> dict[str, str]:
     """Return the groups of the aggregates by input name."""
     inputs = {}
     for each in windows:
@@ -198,7 +198,7 @@ def _inputs(windows: Sequence[WindowFeature]) -> dict[str, str]:
     return inputs
 
 
-def _key(windows: Sequence[WindowFeature], *, job: str) -> tuple[str, ...]:
+def _common_key(windows: Sequence[WindowFeature], *, job: str) -> tuple[str, ...]:
     """Return the ``key=`` of the aggregates, empty if none has one."""
     keys = {each.key: None for each in windows if each.key is not None}
     if len(keys) > 1:

@@ -158,10 +158,8 @@ def _compute_one_by_one(run: Computation, windows: Sequence[Window]) -> Relation
             if number == 0:
                 allowed_range = Window(window.start - run.spec.reach, window.end)
             else:
-                allowed_range, window_rows = (
-                    window,
-                    _without_late_rows(run.spec, engine, window, window_rows),
-                )
+                allowed_range = window
+                window_rows = _without_late_rows(run.spec, engine, window, window_rows)
             staged, bounds = _stage_and_check(run, allowed_range, window_rows, name=name)
         first_rows = first_rows or staged
         schema = _merged_schema(staged.schema, schema if schema_by_path else None, run.spec)

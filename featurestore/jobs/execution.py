@@ -68,12 +68,12 @@ def compute_windows(
         parallel: Maximum number of chunks at once, if windows do not depend on each other.
     """
     watch = watch or Watch()
-    todo = list(split_chunks(attempt.spec, attempt.windows))
+    pending_chunks = list(split_chunks(attempt.spec, attempt.windows))
     counter = _ProgressCounter(watch, len(attempt.windows))
-    if parallel > 1 and len(todo) > 2 and are_windows_independent(attempt.spec):
-        return _compute_in_parallel(session, attempt, todo, watch, counter, parallel)
+    if parallel > 1 and len(pending_chunks) > 2 and are_windows_independent(attempt.spec):
+        return _compute_in_parallel(session, attempt, pending_chunks, watch, counter, parallel)
     outcome = Outcome()
-    for chunk in todo:
+    for chunk in pending_chunks:
         _compute(session, replace(attempt, windows=chunk), outcome, watch)
         counter.add(len(chunk))
         if outcome.stopped:
@@ -224,7 +224,7 @@ class _ProgressCounter:
 def _compute_in_parallel(
     session: Session,
     attempt: Attempt,
-    todo: list[tuple[Window, ...]],
+    pending_chunks: list[tuple[Window, ...]],
     watch: Watch,
     counter: _ProgressCounter,
     parallel: int,
@@ -235,13 +235,13 @@ def _compute_in_parallel(
     """
     total = Outcome()
     if find_target(session, attempt.spec) is None:
-        _compute(session, replace(attempt, windows=todo[0]), total, watch)
-        counter.add(len(todo[0]))
-        todo = todo[1:]
+        _compute(session, replace(attempt, windows=pending_chunks[0]), total, watch)
+        counter.add(len(pending_chunks[0]))
+        pending_chunks = pending_chunks[1:]
     sessions: queue.SimpleQueue[Session] = queue.SimpleQueue()
     workers = [
         replace(session, engine=find_engine(session.engine.name))
-        for _ in range(min(parallel, len(todo)))
+        for _ in range(min(parallel, len(pending_chunks)))
     ]
     for worker in workers:
         sessions.put(worker)
@@ -260,7 +260,7 @@ def _compute_in_parallel(
         with ThreadPoolExecutor(
             max(len(workers), 1), thread_name_prefix=f"job-{attempt.spec.name}"
         ) as pool:
-            for chunk_outcome in pool.map(compute, todo):
+            for chunk_outcome in pool.map(compute, pending_chunks):
                 total.runs += chunk_outcome.runs
                 total.failed += chunk_outcome.failed
     finally:

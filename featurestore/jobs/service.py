@@ -193,8 +193,7 @@ def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
     upcoming = due_windows(
         schedule_of(spec), watermark=job.watermark, now=times.utc_now(), computed=computed
     )
-    upcoming_set = set(upcoming)
-    windows = sorted([*(each for each in failed if each not in upcoming_set), *upcoming])
+    windows = sorted({*failed, *upcoming})
     return windows if spec.catchup is None else windows[: spec.catchup]
 
 

@@ -40,9 +40,9 @@ from featurestore.streams.positions import (
 
 _log = logging.getLogger("featurestore.jobs")
 # How often in a row a run may be overtaken by other processes.
-_MOST_OVERTAKEN = 50
+_MAX_OVERTAKEN = 50
 # With fewer records the fraction of bad ones is not significant.
-_FEWEST_RECORDS = 100
+_MIN_RECORDS = 100
 # Variable parts of error reasons: names, parentheses and numbers.
 _VALUES = re.compile(r"'[^']*'|\([^)]*\)|[0-9]+")
 
@@ -156,28 +156,30 @@ def _read_up_to_now(run: _Run, group: OpenGroup, topic: Topic) -> None:
     """Read the new records of the topic; start again from the table if overtaken."""
     ends = {number: each.end for number, each in topic.partitions.items()}
     with run.session.registry.reading() as connection:
-        known_identity = registered.topic_id(connection, run.spec.name)
-    for _ in range(_MOST_OVERTAKEN):
+        last_identity = registered.topic_id(connection, run.spec.name)
+    for _ in range(_MAX_OVERTAKEN):
         state = read_snapshot(group.path)
-        check_identity(state, run.stream, topic, known_identity)
-        by_partition = positions(state, run.stream, topic)
-        _record_progress(run, topic, {number: each.start for number, each in by_partition.items()})
+        check_identity(state, run.stream, topic, last_identity)
+        partition_positions = positions(state, run.stream, topic)
+        _record_progress(
+            run, topic, {number: each.start for number, each in partition_positions.items()}
+        )
         try:
             if run.stream.begin == "latest" and all(
-                each.committed is None for each in by_partition.values()
+                each.committed is None for each in partition_positions.values()
             ):
-                _commit_start_offsets(run, group, by_partition)
+                _commit_start_offsets(run, group, partition_positions)
                 continue
-            owned = run.source.owned(run.stream, list(by_partition))
-            by_partition = {
-                number: each for number, each in by_partition.items() if number in owned
+            owned = run.source.owned(run.stream, list(partition_positions))
+            partition_positions = {
+                number: each for number, each in partition_positions.items() if number in owned
             }
-            if _read(run, group, topic, by_partition, ends):
+            if _read(run, group, topic, partition_positions, ends):
                 return
         except StreamOvertaken as error:
             _log.info("%s", error.message)
     raise StreamOvertaken(
-        f"Other processes were faster {_MOST_OVERTAKEN} times; job {run.spec.name!r} stops.",
+        f"Other processes were faster {_MAX_OVERTAKEN} times; job {run.spec.name!r} stops.",
         hint="one runner is enough for a job",
     )
 
@@ -186,24 +188,28 @@ def _read(
     run: _Run,
     group: OpenGroup,
     topic: Topic,
-    by_partition: Mapping[int, Position],
+    partition_positions: Mapping[int, Position],
     ends: Mapping[int, int],
 ) -> bool:
     """Commit micro-batches; return True if the ends are reached or the run should stop."""
-    start = {number: position.start for number, position in by_partition.items()}
-    committed_offsets = {number: position.committed for number, position in by_partition.items()}
+    start = {number: position.start for number, position in partition_positions.items()}
+    committed_offsets = {
+        number: position.committed for number, position in partition_positions.items()
+    }
     spec = run.stream
-    targets = {number: max(ends[number], each) for number, each in start.items()}
+    next_offsets = {number: max(ends[number], each) for number, each in start.items()}
     path = run.session.quarantine_path(group.spec.name, group.spec.version)
-    quarantined = quarantined_ends(path, run.stream, by_partition)
+    quarantined = quarantined_ends(path, run.stream, partition_positions)
     if quarantined:
         first_offsets = {number: start[number] for number in quarantined}
-        batch_again = run.source.batch(spec, first_offsets, quarantined, engine=run.session.engine)
-        _commit(run, group, topic, batch_again, committed_offsets)
+        repeated_batch = run.source.batch(
+            spec, first_offsets, quarantined, engine=run.session.engine
+        )
+        _commit(run, group, topic, repeated_batch, committed_offsets)
         return run.stop.is_set()
-    if all(targets[number] <= start[number] for number in start):
+    if all(next_offsets[number] <= start[number] for number in start):
         return True
-    for batch in run.source.batches(spec, start, targets, engine=run.session.engine):
+    for batch in run.source.batches(spec, start, next_offsets, engine=run.session.engine):
         _commit(run, group, topic, batch, committed_offsets)
         committed_offsets = {**committed_offsets, **batch.end}
         if run.stop.is_set():
@@ -248,7 +254,7 @@ def _check_bad_records(run: _Run) -> None:
         BadRecord: Names the most frequent reason.
     """
     progress = run.progress
-    if progress.records < _FEWEST_RECORDS or progress.bad <= run.stream.most_bad * progress.records:
+    if progress.records < _MIN_RECORDS or progress.bad <= run.stream.most_bad * progress.records:
         return
     kind, count = progress.reasons.most_common(1)[0]
     raise BadRecord(
@@ -260,12 +266,12 @@ def _check_bad_records(run: _Run) -> None:
 
 
 def _commit_start_offsets(
-    run: _Run, group: OpenGroup, by_partition: Mapping[int, Position]
+    run: _Run, group: OpenGroup, partition_positions: Mapping[int, Position]
 ) -> None:
     """Commit the start offsets of a topic that is not read from its first record."""
     offsets = {
         run.stream.app(number): (each.committed, each.start)
-        for number, each in by_partition.items()
+        for number, each in partition_positions.items()
     }
     write = Write(offsets=offsets, validation="off")
     nothing = group.spec.schema.empty_table()

@@ -34,7 +34,7 @@ def positions(state: Snapshot, stream: StreamSpec, topic: Topic) -> dict[int, Po
         number: state.transactions.get(stream.app(number)) for number in topic.partitions
     }
     is_new = all(number is None for number in stored_offsets.values())
-    by_partition = {}
+    partition_positions = {}
     for number, offsets in topic.partitions.items():
         committed = stored_offsets[number]
         if committed is not None:
@@ -43,12 +43,12 @@ def positions(state: Snapshot, stream: StreamSpec, topic: Topic) -> dict[int, Po
             start = offsets.end
         else:  # includes partitions that were added later, whose records are all new
             start = offsets.first
-        by_partition[number] = Position(committed, start)
-    return by_partition
+        partition_positions[number] = Position(committed, start)
+    return partition_positions
 
 
 def quarantined_ends(
-    path: str, stream: StreamSpec, by_partition: Mapping[int, Position]
+    path: str, stream: StreamSpec, partition_positions: Mapping[int, Position]
 ) -> dict[int, int]:
     """Return the ends of a micro-batch that is in the quarantine table but not in the group.
 
@@ -59,7 +59,7 @@ def quarantined_ends(
     if not is_delta_table(path):
         return ends
     transactions = read_snapshot(path).transactions
-    for number, position in by_partition.items():
+    for number, position in partition_positions.items():
         app = stream.app(number)
         end = max(transactions.get(app, 0), transactions.get(f"{BAD}{app}", 0))
         if end > position.start:
@@ -68,16 +68,16 @@ def quarantined_ends(
 
 
 def check_identity(
-    state: Snapshot, stream: StreamSpec, topic: Topic, known_identity: str | None
+    state: Snapshot, stream: StreamSpec, topic: Topic, last_identity: str | None
 ) -> None:
     """Refuse a topic that was recreated since it was last read.
 
     Raises:
         OffsetsLost: It is another topic of the same name.
     """
-    if known_identity is None or topic.identity is None or stream.app(0) not in state.transactions:
+    if last_identity is None or topic.identity is None or stream.app(0) not in state.transactions:
         return
-    if known_identity != topic.identity:
+    if last_identity != topic.identity:
         raise _recreated(stream, "its id differs from the one that was read before")
 
 

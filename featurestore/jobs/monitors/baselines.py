@@ -27,7 +27,7 @@ from featurestore.monitoring.profile import Profile
 from featurestore.monitoring.rules import Anchor, ReferenceWindows
 
 # A new baseline is compared with from so many windows on.
-_FEWEST_WINDOWS = 3
+_MIN_WINDOWS = 3
 LoadProfiles = Callable[[Iterable[Window]], Sequence[Profile]]
 
 
@@ -187,7 +187,7 @@ class WindowBaselines:
         similar_groups = [groups[each.window] for each in similar if each.window is not None]
         expected = len(windows)
         if restart is not None:
-            expected = min(expected, _FEWEST_WINDOWS)
+            expected = min(expected, _MIN_WINDOWS)
         history = {each.window: each for each in (*similar, *same_in_week_profiles)}
         return ReferenceWindows(
             members,
@@ -228,9 +228,11 @@ class WindowBaselines:
             return None  # the moving baseline still overlaps the anchor
         profiles = self._load(groups, None)
         windows = set(anchor_members)
-        members_loaded = [each for each in profiles if each.window in windows]
+        member_profiles = [each for each in profiles if each.window in windows]
         profile_groups = [groups[each.window] for each in profiles if each.window is not None]
-        compared = ReferenceWindows(members_loaded, profiles, profile_groups, expected=len(members))
+        compared = ReferenceWindows(
+            member_profiles, profiles, profile_groups, expected=len(members)
+        )
         return Anchor(begin, begin + last, compared)
 
     def _load(

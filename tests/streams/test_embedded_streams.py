@@ -98,7 +98,7 @@ def test_poison_records_are_set_aside_with_where_they_were_and_why(
         ({"format": "jsonl"}, InvalidJob, "format='json'"),
         ({"schema": {"id": "int64", "at": "datetime"}}, UnsupportedType, "'datetime'"),
         ({"schema": {"id": "binary", "at": "timestamp"}}, InvalidJob, "without loss"),
-        ({"topic": "no-such-topic"}, SourceTableNotFound, "no topic 'no-such-topic'"),
+        ({"topic": "no-such-topic"}, SourceTableNotFound, "unknown topic 'no-such-topic'"),
     ],
 )
 def test_a_job_that_cannot_work_is_refused_before_anything_is_written(

@@ -190,7 +190,7 @@ def test_foreign_names_are_refused_with_the_renaming_to_paste(
     assert snake.columns == ["country_name", "f_1978", "ano", "id"]
     chosen = lake({"a.csv": FOREIGN}, columns=["Año", "country_name"], rename="snake_case")
     assert rows(chosen) == [{"ano": 2, "country_name": "A"}]
-    with pytest.raises(InvalidArgument, match="has no columns 'Country'"):
+    with pytest.raises(InvalidArgument, match="unknown columns 'Country'"):
         lake({"a.csv": FOREIGN}, rename={"Country": "country"})
 
 

@@ -74,7 +74,7 @@ def _group_commit_datasets(
     dataset_facets = facets.standard_facets(path, work.name, work.version, spec.schema)
     dataset_facets["version"] = facets.version_of(commit.delta_version)
     dataset_facets["dataQualityMetrics"] = facets.metrics_of(state)
-    lineage = _columns_of(work, spec.schema)
+    lineage = _origins_of_write(work, spec.schema)
     if lineage is not None:
         dataset_facets["columnLineage"] = facets.column_lineage(
             lineage, paths, only=spec.schema.names
@@ -163,7 +163,7 @@ def _dropped_dataset(work: Work, paths: StorePaths) -> OutputDataset:
     return OutputDataset(*dataset_identifier(_path(work, paths)), facets=dataset_facets)
 
 
-def _columns_of(work: Work, schema: pa.Schema) -> ColumnOrigins | None:
+def _origins_of_write(work: Work, schema: pa.Schema) -> ColumnOrigins | None:
     """Return the origins of the columns of a write, from its retrieval or job."""
     if work.plan is not None:
         return column_origins.origins_of_plan(work.plan)

@@ -119,7 +119,10 @@ def _bin_numbers(
         rows.append(float(each.sampled))
     sizes = np.array(rows)
     return _BinnedProfiles(
-        _matrix(shares, len(edges) + 1), _matrix(cumulative_points, len(points)), sizes, index
+        _stack_rows(shares, len(edges) + 1),
+        _stack_rows(cumulative_points, len(points)),
+        sizes,
+        index,
     )
 
 
@@ -152,7 +155,7 @@ def _bin_values(profiles: Sequence[ColumnProfile], frequent: Sequence[Value]) ->
         shares.append(np.append(frequent_shares, max(1.0 - frequent_shares.sum(), 0.0)))
         rows.append(float(each.sampled))
     no_points = np.empty((len(rows), 0))
-    return _BinnedProfiles(_matrix(shares, len(frequent) + 1), no_points, np.array(rows), index)
+    return _BinnedProfiles(_stack_rows(shares, len(frequent) + 1), no_points, np.array(rows), index)
 
 
 def _compute_distances(
@@ -243,7 +246,7 @@ def _pooled_quantiles(members: Sequence[ColumnProfile]) -> Floats | None:
     return np.asarray(values[np.minimum(index, len(values) - 1)])
 
 
-def _matrix(rows: Sequence[Floats], width: int) -> Floats:
+def _stack_rows(rows: Sequence[Floats], width: int) -> Floats:
     if not rows:
         return np.empty((0, width))
     return np.vstack(rows)

@@ -334,7 +334,7 @@ def _anchor_finding(
 
 def _new_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
     """Return the share of rows with values that a complete baseline does not have."""
-    baseline_counts = _all_values(profiles.members)
+    baseline_counts = _value_counts(profiles.members)
     if baseline_counts is None or profiles.now.kind not in ("text", "boolean"):
         return []
     rows = 0
@@ -360,7 +360,7 @@ def _new_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
 
 def _gone_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
     """Return the baseline's share of the most frequent value that the window lacks."""
-    baseline_counts = _all_values(profiles.members)
+    baseline_counts = _value_counts(profiles.members)
     if (
         baseline_counts is None
         or not profiles.now.complete
@@ -382,7 +382,7 @@ def _gone_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
     ]
 
 
-def _all_values(members: Sequence[ColumnProfile]) -> dict[object, int] | None:
+def _value_counts(members: Sequence[ColumnProfile]) -> dict[object, int] | None:
     counts: dict[object, int] = {}
     for each in members:
         if not each.sampled:

@@ -55,11 +55,11 @@ def can_clean(connection: Connection, location: str, path: str) -> bool:
     if not is_uri(path):
         return True
     if not files.exists(path + _SUFFIX):
-        return lease_objects.is_silent(location, os.path.basename(path), path)
+        return lease_objects.is_expired(location, os.path.basename(path), path)
     owner, _, run = files.read_bytes(path + _SUFFIX).decode("utf-8", "replace").partition(" ")
     if owner == _identity(connection):
         return True
-    return lease_objects.is_silent(location, run or "-", path, path + _SUFFIX)
+    return lease_objects.is_expired(location, run or "-", path, path + _SUFFIX)
 
 
 def try_publish(path: str) -> bool:

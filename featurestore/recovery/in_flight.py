@@ -138,7 +138,7 @@ def in_flight(
     try:
         with (
             owners.heartbeat(store.registry, store.location) as owner,
-            lease_objects.renew_while_running(store.location, intent_id),
+            lease_objects.renewed_lease(store.location, intent_id),
         ):
             claimed_version = _begin(store, intent_id, owner, kind=kind, name=name, version=version)
             staging = StorePaths(store.location).stage(intent_id)

@@ -31,7 +31,7 @@ _log = logging.getLogger("featurestore.recovery")
 
 
 @contextmanager
-def renew_while_running(location: str, run: str) -> Iterator[None]:
+def renewed_lease(location: str, run: str) -> Iterator[None]:
     """Renew the lease of a write while the block runs; nothing is done on a disk."""
     if not is_uri(location):
         yield
@@ -52,7 +52,7 @@ def renew_while_running(location: str, run: str) -> Iterator[None]:
                 files.remove(path, below=location)
 
 
-def is_silent(location: str, run: str, *paths: str, now: datetime | None = None) -> bool:
+def is_expired(location: str, run: str, *paths: str, now: datetime | None = None) -> bool:
     """Return True if the lease of a write has expired.
 
     Args:
@@ -81,7 +81,7 @@ def remove_expired(location: str) -> None:
         return
     now = files.time_of_store(location)
     for run in runs:
-        if is_silent(location, run, now=now):
+        if is_expired(location, run, now=now):
             files.remove(_path(location, run), below=location)
 
 

@@ -73,7 +73,9 @@ def remove_unclaimed_stages(store: Store) -> list[str]:
         with store.registry.reading() as connection:
             is_claimed = intents.find(connection, name) is not None
         path = os.path.join(staging, name)
-        if is_claimed or (is_uri(path) and not lease_objects.is_silent(store.location, name, path)):
+        if is_claimed or (
+            is_uri(path) and not lease_objects.is_expired(store.location, name, path)
+        ):
             continue  # below a URI it may belong to a write of another registry
         try:
             files.remove(path, below=store.location)

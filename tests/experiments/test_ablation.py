@@ -177,7 +177,7 @@ def test_wrong_ablations_and_folds_are_refused(sums: TrainingDataset) -> None:
         ({"features": [["x0", "x1", "x2", "x3"]]}, "All inputs are left out"),
         ({"features": "every"}, "is not 'each', 'groups'"),
         ({"features": "groups"}, "was not created from feature groups"),
-        ({"features": None}, "name nothing to leave out"),
+        ({"features": None}, "contain no component to leave out"),
         ({"features": ["x0", "x0"]}, "name 'x0' twice"),
         ({"repeats": 0}, "repeats=0"),
         ({"direction": "down"}, "neither 'max' nor 'min'"),

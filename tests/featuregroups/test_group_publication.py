@@ -134,7 +134,7 @@ def test_an_interrupt_after_the_commit_says_that_the_rows_landed(
             group.insert(pa.table({"n": [2]}))
     finally:
         sys.settrace(before)
-    assert "landed as version 2" in str(caught.value.__notes__)
+    assert "committed as version 2" in str(caught.value.__notes__)
     assert numbers(store) == [1, 2]
     assert registered(store) == 2
     assert open_intents(store) == []

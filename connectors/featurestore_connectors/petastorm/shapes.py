@@ -39,7 +39,7 @@ def flatten_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     arrays = []
     for array, field in zip(batch.columns, schema, strict=True):
         if shape_of(array.type):
-            array = _lists_of(flat_items(array), array, field.type)
+            array = _fixed_size_lists(flat_items(array), array, field.type)
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -55,10 +55,10 @@ def restore_shape(array: pa.Array, kind: pa.DataType) -> pa.Array:
         kinds.append(kinds[-1].value_type)
     for each in reversed(kinds[1:]):
         values = pa.FixedSizeListArray.from_arrays(values, type=each)
-    return _lists_of(values, array, kind)
+    return _fixed_size_lists(values, array, kind)
 
 
-def _lists_of(values: pa.Array, like: pa.Array, kind: pa.DataType) -> pa.Array:
+def _fixed_size_lists(values: pa.Array, like: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return lists of fixed size with the nulls of another array."""
     valid = None
     if like.null_count:

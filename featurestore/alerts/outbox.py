@@ -24,6 +24,7 @@ from featurestore.session import Session
 
 _log = logging.getLogger("featurestore.alerts")
 _FIRST_WAIT = timedelta(seconds=10)
+# Messages of one call; the others wait for the next call.
 _BATCH_SIZE = 20
 # Time limit of a call that sends messages after its main work.
 SEND_SECONDS = 30.0

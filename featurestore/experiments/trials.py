@@ -27,6 +27,7 @@ from featurestore.storage.appending import last_lines
 from featurestore.storage.supervised import exit_text
 
 _POLL_SECONDS = 0.05
+# A study fails once this many workers in a row die before they begin a trial.
 _MAX_EARLY_DEATHS = 3
 
 

@@ -19,8 +19,10 @@ from featurestore.monitoring import distances
 from featurestore.monitoring.distances import Floats
 from featurestore.monitoring.profile import ColumnProfile
 
+# Probabilities of pooled quantiles, and of the edges of the ten bins of a number.
 _GRID = np.linspace(0.0, 1.0, 101)
 _DECILES = np.linspace(0.0, 1.0, 11)[1:-1]
+# The most frequent values have a bin each; all other values share one bin.
 _MAX_VALUES = 50
 
 

@@ -33,6 +33,7 @@ from featurestore.monitoring.missing import (
 )
 from featurestore.monitoring.profile import ColumnProfile, Profile
 
+# Minimum number of windows with which a window is compared.
 _MIN_HISTORY = 3
 # A value is reported as lost if this many rows of the window were expected to have it.
 _EXPECTED_ROWS = 10

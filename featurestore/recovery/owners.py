@@ -31,6 +31,7 @@ from featurestore.storage import files, locks, machine
 from featurestore.storage.location import is_uri
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=60)
+# An owner may miss three heartbeats before it is considered dead.
 HEARTBEAT_SECONDS = HEARTBEAT_TIMEOUT.total_seconds() / 4
 
 _NAME = re.compile(r"[A-Za-z0-9-]{1,40}\.[0-9]{1,10}\.([0-9a-f]{8})\.[0-9a-f]{8}")

@@ -27,6 +27,7 @@ from featurestore.storage.supervised import SupervisedProcess, search_path
 _REGISTRATION_SECONDS = 20.0
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 30.0
+# Exit statuses like those of processes ended by SIGTERM and SIGKILL.
 _STOPPED, _LOST = -15, -9
 
 

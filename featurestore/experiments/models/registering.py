@@ -39,6 +39,7 @@ from featurestore.training.reading import split_batches
 from featurestore.training.transformations import of_dataset, read_by_hash
 from featurestore.transform.fitted import Transformations
 
+# Rows of the trial prediction.
 _TRIAL_ROWS = 8
 
 

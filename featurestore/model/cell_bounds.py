@@ -47,23 +47,25 @@ def columns_to_bound(schema: pa.Schema, *, most: int) -> tuple[str, ...]:
     return tuple(names)
 
 
-def first_too_long(array: pa.Array, *, most: int) -> int | None:
-    """Return the first row whose cell has more bytes than ``most``; None where there is none.
+def rows_too_long(array: pa.Array, *, most: int) -> list[int]:
+    """Return the rows whose cells have more bytes than ``most``.
 
-    >>> first_too_long(pa.array(["ab", "abc"]), most=2)
-    1
+    >>> rows_too_long(pa.array(["abc", "ab", "abc"]), most=2)
+    [0, 2]
     """
     # Almost every batch is within the bound with all of its rows.
     if array.nbytes <= most:
-        return None
+        return []
     if len(array) == 1:
-        return 0 if cell_bytes(array) > most else None
+        return [0] if cell_bytes(array) > most else []
     half = len(array) // 2
-    row = first_too_long(array.slice(0, half), most=most)
-    if row is not None:
-        return row
-    row = first_too_long(array.slice(half), most=most)
-    return None if row is None else half + row
+    later_rows = rows_too_long(array.slice(half), most=most)
+    return rows_too_long(array.slice(0, half), most=most) + [half + row for row in later_rows]
+
+
+def first_too_long(array: pa.Array, *, most: int) -> int | None:
+    """Return the first row whose cell has more bytes than ``most``; None where there is none."""
+    return next(iter(rows_too_long(array, most=most)), None)
 
 
 def cell_bytes(array: pa.Array) -> int:

@@ -73,6 +73,22 @@ def test_no_record_ends_a_run(duckdb_store: FeatureStore, monkeypatch: pytest.Mo
     assert all(row["reasons"][0] for row in found)
 
 
+def test_records_with_cells_over_the_bound_are_quarantined(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEATURESTORE_CELL_BYTES", "64")
+    texts = {1: "k" * 64, 2: "k" * 65, 3: "k", 4: "\u00e4" * 33}
+    records = [
+        json.dumps({"id": key, "at": "2024-01-01T00:00:00Z", "kind": text}).encode()
+        for key, text in texts.items()
+    ]
+    run(monkeypatch, duckdb_store, job(), MemoryTopics([values(*records)], [4]))
+    assert sorted(row["id"] for row in rows_of(duckdb_store, "g")) == [1, 3]
+    assert [row["reasons"] for row in quarantined(duckdb_store, "g")] == [
+        ["kind has more than 64 bytes"]
+    ] * 2
+
+
 def test_a_record_that_makes_a_library_raise_is_bad_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     class Raising:
         def decode(self, values: pa.Array) -> Any:
@@ -81,7 +97,7 @@ def test_a_record_that_makes_a_library_raise_is_bad_alone(monkeypatch: pytest.Mo
             return decoding.Decoded({"x": values}, pa.nulls(len(values), pa.string()))
 
     spec = StreamSpec("e", "t", pa.schema([("x", pa.binary())]), "raw")
-    monkeypatch.setattr(decoding, "_values", lambda spec, request: Raising())
+    monkeypatch.setattr(decoding, "_value_decoder", lambda spec, request: Raising())
     found = decoded(spec, [b"a", b"poison", b"b", b"c", b"poison"])
     reasons = [row["record_error"] for row in found]
     assert reasons == [None, _OVERFLOW, None, None, _OVERFLOW]

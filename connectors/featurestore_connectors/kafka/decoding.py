@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.errors import FeatureStoreError, InvalidJob, listing
+from featurestore.model.cell_bounds import columns_to_bound, most_cell_bytes, rows_too_long
 from featurestore.model.instants import rows_outside
 from featurestore.model.stream import RECORD_FIELDS, StreamSpec
 from featurestore.model.types import TIMESTAMP
@@ -120,6 +121,14 @@ class RecordDecoder:
             if outside is not None:
                 reason = f"{field.name} is before year 1 or after year 9999"
                 reasons = _add_reason(reasons, outside, reason)
+        most_bytes = most_cell_bytes()
+        for name in columns_to_bound(self.spec.columns, most=most_bytes):
+            long_rows = rows_too_long(columns[name], most=most_bytes)
+            if long_rows:
+                numbers = pa.array(range(len(columns[name])), pa.int64())
+                is_long = pc.is_in(numbers, pa.array(long_rows, pa.int64()))
+                reason = f"{name} has more than {most_bytes:,} bytes"
+                reasons = _add_reason(reasons, is_long, reason)
         for name in (*self.request.primary_key, *self.request.times):
             is_absent = pc.is_null(columns[name])
             if name not in self.request.primary_key:

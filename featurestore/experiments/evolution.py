@@ -35,7 +35,7 @@ def evolve(space: Space, finished: Sequence[tuple[Params, float]], *, seed: str)
     draw = random.Random(seed)
     best = sorted(finished, key=lambda each: each[1])[:POPULATION]
     if len(best) < min(4, POPULATION):
-        return {name: parameter.at(draw.random()) for name, parameter in space.items()}
+        return {name: parameter.value_at(draw.random()) for name, parameter in space.items()}
     parent = draw.choice(best)[0]
     first, second = draw.sample(best, 2)
     mutated_name = draw.choice(list(space))
@@ -47,5 +47,5 @@ def evolve(space: Space, finished: Sequence[tuple[Params, float]], *, seed: str)
         base = parameter.position(best[0][0][name])
         step = parameter.position(first[0][name]) - parameter.position(second[0][name])
         position = base + _WEIGHT * step + draw.gauss(0, 0.02)
-        params[name] = parameter.at(min(max(position, 0.0), 1.0))
+        params[name] = parameter.value_at(min(max(position, 0.0), 1.0))
     return params

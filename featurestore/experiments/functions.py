@@ -201,7 +201,7 @@ def _arguments(function: TrainFunction) -> tuple[set[str], list[str], bool]:
         elif parameter.kind is parameter.POSITIONAL_ONLY:
             raise InvalidTrainFunction(
                 f"{name_of(function)} takes {parameter.name!r} by position only.",
-                hint="arguments of a training function are given by name",
+                hint="arguments of a training function are passed by name",
             )
         elif parameter.kind is not parameter.VAR_POSITIONAL:
             accepted.add(parameter.name)

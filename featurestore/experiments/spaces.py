@@ -34,8 +34,8 @@ class Interval:
         low, high, scaled = self._scaled(self.low), self._scaled(self.high), self._scaled(value)
         return (scaled - low) / (high - low) if high > low else 0.0
 
-    def at(self, position: float) -> Any:
-        """Return the value at a position."""
+    def value_at(self, position: float) -> Any:
+        """Return the value at a relative position from 0 to 1."""
         low, high = self._scaled(self.low), self._scaled(self.high)
         value = low + position * (high - low)
         if self.log:
@@ -76,8 +76,8 @@ class Choice:
         """Return the relative position of a value among the options, from 0 to 1."""
         return (self.options.index(value) + 0.5) / len(self.options)
 
-    def at(self, position: float) -> Any:
-        """Return the option at a position."""
+    def value_at(self, position: float) -> Any:
+        """Return the option at a relative position from 0 to 1."""
         return self.options[min(int(position * len(self.options)), len(self.options) - 1)]
 
     def values(self) -> tuple[Any, ...]:
@@ -105,7 +105,7 @@ def uniform(low: float, high: float) -> Interval:
 def loguniform(low: float, high: float) -> Interval:
     """Return the interval from ``low`` to ``high``, sampled log-uniformly.
 
-    >>> loguniform(1e-4, 1e-1).at(0.5)
+    >>> loguniform(1e-4, 1e-1).value_at(0.5)
     0.003162...
     """
     return _interval(low, high, log=True, whole=False)

@@ -62,6 +62,7 @@ def run_task(task: Task, dumped: bytes, listener: Listener | None = None) -> Wor
     context = Context(task, listener)
     try:
         function = pickle.loads(dumped)
+        # Again, since unpickling imports modules, which may draw numbers or load TensorFlow.
         randomness.seed_all(task.seed)
         returned = functions.call(function, task.params, context)
         final_status = running_status.ended("finished", metrics=returned_metrics(returned))

@@ -199,7 +199,7 @@ def _begin(
             )
         elif kind == views.DEFINE:
             claimed_version = views.claim(connection, store.location, name, version)
-        elif kind == models.ENTER:
+        elif kind == models.REGISTER:
             claimed_version = models.claim(connection, store.location, name, version)
         else:
             claimed_version = version or 1

@@ -21,7 +21,7 @@ from featurestore.registry import models
 from featurestore.registry.locking import lock
 from featurestore.storage import files
 
-ENTER, LEAVE = "enter", "leave"
+REGISTER, REMOVE = "enter", "leave"
 
 
 def model_file(directory: str) -> str:
@@ -97,7 +97,7 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
         check_version(version)
     lock(connection, f"model/{name}")
     used_versions = {*models.versions(connection, name), *models.remembered(connection, name)}
-    for kind in (ENTER, LEAVE):
+    for kind in (REGISTER, REMOVE):
         used_versions.update(versions_in_flight(connection, location, kind, name))
     paths = StorePaths(location)
     entries = map(version_of, files.list_directory(paths.model_versions(name)))

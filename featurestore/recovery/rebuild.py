@@ -183,7 +183,7 @@ def _restore_models(connection: Connection, location: str, report: RebuildReport
             if models.is_model(path):
                 models.register(connection, path, name, version)
                 report.models.append(f"{name}@v{version}")
-            elif version not in versions_in_flight(connection, location, models.ENTER, name):
+            elif version not in versions_in_flight(connection, location, models.REGISTER, name):
                 report.unreadable.append((path, "it has no model.json"))
 
 

@@ -21,12 +21,12 @@ def resolve(connection: Connection, location: str, intent: intents.Intent) -> st
             outcome = _resolve_dataset(connection, paths, intent)
         elif intent.kind in (views.DEFINE, views.UNDEFINE):
             outcome = _resolve_view(connection, paths, intent)
-        elif intent.kind in (models.ENTER, models.LEAVE):
+        elif intent.kind in (models.REGISTER, models.REMOVE):
             outcome = _resolve_model(connection, paths, intent)
         elif intent.kind in ("create", "write", "delete", "reclaim"):
             outcome = _resolve_group(connection, paths, intent)
         else:
-            outcome = "removed what it staged"
+            outcome = "removed its staged files"
     except (InvalidName, InvalidArgument) as error:
         # An invalid row, not written by this store: never touch files because of it.
         intents.end(connection, intent.run_id)
@@ -91,7 +91,7 @@ def _resolve_view(connection: Connection, paths: StorePaths, intent: intents.Int
 def _resolve_model(connection: Connection, paths: StorePaths, intent: intents.Intent) -> str:
     name, version = intent.name, intent.version
     directory = paths.model(name, version)
-    if intent.kind == models.LEAVE:
+    if intent.kind == models.REMOVE:
         models.forget(connection, name, version)
         models.remove_files(paths, name, version)
         return "finished"

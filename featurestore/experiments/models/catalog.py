@@ -47,7 +47,7 @@ def publish(
     Raises:
         ModelExists: The version exists, or another process is writing it.
     """
-    with in_flight(session, kind=directories.ENTER, name=spec.name, version=version) as run:
+    with in_flight(session, kind=directories.REGISTER, name=spec.name, version=version) as run:
         directory = session.paths.model(spec.name, run.version)
         make_directory(directory)
         target = os.path.join(directory, ARTIFACT, os.path.basename(artifact))
@@ -120,7 +120,7 @@ def remove(session: Session, name: str, version: int) -> None:
     """Delete a version; its predictions remain."""
     with session.registry.reading() as connection:
         index.get(connection, name, version)
-    with in_flight(session, kind=directories.LEAVE, name=name, version=version) as run:
+    with in_flight(session, kind=directories.REMOVE, name=name, version=version) as run:
         with session.registry.transaction() as connection:
             directories.forget(connection, name, version)
         directories.remove_files(session.paths, name, version)

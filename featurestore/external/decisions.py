@@ -27,7 +27,7 @@ class StoredDecisions:
     source: str
 
     def get(self, key: str) -> Mapping[str, Any] | None:
-        """Return the decision of a key, or None if there is none yet."""
+        """Return the decision of a key, None if it was not decided yet."""
         path = self._path(key)
         if not files.exists(path):
             return None

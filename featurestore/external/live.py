@@ -142,7 +142,7 @@ def registered_source(session: Session, spec: FeatureGroupSpec) -> SourceSpec:
     """Return the source of an external group.
 
     Raises:
-        SourceNotFound: It is no longer registered.
+        SourceNotFound: Its registration was removed.
     """
     name = external_rows(spec).source
     with session.registry.reading() as connection:

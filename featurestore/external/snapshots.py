@@ -49,7 +49,7 @@ def check_snapshot(path: str, spec: FeatureGroupSpec, delta_version: int) -> Non
     """Check that the store has rows of an external group at a Delta version.
 
     Raises:
-        VersionNotFound: There is no snapshot; lists the versions that are snapshots.
+        VersionNotFound: The version is not a snapshot; lists the snapshots.
     """
     snapshots = [
         commit.delta_version for commit in commits.history(path) if commit.operation == OPERATION

@@ -37,7 +37,7 @@ _log = logging.getLogger("featurestore.jobs")
 class PinnedInput:
     """An input at the version that a run reads; ``time`` is the column that filters it, if any.
 
-    A registered source is pinned when its rows are read: a run reads one snapshot of it.
+    A registered source is pinned when its rows are read: a run reads one snapshot.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """SQL jobs: the query of one window, and of many at once where that gives the same rows.
 
-A query over a chunk of neighbouring windows reads the inputs of all of them, and ``$window_start``
+A query over a chunk of neighbouring windows reads the inputs of all windows, and ``$window_start``
 and ``$window_end`` are those of the chunk. For many queries this gives the same rows as window by
 window in a fraction of the time. ``can_batch_windows`` is a rule on the text that accepts only queries
 whose form cannot mix rows of windows: one SELECT, no subqueries, window functions, limits or set

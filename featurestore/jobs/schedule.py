@@ -37,7 +37,7 @@ _TIMES_COMPARED = 400
 class Schedule:
     """The cron expression, time zone, width, first start and allowed lateness of windows.
 
-    ``start`` is the earliest start of a window; None means that there is no catchup.
+    ``start`` is the earliest start of a window; None disables catchup.
     """
 
     cron: str
@@ -154,7 +154,7 @@ def window_ending(schedule: Schedule, end: datetime) -> Window:
 
 
 def window_starting(schedule: Schedule, start: datetime) -> Window:
-    """Return the window that begins at ``start``; InvalidJob if there is none."""
+    """Return the window that begins at ``start``; InvalidJob if none does."""
     ending = times.shifted(start, schedule.width or timedelta(microseconds=1))
     window = next(windows_after(schedule, times.shifted(ending, -timedelta(microseconds=1))))
     if window.start != start:

@@ -130,7 +130,7 @@ def read_source(
         SourceNotFound: No source of this name is registered.
         SourceUnavailable: The source cannot be reached, or refuses the user.
         SourceTableNotFound: The table, file or version does not exist.
-        UnsupportedType: Columns cannot be read without loss; lists all of them.
+        UnsupportedType: Columns cannot be read without loss; lists these columns.
     """
     spec = get(session, name)
     texts = text_options(options or {})
@@ -184,7 +184,7 @@ def build_query(
 def source_schema(
     session: Session, spec: SourceSpec, query: SourceQuery, *, time: str | None = None
 ) -> pa.Schema:
-    """Return the columns of a query; ``time`` has to be one of them, with a time type.
+    """Return the columns of a query; ``time`` must be one with a time type.
 
     Raises:
         InvalidName: Columns have names that are not valid feature names.

@@ -53,7 +53,7 @@ def quarantined_ends(
     """Return the ends of a micro-batch that is in the quarantine table but not in the group.
 
     A process died between the two commits: exactly these records have to be read again. Empty if
-    there is no such micro-batch.
+    no such micro-batch exists.
     """
     ends: dict[int, int] = {}
     if not is_delta_table(path):

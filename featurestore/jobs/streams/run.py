@@ -133,7 +133,7 @@ def stream_job(
         alert: Channels that are alerted when runs keep failing (``add_alert_channel``).
 
     Raises:
-        InvalidJob: There is no event time, or a format, type or option is invalid.
+        InvalidJob: The event time is missing, or a format, type or option is invalid.
 
     >>> clicks = featurestore.stream_job(
     ...     "clicks", source="events", topic="clicks", primary_key="user", event_time="at",

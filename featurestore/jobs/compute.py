@@ -225,14 +225,14 @@ def _merged_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) ->
     return pa.schema(fields)
 
 
-def _run_code(run: Computation, seen: Mapping[str, Relation], window: Window) -> Any:
+def _run_code(run: Computation, visible: Mapping[str, Relation], window: Window) -> Any:
     if run.spec.kind == "sql":
-        return Query(run.spec, run.session.engine).run(seen, window).native
-    native_inputs = {name: relation.native for name, relation in seen.items()}
-    result = run.definition(window=window, **native_inputs)
-    if isinstance(result, list) and not result:
+        return Query(run.spec, run.session.engine).run(visible, window).native
+    native_inputs = {name: relation.native for name, relation in visible.items()}
+    returned = run.definition(window=window, **native_inputs)
+    if isinstance(returned, list) and not returned:
         return None
-    return result
+    return returned
 
 
 def _chunk_inputs(run: Computation, window: Window) -> dict[str, Relation]:

@@ -227,7 +227,7 @@ def _within_calendar(schedule: Schedule, instant: datetime) -> Iterator[None]:
     except (OverflowError, ValueError) as error:
         raise OutOfRange(
             f"The schedule {schedule.cron!r} has no time near {instant.isoformat()}.",
-            hint="give a start and an end within the years that data has, for example 2024",
+            hint="choose a start and an end in the years of the data, for example 2024",
         ) from error
 
 

@@ -300,7 +300,7 @@ def _backfill_note(session: Session, name: str, job_runs: Sequence[Run]) -> str:
     evaluated = states.total() - states["learning"]
     out_of_bounds = states["alarm"] + states["suspect"]
     return (
-        f"{evaluated:,} windows judged ({states['learning']:,} more had too little history), "
+        f"{evaluated:,} windows evaluated ({states['learning']:,} more had too little history), "
         f"{out_of_bounds:,} out of bounds, {states['alarm']:,} of them alarms. Alerts are sent for the "
         f"newest window only: featurestore monitor history {name} lists the others."
     )

@@ -153,7 +153,7 @@ def test_backfill_counts_windows_out_of_bounds(
     clock.now = NOW + 4 * DAY
     runs = shop.backfill_job("watch", NOW - 2 * DAY, clock.now)
     note = runs.note  # type: ignore[attr-defined]
-    assert "6 windows judged" in note
+    assert "6 windows evaluated" in note
     assert "4 out of bounds, 3 of them alarms" in note
     assert "newest window only" in note
 

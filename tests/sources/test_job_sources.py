@@ -300,7 +300,7 @@ def test_definitions_with_sources_are_kept_and_wrong_ones_refused() -> None:
     ).spec
     assert JobSpec.from_text(json.dumps(made.to_json())) == made
     assert made.input_times == {"trips": "left_at"}
-    with pytest.raises(InvalidArgument, match="exclude each other"):
+    with pytest.raises(InvalidArgument, match="given together"):
         featurestore.source("city", table="trips", sql="select 1")
     for wrong in (
         {"mode": "append", "tombstone": "gone"},

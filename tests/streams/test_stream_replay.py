@@ -118,7 +118,7 @@ def test_a_replay_that_dies_between_its_commits_lands_nothing_twice(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(replays, "_remove", dies)
+        patched.setattr(replays, "_remove_records", dies)
         with pytest.raises(KeyboardInterrupt):
             duckdb_store.replay_stream("g")
     assert len(rows_of(duckdb_store, "g")) == 2

@@ -28,9 +28,9 @@ import numpy as np
 import pandas as pd
 
 import featurestore
+from featurestore.storage.connections import object_store_for, use_options
 from featurestore.storage.interface import Storage
 from featurestore.storage.local import LocalStorage
-from featurestore.storage.location import storage_of, use_options
 from featurestore.store import FeatureStore
 from featurestore.training.dataset import TrainingDataset
 
@@ -130,7 +130,7 @@ def count_of_s3(port: int, bucket: str, folder: Path, *, rows: int, commits: int
 
 def count_of_hdfs(root: str, folder: Path, *, rows: int, commits: int) -> None:
     """Count the calls of our own client; checkpoints are delta-rs's, and not among them."""
-    storage: Any = storage_of(root)[0]
+    storage: Any = object_store_for(root)[0]
     requests: Counter[str] = Counter()
     for name in ("create", "rename", "read", "get_file_info", "list_status", "delete"):
         call = getattr(storage._client, name)
@@ -153,7 +153,7 @@ def measure_listing(stores: dict[str, FeatureStore], *, count: int) -> None:
         if place == "disk":
             storage, folder = LocalStorage(store.location, durable=False), "listed"
         else:
-            storage, name = storage_of(store.location)
+            storage, name = object_store_for(store.location)
             folder = f"{name}/listed"
         with ThreadPoolExecutor(8) as pool:
             names = [f"{folder}/part-{number:05d}" for number in range(count)]

@@ -20,7 +20,8 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import VersionNotFound
 from featurestore.model.times import utc_now
 from featurestore.storage import files
-from featurestore.storage.location import absolute, is_uri, storage_of
+from featurestore.storage.connections import object_store_for
+from featurestore.storage.location import absolute, is_uri
 
 # A file that no commit names may belong to a write that is under way.
 _LONGEST_WRITE = timedelta(days=1)
@@ -45,7 +46,7 @@ def remove_unneeded_files(
         if files.remove(file, below=absolute(path)):  # else another vacuum took it
             removed.append(file)
     if is_uri(path):
-        storage, folder = storage_of(path)
+        storage, folder = object_store_for(path)
         abandoned = datetime.fromtimestamp(abandoned_before(retain), UTC)
         storage.remove_unfinished(folder, before=abandoned)
     return removed

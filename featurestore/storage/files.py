@@ -42,7 +42,7 @@ def location_of(location: str | os.PathLike[str]) -> str:
     """
     text = os.fspath(location)
     if is_uri(text) and not text.startswith("file://"):
-        return Location.of(text).text
+        return Location.parse(text).text
     return local_directory(text)
 
 

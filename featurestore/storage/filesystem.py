@@ -16,8 +16,9 @@ from datetime import datetime
 from typing import Any
 
 from featurestore.errors import StorageError, missing_extra
+from featurestore.storage.connections import object_store_for
 from featurestore.storage.interface import StoredObject
-from featurestore.storage.location import SCHEMES, storage_of
+from featurestore.storage.location import SCHEMES
 
 Guard = Callable[[], AbstractContextManager[None]]
 
@@ -91,7 +92,7 @@ class _Files:
             known = self._known.get(path)
         if known is not None:
             return known
-        storage, name = storage_of(path)
+        storage, name = object_store_for(path)
         found = storage.find(name)
         if found is None:
             raise FileNotFoundError(f"There is no {path!r}.")
@@ -130,7 +131,7 @@ class _Handle:
         left = max(self._size - start, 0)
         length = left if count < 0 else min(count, left)
         with self._guard():
-            storage, name = storage_of(self._path)
+            storage, name = object_store_for(self._path)
             (data,) = storage.ranges(name, [(start, length)])
         self._wanted.__dict__.pop("position", None)
         self._end = start + length

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from featurestore.errors import FeatureStoreError, StorageError
+from featurestore.storage.connections import object_store_for
 from featurestore.storage.interface import Storage
-from featurestore.storage.location import storage_of
 
 # Requests are signed with the time; servers refuse those that are much older or younger.
 _MOST_SKEW_SECONDS = 300
@@ -32,7 +32,7 @@ def inspect(location: str) -> Iterator[Finding]:
     What needs the probe is left out where it cannot be written.
     """
     try:
-        storage, folder = storage_of(location)
+        storage, folder = object_store_for(location)
         next(iter(storage.list(folder)), None)
     except FeatureStoreError as error:
         yield Finding("reach", False, error.message, error.hint)

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from featurestore.storage.connections import object_store_for
 from featurestore.storage.interface import StoredObject
-from featurestore.storage.location import is_uri, storage_of
+from featurestore.storage.location import is_uri
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def listed_once(folder: str, *, after: str = "") -> Iterator[None]:
     if not is_uri(folder) or (held and held.folder == folder and held.after <= after):
         yield
         return
-    storage, name = storage_of(folder)
+    storage, name = object_store_for(folder)
     found = {}
     for each in storage.list(name, after=f"{name}/{after}" if after else ""):
         found[f"{storage.root}/{each.name}"] = each

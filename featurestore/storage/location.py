@@ -1,85 +1,82 @@
-"""Locations: where a store is, a directory of this machine or a URI, and which storage it means.
+"""Parse locations: absolute paths of this machine, and URIs of object stores and HDFS.
 
-A URI is text and no path: what tidies up paths (``normpath``, ``PurePath``) makes another text of
-it. Paths below a location are made with ``os.path.join``, which leaves it as it is.
+This module parses only; ``connections`` opens. A URI is text, not a path: ``normpath`` and
+``PurePath`` would change it. Paths below a location are made with ``os.path.join``, which keeps it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidArgument, UnsupportedLocation
 from featurestore.model.paths import is_relative_path
 
-if TYPE_CHECKING:
-    from featurestore.storage.interface import Storage
-
 _SEPARATOR = "://"
 _URI = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>[^/?#@]+)(?:/(?P<prefix>[^?#]*))?")
-# How the same storage is called elsewhere.
-_OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "azure": "az", "abfs": "az", "abfss": "az"}
+# Schemes by which other tools call the same storage.
+_SCHEME_ALIASES = {
+    "s3a": "s3",
+    "s3n": "s3",
+    "gcs": "gs",
+    "azure": "az",
+    "abfs": "az",
+    "abfss": "az",
+}
 HDFS = "hdfs"
 SCHEMES = ("s3", "gs", "az", HDFS)
 _EXAMPLES = {HDFS: "hdfs://namenode:port/path"}
 
-# What this process opened, by scheme and host, with the options that it was given. Options may hold
-# credentials: they live here and are never written down.
-_options: dict[str, dict[str, str]] = {}
-_open: dict[str, Storage] = {}
-
 
 @dataclass(frozen=True)
 class Location:
-    """Where a store is: ``text`` is an absolute path or a URI without a slash at its end.
+    """The URI of a store: ``text`` has no slash at its end.
 
-    >>> Location.of("s3://models/features/").text
+    >>> Location.parse("s3://models/features/").text
     's3://models/features'
     """
 
     text: str
 
     @classmethod
-    def of(cls, text: str) -> Location:
-        """Return the location of a URI.
+    def parse(cls, text: str) -> Location:
+        """Parse a URI.
 
         Raises:
-            UnsupportedLocation: It is no URI of a kind that there is.
+            UnsupportedLocation: The text is not a URI, or its scheme is not supported.
         """
-        found = _URI.fullmatch(text)
-        scheme = found["scheme"] if found is not None else ""
-        scheme = _OTHER_NAMES.get(scheme, scheme)
-        if found is None or scheme not in SCHEMES:
+        match = _URI.fullmatch(text)
+        scheme = match["scheme"] if match is not None else ""
+        scheme = _SCHEME_ALIASES.get(scheme, scheme)
+        if match is None or scheme not in SCHEMES:
             raise UnsupportedLocation(
-                f"location={_shown(text)!r} is no place of a kind that the store knows.",
+                f"location={_without_password(text)!r} is not a location that the store supports.",
                 hint="a directory of this machine, also one where another file system is mounted, "
                 "s3://bucket/prefix (gs:// and az:// are untested) or hdfs://namenode:port/path; "
                 "credentials go into the environment or storage_options=",
             )
-        prefix = (found["prefix"] or "").strip("/")
+        prefix = (match["prefix"] or "").strip("/")
         if prefix and not is_relative_path(prefix):
             raise UnsupportedLocation(
                 f"location={text!r} has a part that is empty, '.', '..' or has a backslash.",
                 hint=_EXAMPLES.get(scheme, f"{scheme}://bucket/prefix"),
             )
-        return cls(f"{scheme}://{found['host']}/{prefix}".rstrip("/"))
+        return cls(f"{scheme}://{match['host']}/{prefix}".rstrip("/"))
 
     @property
     def scheme(self) -> str:
         """The kind of storage: "s3", "gs", "az", "hdfs"."""
-        return self.text.partition(_SEPARATOR)[0]
+        return scheme_of(self.text)
 
     @property
     def bucket(self) -> str:
-        """The bucket or container; of HDFS the namenode and its port, or the cluster."""
+        """The bucket or container; for HDFS the namenode and its port, or the cluster."""
         return self.text.partition(_SEPARATOR)[2].partition("/")[0]
 
 
 def is_uri(text: str) -> bool:
-    """Tell whether a path is a URI, so that no call of the operating system may have it.
+    """Return True if a path is a URI, which calls of the operating system do not understand.
 
     >>> is_uri("s3://models/features"), is_uri("/data/store")
     (True, False)
@@ -87,8 +84,28 @@ def is_uri(text: str) -> bool:
     return _SEPARATOR in text
 
 
+def scheme_of(path: str) -> str:
+    """Return the scheme of a URI, "file" for a path of this machine.
+
+    >>> scheme_of("s3://models/features"), scheme_of("/data/store")
+    ('s3', 'file')
+    """
+    scheme, separator, _ = path.partition(_SEPARATOR)
+    return scheme if separator else "file"
+
+
+def root_of(path: str) -> str:
+    """Return the URI of the bucket or file system of a URI.
+
+    >>> root_of("s3://models/features/x")
+    's3://models'
+    """
+    scheme, _, rest = path.partition(_SEPARATOR)
+    return f"{scheme}{_SEPARATOR}{rest.partition('/')[0]}"
+
+
 def absolute(path: str) -> str:
-    """Return a path made absolute; a URI as it is.
+    """Return a path made absolute; a URI unchanged.
 
     >>> absolute("s3://models/features")
     's3://models/features'
@@ -97,7 +114,7 @@ def absolute(path: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """Return the name of an object if it is one: relative, without empty parts and dots.
+    """Return the name of an object if it is valid: relative, without empty parts and dots.
 
     >>> check_name("featuregroups/weather/v1/_delta_log/00000000000000000000.json")
     'featuregroups/weather/v1/_delta_log/00000000000000000000.json'
@@ -110,33 +127,22 @@ def check_name(name: str) -> str:
     return name
 
 
-def use_options(location: str, options: Mapping[str, str] | None) -> None:
-    """Open the bucket of a location with these options from now on, in this process.
+def with_owner(location: str, owner: str) -> str:
+    """Return a location with an owner before its bucket, in place of another owner.
 
-    Without options those of an earlier call stay; what none of them says is the environment's.
+    Each owner has its own connection to the bucket, with its own options.
+
+    >>> with_owner("s3://models/features", "shop")
+    's3://shop@models/features'
     """
-    root = _root_of(location)
-    if options is not None and dict(options) != _options.get(root, {}):
-        _options[root] = dict(options)
-        _open.pop(root, None)
+    scheme, _, rest = without_owner(location).partition(_SEPARATOR)
+    return f"{scheme}{_SEPARATOR}{owner}@{rest}"
 
 
-def of_owner(location: str, owner: str, options: Mapping[str, str]) -> str:
-    """Return a location as this process opens it for one owner, with options that are its own.
+def without_owner(path: str) -> str:
+    """Return a URI without the owner before its bucket.
 
-    The owner stands before the bucket: ``plain`` leaves it out. The bucket as others open it, with
-    or without options, is not touched.
-    """
-    scheme, _, rest = plain(location).partition(_SEPARATOR)
-    owned = f"{scheme}{_SEPARATOR}{owner}@{rest}"
-    use_options(owned, options)
-    return owned
-
-
-def plain(path: str) -> str:
-    """Return a URI without the owner for whom it was opened.
-
-    >>> plain("s3://shop@models/features"), plain("s3://models/a@b")
+    >>> without_owner("s3://shop@models/features"), without_owner("s3://models/a@b")
     ('s3://models/features', 's3://models/a@b')
     """
     scheme, separator, rest = path.partition(_SEPARATOR)
@@ -144,46 +150,8 @@ def plain(path: str) -> str:
     return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{name}"
 
 
-def is_any_open() -> bool:
-    """Tell whether this process has opened a storage at a URI."""
-    return bool(_open)
-
-
-def opened_roots() -> list[str]:
-    """Return the URIs of the buckets that this process has opened."""
-    return sorted(_open)
-
-
-def options_of(path: str) -> Mapping[str, str]:
-    """Return the options that the bucket of a URI was opened with; they may hold credentials."""
-    return _options.get(_root_of(path), {})
-
-
-def storage_of(path: str) -> tuple[Storage, str]:
-    """Return the storage of the bucket that a URI lies in, and the name of the URI there.
-
-    The name of the bucket itself is "".
-    """
-    root = _root_of(path)
-    found = _open.get(root)
-    if found is None:
-        found = _opened(root, _options.get(root, {}))
-        _open[root] = found
-    return found, path[len(root) + 1 :]
-
-
-def _opened(root: str, options: Mapping[str, str]) -> Storage:
-    if root.startswith(f"{HDFS}{_SEPARATOR}"):
-        from featurestore.storage.hdfs import HdfsStorage
-
-        return HdfsStorage(root, options)
-    from featurestore.storage.objects import ObjectStorage
-
-    return ObjectStorage(root, options)
-
-
 def require_local(path: str, what: str, hint: str) -> None:
-    """Refuse what works on a directory only, before anything is written.
+    """Refuse an operation that works on directories only, before it writes anything.
 
     Raises:
         UnsupportedLocation: The path is a URI.
@@ -192,19 +160,5 @@ def require_local(path: str, what: str, hint: str) -> None:
         raise UnsupportedLocation(f"{what} below {path} are not possible yet.", hint=hint)
 
 
-def _root_of(path: str) -> str:
-    scheme, _, rest = path.partition(_SEPARATOR)
-    return f"{scheme}{_SEPARATOR}{rest.partition('/')[0]}"
-
-
-def _shown(text: str) -> str:
-    """Return a text without what may be a password in it."""
+def _without_password(text: str) -> str:
     return re.sub(r"//[^/]*@", "//***@", text)
-
-
-def _forget_parent() -> None:
-    """Let a child made by ``fork`` open its own: threads and connections stay with the parent."""
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_forget_parent)

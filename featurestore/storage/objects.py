@@ -15,7 +15,7 @@ from featurestore.storage import attempts
 from featurestore.storage.attempts import repeated
 from featurestore.storage.failures import reading
 from featurestore.storage.interface import StoredObject, Writer
-from featurestore.storage.location import check_name, plain
+from featurestore.storage.location import check_name, without_owner
 from featurestore.storage.settings import SECRET, TOKEN, USER, s3_settings
 from featurestore.storage.targets import bytes_of, fill
 
@@ -46,7 +46,7 @@ class ObjectStorage:
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
         self.root = root
-        self._store = _opened(plain(root), options)
+        self._store = _opened(without_owner(root), options)
 
     def read(self, name: str) -> bytes:
         from obstore import get
@@ -199,10 +199,10 @@ class ObjectStorage:
             attempts.pause(attempt)
 
     def _place(self, name: str) -> str:
-        return f"{plain(self.root)}/{check_name(name)}"
+        return f"{without_owner(self.root)}/{check_name(name)}"
 
     def _folder(self, folder: str) -> str:
-        return self._place(folder) if folder else plain(self.root)
+        return self._place(folder) if folder else without_owner(self.root)
 
     def _send(self, name: str, file: IO[bytes]) -> None:
         from obstore import put

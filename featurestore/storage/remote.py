@@ -16,15 +16,10 @@ from typing import Any
 
 from featurestore.errors import LocationNotWritable, StorageError
 from featurestore.storage import settings
+from featurestore.storage.connections import connected_roots, object_store_for, options_of
 from featurestore.storage.interface import StoredObject
 from featurestore.storage.listing import listing_of, names_in
-from featurestore.storage.location import (
-    Location,
-    is_uri,
-    opened_roots,
-    options_of,
-    storage_of,
-)
+from featurestore.storage.location import Location, is_uri
 
 _CHUNK_BYTES = 8 << 20
 _FETCHES = 4
@@ -36,7 +31,7 @@ def ensure_writable(directory: str) -> None:
     Raises:
         LocationNotWritable: Says why.
     """
-    storage, folder = storage_of(directory)
+    storage, folder = object_store_for(directory)
     probe = f"{folder}/.probe-{uuid.uuid4().hex}".lstrip("/")
     try:
         storage.put_new(probe, b"first")
@@ -60,13 +55,13 @@ def ensure_writable(directory: str) -> None:
 
 def write(path: str, data: bytes) -> None:
     """Write an object whole, in place of what was there."""
-    storage, name = storage_of(path)
+    storage, name = object_store_for(path)
     storage.put(name, data)
 
 
 def write_new(path: str, data: bytes) -> bool:
     """Write an object whole; False when the name is taken."""
-    storage, name = storage_of(path)
+    storage, name = object_store_for(path)
     try:
         storage.put_new(name, data)
     except FileExistsError:
@@ -76,22 +71,22 @@ def write_new(path: str, data: bytes) -> bool:
 
 def upload(source: str, path: str) -> None:
     """Write a file of this machine, or an object of the same bucket, as an object."""
-    storage, name = storage_of(path)
+    storage, name = object_store_for(path)
     if source.startswith(f"{storage.root}/"):
-        storage.copy(storage_of(source)[1], name)
+        storage.copy(object_store_for(source)[1], name)
     else:
         storage.upload(name, source)
 
 
 def read(path: str) -> bytes:
     """Return an object; FileNotFoundError when there is none."""
-    storage, name = storage_of(path)
+    storage, name = object_store_for(path)
     return storage.read(name)
 
 
 def read_into(path: str, start: int, targets: Sequence[memoryview]) -> None:
     """Fill memory with the bytes of an object from ``start`` on."""
-    storage, name = storage_of(path)
+    storage, name = object_store_for(path)
     storage.read_into(name, start, targets)
 
 
@@ -110,7 +105,7 @@ class RangedFile(io.RawIOBase):
 
     def __init__(self, path: str) -> None:
         super().__init__()
-        self._storage, self._name = storage_of(path)
+        self._storage, self._name = object_store_for(path)
         self._size = status(path).size
         self._at = 0
 
@@ -140,7 +135,7 @@ class RangedFile(io.RawIOBase):
 def s3a_options(path: str) -> dict[str, str]:
     """Return the settings of an ``s3://`` URI as Hadoop's S3A takes them; credentials included."""
     found = settings.s3_settings(options_of(path))
-    return settings.s3a_options(found, Location.of(path).bucket)
+    return settings.s3a_options(found, Location.parse(path).bucket)
 
 
 def options_of_open() -> dict[str, dict[str, str]]:
@@ -149,7 +144,7 @@ def options_of_open() -> dict[str, dict[str, str]]:
     Credentials that the environment or a file of this machine tells are among the options.
     """
     found = {}
-    for root in opened_roots():
+    for root in connected_roots():
         options = dict(options_of(root))
         if root.startswith("s3://"):
             known = settings.s3_settings(options)
@@ -163,7 +158,7 @@ def find(path: str) -> StoredObject | None:
     known = listing_of(path)
     if known is not None:
         return known.found.get(path)
-    storage, name = storage_of(path)
+    storage, name = object_store_for(path)
     return storage.find(name) if name else None
 
 
@@ -185,7 +180,7 @@ def exists(path: str) -> bool:
 
 def is_directory(path: str) -> bool:
     """Tell whether something lies below a path."""
-    storage, name = storage_of(path)
+    storage, name = object_store_for(path)
     return next(iter(storage.list(name)), None) is not None
 
 
@@ -194,7 +189,7 @@ def names(path: str, *, after: str) -> list[str]:
     known = names_in(path, after=after)
     if known is not None:
         return known
-    storage, name = storage_of(path)
+    storage, name = object_store_for(path)
     if not after:
         return storage.children(name)
     found = []
@@ -213,14 +208,14 @@ def walk(directory: str, *, enter: Callable[[str], bool] | None) -> Iterator[str
 
 def listed(directory: str) -> Iterator[tuple[str, StoredObject]]:
     """Yield path and status of all objects below a directory."""
-    storage, name = storage_of(directory)
+    storage, name = object_store_for(directory)
     for each in storage.list(name):
         yield f"{storage.root}/{each.name}", each
 
 
 def last_written(path: str) -> datetime | None:
     """Return when an object or one below it was written last, None where there is none."""
-    storage, name = storage_of(path)
+    storage, name = object_store_for(path)
     itself = storage.find(name)
     times = [] if itself is None else [itself.modified]
     times.extend(each.modified for each in storage.list(name))
@@ -229,7 +224,7 @@ def last_written(path: str) -> datetime | None:
 
 def time_of_store(location: str) -> datetime:
     """Return what time the server of a URI gives to an object that is written now."""
-    storage, folder = storage_of(location)
+    storage, folder = object_store_for(location)
     probe = f"{folder}/.probe-{uuid.uuid4().hex}".lstrip("/")
     storage.put(probe, b"time")
     try:
@@ -243,13 +238,13 @@ def time_of_store(location: str) -> datetime:
 
 def remove(path: str) -> bool:
     """Remove an object, or all below a path; tell whether there was something."""
-    storage, name = storage_of(path)
+    storage, name = object_store_for(path)
     return storage.remove(name) or storage.remove_below(name) > 0
 
 
 def remove_file(path: str) -> None:
     """Remove one object; nothing happens where there is none."""
-    storage, name = storage_of(path)
+    storage, name = object_store_for(path)
     storage.remove(name)
 
 
@@ -258,7 +253,7 @@ def pieces(path: str, *, start: int = 0) -> Iterator[bytes]:
 
     ``start``: the first byte that is wanted.
     """
-    storage, name = storage_of(path)
+    storage, name = object_store_for(path)
     size = status(path).size
 
     def fetch(position: int) -> bytes:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.plugins.format import WrittenFile
 from featurestore.storage import failures, remote
-from featurestore.storage.location import is_uri, storage_of
+from featurestore.storage.connections import object_store_for
+from featurestore.storage.location import is_uri
 from featurestore.storage.publication import make_directory, sync_path
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class _EarlyWriteback:
 def _until_whole(path: str) -> Iterator[Any]:
     """Give a file to write to that gets its name where the block ends, and is gone on an error."""
     if is_uri(path):
-        storage, name = storage_of(path)
+        storage, name = object_store_for(path)
         with storage.writer(name) as writer:
             yield writer
         return

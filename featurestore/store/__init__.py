@@ -15,7 +15,8 @@ from featurestore.plugins.engine import find_engine
 from featurestore.plugins.remote import is_address
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.location import is_uri, use_options
+from featurestore.storage.connections import use_options
+from featurestore.storage.location import is_uri
 from featurestore.storage.publication import is_durable
 from featurestore.store.alerts import AlertCalls
 from featurestore.store.feature_views import FeatureViewCalls

@@ -18,8 +18,9 @@ from featurestore.model.manifest import Manifest, source_text
 from featurestore.model.roles import DatasetRoles
 from featurestore.plugins.format import NativeReading, find_format
 from featurestore.storage import files
+from featurestore.storage.connections import use_options
 from featurestore.storage.described import read_described
-from featurestore.storage.location import is_uri, require_local, use_options
+from featurestore.storage.location import is_uri, require_local
 from featurestore.storage.manifests import read_manifest
 from featurestore.storage.shardcache import DEFAULT_CACHE_BYTES, cache_at
 from featurestore.training.model_inputs import ModelInputs

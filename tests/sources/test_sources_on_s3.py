@@ -28,7 +28,7 @@ from featurestore.errors import (
 )
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, find_source
 from featurestore.storage import files
-from featurestore.storage.location import of_owner, storage_of
+from featurestore.storage.connections import object_store_for, use_options_for_owner
 from featurestore.store import FeatureStore
 from featurestore.testing.source_conformance import SourceConformance
 from tests.hdfs_server import HdfsServer
@@ -58,7 +58,7 @@ def options(object_server: ObjectServer) -> dict[str, str]:
 @pytest.fixture
 def put(bucket: str, object_server: ObjectServer) -> Put:
     """Write an object into the bucket as somebody else."""
-    location = of_owner(bucket, "writer", object_server.options)
+    location = use_options_for_owner(bucket, "writer", object_server.options)
 
     def write(name: str, data: bytes) -> None:
         files.write_atomically(f"{location}/{name}", data)
@@ -288,7 +288,7 @@ def test_versions_of_a_delta_table_on_hdfs(
     put_table(path, place)
     # A file of another version is not fetched: it may be as large as it likes, or gone.
     gone = sorted(set(DeltaTable(path, 1).file_uris()) - set(DeltaTable(path).file_uris()))[0]
-    storage, name = storage_of(f"{place}/{gone.removeprefix(f'{path}/')}")
+    storage, name = object_store_for(f"{place}/{gone.removeprefix(f'{path}/')}")
     assert storage.remove(name)
     duckdb_store.add_source("orders", f"delta+{place}")
     assert duckdb_store.check_source("orders").ok

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from featurestore.errors import ValidationFailed
+from featurestore.storage.connections import object_store_for
 from featurestore.storage.hdfs import HdfsStorage
-from featurestore.storage.location import storage_of
 from featurestore.store import FeatureStore
 from featurestore.training.dataset import TrainingDataset
 
@@ -72,7 +72,7 @@ def export(store: FeatureStore, name: str = "d", **given: Any) -> TrainingDatase
 
 def names_below(uri: str) -> list[str]:
     """Return the names of all files below a URI, relative to it, with those that are not whole."""
-    storage, folder = storage_of(uri)
+    storage, folder = object_store_for(uri)
     if isinstance(storage, HdfsStorage):
         try:
             listed = list(storage._client.list_status(f"/{folder}", recursive=True))

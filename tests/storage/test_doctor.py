@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from featurestore.storage import attempts, inspection, location
+from featurestore.storage import attempts, connections, inspection
 from featurestore.storage.objects import ObjectStorage
 from tests.hdfs_server import HdfsServer
 from tests.object_server import SECRET_KEY, ObjectServer, free_port
@@ -38,7 +38,7 @@ def test_doctor_tries_what_a_store_needs(
         "location: clock": "ok",
         "location: delete": "ok",
     }
-    storage, folder = location.storage_of(place)
+    storage, folder = connections.object_store_for(place)
     assert list(storage.list(folder)) == []
     if importlib.util.find_spec("delta") is not None:
         assert sessions is not None
@@ -64,7 +64,7 @@ def test_doctor_says_what_is_wrong_and_what_to_set(
 def test_a_server_without_conditional_puts_is_found_out(
     bucket: str, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    location.use_options(bucket, object_server.options)
+    connections.use_options(bucket, object_server.options)
     monkeypatch.setattr(ObjectStorage, "put_new", ObjectStorage.put)
     found = {each.what: each for each in inspection.inspect(f"{bucket}/a")}
     assert not found["conditional put"].passed
@@ -81,7 +81,7 @@ def test_doctor_tries_hdfs(
     with_spark = importlib.util.find_spec("pyspark") is not None
     assert tried == ["ok"] * (6 if with_spark else 5)
     assert found["hdfs-native"] == "ok"
-    storage, folder = location.storage_of(hdfs_folder)
+    storage, folder = connections.object_store_for(hdfs_folder)
     assert list(storage.list(folder)) == []
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from featurestore.plugins.engine import Engine
-from featurestore.storage.location import use_options
+from featurestore.storage.connections import use_options
 from featurestore.testing.table_conformance import TableConformance
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 from tests.object_server import ObjectServer

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 from featurestore.storage import files
+from featurestore.storage.connections import use_options_for_owner
 from featurestore.storage.filesystem import file_systems
-from featurestore.storage.location import of_owner
 from tests.object_server import ObjectServer
 
 DATA = bytes(range(256)) * 40
@@ -17,7 +17,7 @@ DATA = bytes(range(256)) * 40
 def test_a_handle_goes_on_in_another_thread_and_serves_seeks_of_many(
     bucket: str, object_server: ObjectServer
 ) -> None:
-    place = of_owner(bucket, "reader", object_server.options)
+    place = use_options_for_owner(bucket, "reader", object_server.options)
     files.write_atomically(f"{place}/data", DATA)
     (system,) = (each for each in file_systems(nullcontext) if each.protocol == "s3")
     handle = system.open(f"{place}/data")

@@ -10,7 +10,7 @@ import pytest
 
 import featurestore
 from featurestore.errors import ConfigurationError
-from featurestore.storage.location import use_options
+from featurestore.storage.connections import use_options
 from tests.hdfs_server import HdfsServer
 from tests.on_spark import APPENDED, appending, assert_appends_at_once_all_land
 from tests.storage.stores import Connect

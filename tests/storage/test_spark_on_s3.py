@@ -15,7 +15,7 @@ import pytest
 import featurestore
 from featurestore.errors import ConfigurationError, UnsupportedLocation
 from featurestore.plugins.engine import Engine
-from featurestore.storage.location import storage_of, use_options
+from featurestore.storage.connections import object_store_for, use_options
 from featurestore.store import FeatureStore
 from featurestore.testing.table_conformance import TableConformance
 from featurestore.training.dataset import TrainingDataset
@@ -42,7 +42,7 @@ def s3a(spark: Any) -> Any:
 def folder(bucket: str, object_server: ObjectServer, s3a: Any) -> UriPath:
     """A place in a bucket that this process has opened."""
     use_options(bucket, object_server.options)
-    storage_of(bucket)
+    object_store_for(bucket)
     return UriPath(bucket) / "some folder"
 
 
@@ -106,7 +106,7 @@ def test_spark_on_s3_writes_what_the_embedded_engine_writes_on_a_disk(
     spark.compact_featuregroup("weather")
     assert embedded.get_featuregroup("weather").count() == len(expected[0])
     # Folders are no objects: nothing may be left of them for others to stumble on.
-    storage, name = storage_of(spark.location)
+    storage, name = object_store_for(spark.location)
     assert [each.name for each in storage.list(name) if each.size == 0] == []
     spark.delete_training_dataset("d", version=1)
     spark.delete_featuregroup("weather", version=1)
@@ -167,7 +167,7 @@ def test_an_object_of_the_log_is_never_replaced_and_is_listed_from_its_name_on(
     from featurestore_connectors.spark_delta.buckets import use_table
 
     use_table(s3a, folder)
-    storage, name = storage_of(folder)
+    storage, name = object_store_for(folder)
     assert put(folder / "log/02.json", '{"a":"é"}', "{}")
     assert not put(folder / "log/02.json", "other")
     assert storage.read(f"{name}/log/02.json").decode() == '{"a":"é"}\n{}\n'
@@ -185,13 +185,13 @@ def test_a_lost_answer_to_a_commit_of_spark_is_found_out(
     from featurestore_connectors.spark_delta.buckets import use_table
 
     place = UriPath(bucket) / "log"
-    clean, _ = storage_of(bucket)
+    clean, _ = object_store_for(bucket)
     with faulty(object_server.port, rate=0.5, kinds=("lost", "late 500"), seed=3) as served:
         proxy, endpoint = served
         use_options(bucket, options_for(endpoint))
         use_table(s3a, place)
         use_options(bucket, object_server.options)
-        clean, _ = storage_of(bucket)
+        clean, _ = object_store_for(bucket)
         clean.put_new("log/taken", b"theirs")
         for number in range(12):
             assert put(place / str(number), "mine")

@@ -13,7 +13,7 @@ import pytest
 import featurestore
 from featurestore.errors import ConfigurationError, FeatureGroupNotFound, RegistryError
 from featurestore.recovery.rebuild import rebuild
-from featurestore.storage.location import storage_of
+from featurestore.storage.connections import object_store_for
 from featurestore.training.dataset import TrainingDataset
 from tests.storage.stores import Connect, export, history_of_a_group, labeled, names_below, rows
 
@@ -100,7 +100,7 @@ def test_datasets_on_hdfs_are_datasets_on_a_disk(
     copy = there.download(tmp_path / "copy")
     assert copy.verify().ok
     assert batches_of(copy) == expected
-    storage, name = storage_of(f"{there.path}/{there.manifest.split('test').shards[0].path}")
+    storage, name = object_store_for(f"{there.path}/{there.manifest.split('test').shards[0].path}")
     damaged = bytearray(storage.read(name))
     damaged[100] ^= 1
     storage.put(name, bytes(damaged))
@@ -130,7 +130,7 @@ def test_vacuum_removes_what_killed_writers_left_a_day_ago(connect_hdfs: Connect
     store = connect_hdfs()
     store.create_featuregroup(rows(0, 5), "weather")
     table = f"{store.location}/featuregroups/weather/v1"
-    storage, name = storage_of(table)
+    storage, name = object_store_for(table)
     client = storage._client  # type: ignore[attr-defined]
     two_days_ago = int((time.time() - 2 * 86_400) * 1000)
     for digit in ("a", "b"):
@@ -158,9 +158,9 @@ def test_what_an_option_holds_is_written_down_nowhere(
             storage_options={"some.password": secret},
         )
     texts = [caplog.text, repr(store), repr(store.session), str(refused.value)]
-    storage, _ = storage_of(store.location)
+    storage, _ = object_store_for(store.location)
     for name in names_below(store.location):
-        path = f"{storage_of(store.location)[1]}/{name}"
+        path = f"{object_store_for(store.location)[1]}/{name}"
         texts.append(storage.read(path).decode("latin-1"))
     for folder in (tmp_path, Path(os.environ["XDG_STATE_HOME"])):
         for file in folder.rglob("*"):

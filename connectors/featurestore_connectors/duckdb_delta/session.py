@@ -17,8 +17,8 @@ import duckdb
 
 from featurestore.errors import ConfigurationError, InvalidSql
 from featurestore.model.cores import usable_cores
+from featurestore.storage.connections import has_connections
 from featurestore.storage.filesystem import file_systems
-from featurestore.storage.location import is_any_open
 from featurestore_connectors.duckdb_delta.failures import kept, translated
 from featurestore_connectors.duckdb_delta.interrupts import interruptible
 
@@ -129,7 +129,7 @@ class Database:
 
     def _read_uris(self) -> None:
         """Let DuckDB read files below URIs as soon as the process has opened a storage there."""
-        if not self._reads_uris and is_any_open():
+        if not self._reads_uris and has_connections():
             with _BUILDING:
                 if not self._reads_uris:
                     for system in file_systems(kept):

@@ -28,7 +28,7 @@ from featurestore.model.types import feature_type
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore.storage import remote
-from featurestore.storage.location import HDFS, plain
+from featurestore.storage.location import HDFS, without_owner
 from featurestore.storage.mirror import Mirror
 from featurestore_connectors.sources import places
 from featurestore_connectors.sources.failures import told
@@ -52,7 +52,7 @@ class DeltaSource:
         with places.reached(self._config):
             if not log.is_delta_table(path):
                 raise SourceTableNotFound(
-                    f"Source {self._config.name!r}: {plain(path)} is no Delta table.",
+                    f"Source {self._config.name!r}: {without_owner(path)} is no Delta table.",
                     hint="a folder of Parquet files is a source by its path alone, without delta+",
                 )
             if isinstance(at, datetime):
@@ -82,7 +82,7 @@ class DeltaSnapshot(TypedColumns):
         self._version = version
         self._old_layout = polars.CompatLevel.oldest()
         self._mirror = _mirror_of(path) if path.startswith(f"{HDFS}:") else None
-        place = plain(path) if self._mirror is None else self._mirror.folder
+        place = without_owner(path) if self._mirror is None else self._mirror.folder
         options = remote.delta_options(path) if self._mirror is None else None
         try:
             self._rows = scan_delta(place, version=version, storage_options=options)
@@ -91,7 +91,7 @@ class DeltaSnapshot(TypedColumns):
             self.close()
             raise self._refusal(error) from error
         self.identity = f"version {version}"
-        self.server = f"Delta table {plain(path)}"
+        self.server = f"Delta table {without_owner(path)}"
 
     def tables(self) -> Sequence[SourceTable]:
         return [SourceTable(".")]
@@ -152,7 +152,9 @@ class DeltaSnapshot(TypedColumns):
 
     def _refusal(self, error: Exception) -> SourceError | SourceTableNotFound:
         said = told(str(error), None)
-        place = f"Source {self._config.name!r}, version {self._version} of {plain(self._path)}"
+        place = (
+            f"Source {self._config.name!r}, version {self._version} of {without_owner(self._path)}"
+        )
         if not 0 <= self._version <= log.latest_version(self._path):
             return SourceTableNotFound(
                 f"{place}: there is no such version; the latest is "

@@ -38,7 +38,7 @@ from featurestore.plugins.source import (
 from featurestore.storage import files
 from featurestore.storage.files import FileStatus
 from featurestore.storage.filesystem import file_systems
-from featurestore.storage.location import is_uri, plain
+from featurestore.storage.location import is_uri, without_owner
 from featurestore_connectors.sources import duckdb_rows, places
 from featurestore_connectors.sources.folders.bad_rows import BadRows, TableName
 from featurestore_connectors.sources.folders.csv_table import CsvTable
@@ -105,7 +105,7 @@ class FolderSnapshot:
         self._bad_rows: list[BadRows] = []
         self.identity = places.fingerprint(self._statuses)
         self.server = (
-            f"{plain(path)}, read by Arrow {pa.__version__} and DuckDB {duckdb.__version__}"
+            f"{without_owner(path)}, read by Arrow {pa.__version__} and DuckDB {duckdb.__version__}"
         )
 
     @property

@@ -12,8 +12,9 @@ from featurestore.errors import InvalidArgument, SourceUnavailable, StorageError
 from featurestore.model.paths import is_relative_path
 from featurestore.plugins.source import SourceConfig
 from featurestore.storage import files, remote
+from featurestore.storage.connections import use_options_for_owner
 from featurestore.storage.files import FileStatus
-from featurestore.storage.location import Location, is_uri, of_owner, plain
+from featurestore.storage.location import Location, is_uri, without_owner
 from featurestore.storage.settings import SECRET, USER, check_options
 
 # Where requests go: what the environment holds as credentials is not sent there.
@@ -44,7 +45,7 @@ class Place:
         elif any(name in settings for name in _ADDRESSES):
             settings["aws_skip_signature"] = "true"
         if settings:
-            path = of_owner(path, config.name, settings)
+            path = use_options_for_owner(path, config.name, settings)
         with reached(config):
             return existing(config, path)
 
@@ -62,7 +63,7 @@ def place_of(config: SourceConfig, *, prefix: str, noun: str, own: Sequence[str]
             given[name] = value
     uri = config.uri.removeprefix(f"{prefix}+")
     is_remote = is_uri(uri) and not uri.startswith(("file:", f"{prefix}:"))
-    location = Location.of(uri) if is_remote else None
+    location = Location.parse(uri) if is_remote else None
     if location is None or location.scheme != "s3":
         if given:
             known = f"it has {listing(own)}" if own else "it takes none"
@@ -112,7 +113,8 @@ def existing(config: SourceConfig, path: str) -> str:
         if is_uri(path):
             hint = "check the bucket and what stands behind it"
         raise SourceUnavailable(
-            f"Source {config.name!r} cannot be reached: {plain(path)} does not exist.", hint=hint
+            f"Source {config.name!r} cannot be reached: {without_owner(path)} does not exist.",
+            hint=hint,
         )
     return path
 
@@ -191,7 +193,7 @@ def fingerprint(found: Mapping[str, FileStatus]) -> str:
     """Return a hash of names, sizes and times of files, and of the tags of objects."""
     digest = hashlib.sha256()
     for path, status in found.items():
-        told = f"{plain(path)} {status.size} {status.modified_ns}"
+        told = f"{without_owner(path)} {status.size} {status.modified_ns}"
         if isinstance(status.inode, str):
             told = f"{told} {status.inode}"
         digest.update(f"{told}\n".encode())

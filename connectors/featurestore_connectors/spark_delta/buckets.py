@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from featurestore.errors import ConfigurationError, UnsupportedLocation
-from featurestore.storage.location import HDFS, Location, is_uri, options_of
+from featurestore.storage.connections import options_of
+from featurestore.storage.location import HDFS, Location, is_uri
 from featurestore.storage.remote import s3a_options
 from featurestore_connectors.spark_delta import s3a
 from featurestore_connectors.spark_delta.session import check_log_store, has_class, session_hint
@@ -32,7 +33,7 @@ def use_location(session: Any, path: str) -> None:
     """
     if not is_uri(path):
         return
-    place = Location.of(path)
+    place = Location.parse(path)
     if place.scheme == HDFS:
         _use_cluster(session, place)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from featurestore.storage.location import opened_roots
+from featurestore.storage.connections import connected_roots
 
 # The Hadoop that Spark 4.0 brings, and the parts of the AWS client that it was built with: 15 MB,
 # where the bundle of all of AWS has 558.
@@ -33,7 +33,7 @@ def settings() -> dict[str, str]:
 
 def opened_location() -> str | None:
     """Return a bucket of S3 that this process has opened, None where there is none."""
-    for root in opened_roots():
+    for root in connected_roots():
         if root.startswith("s3://"):
             return root
     return None

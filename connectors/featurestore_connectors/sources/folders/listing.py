@@ -14,7 +14,7 @@ import pyarrow as pa
 from featurestore.errors import InvalidArgument, listing
 from featurestore.storage import files
 from featurestore.storage.files import FileStatus
-from featurestore.storage.location import plain
+from featurestore.storage.location import without_owner
 from featurestore_connectors.sources.folders.options import COMPRESSIONS, ENDINGS, FolderOptions
 
 # What Hive and Spark write for null.
@@ -109,7 +109,7 @@ def split_by_format(
         return None
     if len(by_format) > 1:
         raise InvalidArgument(
-            f"{plain(place)} has files of several formats: {listing(sorted(by_format))}.",
+            f"{without_owner(place)} has files of several formats: {listing(sorted(by_format))}.",
             hint=f"add_source(..., options={{'format': {sorted(by_format)[0]!r}}}) reads one of "
             "them",
         )

@@ -92,7 +92,7 @@ def claim(
     if version is not None:
         check_version(version)
     paths = StorePaths(location)
-    _lock(connection, name)
+    lock(connection, f"trainingdataset/{name}")
     in_flight = versions_in_flight(connection, location, EXPORT, name)
     in_flight += versions_in_flight(connection, location, REMOVE, name)
     remove_abandoned(connection, location, name)
@@ -155,11 +155,6 @@ def remove_abandoned(connection: Connection, location: str, name: str) -> list[s
             if existed:
                 removed.append(directory)
     return removed
-
-
-def _lock(connection: Connection, name: str) -> None:
-    """Lock the versions of a dataset until this transaction ends."""
-    lock(connection, f"trainingdataset/{name}")
 
 
 __all__ = [

@@ -37,10 +37,10 @@ def count_commit(session: Session, landed: LandedRows, *, rows: int) -> None:
     spec, group = landed.spec, landed.group
     files = _files(session, spec)
     before = commits.latest_data_version(group.path, landed.delta_version - 1)
-    is_whole = _is_whole_table(landed) or group.state.rows == 0
+    is_integer_column = _is_whole_table(landed) or group.state.rows == 0
     known: Collection[int] = ()
-    if not is_whole:
-        known = files.known() if landed.mode == "append" else ()
+    if not is_integer_column:
+        known = files.state_versions() if landed.mode == "append" else ()
         if before not in known:
             return
     elif not _is_whole_table(landed) and before > group.delta_version:
@@ -52,10 +52,10 @@ def count_commit(session: Session, landed: LandedRows, *, rows: int) -> None:
             return
         state = count_statistics(session.engine, written, spec, rows=rows)
     # The result takes about as long as the write: it is made of the state when it is asked for.
-    if is_whole:
+    if is_integer_column:
         files.write(landed.delta_version, state)
     else:
-        files.append(landed.delta_version, state, base=before, known=known)
+        files.append(landed.delta_version, state, base=before, state_versions=known)
 
 
 def _is_whole_table(landed: LandedRows) -> bool:

@@ -1,7 +1,7 @@
-"""Statistics: mergeable counts and a sample, results, drift, pictures.
+"""Statistics: mergeable counts and a sample, results, drift, plots.
 
-``statistics_accumulator`` counts a table on any engine, ``finish`` makes the result; nothing here
-needs an engine.
+``statistics_accumulator`` counts a table on any engine, ``finish`` computes the statistics from its
+state. No module here imports an engine.
 """
 
 from featurestore.model.drift import DriftReport, DriftThresholds, FeatureDrift

@@ -14,29 +14,30 @@ from featurestore.model.roles import Role
 from featurestore.plugins.engine import Accumulator
 from featurestore.statistics.counts import ColumnCounts, count_measured, count_values
 from featurestore.statistics.dictionaries import with_dictionaries
-from featurestore.statistics.draw import upper_halves, with_lower_halves, within
 from featurestore.statistics.kinds import CountedColumn, counted_columns, paired_columns
-from featurestore.statistics.moments import CoMoments, moments_of
+from featurestore.statistics.moments import CoMoments, batch_moments
 from featurestore.statistics.pairwise import co_moments
 from featurestore.statistics.sample import (
     Sample,
-    drawing_rows,
+    hashable_rows,
     sample_limit,
     sample_schema,
     sampled_rows,
 )
+from featurestore.statistics.sampling_hash import upper_halves, with_lower_halves, within_bound
 from featurestore.statistics.values import Values, measured_values
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine, Relation
 
-# Room for chance: so much more than the sample lies below the bound on average.
+# On average this multiple of the sample size has hashes below the bound, so that random variation
+# rarely leaves the sample short.
 _MARGIN = 1.1
 
 
 @dataclass
 class StatisticsState:
-    """Everything counted so far. Picklable, in the compact form of ``codec``."""
+    """The counts of all rows so far. Pickled in the compact format of ``codec``."""
 
     columns: tuple[CountedColumn, ...]
     seed: int
@@ -53,11 +54,10 @@ class StatisticsState:
 
 @dataclass(frozen=True)
 class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
-    """Counts a table.
+    """Accumulator of the statistics of a table.
 
-    ``limit`` is the number of distinct rows that the sample holds at most. ``bound``: only rows
-    with hashes up to it are sampled, so that the states of many partitions hold no more than one
-    sample together.
+    ``limit`` is the maximum number of distinct rows in the sample. Only rows with hashes up to
+    ``bound`` are sampled, so that the states of all partitions together hold about one sample.
     """
 
     columns: tuple[CountedColumn, ...]
@@ -74,50 +74,50 @@ class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
         if not batch.num_rows:
             return state
         state.rows += batch.num_rows
-        few = [each.name for each in self.columns if self._is_text_of_few(state, each)]
-        batch = with_dictionaries(batch, few)
-        # Squares of values near the end of float64 leave it; what comes of them is reported as
-        # missing.
+        repeating_texts = [each.name for each in self.columns if self._has_few_texts(state, each)]
+        batch = with_dictionaries(batch, repeating_texts)
+        # Squares of values near the limits of float64 overflow; statistics computed from them are
+        # reported as missing.
         with np.errstate(over="ignore", invalid="ignore"):
             measured = self._count(state, batch)
-        _draw(batch, measured, state.sample, self.seed)
+        _add_to_sample(batch, measured, state.sample, self.seed)
         return state
 
-    def _is_text_of_few(self, state: StatisticsState, column: CountedColumn) -> bool:
+    def _has_few_texts(self, state: StatisticsState, column: CountedColumn) -> bool:
         return column.kind == "text" and state.counts[column.name].values is not None
 
     def _count(self, state: StatisticsState, batch: pa.RecordBatch) -> dict[str, Values]:
-        """Count each column and return the values of those of numbers, booleans or times."""
-        measured, counted = {}, {}
+        """Count each column and return the values of numeric, boolean and time columns."""
+        measured, batch_counts = {}, {}
         for column in self.columns:
-            name, data = column.name, batch.column(column.name)
+            name, values = column.name, batch.column(column.name)
             few_values = state.counts[name].values is not None
             if column.measured:
-                measured[name] = measured_values(data)
-                counted[name] = count_measured(measured[name], few_values=few_values)
+                measured[name] = measured_values(values)
+                batch_counts[name] = count_measured(measured[name], few_values=few_values)
             else:
-                counted[name] = count_values(column, data, few_values=few_values)
-        self._add_moments(state, measured, counted)
-        for name, found in counted.items():
-            state.counts[name] = state.counts[name].merge(found)
+                batch_counts[name] = count_values(column, values, few_values=few_values)
+        self._add_moments(state, measured, batch_counts)
+        for name, counts in batch_counts.items():
+            state.counts[name] = state.counts[name].merge(counts)
         return measured
 
     def _add_moments(
         self,
         state: StatisticsState,
         measured: Mapping[str, Values],
-        counted: Mapping[str, ColumnCounts],
+        batch_counts: Mapping[str, ColumnCounts],
     ) -> None:
-        """Count the moments of columns, alone and pairwise."""
+        """Add the moments of each column and of each pair of columns."""
         pairwise = [column.name for column in paired_columns(self.columns)]
         for name, values in measured.items():
             if name not in pairwise:
-                counted[name].moments = moments_of(values)
+                batch_counts[name].moments = batch_moments(values)
         if pairwise:
-            together = co_moments([measured[name] for name in pairwise])
+            pair_moments = co_moments([measured[name] for name in pairwise])
             for index, name in enumerate(pairwise):
-                counted[name].moments = together.of_column(index)
-            state.co_moments = state.co_moments.merge(together)
+                batch_counts[name].moments = pair_moments.column_moments(index)
+            state.co_moments = state.co_moments.merge(pair_moments)
 
     def merge(self, left: StatisticsState, right: StatisticsState) -> StatisticsState:
         """Add the right state to the left one in place."""
@@ -140,13 +140,13 @@ def statistics_accumulator(
     """Return the accumulator that counts a table, for ``Engine.aggregate``.
 
     Args:
-        table: A group's definition, whose keys and times then stay out of the correlations, or a
-            schema of feature types.
+        table: The spec of a feature group, whose keys and times are excluded from the correlations,
+            or a schema of feature types.
         seed: Seed of the row hashes that choose the sample.
         limit: Distinct rows in the sample; 25,000, fewer above 128 columns, when None.
-        rows: How many rows there are: each partition then samples its share only. The sample is
-            smaller than ``limit`` where many rows are copies (``count_statistics`` starts again
-            then).
+        rows: The number of rows, if known: each partition then samples its share only. The sample
+            is smaller than ``limit`` if many rows are copies (``count_statistics`` counts again
+            without a bound then).
         roles: The roles of a training dataset's columns; only inputs and labels are correlated.
 
     >>> accumulator = statistics_accumulator(pa.schema([("age", pa.int64())]))
@@ -176,10 +176,10 @@ def count_statistics(
 
     Args:
         engine: The engine that holds the relation.
-        relation: The rows; a relation over a stream is read once, others twice where many rows are
+        relation: The rows; a relation over a stream is read once, others twice if many rows are
             copies.
         table: As for ``statistics_accumulator``.
-        rows: How many rows there are, where that is known.
+        rows: The number of rows, if known.
         seed: Seed of the row hashes that choose the sample.
     """
     if not relation.single_use:
@@ -193,7 +193,7 @@ def count_statistics(
 
 
 def is_sample_short(accumulator: StatisticsAccumulator, state: StatisticsState) -> bool:
-    """Tell whether a bounded accumulator sampled too few rows, because many are copies."""
+    """Return True if a bounded accumulator sampled too few rows because many are copies."""
     if accumulator.bound is None:
         return False
     state.sample.compact()
@@ -206,7 +206,7 @@ def empty_state(
     """Return the state of no rows."""
     sample = Sample(sample_schema(columns), limit)
     if bound is not None:
-        sample = Sample(sample_schema(columns), limit, np.uint64(bound), cut=True)
+        sample = Sample(sample_schema(columns), limit, np.uint64(bound), is_truncated=True)
     return StatisticsState(
         columns,
         seed,
@@ -230,15 +230,17 @@ def merge(left: StatisticsState, right: StatisticsState) -> StatisticsState:
     return left
 
 
-def _draw(batch: pa.RecordBatch, measured: Mapping[str, Values], sample: Sample, seed: int) -> None:
-    """Give the sample the rows of a batch that it may take, as it keeps them."""
+def _add_to_sample(
+    batch: pa.RecordBatch, measured: Mapping[str, Values], sample: Sample, seed: int
+) -> None:
+    """Add the rows of a batch whose hashes are within the bound to the sample."""
     if not sample.schema.names:
         sample.add(np.zeros(batch.num_rows, dtype=np.uint64), batch.select([]))
         return
-    rows = drawing_rows(batch, sample.schema)
+    rows = hashable_rows(batch, sample.schema)
     hashes = upper_halves(rows, measured, seed=seed)
-    if sample.cut:
-        wanted = within(hashes, sample.bound)
-        hashes, rows = hashes[wanted], rows.filter(pa.array(wanted))
+    if sample.is_truncated:
+        is_candidate = within_bound(hashes, sample.bound)
+        hashes, rows = hashes[is_candidate], rows.filter(pa.array(is_candidate))
     rows = sampled_rows(rows)
     sample.add(with_lower_halves(hashes, rows, seed=seed), rows)

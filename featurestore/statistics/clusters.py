@@ -1,4 +1,4 @@
-"""Clusters of rows: k-means on the scaled features of the sample, and a plane to look at them."""
+"""K-means clusters of the sampled rows, with a two-dimensional projection for plots."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from featurestore.statistics.exactsum import Floats
 from featurestore.statistics.kinds import correlated_columns
 from featurestore.statistics.values import Values, measured_values
 
-_MOST_ROWS, _MOST_VALUES = 20_000, 2_000_000
-_TRIED_ROWS = 4_000
-_MOST_CLUSTERS = 8
-_MOST_STEPS = 100
-_MOST_MISSING = 0.3
+_MAX_ROWS, _MAX_VALUES = 20_000, 2_000_000
+_TRIAL_ROWS = 4_000
+_MAX_CLUSTERS = 8
+_MAX_ITERATIONS = 100
+_MAX_MISSING_SHARE = 0.3
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Clusters:
     """Clusters of sampled rows.
 
     ``labels`` (rows,), ``centers`` (clusters, columns) in standard deviations from the mean,
-    ``plane`` (rows, 2): the two principal components, with the share of variance that each
-    explains. ``left_out`` are columns that are constant or mostly missing; rows with any other
-    missing value are left out, too.
+    ``plane`` (rows, 2): the first two principal components; ``explained`` is the share of variance
+    of each. ``left_out`` are columns that are constant or mostly missing. Rows with a missing value
+    in another column are excluded.
     """
 
     columns: tuple[str, ...]
@@ -41,18 +41,15 @@ class Clusters:
 
 
 def cluster_rows(state: StatisticsState) -> pa.RecordBatch:
-    """Return the rows that clusters are made of.
-
-    The numeric features of at most 20,000 of the sample's rows.
-    """
+    """Return the numeric features of at most 20,000 sampled rows, the input of clustering."""
     names = [each.name for each in correlated_columns(state.columns)]
     state.sample.compact()
-    most = max(min(_MOST_ROWS, _MOST_VALUES // max(len(names), 1)), 1)
-    return state.sample.rows().select(names).slice(0, most)
+    max_rows = max(min(_MAX_ROWS, _MAX_VALUES // max(len(names), 1)), 1)
+    return state.sample.rows().select(names).slice(0, max_rows)
 
 
 def rows_to_bytes(rows: pa.RecordBatch) -> bytes:
-    """Return rows as bytes that ``rows_from_bytes`` reads: an Arrow stream."""
+    """Return rows as an Arrow IPC stream for ``rows_from_bytes``."""
     return bytes(batch_to_bytes(rows))
 
 
@@ -68,39 +65,37 @@ def find_clusters(
     """Return clusters of the rows of a sample, the largest first.
 
     Args:
-        sample: A state of statistics, or the rows that ``cluster_rows`` took of one.
-        clusters: How many; None takes the number from 2 to 8 with the best ratio of variance
-            between to within (Calinski and Harabasz).
+        sample: A state of statistics, or the rows that ``cluster_rows`` selected from one.
+        clusters: The number of clusters; None selects the number from 2 to 8 with the highest
+            Calinski-Harabasz index.
         seed: Seed of the first centers.
 
     Raises:
-        StatisticsNotFound: There are no two numeric features with values to look at.
+        StatisticsNotFound: Fewer than two numeric features vary, or fewer than three rows are
+            complete.
     """
     if isinstance(sample, StatisticsState):
         sample = cluster_rows(sample)
-    columns, left_out, data = _scaled(sample)
+    columns, left_out, data = _scaled_rows(sample)
     if len(columns) < 2 or len(data) < 3:
         raise StatisticsNotFound(
             "Clusters need two numeric features that vary, with values in the same rows; "
             f"there are {len(columns)} in {len(data)} rows."
         )
     random = np.random.default_rng(seed)
-    wanted = clusters or _best_number(data[:_TRIED_ROWS], random)
-    labels, centers = _k_means(data, min(wanted, len(data)), random)
+    cluster_count = clusters or _best_cluster_count(data[:_TRIAL_ROWS], random)
+    labels, centers = _k_means(data, min(cluster_count, len(data)), random)
     order = np.argsort(-np.bincount(labels, minlength=len(centers)), kind="stable")
     labels = np.argsort(order)[labels]
-    plane, explained = _plane(data)
+    plane, explained = _principal_plane(data)
     return Clusters(columns, labels.astype(np.int64), centers[order], plane, explained, left_out)
 
 
-def _scaled(rows: pa.RecordBatch) -> tuple[tuple[str, ...], tuple[str, ...], Floats]:
-    """Return the usable columns, those left out, and complete rows.
-
-    The rows are scaled to mean 0 and deviation 1.
-    """
+def _scaled_rows(rows: pa.RecordBatch) -> tuple[tuple[str, ...], tuple[str, ...], Floats]:
+    """Return the used columns, the excluded ones, and the complete rows, standardized."""
     names, left_out, columns = [], [], []
     for name in rows.schema.names:
-        column = _scalable(measured_values(rows.column(name)), rows.num_rows)
+        column = _scalable_column(measured_values(rows.column(name)), rows.num_rows)
         if column is None:
             left_out.append(name)
         else:
@@ -116,10 +111,10 @@ def _scaled(rows: pa.RecordBatch) -> tuple[tuple[str, ...], tuple[str, ...], Flo
     return tuple(names), tuple(left_out), data
 
 
-def _scalable(values: Values, rows: int) -> Floats | None:
-    """Return a column with NaN where it has no value; None if it is constant or mostly missing."""
-    finite = _near_one(values.finite.astype(np.float64))
-    if not len(finite) or len(finite) < rows * (1 - _MOST_MISSING) or np.ptp(finite) == 0:
+def _scalable_column(values: Values, rows: int) -> Floats | None:
+    """Return a column with NaN for missing values; None if it is constant or mostly missing."""
+    finite = _divided_by_power_of_two(values.finite.astype(np.float64))
+    if not len(finite) or len(finite) < rows * (1 - _MAX_MISSING_SHARE) or np.ptp(finite) == 0:
         return None
     if values.present is None:
         return finite
@@ -128,8 +123,8 @@ def _scalable(values: Values, rows: int) -> Floats | None:
     return column
 
 
-def _near_one(values: Floats) -> Floats:
-    """Return values divided by a power of two, so that no square of them leaves float64.
+def _divided_by_power_of_two(values: Floats) -> Floats:
+    """Return values divided by a power of two, so that their squares do not overflow.
 
     The division is exact.
     """
@@ -137,65 +132,65 @@ def _near_one(values: Floats) -> Floats:
     return np.asarray(np.ldexp(values, -int(np.frexp(largest)[1])))
 
 
-def _best_number(data: Floats, random: np.random.Generator) -> int:
-    """Return the number of clusters with the highest index of Calinski and Harabasz."""
-    best, best_score = 2, -np.inf
-    for number in range(2, min(_MOST_CLUSTERS, len(data) - 1) + 1):
+def _best_cluster_count(data: Floats, random: np.random.Generator) -> int:
+    """Return the number of clusters with the highest Calinski-Harabasz index."""
+    best_count, best_score = 2, -np.inf
+    for number in range(2, min(_MAX_CLUSTERS, len(data) - 1) + 1):
         labels, centers = _k_means(data, number, random)
         within = float(((data - centers[labels]) ** 2).sum())
         sizes = np.bincount(labels, minlength=number)
         between = float((sizes[:, None] * (centers - data.mean(axis=0)) ** 2).sum())
         score = between / max(within, 1e-12) * (len(data) - number) / (number - 1)
         if score > best_score:
-            best, best_score = number, score
-    return best
+            best_count, best_score = number, score
+    return best_count
 
 
 def _k_means(
-    data: Floats, number: int, random: np.random.Generator
+    data: Floats, cluster_count: int, random: np.random.Generator
 ) -> tuple[NDArray[np.intp], Floats]:
-    """Return labels and centers: Lloyd's steps from k-means++ centers."""
-    centers = _first_centers(data, number, random)
+    """Return labels and centers of Lloyd's algorithm with k-means++ initialization."""
+    centers = _first_centers(data, cluster_count, random)
     labels = np.zeros(len(data), dtype=np.intp)
     squares = (data**2).sum(axis=1)[:, None]
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_ITERATIONS):
         distances = (squares - 2 * data @ centers.T) + (centers**2).sum(axis=1)
         nearest = distances.argmin(axis=1)
-        moved = _means(data, nearest, centers)
-        done = np.array_equal(nearest, labels) and np.allclose(moved, centers)
-        labels, centers = nearest, moved
-        if done:
+        means = _cluster_means(data, nearest, centers)
+        is_converged = np.array_equal(nearest, labels) and np.allclose(means, centers)
+        labels, centers = nearest, means
+        if is_converged:
             break
     return labels, centers
 
 
-def _means(data: Floats, labels: NDArray[np.intp], centers: Floats) -> Floats:
-    """Return the mean of each cluster; one without rows stays where it is."""
-    moved = centers.copy()
-    for number in range(len(centers)):
-        members = labels == number
+def _cluster_means(data: Floats, labels: NDArray[np.intp], centers: Floats) -> Floats:
+    """Return the mean of each cluster; the center of an empty cluster does not change."""
+    means = centers.copy()
+    for label in range(len(centers)):
+        members = labels == label
         if members.any():
-            moved[number] = data[members].mean(axis=0)
-    return moved
+            means[label] = data[members].mean(axis=0)
+    return means
 
 
-def _first_centers(data: Floats, number: int, random: np.random.Generator) -> Floats:
-    """Return rows far from each other: each is drawn by its squared distance from those before."""
-    chosen = [data[random.integers(len(data))]]
-    nearest = ((data - chosen[0]) ** 2).sum(axis=1)
-    while len(chosen) < number:
+def _first_centers(data: Floats, cluster_count: int, random: np.random.Generator) -> Floats:
+    """Return k-means++ centers: rows drawn with weights of the squared distance to the nearest."""
+    centers = [data[random.integers(len(data))]]
+    nearest = ((data - centers[0]) ** 2).sum(axis=1)
+    while len(centers) < cluster_count:
         total = nearest.sum()
         if total > 0:
             index = random.choice(len(data), p=nearest / total)
         else:
             index = random.integers(len(data))
-        chosen.append(data[index])
-        nearest = np.minimum(nearest, ((data - chosen[-1]) ** 2).sum(axis=1))
-    return np.stack(chosen)
+        centers.append(data[index])
+        nearest = np.minimum(nearest, ((data - centers[-1]) ** 2).sum(axis=1))
+    return np.stack(centers)
 
 
-def _plane(data: Floats) -> tuple[Floats, tuple[float, float]]:
-    """Return the rows in the plane of the two greatest principal components, their signs fixed."""
+def _principal_plane(data: Floats) -> tuple[Floats, tuple[float, float]]:
+    """Project rows on the first two principal components, with deterministic signs."""
     values, vectors = np.linalg.eigh(data.T @ data / len(data))
     axes = vectors[:, ::-1][:, :2]
     axes = axes * np.sign(axes[np.abs(axes).argmax(axis=0), [0, 1]])

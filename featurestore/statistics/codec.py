@@ -1,4 +1,4 @@
-"""States of statistics as bytes: what lies beside a table, and what travels between executors.
+"""Binary format of statistics states, as stored with tables and sent between executors.
 
 Layout: magic, then three sections, each an 8-byte little-endian length and its bytes: a JSON header
 (columns, counts), the co-moments as an ``npz``, the sample as an Arrow IPC stream with its hashes
@@ -20,28 +20,28 @@ from featurestore.model.arrow_json import schema_from_json, schema_to_json
 from featurestore.model.json_object import MalformedJson, parsing
 from featurestore.statistics.accumulator import StatisticsState
 from featurestore.statistics.counts import ColumnCounts
-from featurestore.statistics.kinds import CountedColumn, kind_of
+from featurestore.statistics.kinds import CountedColumn, column_kind
 from featurestore.statistics.moments import CoMoments, Moments
 from featurestore.statistics.sample import Sample, sample_schema
-from featurestore.statistics.value_counts import from_lists, to_lists
+from featurestore.statistics.value_counts import counts_from_lists, counts_to_lists
 
 _MAGIC = b"FSSTATE5"
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
-# Room for what a stream writes around its schema and its rows.
-_FRAME_BYTES = 1_024
+# Upper bound of the IPC framing around the schema and the rows.
+_FRAMING_BYTES = 1_024
 _HASH, _COPIES = "__fs_hash", "__fs_copies"
 
 
 def state_to_bytes(state: StatisticsState) -> bytes:
-    """Return a state as bytes that ``state_from_bytes`` reads back equal."""
+    """Encode a state for ``state_from_bytes``."""
     state.sample.compact()
     schema = pa.schema([(each.name, each.type) for each in state.columns])
     roles = [each.role for each in state.columns]
     counts = {}
     for name, each in state.counts.items():
         counts[name] = {**vars(each), "moments": vars(each.moments)}
-        counts[name]["values"] = to_lists(each.values)
+        counts[name]["values"] = counts_to_lists(each.values)
     header = {
         "schema": schema_to_json(schema),
         "roles": roles,
@@ -49,57 +49,64 @@ def state_to_bytes(state: StatisticsState) -> bytes:
         "rows": state.rows,
         "limit": state.sample.limit,
         "bound": int(state.sample.bound),
-        "cut": state.sample.cut,
+        "cut": state.sample.is_truncated,
         "counts": counts,
     }
     sections = (
         json.dumps(header).encode(),
-        _co_moments_bytes(state.co_moments),
-        _sample_bytes(state.sample),
+        _encode_co_moments(state.co_moments),
+        _encode_sample(state.sample),
     )
     digest = hashlib.sha256()
-    parts = [_MAGIC, b""]
+    chunks = [_MAGIC, b""]
     for section in sections:
-        parts += [len(section).to_bytes(_LENGTH_BYTES, "little"), section]
-    for part in parts[2:]:
-        digest.update(part)
-    parts[1] = digest.digest()
-    return b"".join(parts)
+        chunks += [len(section).to_bytes(_LENGTH_BYTES, "little"), section]
+    for chunk in chunks[2:]:
+        digest.update(chunk)
+    chunks[1] = digest.digest()
+    return b"".join(chunks)
 
 
 def state_from_bytes(data: bytes) -> StatisticsState:
-    """Return the state that ``state_to_bytes`` wrote.
+    """Decode the state that ``state_to_bytes`` encoded.
 
     Raises:
-        StorageError: The bytes are of something else, or damaged.
+        StorageError: The bytes are not a state of statistics, or are damaged.
     """
     try:
         with parsing("a state of statistics"):
-            return _state(*_sections(_checked(data)))
+            return _parse_state(*_split_sections(_verified_content(data)))
     except MalformedJson as error:
         raise _damaged(str(error)) from error
 
 
-def _state(header: bytes, matrices: bytes, rows: bytes) -> StatisticsState:
-    head = json.loads(header)
-    schema = schema_from_json(head["schema"])
-    columns = []
-    for field, role in zip(schema, head["roles"], strict=True):
-        columns.append(CountedColumn(field.name, field.type, kind_of(field.type), role))
+def _parse_state(header_bytes: bytes, moment_bytes: bytes, sample_bytes: bytes) -> StatisticsState:
+    metadata = json.loads(header_bytes)
+    schema = schema_from_json(metadata["schema"])
+    columns = [
+        CountedColumn(field.name, field.type, column_kind(field.type), role)
+        for field, role in zip(schema, metadata["roles"], strict=True)
+    ]
     sample = Sample(
-        sample_schema(tuple(columns)), head["limit"], np.uint64(head["bound"]), head["cut"]
+        sample_schema(tuple(columns)),
+        metadata["limit"],
+        np.uint64(metadata["bound"]),
+        metadata["cut"],
     )
-    _fill_sample(sample, rows)
-    counts = {}
-    for name, each in head["counts"].items():
-        counts[name] = _counts(each)
+    _decode_sample(sample, sample_bytes)
+    counts = {name: _parse_counts(each) for name, each in metadata["counts"].items()}
     return StatisticsState(
-        tuple(columns), head["seed"], sample, head["rows"], counts, _co_moments(matrices)
+        tuple(columns),
+        metadata["seed"],
+        sample,
+        metadata["rows"],
+        counts,
+        _parse_co_moments(moment_bytes),
     )
 
 
-def _checked(data: bytes) -> bytes:
-    """Return what stands behind the checksum, which has to fit."""
+def _verified_content(data: bytes) -> bytes:
+    """Verify magic bytes and checksum, and return the bytes after them."""
     start = len(_MAGIC) + _DIGEST_BYTES
     content = data[start:]
     if data[: len(_MAGIC)] != _MAGIC:
@@ -115,23 +122,23 @@ def _damaged(reason: str) -> StorageError:
     )
 
 
-def _sections(data: bytes) -> list[bytes]:
+def _split_sections(data: bytes) -> list[bytes]:
     sections = []
     position = 0
     for _ in range(3):
         start = position + _LENGTH_BYTES
         end = start + int.from_bytes(data[position:start], "little")
         if len(data) < end or len(data) < start:
-            raise MalformedJson("it is cut off")
+            raise MalformedJson("it is truncated")
         sections.append(data[start:end])
         position = end
     return sections
 
 
-def _counts(data: dict[str, Any]) -> ColumnCounts:
+def _parse_counts(data: dict[str, Any]) -> ColumnCounts:
     moments = data.pop("moments")
     total = data.pop("total")
-    values = from_lists(data.pop("values"))
+    values = counts_from_lists(data.pop("values"))
     if isinstance(total, list):
         total = tuple(total)
     return ColumnCounts(
@@ -142,19 +149,19 @@ def _counts(data: dict[str, Any]) -> ColumnCounts:
     )
 
 
-def _co_moments_bytes(co: CoMoments) -> bytes:
+def _encode_co_moments(co_moments: CoMoments) -> bytes:
     buffer = io.BytesIO()
     arrays = {
-        "n": co.n,
-        "mean": np.stack(co.mean),
-        "square": np.stack(co.square),
-        "product": np.stack(co.product),
+        "n": co_moments.n,
+        "mean": np.stack(co_moments.mean),
+        "square": np.stack(co_moments.square),
+        "product": np.stack(co_moments.product),
     }
     np.savez(buffer, **arrays)
     return buffer.getvalue()
 
 
-def _co_moments(data: bytes) -> CoMoments:
+def _parse_co_moments(data: bytes) -> CoMoments:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         mean, square, product = arrays["mean"], arrays["square"], arrays["product"]
         return CoMoments(
@@ -162,7 +169,7 @@ def _co_moments(data: bytes) -> CoMoments:
         )
 
 
-def _sample_bytes(sample: Sample) -> pa.Buffer:
+def _encode_sample(sample: Sample) -> pa.Buffer:
     rows = sample.rows()
     hashes = np.empty(0, dtype=np.uint64)
     if sample.hashes:
@@ -175,18 +182,18 @@ def _sample_bytes(sample: Sample) -> pa.Buffer:
 
 
 def batch_to_bytes(batch: pa.RecordBatch) -> pa.Buffer:
-    """Return a batch as an Arrow IPC stream, LZ4 where it is not mostly floating-point numbers.
+    """Return a batch as an Arrow IPC stream, compressed with LZ4 unless it is mostly floats.
 
-    Their bits do not become fewer by it.
+    LZ4 does not shrink floating-point numbers.
     """
-    floats = 0
+    float_bytes = 0
     for column in batch.columns:
         if pa.types.is_floating(column.type):
-            floats += column.nbytes
-    if floats > batch.nbytes // 2:
-        # At once in memory of its size: a stream that grows is copied each time.
+            float_bytes += column.nbytes
+    if float_bytes > batch.nbytes // 2:
+        # Allocate the full size up front: a growing stream is copied at each growth.
         size = pa.ipc.get_record_batch_size(batch) + batch.schema.serialize().size
-        buffer = pa.allocate_buffer(size + _FRAME_BYTES)
+        buffer = pa.allocate_buffer(size + _FRAMING_BYTES)
         sink = pa.FixedSizeBufferWriter(buffer)
         _write_stream(sink, batch, None)
         return buffer.slice(0, sink.tell())
@@ -201,7 +208,7 @@ def _write_stream(sink: pa.NativeFile, batch: pa.RecordBatch, compression: str |
         writer.write_batch(batch)
 
 
-def _fill_sample(sample: Sample, data: bytes) -> None:
+def _decode_sample(sample: Sample, data: bytes) -> None:
     with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
         for batch in reader:
             if batch.num_rows:

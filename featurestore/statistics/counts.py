@@ -1,4 +1,4 @@
-"""What is counted of one column over all rows, mergeable."""
+"""Mergeable counts of one column over all rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
-from featurestore.statistics.dictionaries import occurrences_of
+from featurestore.statistics.dictionaries import count_occurrences
 from featurestore.statistics.exactsum import (
     TOO_LARGE,
     Twofold,
@@ -22,20 +22,20 @@ from featurestore.statistics.exactsum import (
 from featurestore.statistics.kinds import CountedColumn
 from featurestore.statistics.moments import Moments
 from featurestore.statistics.value_counts import (
-    LONGEST_TEXT,
-    MOST_VALUES,
+    MAX_TEXT_LENGTH,
+    MAX_VALUES,
     ValueCounts,
-    counts_of_numbers,
-    counts_of_texts,
+    count_numbers,
+    count_texts,
     merged_counts,
 )
-from featurestore.statistics.values import Values, beginning_of, lengths_of
+from featurestore.statistics.values import Values, text_prefix, value_lengths
 
 Extreme = int | float | str | None
-# Of longer texts the beginning is the extreme: beginnings are in the order of their texts.
-_LONGEST_EXTREME = LONGEST_TEXT + 1
-# Mean bytes of a text above which beginnings are compared: Arrow copies the extremes.
-_LONG_ON_AVERAGE = 1 << 16
+# Extremes of longer texts are prefixes, which have the same order as the texts.
+_MAX_EXTREME_LENGTH = MAX_TEXT_LENGTH + 1
+# Mean bytes of a text above which prefixes are compared: Arrow would copy the extremes.
+_LONG_MEAN_BYTES = 1 << 16
 Total = int | Twofold
 
 
@@ -44,8 +44,8 @@ class ColumnCounts:
     """Counts, exact sums, extremes and lengths of one column.
 
     ``total`` is an exact integer for integers, booleans and times, a twofold for floats. Times are
-    days or microseconds since 1970. ``values`` are the counts of each value while few are
-    different, then None.
+    days or microseconds since 1970. ``values`` are the counts of each distinct value, None once
+    there are too many.
     """
 
     rows: int = 0
@@ -79,7 +79,7 @@ class ColumnCounts:
         return merged
 
     def widen(self, minimum: Extreme, maximum: Extreme) -> None:
-        """Take in the extremes of more values; None: there were no values."""
+        """Include the extremes of more values; None if there were no values."""
         if minimum is None or maximum is None:
             return
         if self.minimum is None or minimum < self.minimum:  # type: ignore[operator]
@@ -88,7 +88,7 @@ class ColumnCounts:
             self.maximum = maximum
 
     def widen_lengths(self, shortest: int | None, longest: int | None) -> None:
-        """Take in the extreme lengths of more values; None: there were no values."""
+        """Include the extreme lengths of more values; None if there were no values."""
         if shortest is None or longest is None:
             return
         if self.shortest is None or shortest < self.shortest:
@@ -98,24 +98,24 @@ class ColumnCounts:
 
 
 def count_values(column: CountedColumn, data: pa.Array, *, few_values: bool) -> ColumnCounts:
-    """Return the counts of one column without numbers; each value's while they are few."""
+    """Count a column that is not numeric; each distinct value too if ``few_values``."""
     if pat.is_dictionary(data.type):
         return _count_dictionary(data, few_values=few_values)
     counts = ColumnCounts(rows=len(data), nulls=data.null_count)
     if column.has_length:
-        _count_lengths(counts, lengths_of(data))
+        _count_lengths(counts, value_lengths(data))
     if column.kind == "text" and counts.nulls < counts.rows:
         counts.widen(*_extreme_texts(data))
     counts.values = None
     if column.kind == "text" and few_values:
-        counts.values = counts_of_texts(data, longest=counts.longest)
+        counts.values = count_texts(data, longest=counts.longest)
     return counts
 
 
 def count_measured(values: Values, *, few_values: bool) -> ColumnCounts:
-    """Return the counts of one column of numbers, booleans or times, without the moments.
+    """Count a column of numbers, booleans or times, without the moments.
 
-    These are left to who knows whether co-moments give them.
+    The caller adds the moments: it may get them from the co-moments.
     """
     counts = ColumnCounts(len(values.numbers), values.nulls, values.nan, values.infinite)
     if values.extremes is None:
@@ -123,16 +123,16 @@ def count_measured(values: Values, *, few_values: bool) -> ColumnCounts:
     counts.widen(*[each.item() for each in values.extremes])
     counts.values = None
     if few_values:
-        counts.values = counts_of_numbers(values)
-    counts.total = _total(values, counts.values)
+        counts.values = count_numbers(values)
+    counts.total = _exact_sum(values, counts.values)
     return counts
 
 
-def _total(values: Values, counted: ValueCounts | None) -> Total:
+def _exact_sum(values: Values, value_counts: ValueCounts | None) -> Total:
     low, high = values.extremes or (0, 0)
     if values.numbers.dtype.kind != "f":
-        if counted is not None:
-            return sum(value * count for value, count in counted.items())
+        if value_counts is not None:
+            return sum(value * count for value, count in value_counts.items())
         return sum_integers(values.numbers) - values.missing * int(values.pivot)
     largest = max(float(high), -float(low))
     if largest > TOO_LARGE or not values.missing:
@@ -142,28 +142,28 @@ def _total(values: Values, counted: ValueCounts | None) -> Total:
 
 
 def _count_dictionary(data: pa.DictionaryArray, *, few_values: bool) -> ColumnCounts:
-    """Return the counts of texts that were looked up in a dictionary."""
+    """Count dictionary-encoded texts."""
     counts = ColumnCounts(rows=len(data), nulls=data.null_count)
-    values, occurrences = occurrences_of(data)
+    values, occurrences = count_occurrences(data)
     if len(values):
         counts.widen(*_extreme_texts(values))
-        lengths = lengths_of(values)
+        lengths = value_lengths(values)
         _count_lengths(counts, lengths)
         counts.length = int(lengths @ occurrences)
     counts.values = None
-    if few_values and len(values) <= MOST_VALUES and (counts.longest or 0) <= LONGEST_TEXT:
+    if few_values and len(values) <= MAX_VALUES and (counts.longest or 0) <= MAX_TEXT_LENGTH:
         counts.values = dict(zip(values.to_pylist(), occurrences.tolist(), strict=True))
     return counts
 
 
 def _extreme_texts(texts: pa.Array) -> tuple[str, str]:
-    """Return the first and the last text in order, or their beginnings; one is not null."""
-    if texts.nbytes > _LONG_ON_AVERAGE * len(texts):
-        beginnings = [beginning_of(text, _LONGEST_EXTREME) for text in texts if text.is_valid]
-        return min(beginnings), max(beginnings)
+    """Return the minimum and maximum text, or their prefixes; at least one text is not null."""
+    if texts.nbytes > _LONG_MEAN_BYTES * len(texts):
+        prefixes = [text_prefix(text, _MAX_EXTREME_LENGTH) for text in texts if text.is_valid]
+        return min(prefixes), max(prefixes)
     extremes = pc.min_max(texts)
     first, last = extremes["min"], extremes["max"]
-    return beginning_of(first, _LONGEST_EXTREME), beginning_of(last, _LONGEST_EXTREME)
+    return text_prefix(first, _MAX_EXTREME_LENGTH), text_prefix(last, _MAX_EXTREME_LENGTH)
 
 
 def _count_lengths(counts: ColumnCounts, lengths: NDArray[np.int64]) -> None:
@@ -172,11 +172,11 @@ def _count_lengths(counts: ColumnCounts, lengths: NDArray[np.int64]) -> None:
         counts.length = int(lengths.sum())
 
 
-def _add_totals(left: Total, right: Total) -> Total:
-    """Return the sum; the total of no rows is the integer 0 for every type."""
-    if isinstance(left, int) and isinstance(right, int):
-        return left + right
-    return add_twofold(_as_twofold(left), _as_twofold(right))
+def _add_totals(first: Total, second: Total) -> Total:
+    """Return the sum of two totals; the total of no rows is the integer 0 for every type."""
+    if isinstance(first, int) and isinstance(second, int):
+        return first + second
+    return add_twofold(_as_twofold(first), _as_twofold(second))
 
 
 def _as_twofold(total: Total) -> Twofold:

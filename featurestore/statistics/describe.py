@@ -1,4 +1,4 @@
-"""Statistics as a pandas frame, one row a feature."""
+"""Statistics as a pandas data frame, one row per feature."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from featurestore.model.statistics import ColumnStatistics, Statistics
 if TYPE_CHECKING:
     import pandas as pd
 
-# Whole numbers that may be missing.
-_WHOLE = ("count", "nulls", "nan", "distinct", "top_count", "length_min", "length_max")
+# Integers that may be missing.
+_NULLABLE_INTEGERS = ("count", "nulls", "nan", "distinct", "top_count", "length_min", "length_max")
 
 
 def descriptive_stats(statistics: Statistics) -> pd.DataFrame:
-    """Return a frame indexed by column name; what does not exist is missing in it, never 0.
+    """Return a data frame indexed by column name; undefined statistics are missing, never 0.
 
     Columns: type, kind, role, count, nulls, nan, missing (share of rows), mean, std, min, 25%, 50%,
-    75%, max, sum, distinct, top, top_count, top_share (share of rows that hold one of the frequent
-    values of ``ColumnStatistics.top``; 1.0: these are all values), length_min, length_mean,
+    75%, max, sum, distinct, top, top_count, top_share (share of rows with one of the frequent
+    values of ``ColumnStatistics.top``; 1.0 if these are all values), length_min, length_mean,
     length_max.
     """
     try:
@@ -34,7 +34,7 @@ def descriptive_stats(statistics: Statistics) -> pd.DataFrame:
     frame = pd.DataFrame(rows, index=pd.Index(names, name="feature"))
     if frame.empty:
         return frame
-    return frame.astype(dict.fromkeys(_WHOLE, "Int64"))
+    return frame.astype(dict.fromkeys(_NULLABLE_INTEGERS, "Int64"))
 
 
 def _row(column: ColumnStatistics, rows: int) -> dict[str, Any]:

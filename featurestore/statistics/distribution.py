@@ -1,7 +1,7 @@
-"""What the sample tells of one column: quantiles, distinct and frequent values, a histogram, ranks.
+"""Distribution of a sampled column: quantiles, distinct and frequent values, histogram, ranks.
 
-Every value counts as often as its row has copies, so below the limit of the sample all of this is
-exact.
+Every value is weighted by the copies of its row, so all figures are exact while the sample is
+complete.
 """
 
 from __future__ import annotations
@@ -16,24 +16,21 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from featurestore.model.statistics import PROBABILITIES
-from featurestore.statistics.bins import counts_between, edges_of
+from featurestore.statistics.bins import bin_counts, bin_edges
 from featurestore.statistics.counts import ColumnCounts
 from featurestore.statistics.exactsum import Floats
 from featurestore.statistics.kinds import CountedColumn
 from featurestore.statistics.sorting import ascending
 from featurestore.statistics.values import Values
 
-# Columns of up to so many values keep them all, which makes drift of categories exact.
-MOST_TOP = 100
+# All values of columns with up to this many are listed, which makes drift of categories exact.
+MAX_TOP = 100
 _TOP = 20
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """The sampled values of a column.
-
-    ``ranks`` are the mid-ranks of its rows.
-    """
+    """Distribution of the sampled values of a column. ``ranks`` are the mid-ranks of its rows."""
 
     rows: int
     distinct: int
@@ -46,77 +43,77 @@ class Distribution:
     ranks: Values | None = None
 
     def estimate_distinct(self, rows: int) -> int:
-        """Return the distinct values of a table of so many rows.
+        """Estimate the distinct values in a table of ``rows`` rows.
 
-        The estimate is the first-order jackknife of Haas and others, 1995.
+        The estimator is the first-order jackknife of Haas et al., 1995.
         """
         if not self.rows:
             return 0
-        seen = self.rows / max(rows, self.rows)
-        unseen_share = (1 - seen) * self.singletons / self.rows
+        sampled_share = self.rows / max(rows, self.rows)
+        unseen_share = (1 - sampled_share) * self.singletons / self.rows
         return min(rows, round(self.distinct / (1 - unseen_share)))
 
 
 def distribution_of_texts(
-    data: pa.Array, weights: NDArray[np.int64], counted: ColumnCounts
+    data: pa.Array, weights: NDArray[np.int64], column_counts: ColumnCounts
 ) -> Distribution:
-    """Return the distribution of texts; ``counted`` is what all rows are known to hold."""
-    if counted.values is not None:
-        return _counted_texts(counted.values)
-    return _texts(data, weights)
+    """Return the distribution of texts; ``column_counts`` are the counts of all rows."""
+    if column_counts.values is not None:
+        return _from_text_counts(column_counts.values)
+    return _from_sampled_texts(data, weights)
 
 
 def distribution_of_numbers(
-    column: CountedColumn, values: Values, weights: NDArray[np.int64], counted: ColumnCounts
+    column: CountedColumn, values: Values, weights: NDArray[np.int64], column_counts: ColumnCounts
 ) -> Distribution:
     """Return the distribution of numbers, booleans or times.
 
-    ``counted`` is what all rows are known to hold: the extremes, and each value's count where there
-    are few.
+    ``column_counts`` are the counts of all rows: the extremes, and each distinct value's count
+    unless there are too many.
     """
     if values.present is not None:
         weights = weights[values.present]
-    if counted.values is not None:
-        unique, counts, ranks = _of_few(values.finite, weights, counted.values)
+    if column_counts.values is not None:
+        unique, counts, ranks = _ranked_by_counts(values.finite, weights, column_counts.values)
     else:
-        unique, counts, ranks = _of_sorted(values.finite, weights)
+        unique, counts, ranks = _ranked_by_sorting(values.finite, weights)
     if not len(unique):
-        return Distribution(0, 0, 0, (), True, ranks=_as_values(ranks, values))
+        return Distribution(0, 0, 0, (), True, ranks=_ranks_as_values(ranks, values))
     ends = np.cumsum(counts)
-    edges = edges_of(column, unique, low=counted.minimum, high=counted.maximum)
+    edges = bin_edges(column, unique, low=column_counts.minimum, high=column_counts.maximum)
     bins = None
     if edges is not None:
-        bins = counts_between(unique, ends, edges)
-    top, complete = _top(unique, counts)
+        bins = bin_counts(unique, ends, edges)
+    top, is_complete = _top_values(unique, counts)
     return Distribution(
         rows=int(ends[-1]),
         distinct=len(unique),
         singletons=int((counts == 1).sum()),
         top=top,
-        top_complete=complete,
+        top_complete=is_complete,
         quantiles=_quantiles(unique, ends),
         edges=edges,
         bins=bins,
-        ranks=_as_values(ranks, values),
+        ranks=_ranks_as_values(ranks, values),
     )
 
 
-def _as_values(ranks: Floats, values: Values) -> Values:
-    """Return the ranks of the rows that have a value as those of a column."""
+def _ranks_as_values(ranks: Floats, values: Values) -> Values:
+    """Return ranks as a column that is missing where the values are."""
     pivot = 0.0
     if len(ranks):
         pivot = float(ranks.mean())
     if values.present is not None:
-        of_all = np.full(len(values.numbers), pivot)
-        of_all[values.present] = ranks
-        ranks = of_all
+        all_ranks = np.full(len(values.numbers), pivot)
+        all_ranks[values.present] = ranks
+        ranks = all_ranks
     return Values(ranks, values.present, pivot, None, values.missing)
 
 
-def _of_sorted(
+def _ranked_by_sorting(
     values: NDArray[Any], weights: NDArray[np.int64]
 ) -> tuple[NDArray[Any], NDArray[np.int64], Floats]:
-    """Return the different values, their counts, and the mid-rank of each row."""
+    """Return the distinct values, their counts, and the mid-rank of each row."""
     order, ordered = ascending(values)
     if not len(ordered):
         return ordered, np.empty(0, dtype=np.int64), np.empty(0)
@@ -125,7 +122,7 @@ def _of_sorted(
     counts = runs
     if not (weights == 1).all():
         counts = np.add.reduceat(weights[order], first)
-    middles = _middles(counts)
+    middles = _mid_ranks(counts)
     if len(middles) < len(order):
         middles = np.repeat(middles, runs)
     ranks = np.empty(len(order))
@@ -133,37 +130,37 @@ def _of_sorted(
     return ordered[first], counts, ranks
 
 
-def _of_few(
-    values: NDArray[Any], weights: NDArray[np.int64], counted: Mapping[Any, int]
+def _ranked_by_counts(
+    values: NDArray[Any], weights: NDArray[np.int64], value_counts: Mapping[Any, int]
 ) -> tuple[NDArray[Any], NDArray[np.int64], Floats]:
-    """Return the same from the counts of all rows; the ranks are those within the sample."""
-    unique = np.array(sorted(counted), dtype=_plain(values.dtype))
-    counts = np.array([counted[value] for value in unique.tolist()], dtype=np.int64)
-    places = np.searchsorted(unique, values)
-    sampled = np.bincount(places, weights=weights, minlength=len(unique)).astype(np.int64)
-    return unique, counts, _middles(sampled)[places]
+    """Return the same from the counts of all rows; the ranks are within the sample."""
+    unique = np.array(sorted(value_counts), dtype=_python_dtype(values.dtype))
+    counts = np.array([value_counts[value] for value in unique.tolist()], dtype=np.int64)
+    positions = np.searchsorted(unique, values)
+    sampled = np.bincount(positions, weights=weights, minlength=len(unique)).astype(np.int64)
+    return unique, counts, _mid_ranks(sampled)[positions]
 
 
-def _plain(kind: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type that holds what Python makes of values of a type."""
+def _python_dtype(kind: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that represents the Python values of a dtype exactly."""
     if kind.kind == "f":
         return np.dtype(np.float64)
     return kind
 
 
-def _middles(counts: NDArray[np.int64]) -> Floats:
-    """Return the rank that the rows of each value share: the middle of theirs."""
+def _mid_ranks(counts: NDArray[np.int64]) -> Floats:
+    """Return the mid-rank of each distinct value."""
     return np.asarray(np.cumsum(counts) - (counts - 1) / 2.0)
 
 
-def _counted_texts(counted: Mapping[str, int]) -> Distribution:
-    values = pa.array(list(counted), pa.string())
-    counts = np.array(list(counted.values()), dtype=np.int64)
+def _from_text_counts(value_counts: Mapping[str, int]) -> Distribution:
+    values = pa.array(list(value_counts), pa.string())
+    counts = np.array(list(value_counts.values()), dtype=np.int64)
     top, complete = _top_texts(values, counts)
     return Distribution(int(counts.sum()), len(values), int((counts == 1).sum()), top, complete)
 
 
-def _texts(data: pa.Array, weights: NDArray[np.int64]) -> Distribution:
+def _from_sampled_texts(data: pa.Array, weights: NDArray[np.int64]) -> Distribution:
     encoded = data.dictionary_encode()
     codes = encoded.indices
     if codes.null_count:
@@ -178,42 +175,46 @@ def _texts(data: pa.Array, weights: NDArray[np.int64]) -> Distribution:
 def _top_texts(
     values: pa.Array, counts: NDArray[np.int64]
 ) -> tuple[tuple[tuple[str, int], ...], bool]:
-    """Return the most frequent texts, all of them when they are few.
+    """Return the most frequent texts, and whether these are all texts.
 
-    Texts seen once only say nothing.
+    Texts that occur once are listed only if all texts are.
     """
     table = pa.table({"value": values, "count": counts})
-    few = len(values) <= MOST_TOP
-    most = MOST_TOP
+    few = len(values) <= MAX_TOP
+    limit = MAX_TOP
     if not few:
         table = table.filter(pc.greater(table["count"], 1))
-        most = _TOP
+        limit = _TOP
     if not table.num_rows:
         return (), few
     order = [("count", "descending"), ("value", "ascending")]
-    chosen = table.take(pc.select_k_unstable(table, k=most, sort_keys=order))
-    return tuple(zip(chosen["value"].to_pylist(), chosen["count"].to_pylist(), strict=True)), few
+    top_rows = table.take(pc.select_k_unstable(table, k=limit, sort_keys=order))
+    return tuple(
+        zip(top_rows["value"].to_pylist(), top_rows["count"].to_pylist(), strict=True)
+    ), few
 
 
-def _top(
+def _top_values(
     unique: NDArray[Any], counts: NDArray[np.int64]
 ) -> tuple[tuple[tuple[Any, int], ...], bool]:
-    """Return the most frequent values, all of them when they are few.
+    """Return the most frequent values, and whether these are all values.
 
-    Values seen once only say nothing.
+    Values that occur once are listed only if all values are.
     """
-    few = len(unique) <= MOST_TOP
-    most = MOST_TOP
+    few = len(unique) <= MAX_TOP
+    limit = MAX_TOP
     candidates = np.arange(len(unique))
     if not few:
-        most = _TOP
+        limit = _TOP
         candidates = np.flatnonzero(counts > 1)
         if len(candidates) > _TOP:
-            least = np.partition(counts[candidates], -_TOP)[-_TOP]
-            candidates = candidates[counts[candidates] >= least]
+            min_count = np.partition(counts[candidates], -_TOP)[-_TOP]
+            candidates = candidates[counts[candidates] >= min_count]
     # Stable: equal counts stay in the order of their values.
-    chosen = candidates[np.argsort(-counts[candidates], kind="stable")][:most]
-    return tuple(zip(unique[chosen].tolist(), counts[chosen].tolist(), strict=True)), few
+    top_candidates = candidates[np.argsort(-counts[candidates], kind="stable")][:limit]
+    return tuple(
+        zip(unique[top_candidates].tolist(), counts[top_candidates].tolist(), strict=True)
+    ), few
 
 
 def _quantiles(unique: NDArray[Any], ends: NDArray[np.int64]) -> tuple[float, ...]:

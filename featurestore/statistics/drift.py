@@ -1,10 +1,8 @@
-"""Drift from two statistics.
-
-Population stability, Kolmogorov-Smirnov, missing values, new categories.
+"""Drift between two statistics: PSI, Kolmogorov-Smirnov, missing values, new categories.
 
 The population stability index compares shares p and q of the same bins: sum of (q - p) * ln(q / p).
-Numbers are binned by the deciles of the first table, categories by value. Both measures are also
-above zero when nothing changed; what two samples of these sizes differ by chance is no drift.
+Numbers are binned by the deciles of the first table, categories by value. Both measures are above
+zero for two samples of one distribution; differences that are expected by chance are not reported.
 """
 
 from __future__ import annotations
@@ -21,18 +19,18 @@ from featurestore.model.arguments import answering
 from featurestore.model.drift import DriftReport, DriftThresholds, FeatureDrift
 from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Statistics, TopValue, Value
-from featurestore.statistics.cumulative import Cumulative, cumulative, distance
+from featurestore.statistics.cumulative import Cumulative, cumulative, kolmogorov_smirnov
 from featurestore.statistics.exactsum import Floats
 
-# Added to the rows of every bin: the logarithm of an empty one is endless.
-_HALF_A_ROW = 0.5
+# Added to the rows of every bin: the logarithm of an empty bin is infinite.
+_SMOOTHING_ROWS = 0.5
 _DECILES = np.linspace(0.0, 1.0, 11)[1:-1]
-_MOST_VALUES = 20
+_MAX_VALUES = 20
 
 
 @runtime_checkable
 class HasStatistics(Protocol):
-    """What can be asked for its statistics: a feature group."""
+    """An object with statistics, such as a feature group."""
 
     def statistics(self) -> Statistics:
         """Return the statistics."""
@@ -46,7 +44,7 @@ def compare_statistics(
     *,
     thresholds: DriftThresholds | None = None,
 ) -> DriftReport:
-    """Return what changed of each feature; keys and times of a group are left out.
+    """Compare the distribution of each feature; keys and times of a group are excluded.
 
     Args:
         before: The table to compare with (the training data, an earlier Delta version): its
@@ -60,9 +58,9 @@ def compare_statistics(
     >>> [each.name for each in compare_statistics(table(0.0, 1.0), table(5.0, 6.0)).drifted]
     ['delay']
     """
-    before, after = _statistics(before, "before"), _statistics(after, "after")
+    before, after = _resolve_statistics(before, "before"), _resolve_statistics(after, "after")
     thresholds = thresholds or DriftThresholds()
-    old, new = _features(before), _features(after)
+    old, new = _feature_columns(before), _feature_columns(after)
     features = []
     retyped = []
     for name, column in old.items():
@@ -71,7 +69,11 @@ def compare_statistics(
         if column.kind != new[name].kind:
             retyped.append(name)
             continue
-        features.append(_drift(_Side(column, before), _Side(new[name], after), thresholds))
+        features.append(
+            _compare_column(
+                _TableColumn(column, before), _TableColumn(new[name], after), thresholds
+            )
+        )
     features.sort(key=lambda each: (not each.drifted, -(each.psi or 0.0), each.name))
     added = [name for name in new if name not in old]
     removed = [name for name in old if name not in new]
@@ -88,19 +90,19 @@ def compare_statistics(
     )
 
 
-def _statistics(given: Statistics | HasStatistics, argument: str) -> Statistics:
-    if isinstance(given, Statistics):
-        return given
-    if isinstance(given, HasStatistics):
-        return given.statistics()
+def _resolve_statistics(source: Statistics | HasStatistics, argument: str) -> Statistics:
+    if isinstance(source, Statistics):
+        return source
+    if isinstance(source, HasStatistics):
+        return source.statistics()
     raise InvalidArgument(
-        f"{argument}={given!r} has no statistics.",
+        f"{argument}={source!r} has no statistics.",
         hint="give statistics: get_featuregroup_statistics('weather', delta_version=3), "
         "or dataset.statistics('train')",
     )
 
 
-def _features(statistics: Statistics) -> dict[str, ColumnStatistics]:
+def _feature_columns(statistics: Statistics) -> dict[str, ColumnStatistics]:
     features = {}
     for column in statistics.columns:
         if column.role in MODEL_ROLES:
@@ -109,8 +111,8 @@ def _features(statistics: Statistics) -> dict[str, ColumnStatistics]:
 
 
 @dataclass(frozen=True)
-class _Side:
-    """One column and the table that it is of."""
+class _TableColumn:
+    """A column and the statistics of its table."""
 
     column: ColumnStatistics
     table: Statistics
@@ -121,35 +123,37 @@ class _Side:
 
     @property
     def sampled(self) -> float:
-        """How many values the sample has; nearly, in statistics of older releases."""
+        """The number of sampled values; an estimate in statistics of older releases."""
         if self.column.sampled is not None:
             return max(self.column.sampled, 1)
         sampled = self.table.sample_rows / max(self.table.rows, 1)
         return max(self.column.count * sampled, 1.0)
 
 
-def _drift(old: _Side, new: _Side, thresholds: DriftThresholds) -> FeatureDrift:
-    psi, bins = _stability(old, new)
-    appeared = _unseen(old.column, new.column)
-    gone = _unseen(new.column, old.column)
-    new_rows = sum(each.count for each in appeared)
+def _compare_column(
+    old: _TableColumn, new: _TableColumn, thresholds: DriftThresholds
+) -> FeatureDrift:
+    psi, bins = _population_stability(old, new)
+    new_values = _unseen_values(old.column, new.column)
+    gone_values = _unseen_values(new.column, old.column)
+    new_rows = sum(each.count for each in new_values)
     drift = FeatureDrift(
         name=old.column.name,
         kind=old.column.kind,
         psi=psi,
-        ks=_distance(old.column, new.column),
+        ks=_ks_distance(old.column, new.column),
         missing_before=old.missing,
         missing_after=new.missing,
-        new_values=_first_values(appeared),
+        new_values=_first_values(new_values),
         new_share=new_rows / new.sampled,
-        gone_values=_first_values(gone),
+        gone_values=_first_values(gone_values),
         values_complete=_is_complete(old.column) and _is_complete(new.column),
     )
     return replace(drift, reasons=_reasons(drift, old.column, new.column, bins, thresholds))
 
 
 def _is_complete(column: ColumnStatistics) -> bool:
-    """Tell whether the values that are compared one by one were all counted."""
+    """Return True if all values that are compared individually were counted."""
     return column.top_complete or column.kind not in ("text", "boolean")
 
 
@@ -160,14 +164,14 @@ def _reasons(
     bins: int,
     thresholds: DriftThresholds,
 ) -> tuple[str, ...]:
-    """Return what passed its threshold and is more than chance."""
+    """Return the measures that exceed both their threshold and what chance explains."""
     reasons = []
     spread = 1 / max(old.count, 1) + 1 / max(new.count, 1)
-    # Without drift PSI is about chi-squared with bins-1 degrees, times spread. One in a thousand
-    # lies above these.
+    # Without drift, PSI is approximately chi-squared with bins-1 degrees of freedom, times spread.
+    # One value in a thousand exceeds these bounds.
     degrees = bins - 1
-    chance = spread * (degrees + 3.1 * math.sqrt(2 * max(degrees, 1)) + 4)
-    if drift.psi is not None and drift.psi > max(thresholds.psi, chance):
+    chance_psi = spread * (degrees + 3.1 * math.sqrt(2 * max(degrees, 1)) + 4)
+    if drift.psi is not None and drift.psi > max(thresholds.psi, chance_psi):
         reasons.append(f"PSI {drift.psi:.3g} > {thresholds.psi:g}")
     if drift.ks is not None and drift.ks > max(thresholds.ks, 1.95 * math.sqrt(spread)):
         reasons.append(f"KS {drift.ks:.3g} > {thresholds.ks:g}")
@@ -179,11 +183,8 @@ def _reasons(
     return tuple(reasons)
 
 
-def _stability(old: _Side, new: _Side) -> tuple[float | None, int]:
-    """Return the population stability index and its number of bins.
-
-    None where there is nothing to compare.
-    """
+def _population_stability(old: _TableColumn, new: _TableColumn) -> tuple[float | None, int]:
+    """Return the population stability index (None without comparable values) and its bins."""
     if old.column.count == 0 or new.column.count == 0:
         return None, 0
     shares = None
@@ -193,74 +194,73 @@ def _stability(old: _Side, new: _Side) -> tuple[float | None, int]:
         shares = _bin_shares(old.column, new.column)
     if shares is None:
         return None, 0
-    p = _smoothed(shares[0], old.sampled)
-    q = _smoothed(shares[1], new.sampled)
-    return float(((q - p) * np.log(q / p)).sum()), len(p)
+    old_shares = _smoothed(shares[0], old.sampled)
+    new_shares = _smoothed(shares[1], new.sampled)
+    return float(((new_shares - old_shares) * np.log(new_shares / old_shares)).sum()), len(
+        old_shares
+    )
 
 
 def _smoothed(shares: Floats, rows: float) -> Floats:
-    return (shares * rows + _HALF_A_ROW) / (rows + _HALF_A_ROW * len(shares))
+    return (shares * rows + _SMOOTHING_ROWS) / (rows + _SMOOTHING_ROWS * len(shares))
 
 
 def _bin_shares(old: ColumnStatistics, new: ColumnStatistics) -> tuple[Floats, Floats] | None:
-    """Return the shares of both tables below, between and above the edges of the first."""
-    a, b = cumulative(old), cumulative(new)
-    if a is None or b is None:
+    """Return the shares of both tables in the bins of the first."""
+    old_distribution, new_distribution = cumulative(old), cumulative(new)
+    if old_distribution is None or new_distribution is None:
         return None
     if old.top_complete and len(old.top) <= len(_DECILES) + 1:
-        edges = a.points
+        edges = old_distribution.points
     else:
-        edges = np.unique(np.interp(_DECILES, a.right, a.points))
-    return _shares_between(a, edges), _shares_between(b, edges)
+        edges = np.unique(np.interp(_DECILES, old_distribution.right, old_distribution.points))
+    return _shares_between(old_distribution, edges), _shares_between(new_distribution, edges)
 
 
 def _shares_between(distribution: Cumulative, edges: Floats) -> Floats:
     return np.diff(np.concatenate(([0.0], distribution.up_to(edges), [1.0])))
 
 
-def _category_shares(old: _Side, new: _Side) -> tuple[Floats, Floats] | None:
+def _category_shares(old: _TableColumn, new: _TableColumn) -> tuple[Floats, Floats] | None:
     before, after = _value_shares(old), _value_shares(new)
     if not before or not after:
         return None
     values = list(dict.fromkeys([*before, *after]))
-    return _shares_of(values, before), _shares_of(values, after)
+    return _align_shares(values, before), _align_shares(values, after)
 
 
-def _first_values(found: Sequence[TopValue]) -> tuple[Value, ...]:
-    return tuple(each.value for each in found[:_MOST_VALUES])
+def _first_values(top_values: Sequence[TopValue]) -> tuple[Value, ...]:
+    return tuple(each.value for each in top_values[:_MAX_VALUES])
 
 
-def _value_shares(side: _Side) -> dict[Value, float]:
+def _value_shares(table_column: _TableColumn) -> dict[Value, float]:
     shares = {}
-    for each in side.column.top:
-        shares[each.value] = each.count / side.sampled
+    for each in table_column.column.top:
+        shares[each.value] = each.count / table_column.sampled
     return shares
 
 
-def _shares_of(values: Sequence[Value], shares: Mapping[Value, float]) -> Floats:
-    """Return the share of each value, and last of all others.
-
-    Those that are frequent in neither table.
-    """
-    known = np.array([shares.get(value, 0.0) for value in values])
-    return np.append(known, max(1.0 - known.sum(), 0.0))
+def _align_shares(values: Sequence[Value], shares: Mapping[Value, float]) -> Floats:
+    """Return the share of each value, then that of the values frequent in neither table."""
+    listed_shares = np.array([shares.get(value, 0.0) for value in values])
+    return np.append(listed_shares, max(1.0 - listed_shares.sum(), 0.0))
 
 
-def _unseen(old: ColumnStatistics, new: ColumnStatistics) -> list[TopValue]:
-    """Return the frequent values of the second that the first never had.
+def _unseen_values(old: ColumnStatistics, new: ColumnStatistics) -> list[TopValue]:
+    """Return the frequent values of the second column that the first does not have.
 
-    None unless all values of the first are known.
+    The list is empty unless all values of the first column were counted.
     """
     if not old.top_complete or old.kind not in ("text", "boolean", "number"):
         return []
-    known = {each.value for each in old.top}
-    return [each for each in new.top if each.value not in known]
+    old_values = {each.value for each in old.top}
+    return [each for each in new.top if each.value not in old_values]
 
 
-def _distance(old: ColumnStatistics, new: ColumnStatistics) -> float | None:
+def _ks_distance(old: ColumnStatistics, new: ColumnStatistics) -> float | None:
     if old.kind not in ("number", "time", "boolean"):
         return None
-    a, b = cumulative(old), cumulative(new)
-    if a is None or b is None:
+    old_distribution, new_distribution = cumulative(old), cumulative(new)
+    if old_distribution is None or new_distribution is None:
         return None
-    return distance(a, b)
+    return kolmogorov_smirnov(old_distribution, new_distribution)

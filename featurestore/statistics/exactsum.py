@@ -1,9 +1,9 @@
-"""Sums that do not depend on how the rows were cut, in double-double arithmetic.
+"""Sums that do not depend on how rows were partitioned, in double-double arithmetic.
 
-A *twofold* is an unevaluated sum ``hi + lo`` of two float64, about 106 bits. Added to a number
-``sigma`` far above them, floats are rounded to multiples of its last place, and the bits of what
-comes out count these places: as integers they add up without any rounding. What was rounded away
-is smaller than that by as many bits as a float64 has (after Rump, Ogita and Oishi, "Accurate
+A *twofold* is an unevaluated sum ``hi + lo`` of two float64, about 106 bits. Adding a much larger
+number ``sigma`` rounds floats to multiples of its last place; the bits of the sum count these
+multiples, and as integers they add up without rounding. The remainders are smaller by the 53 bits
+of a float64 (after Rump, Ogita and Oishi, "Accurate
 floating-point summation", SIAM J. Sci. Comput. 31, 2008, who add the multiples as floats).
 """
 
@@ -20,11 +20,11 @@ from featurestore.statistics.memory import empty
 Floats = NDArray[np.float64]
 Number = TypeVar("Number", float, Floats)
 Twofold = tuple[float, float]
-# Sums of such numbers may leave float64 on the way.
+# Partial sums of such numbers may overflow float64.
 TOO_LARGE = 2.0**900
-# Fits the caches, with an array of intermediate results; smaller ones pay for numpy's calls.
+# Fits the processor's caches with the intermediate results; with smaller blocks the calls dominate.
 _BLOCK = 32_768
-# Places of so many numbers up to half of sigma add up within 63 bits.
+# The multiples of 2**12 numbers up to half of sigma add up within 63 bits.
 _SUMMANDS_BITS = 12
 _SIGN, _WORD = 1 << 63, 1 << 64
 
@@ -36,8 +36,8 @@ def two_sum(a: Number, b: Number) -> tuple[Number, Number]:
     (1e+16, 1.0)
     """
     total = a + b
-    other = total - a
-    return total, (a - (total - other)) + (b - other)
+    virtual_b = total - a
+    return total, (a - (total - virtual_b)) + (b - virtual_b)
 
 
 def add_twofold(a: tuple[Number, Number], b: tuple[Number, Number]) -> tuple[Number, Number]:
@@ -47,7 +47,7 @@ def add_twofold(a: tuple[Number, Number], b: tuple[Number, Number]) -> tuple[Num
 
 
 def sum_twofold(values: Floats, *, largest: float | None = None) -> Twofold:
-    """Return the sum of finite numbers as a twofold; ``largest`` is their greatest magnitude.
+    """Return the sum of finite numbers as a twofold; ``largest`` is their maximum magnitude.
 
     >>> sum_twofold(np.array([1e30, 1.0, -1e30]))
     (1.0, 0.0)
@@ -67,34 +67,34 @@ def sum_twofold(values: Floats, *, largest: float | None = None) -> Twofold:
 
 
 def _sum_block(values: Floats, largest: float, rounded: Floats) -> Twofold:
-    """Return the sum of numbers up to ``largest``, computed in an array of their length."""
+    """Return the sum of numbers up to ``largest``; ``rounded`` is scratch memory."""
     headroom = max(len(values).bit_length() - _SUMMANDS_BITS, 0)
     sigma = math.ldexp(1.5, headroom + math.frexp(largest)[1] + 1)
     np.add(values, sigma, out=rounded)
-    places = int(rounded.view(np.int64).sum()) - len(values) * _bits(sigma)
-    places = (places + _SIGN) % _WORD - _SIGN  # the sum of integers goes round
+    multiples = int(rounded.view(np.int64).sum()) - len(values) * _float_bits(sigma)
+    multiples = (multiples + _SIGN) % _WORD - _SIGN  # the int64 sum may wrap around
     rounded -= sigma
-    rest = np.subtract(values, rounded, out=rounded)
-    return add_twofold(_scaled(places, math.ulp(sigma)), (float(rest.sum()), 0.0))
+    remainders = np.subtract(values, rounded, out=rounded)
+    return add_twofold(_scaled_rows(multiples, math.ulp(sigma)), (float(remainders.sum()), 0.0))
 
 
 def product(count: int, number: float) -> Twofold:
-    """Return so many times a number, exactly.
+    """Return ``count`` times a number, exactly.
 
     >>> product(3, 0.5)
     (1.5, 0.0)
     """
     numerator, denominator = number.as_integer_ratio()
-    return _scaled(count * numerator, 1 / denominator)
+    return _scaled_rows(count * numerator, 1 / denominator)
 
 
-def _scaled(number: int, unit: float) -> Twofold:
+def _scaled_rows(number: int, unit: float) -> Twofold:
     """Return a number of up to 106 bits times a power of two."""
     high = float(number)
     return high * unit, float(number - int(high)) * unit
 
 
-def _bits(number: float) -> int:
+def _float_bits(number: float) -> int:
     return int(np.float64(number).view(np.int64))
 
 

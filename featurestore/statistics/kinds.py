@@ -1,4 +1,4 @@
-"""What is counted of a column: its kind by type, its role by the definition of the group."""
+"""Kinds and roles of columns: the kind follows from the type, the role from the group's spec."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.roles import MODEL_ROLES, Role
 from featurestore.model.statistics import Kind
 
-# A picture of more cannot be read, and both matrices stand in the result, a number a pair.
-MOST_CORRELATED = 1000
-# Pairs grow with the square of the columns: of 300, the products of all rows took as long as all
-# else that is counted, and of a thousand they were 60 MB of state.
-_MOST_PAIRED = 64
+# A heatmap of more columns is unreadable, and the result contains both matrices, a number per pair.
+MAX_CORRELATED = 1000
+# Pairs grow with the square of the columns. Measured: with 300 columns the products took as long as
+# all other counts, and with a thousand they were 60 MB of state.
+_MAX_PAIRED = 64
 
 
 @dataclass(frozen=True)
@@ -30,65 +30,63 @@ class CountedColumn:
 
     @property
     def measured(self) -> bool:
-        """Whether its values are numbers or times, which have a mean."""
+        """Whether the values have a mean: numbers, booleans and times."""
         return self.kind in ("number", "boolean", "time")
 
     @property
     def has_length(self) -> bool:
-        """Whether its values have a length."""
+        """Whether the values have a length."""
         return self.kind in ("text", "binary", "list")
 
 
 def counted_columns(
     table: FeatureGroupSpec | pa.Schema, *, roles: Mapping[str, Role] | None = None
 ) -> tuple[CountedColumn, ...]:
-    """Return the columns of a group or of a bare schema; ``roles`` are those of a dataset.
+    """Return the columns of a group or of a schema; ``roles`` are those of a training dataset.
 
     >>> [each.kind for each in counted_columns(pa.schema([("a", pa.int8()), ("b", pa.string())]))]
     ['number', 'text']
     """
-    known: dict[str, Role] = dict(roles or {})
+    column_roles: dict[str, Role] = dict(roles or {})
     schema: pa.Schema = table
     if isinstance(table, FeatureGroupSpec):
         schema = table.schema
-        known = dict.fromkeys(table.primary_key, "key")
+        column_roles = dict.fromkeys(table.primary_key, "key")
         for name in (table.event_time, table.created_time):
             if name is not None:
-                known[name] = "time"
+                column_roles[name] = "time"
     columns = []
     for field in schema:
-        role = known.get(field.name, "feature")
-        columns.append(CountedColumn(field.name, field.type, kind_of(field.type), role))
+        role = column_roles.get(field.name, "feature")
+        columns.append(CountedColumn(field.name, field.type, column_kind(field.type), role))
     return tuple(columns)
 
 
 def correlated_columns(columns: tuple[CountedColumn, ...]) -> tuple[CountedColumn, ...]:
-    """Return the features and labels that correlations are computed over.
-
-    The first ``MOST_CORRELATED`` numbers and booleans.
-    """
-    numeric = []
-    for column in columns:
-        if column.role in MODEL_ROLES and column.kind in ("number", "boolean"):
-            numeric.append(column)
-    return tuple(numeric[:MOST_CORRELATED])
+    """Return the correlated columns: the first numeric and boolean features and labels."""
+    numeric = [
+        column
+        for column in columns
+        if column.role in MODEL_ROLES and column.kind in ("number", "boolean")
+    ]
+    return tuple(numeric[:MAX_CORRELATED])
 
 
 def paired_columns(columns: tuple[CountedColumn, ...]) -> tuple[CountedColumn, ...]:
-    """Return the columns whose pairs are counted over all rows; none where pairs are too many.
+    """Return the columns whose pairs are counted over all rows; empty if there are too many.
 
-    Correlations come of the sample then.
+    Correlations are computed from the sample then.
     """
     correlated = correlated_columns(columns)
-    if 2 <= len(correlated) <= _MOST_PAIRED:
+    if 2 <= len(correlated) <= _MAX_PAIRED:
         return correlated
     return ()
 
 
-def kind_of(kind: pa.DataType) -> Kind:
+def column_kind(kind: pa.DataType) -> Kind:
     """Return the kind of a feature type.
 
-    >>> kind_of(pa.float32()), kind_of(pa.date32())
+    >>> column_kind(pa.float32()), column_kind(pa.date32())
     ('number', 'time')
     """
     if pat.is_boolean(kind):

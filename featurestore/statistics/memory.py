@@ -1,4 +1,4 @@
-"""Arrays in memory that is used again: fresh pages cost more than what statistics do with them."""
+"""Arrays in pooled memory: page faults of fresh memory cost more than the computations in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 
 def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
-    """Return an array of anything, from Arrow's pool: it keeps what was freed, unlike numpy.
+    """Return an uninitialized array from Arrow's memory pool, which reuses freed memory.
 
     >>> empty((2, 3)).shape
     (2, 3)

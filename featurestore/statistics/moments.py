@@ -1,7 +1,7 @@
-"""Means, variances and pairwise co-moments that merge (Chan, Golub and LeVeque 1979).
+"""Mergeable means, variances and pairwise co-moments (Chan, Golub and LeVeque 1979).
 
-Every pair (i, j) is over the rows where both values are finite (pairwise complete). Entry [i, j] of
-``mean`` and ``square`` belongs to column i over the rows of that pair, so neither matrix is
+Each pair (i, j) uses the rows where both values are finite (pairwise complete). Entry [i, j] of
+``mean`` and ``square`` is that of column i over the rows of the pair, so neither matrix is
 symmetric.
 """
 
@@ -18,7 +18,7 @@ from featurestore.statistics.values import Values
 
 @dataclass
 class Moments:
-    """Number, mean and sum of squared deviations of one column."""
+    """Count, mean and sum of squared deviations of one column."""
 
     n: int = 0
     mean: Twofold = (0.0, 0.0)
@@ -26,7 +26,7 @@ class Moments:
 
     @property
     def variance(self) -> float | None:
-        """The variance with n-1; None below two values."""
+        """The sample variance (n - 1); None for fewer than two values."""
         if self.n < 2:
             return None
         return max(self.square[0], 0.0) / (self.n - 1)
@@ -50,10 +50,7 @@ class Moments:
 
 @dataclass
 class CoMoments:
-    """Pairwise numbers of rows, means, squared deviations and products of deviations.
-
-    Arrays are (p, p).
-    """
+    """Pairwise counts, means, squared deviations and products of deviations, all (p, p)."""
 
     n: NDArray[np.int64]
     mean: tuple[Floats, Floats]
@@ -76,7 +73,7 @@ class CoMoments:
         n = self.n + other.n
         share = other.n / np.maximum(n, 1)
         delta = (other.mean[0] - self.mean[0]) + (other.mean[1] - self.mean[1])
-        # A side without rows has no mean: nothing lies between it and the other side.
+        # A side without rows has no mean, so the difference of means is 0.
         delta = np.where((self.n > 0) & (other.n > 0), delta, 0.0)
         weight = self.n * share
         zero = np.zeros_like(delta)
@@ -89,7 +86,7 @@ class CoMoments:
             add_twofold(add_twofold(self.product, other.product), (delta * delta.T * weight, zero)),
         )
 
-    def of_column(self, index: int) -> Moments:
+    def column_moments(self, index: int) -> Moments:
         """Return the moments of one column over the rows where it has a value."""
         n = int(self.n[index, index])
         if not n:
@@ -101,30 +98,30 @@ class CoMoments:
     def correlations(self) -> Floats:
         """Return Pearson's r, NaN where a column is constant over the rows of a pair."""
         square = np.maximum(self.square[0], 0.0)
-        # What rounding leaves of a constant is far below the deviations of the whole column.
+        # The rounding error of a constant is far below the deviations of the complete column.
         square = np.where(square <= 1e-14 * np.diag(square)[:, None], np.nan, square)
         with np.errstate(invalid="ignore", divide="ignore"):
-            # Two roots: the product of two squares may leave the range of float64.
+            # Two roots: the product of the squares may overflow float64.
             result = self.product[0] / (np.sqrt(square) * np.sqrt(square.T))
         result = np.where(self.n >= 2, np.clip(result, -1.0, 1.0), np.nan)
-        known = ~np.isnan(np.diag(result))
-        result[known, known] = 1.0
+        has_variance = ~np.isnan(np.diag(result))
+        result[has_variance, has_variance] = 1.0
         return np.asarray(result, dtype=np.float64)
 
 
-def moments_of(values: Values) -> Moments:
-    """Return the moments of a batch, computed around its pivot."""
+def batch_moments(values: Values) -> Moments:
+    """Return the moments of a batch, computed around its pivot to keep precision."""
     n = values.count
     if not n:
         return Moments()
     deviations = values.deviations()
-    # Not the product of BLAS: it wakes its threads for a vector, which costs more.
+    # Not the dot product of BLAS: waking its threads costs more than the product.
     squares = float(np.einsum("i,i->", deviations, deviations))
-    return _around(values.pivot, n, float(deviations.sum()), squares)
+    return _moments_from_sums(values.pivot, n, float(deviations.sum()), squares)
 
 
 def weighted_moments(values: Values, weights: NDArray[np.int64]) -> Moments:
-    """Return the moments of rows that count several times; they depend on their order alone."""
+    """Return the moments of weighted rows; they depend on the order of the rows only."""
     if values.present is not None:
         weights = np.where(values.present, weights, 0)
     n = int(weights.sum())
@@ -132,17 +129,19 @@ def weighted_moments(values: Values, weights: NDArray[np.int64]) -> Moments:
         return Moments()
     deviations = values.deviations()
     weighted = deviations * weights
-    return _around(values.pivot, n, float(weighted.sum()), float((weighted * deviations).sum()))
+    return _moments_from_sums(
+        values.pivot, n, float(weighted.sum()), float((weighted * deviations).sum())
+    )
 
 
-def _around(pivot: float | int, n: int, total: float, squares: float) -> Moments:
+def _moments_from_sums(pivot: float | int, n: int, total: float, squares: float) -> Moments:
     """Return moments from the sums of deviations from a pivot and of their squares."""
     mean = add_twofold(as_twofold(pivot), (total / n, 0.0))
     return Moments(n, mean, (max(squares - total * total / n, 0.0), 0.0))
 
 
 def as_twofold(pivot: float | int) -> Twofold:
-    """Return a pivot as a twofold: 64-bit integers do not fit one float64."""
+    """Return a pivot as a twofold: float64 cannot represent all 64-bit integers."""
     high = float(pivot)
     if not isinstance(pivot, int):
         return high, 0.0

@@ -1,8 +1,8 @@
-"""The order of a column's values.
+"""Sort order of numeric columns.
 
-Values are sorted together with their positions, as words of which the last bits are the position:
-that is some times faster than to sort positions by value. Where a value needs more bits than are
-left, its first ones are sorted, and what they leave undecided is sorted by itself.
+Each value is packed with its position, in the last bits, into a word; sorting these words is
+several times faster than an argsort. If the values need more bits than available, their first bits
+are sorted, then the ties.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ def ascending(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
     if not len(values):
         return np.empty(0, dtype=np.int64), values
     bits = len(values).bit_length()
-    words = _words_from_zero(values)
-    lost = int(words.max()).bit_length() + bits - _WORD
-    if lost > 0:
-        words >>= np.uint64(lost)
+    words = _sortable_words(values)
+    dropped_bits = int(words.max()).bit_length() + bits - _WORD
+    if dropped_bits > 0:
+        words >>= np.uint64(dropped_bits)
     words <<= np.uint64(bits)
     words |= np.arange(len(values), dtype=np.uint64)
     words.sort()
     order = (words & np.uint64((1 << bits) - 1)).view(np.int64)
     ordered = values[order]
-    if lost > 0 and (ordered[1:] < ordered[:-1]).any():
-        _sort_undecided(order, words >> np.uint64(bits), values)
+    if dropped_bits > 0 and (ordered[1:] < ordered[:-1]).any():
+        _sort_ties(order, words >> np.uint64(bits), values)
         ordered = values[order]
     return order, ordered
 
 
-def _words_from_zero(values: NDArray[Any]) -> Words:
-    """Return words in the order of the values, 0 for the least."""
+def _sortable_words(values: NDArray[Any]) -> Words:
+    """Return words in the order of the values, 0 for the minimum."""
     if values.dtype.kind == "f":
-        words = _words_of_floats(values)
+        words = _float_words(values)
     elif values.dtype.kind == "u":
         words = values.astype(np.uint64)
     else:
@@ -53,10 +53,10 @@ def _words_from_zero(values: NDArray[Any]) -> Words:
     return words
 
 
-def _words_of_floats(values: NDArray[Any]) -> Words:
-    """Return words in the order of the values: their bits, of negative ones turned round.
+def _float_words(values: NDArray[Any]) -> Words:
+    """Return words in the order of the floats: their bits, inverted for negative values.
 
-    Of a float32 where that holds all values: fewer bits.
+    float32 is used if it represents all values: it needs fewer bits.
     """
     with np.errstate(over="ignore"):
         short = values.astype(np.float32)
@@ -70,9 +70,9 @@ def _words_of_floats(values: NDArray[Any]) -> Words:
     return bits.view(np.uint64) ^ _SIGN
 
 
-def _sort_undecided(order: NDArray[np.int64], words: Words, values: NDArray[Any]) -> None:
-    """Sort, in place, the positions of values whose words are equal."""
-    same = words[1:] == words[:-1]
-    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+def _sort_ties(order: NDArray[np.int64], words: Words, values: NDArray[Any]) -> None:
+    """Sort the positions of values with equal words, in place."""
+    is_equal = words[1:] == words[:-1]
+    tied = np.flatnonzero(np.append(is_equal, False) | np.append(False, is_equal))
     positions = order[tied]
     order[tied] = positions[np.lexsort((values[positions], words[tied]))]

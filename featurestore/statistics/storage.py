@@ -1,14 +1,14 @@
-"""Statistics beside a table, per Delta version.
+"""Stored statistics of a table, per Delta version.
 
-``<table>_statistics/`` holds, named by Delta version v:
+``<table>_statistics/`` contains for a Delta version v:
 
 * ``v.state``: the state of the whole table (create, overwrite, recomputed);
 * ``v.since.b.state``: the state of the rows that an append added to Delta version b;
-* ``v.json``: the result.
+* ``v.json``: the statistics.
 
-An append writes only what it added, so that a small one stays small; a request merges the chain and
-writes the result. Upserts and deletes write nothing: their versions have no chain, the next request
-recomputes them. Everything here can be computed again from the table.
+An append writes the state of the appended rows only, so that small appends are cheap; a request
+merges the chain and writes the statistics. Upserts and deletes write no state: the next request
+recomputes the statistics. All files can be recomputed from the table.
 """
 
 from __future__ import annotations
@@ -29,49 +29,54 @@ from featurestore.statistics.summary import finish
 from featurestore.storage import files
 
 _log = logging.getLogger("featurestore.statistics")
-_LONGEST_CHAIN = 64
+_MAX_CHAIN = 64
 _NAME = re.compile(r"(\d+)(?:\.since\.(\d+))?\.state")
 
 
 @dataclass(frozen=True)
 class StatisticsFiles:
-    """The statistics of one table. ``source`` is put into results, for titles."""
+    """Statistics files of one table. ``source`` is added to the statistics, for titles."""
 
     table_path: str
     source: Mapping[str, Any]
 
     @property
     def directory(self) -> str:
-        """The folder beside the table."""
+        """The directory next to the table."""
         return f"{self.table_path.rstrip('/')}_statistics"
 
     def write(self, delta_version: int, state: StatisticsState) -> str:
-        """Write the state of the whole table at a commit and return its file."""
-        return self._write_whole(delta_version, state)
+        """Write the state of the complete table at a commit and return its path."""
+        return self._write_full_state(delta_version, state)
 
     def append(
-        self, delta_version: int, state: StatisticsState, *, base: int, known: Collection[int]
+        self,
+        delta_version: int,
+        state: StatisticsState,
+        *,
+        base: int,
+        state_versions: Collection[int],
     ) -> str:
-        """Write the state of the rows that a commit appended and return its file.
+        """Write the state of the rows that a commit appended and return its path.
 
         Args:
             delta_version: The commit.
-            state: Of the appended rows.
+            state: The state of the appended rows.
             base: The Delta version that they were appended to.
-            known: The versions that have a state already; when they are many they are merged.
+            state_versions: The versions with a state; a long chain is merged.
         """
         path = self._path(f"{delta_version}.since.{base}.state")
         files.write_atomically(path, state_to_bytes(state))
-        if len(known) >= _LONGEST_CHAIN:
+        if len(state_versions) >= _MAX_CHAIN:
             self.state(delta_version)
         return path
 
-    def known(self) -> Collection[int]:
-        """Return the versions that have a state, so that an append can build on them."""
+    def state_versions(self) -> Collection[int]:
+        """Return the versions with a state, which appends can be chained to."""
         return self._links().keys()
 
     def get(self, delta_version: int) -> Statistics | None:
-        """Return the statistics of a Delta version, None when they have to be computed."""
+        """Return the statistics of a Delta version, None if they have to be computed."""
         path = self._path(f"{delta_version}.json")
         if files.exists(path):
             try:
@@ -84,13 +89,13 @@ class StatisticsFiles:
         return self.result(delta_version, state)
 
     def write_result(self, delta_version: int, state: StatisticsState) -> Statistics:
-        """Write the statistics of a whole table and return them."""
+        """Compute the statistics of a table from its state, write and return them."""
         result = finish(state, source={**self.source, "delta_version": delta_version})
         files.write_atomically(self._path(f"{delta_version}.json"), result.to_bytes())
         return result
 
     def result(self, delta_version: int, state: StatisticsState) -> Statistics:
-        """Return the statistics of a whole table, and store them where the store can be written."""
+        """Compute the statistics of a table from its state, and store them if possible."""
         try:
             return self.write_result(delta_version, state)
         except StorageError as error:
@@ -98,7 +103,7 @@ class StatisticsFiles:
             return finish(state, source={**self.source, "delta_version": delta_version})
 
     def state(self, delta_version: int) -> StatisticsState | None:
-        """Return the merged state of a Delta version, None when a link of its chain is missing."""
+        """Return the merged state of a Delta version, None if its chain is incomplete."""
         chain = self._chain(delta_version)
         if chain is None:
             return None
@@ -110,20 +115,17 @@ class StatisticsFiles:
             if added is None:
                 return None
             if merged.columns != added.columns:
-                return None  # the group got columns in between
+                return None  # columns were added in between
             merged = merge(merged, added)
         if len(chain) > 1:
             try:
-                self._write_whole(delta_version, merged)
+                self._write_full_state(delta_version, merged)
             except StorageError as error:
                 _log.info("merged statistics are not stored: %s", error)
         return merged
 
     def _chain(self, delta_version: int) -> list[str] | None:
-        """Return the files that a state is merged of, that of a whole table first.
-
-        None when one is missing.
-        """
+        """Return the names of a chain of states, the full state first; None if incomplete."""
         links = self._links()
         chain: list[str] = []
         version: int | None = delta_version
@@ -142,17 +144,14 @@ class StatisticsFiles:
             _log.warning("%s is damaged and left out; its numbers are counted anew", path)
             return None
 
-    def _write_whole(self, delta_version: int, state: StatisticsState) -> str:
+    def _write_full_state(self, delta_version: int, state: StatisticsState) -> str:
         path = self._path(f"{delta_version}.state")
         files.write_atomically(path, state_to_bytes(state))
         self._remove_replaced(delta_version)
         return path
 
     def _links(self) -> dict[int, tuple[int | None, str]]:
-        """Return for each version what it builds on (None: nothing) and its file.
-
-        A whole state is preferred.
-        """
+        """Map versions to their base (None for a full state) and file; prefer full states."""
         links: dict[int, tuple[int | None, str]] = {}
         for each in self._state_files():
             if each.base is None or each.version not in links:
@@ -160,10 +159,10 @@ class StatisticsFiles:
         return links
 
     def _remove_replaced(self, delta_version: int) -> None:
-        """Remove the states that a whole one replaces; results stay."""
+        """Remove the states that a full state replaces, but no statistics."""
         for each in self._state_files():
-            is_the_whole = each.version == delta_version and each.base is None
-            if each.version <= delta_version and not is_the_whole:
+            is_full_state = each.version == delta_version and each.base is None
+            if each.version <= delta_version and not is_full_state:
                 files.remove(self._path(each.name), below=self.directory)
 
     def _state_files(self) -> Iterator[_StateFile]:
@@ -174,7 +173,7 @@ class StatisticsFiles:
             version = int(match[1])
             if match[2] is None:
                 yield _StateFile(name, version, None)
-            elif int(match[2]) < version:  # others are not of ours, and might lead in a circle
+            elif int(match[2]) < version:  # a base that is not older could form a cycle
                 yield _StateFile(name, version, int(match[2]))
 
     def _path(self, name: str) -> str:
@@ -182,10 +181,7 @@ class StatisticsFiles:
 
 
 class _StateFile(NamedTuple):
-    """A file with a state.
-
-    Of the whole table, or of the rows that were added to version ``base``.
-    """
+    """A state file: of the full table, or of the rows appended to version ``base``."""
 
     name: str
     version: int

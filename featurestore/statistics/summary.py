@@ -1,4 +1,4 @@
-"""From a state to results: exact numbers from the counts, distributions from the sample."""
+"""Statistics from a state: exact figures from the counts, distributions from the sample."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from featurestore.statistics.pairwise import co_moments
 from featurestore.statistics.times import time_text, within_calendar
 from featurestore.statistics.values import Values, measured_values
 
-_SHOWN_TEXT = 120
+_MAX_TEXT_CHARACTERS = 120
 _SECONDS_PER_DAY = 86_400
 _MICROS_PER_SECOND = 1_000_000
 
@@ -41,12 +41,12 @@ _MICROS_PER_SECOND = 1_000_000
 def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -> Statistics:
     """Return the statistics of all rows that a state has counted.
 
-    While the sample holds every row, they do not depend on the order in which rows were counted,
-    to the last bit; above that, the last digits of deviations and of Pearson's r may.
+    While the sample contains every row, the statistics are bitwise independent of the order of the
+    rows; above that, the last digits of deviations and of Pearson's r may depend on it.
 
     Args:
-        state: What the accumulator returned; stays usable.
-        source: What was counted, for titles: featuregroup, version, delta_version.
+        state: The state of the accumulator; it can be updated further.
+        source: The counted table, for titles: featuregroup, version, delta_version.
 
     >>> from featurestore.statistics import statistics_accumulator
     >>> accumulator = statistics_accumulator(pa.schema([("age", pa.int64())]))
@@ -57,16 +57,17 @@ def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -
     """
     state.sample.compact()
     weights = state.sample.weights()
-    # Squares of values near the end of float64 leave it; what comes of them is missing.
+    # Squares of values near the limits of float64 overflow; statistics computed from them are
+    # missing.
     with np.errstate(over="ignore", invalid="ignore"):
         sampled = _sampled_values(state)
         distributions = _distributions(state, sampled, weights)
         moments = _moments(state, sampled, weights)
-        pearson, spearman = _both_correlations(state, sampled, distributions, weights)
+        pearson, spearman = _compute_correlations(state, sampled, distributions, weights)
     columns = []
     for column in state.columns:
         distribution = distributions.get(column.name)
-        columns.append(_column(column, state, distribution, moments[column.name]))
+        columns.append(_column_statistics(column, state, distribution, moments[column.name]))
     return Statistics(
         rows=state.rows,
         columns=tuple(columns),
@@ -74,14 +75,14 @@ def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -
         spearman=spearman,
         sample_rows=int(weights.sum()),
         sample_distinct=len(weights),
-        exact=not state.sample.cut,
+        exact=not state.sample.is_truncated,
         seed=state.seed,
         source=dict(source or {}),
     )
 
 
 def _sampled_values(state: StatisticsState) -> dict[str, Values]:
-    """Return the sampled values of each column of numbers, booleans or times."""
+    """Return the sampled values of each numeric, boolean or time column."""
     rows = state.sample.rows()
     values = {}
     for column in state.columns:
@@ -93,16 +94,16 @@ def _sampled_values(state: StatisticsState) -> dict[str, Values]:
 def _moments(
     state: StatisticsState, sampled: Mapping[str, Values], weights: NDArray[np.int64]
 ) -> dict[str, Moments]:
-    """Return the moments of each column, of the sample while it holds every row."""
+    """Return the moments of each column, from the sample while it contains every row."""
     moments = {}
     for name, counts in state.counts.items():
         moments[name] = counts.moments
-        if name in sampled and not state.sample.cut:
+        if name in sampled and not state.sample.is_truncated:
             moments[name] = weighted_moments(sampled[name], weights)
     return moments
 
 
-def _both_correlations(
+def _compute_correlations(
     state: StatisticsState,
     sampled: Mapping[str, Values],
     distributions: Mapping[str, Distribution],
@@ -110,12 +111,12 @@ def _both_correlations(
 ) -> tuple[Correlations | None, Correlations | None]:
     """Return Pearson's and Spearman's correlations.
 
-    Pearson's are over all rows where their pairs were counted, else over the sample.
+    Pearson's are computed over all rows if the pairs were counted, else over the sample.
     """
     names = tuple(each.name for each in correlated_columns(state.columns))
     if len(names) < 2:
         return None, None
-    is_cut = state.sample.cut
+    is_cut = state.sample.is_truncated
     is_counted = is_cut and bool(paired_columns(state.columns))
     linear = state.co_moments
     if not is_counted:
@@ -131,22 +132,24 @@ def _both_correlations(
 def _distributions(
     state: StatisticsState, sampled: Mapping[str, Values], weights: NDArray[np.int64]
 ) -> dict[str, Distribution]:
-    """Return the distribution of each column whose values the sample holds."""
+    """Return the distribution of each column with sampled values."""
     rows = state.sample.rows()
-    found = {}
-    # Not by threads: most of a column's time is calls that hold the GIL.
+    column_distributions = {}
+    # Threads do not help: most of the time is spent in calls that hold the GIL.
     for column in state.columns:
         counts = state.counts[column.name]
         if column.measured:
-            found[column.name] = distribution_of_numbers(
+            column_distributions[column.name] = distribution_of_numbers(
                 column, sampled[column.name], weights, counts
             )
         elif column.kind == "text":
-            found[column.name] = distribution_of_texts(rows.column(column.name), weights, counts)
-    return found
+            column_distributions[column.name] = distribution_of_texts(
+                rows.column(column.name), weights, counts
+            )
+    return column_distributions
 
 
-def _column(
+def _column_statistics(
     column: CountedColumn,
     state: StatisticsState,
     distribution: Distribution | None,
@@ -154,19 +157,21 @@ def _column(
 ) -> ColumnStatistics:
     counts = state.counts[column.name]
     present = counts.rows - counts.nulls - counts.nan
-    result: dict[str, Any] = {}
+    optional_fields: dict[str, Any] = {}
     if counts.minimum is not None and counts.maximum is not None:
-        result["minimum"] = _shown(counts.minimum, column.type)
-        result["maximum"] = _shown(counts.maximum, column.type)
+        optional_fields["minimum"] = _format_value(counts.minimum, column.type)
+        optional_fields["maximum"] = _format_value(counts.maximum, column.type)
     if column.measured and counts.moments.n:
-        result["mean"] = _mean(counts, column)
-        result["std"] = _std(moments, column.type)
+        optional_fields["mean"] = _mean(counts, column)
+        optional_fields["std"] = _std(moments, column.type)
         if column.kind != "time":
-            result["sum"] = _sum(counts)
+            optional_fields["sum"] = _sum(counts)
     if counts.shortest is not None and counts.longest is not None:
-        result["lengths"] = Lengths(counts.shortest, counts.longest, counts.length / present)
+        optional_fields["lengths"] = Lengths(
+            counts.shortest, counts.longest, counts.length / present
+        )
     if distribution is not None:
-        result |= _sampled(distribution, column, state)
+        optional_fields |= _sampled_fields(distribution, column, state)
     return ColumnStatistics(
         name=column.name,
         type=str(column.type),
@@ -176,23 +181,21 @@ def _column(
         nulls=counts.nulls,
         nan=counts.nan,
         infinite=counts.infinite,
-        **result,
+        **optional_fields,
     )
 
 
-def _sampled(
+def _sampled_fields(
     distribution: Distribution, column: CountedColumn, state: StatisticsState
 ) -> dict[str, Any]:
     """Return the fields of ``ColumnStatistics`` that come from the sample."""
     counts = state.counts[column.name]
-    exact = counts.values is not None or not state.sample.cut
+    exact = counts.values is not None or not state.sample.is_truncated
     distinct = distribution.distinct
     if not exact:
         distinct = distribution.estimate_distinct(counts.rows)
-    top = []
-    for value, count in distribution.top:
-        top.append(TopValue(_shown(value, column.type), count))
-    result: dict[str, Any] = {
+    top = [TopValue(_format_value(value, column.type), count) for value, count in distribution.top]
+    fields: dict[str, Any] = {
         "distinct": distinct,
         "distinct_exact": exact,
         "top": tuple(top),
@@ -200,19 +203,19 @@ def _sampled(
         "sampled": distribution.rows,
     }
     if column.measured:
-        result["quantiles"] = _all_computed(distribution.quantiles, column, counts)
+        fields["quantiles"] = _format_computed_values(distribution.quantiles, column, counts)
         if distribution.edges is not None and distribution.bins is not None:
-            edges = _all_computed(distribution.edges, column, counts)
-            result["histogram"] = Histogram(edges, tuple(distribution.bins.tolist()))
-    return result
+            edges = _format_computed_values(distribution.edges, column, counts)
+            fields["histogram"] = Histogram(edges, tuple(distribution.bins.tolist()))
+    return fields
 
 
-def _all_computed(
+def _format_computed_values(
     values: tuple[float, ...], column: CountedColumn, counts: ColumnCounts
 ) -> tuple[float | str, ...]:
     if column.kind != "time" and not pat.is_integer(column.type):
         return values
-    return tuple([_computed(value, column, counts) for value in values])
+    return tuple([_format_computed(value, column, counts) for value in values])
 
 
 def _correlations(
@@ -222,24 +225,24 @@ def _correlations(
     *,
     sampled: bool,
 ) -> Correlations:
-    found = moments.correlations()
-    values = found.astype(object)
-    values[np.isnan(found)] = None
+    coefficients = moments.correlations()
+    values = coefficients.astype(object)
+    values[np.isnan(coefficients)] = None
     return Correlations(method, names, tuple(map(tuple, values.tolist())), sampled)
 
 
 def _sum(counts: ColumnCounts) -> int | float | None:
     if isinstance(counts.total, int):
         return counts.total
-    return _finite(counts.total[0] + counts.total[1])
+    return _finite_prefix(counts.total[0] + counts.total[1])
 
 
 def _mean(counts: ColumnCounts, column: CountedColumn) -> float | str | None:
     if isinstance(counts.total, tuple):
-        return _finite((counts.total[0] + counts.total[1]) / counts.moments.n)
+        return _finite_prefix((counts.total[0] + counts.total[1]) / counts.moments.n)
     mean = counts.total / counts.moments.n
     if column.kind == "time":
-        return str(_computed(mean, column, counts))
+        return str(_format_computed(mean, column, counts))
     return mean
 
 
@@ -255,34 +258,34 @@ def _std(moments: Moments, kind: pa.DataType) -> float | None:
     return std
 
 
-def _finite(value: float) -> float | None:
-    """Return a number that JSON can hold; None for what left the range of float64."""
+def _finite_prefix(value: float) -> float | None:
+    """Return a finite number, None for overflowed results, which JSON cannot represent."""
     return value if math.isfinite(value) else None
 
 
-def _shown(value: Any, kind: pa.DataType) -> Value:
-    """Return a value of a column as results hold it."""
+def _format_value(value: Any, kind: pa.DataType) -> Value:
+    """Return a value of a column in the format of the statistics."""
     if pat.is_date(kind) or pat.is_timestamp(kind):
         return time_text(value, kind)
     if pat.is_boolean(kind):
         return bool(value)
-    if pat.is_string(kind) and len(value) > _SHOWN_TEXT:
-        return f"{value[:_SHOWN_TEXT]}…"
-    return _number(value, kind)
+    if pat.is_string(kind) and len(value) > _MAX_TEXT_CHARACTERS:
+        return f"{value[:_MAX_TEXT_CHARACTERS]}…"
+    return _integer_if_whole(value, kind)
 
 
-def _computed(value: float, column: CountedColumn, counts: ColumnCounts) -> float | str:
-    """Return a number that was computed from a measured column, as results hold it."""
+def _format_computed(value: float, column: CountedColumn, counts: ColumnCounts) -> float | str:
+    """Return a number computed from a measured column in the format of the statistics."""
     if column.kind != "time":
-        return _number(value, column.type)
+        return _integer_if_whole(value, column.type)
     low, high = counts.minimum, counts.maximum
     if not isinstance(low, int) or not isinstance(high, int):
         return time_text(value, column.type)
     return time_text(within_calendar(value, column.type, low=low, high=high), column.type)
 
 
-def _number(value: Any, kind: pa.DataType) -> Any:
-    """Return a whole number as int where the column holds whole numbers."""
+def _integer_if_whole(value: Any, kind: pa.DataType) -> Any:
+    """Return integral floats of integer columns as int."""
     if isinstance(value, float) and value.is_integer() and pat.is_integer(kind):
         return int(value)
     return value

@@ -1,9 +1,7 @@
-"""Times as statistics hold them.
+"""Times in statistics: days or microseconds since 1970 while counting, ISO 8601 in results.
 
-Days or microseconds since 1970 while counting, ISO 8601 texts in results.
-
-A table may hold times outside the years 1 to 9999, which Python's calendar ends at. Their texts
-have the years that numpy writes: more digits, or a minus sign.
+Times outside the years 1 to 9999, the range of Python's datetime, are formatted by numpy: their
+years have more digits, or a minus sign.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _INT64 = np.iinfo(np.int64)
 
 
 def time_text(value: float, kind: pa.DataType) -> str:
-    """Return the text of days (of dates) or microseconds (of timestamps) since 1970.
+    """Format days (for dates) or microseconds (for timestamps) since 1970.
 
     >>> time_text(19723, pa.date32()), time_text(19723.5, pa.date32())
     ('2024-01-01', '2024-01-01T12:00:00+00:00')
@@ -42,10 +40,10 @@ def time_text(value: float, kind: pa.DataType) -> str:
 
 
 def within_calendar(value: float, kind: pa.DataType, *, low: float, high: float) -> float:
-    """Return a computed value, moved into the calendar if all of its column lies in it.
+    """Clip a computed value to Python's calendar if all values of the column are within it.
 
-    Means, quantiles and edges are computed as float64, which steps by 32 microseconds in the year
-    9999.
+    Means, quantiles and edges are computed as float64, whose resolution is 32 microseconds in the
+    year 9999.
     """
     is_date = pat.is_date(kind)
     first = _FIRST_DAY if is_date else _FIRST_MICROS
@@ -53,10 +51,10 @@ def within_calendar(value: float, kind: pa.DataType, *, low: float, high: float)
     return max(min(value, max(last, high)), min(first, low))
 
 
-def seconds_of(text: str) -> float:
-    """Return the seconds since 1970 of a text that ``time_text`` gave.
+def parse_seconds(text: str) -> float:
+    """Parse a text of ``time_text`` into seconds since 1970.
 
-    >>> seconds_of("1970-01-02"), seconds_of("10000-01-01T00:00:00.000000+00:00")
+    >>> parse_seconds("1970-01-02"), parse_seconds("10000-01-01T00:00:00.000000+00:00")
     (86400.0, 253402300800.0)
     """
     try:

@@ -1,4 +1,4 @@
-"""Arrow columns as numpy: finite values, where they are, and what was left out."""
+"""Measured values of Arrow columns as numpy arrays, with the mask and counts of missing ones."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 _EXACT_IN_FLOAT64 = 1 << 52
 # Differences of integers up to here are exact in int64.
-_WIDEST_EXACT = 1 << 62
-# So many of the first values tell where all of them lie.
-_LOOKED_AT = 256
+_MAX_EXACT_RANGE = 1 << 62
+# The pivot is computed from this many values at the start.
+_PROBED_ROWS = 256
 
 
 @dataclass(frozen=True)
 class Values:
     """The measured values of one column in one batch.
 
-    ``numbers`` has one for every row, float64 or of an integer type; where there is no value, or
-    NaN or an infinity, it is the pivot. ``present`` marks the rows of the other ones, None when
-    that is every row. ``pivot`` lies among the first values, near their mean: it is one of them
-    where all are equal. ``extremes`` are the least and the greatest finite value, None without any.
+    ``numbers`` has a number per row, float64 or of an integer type; nulls, NaN and infinities are
+    replaced by the pivot. ``present`` is the mask of finite values, None if all are. ``pivot`` is
+    near the mean of the first values, and equal to them if they are constant. ``extremes`` are the
+    minimum and maximum finite value, None without finite values.
     """
 
     numbers: NDArray[Any]
@@ -44,12 +44,12 @@ class Values:
 
     @property
     def missing(self) -> int:
-        """How many rows have no finite value."""
+        """The number of rows without a finite value."""
         return self.nulls + self.nan + self.infinite
 
     @property
     def count(self) -> int:
-        """How many values are finite."""
+        """The number of finite values."""
         return len(self.numbers) - self.missing
 
     @cached_property
@@ -60,15 +60,15 @@ class Values:
         return self.numbers[self.present]
 
     def deviations(self) -> Floats:
-        """Return the numbers minus the pivot: 0 where there is no value."""
-        found: Floats = empty(len(self.numbers))
-        self.write_deviations(slice(None), found)
-        return found
+        """Return the numbers minus the pivot; 0 for missing values."""
+        out: Floats = empty(len(self.numbers))
+        self.write_deviations(slice(None), out)
+        return out
 
     def write_deviations(self, rows: slice, out: Floats) -> None:
-        """Write the numbers of some rows minus the pivot, in the shape of ``out``.
+        """Write the numbers of some rows minus the pivot to ``out``.
 
-        Differences of integers are exact before they become floats, unless they are too large.
+        Differences of integers are exact before their conversion to float, unless they overflow.
         """
         numbers = self.numbers[rows].reshape(out.shape)
         if self._fits_float64:
@@ -82,7 +82,7 @@ class Values:
 
     @cached_property
     def _fits_float64(self) -> bool:
-        """Whether a float64 holds every number and every difference of two of them."""
+        """Whether float64 represents all numbers and their differences exactly."""
         if self.numbers.dtype.kind == "f" or self.numbers.dtype.itemsize < 8:
             return True
         if self.extremes is None:
@@ -91,10 +91,10 @@ class Values:
 
     @cached_property
     def _has_exact_differences(self) -> bool:
-        """Whether an int64 holds every difference of two numbers."""
+        """Whether int64 represents all differences of the numbers."""
         if self.extremes is None:
             return True
-        return int(self.extremes[1]) - int(self.extremes[0]) <= _WIDEST_EXACT
+        return int(self.extremes[1]) - int(self.extremes[0]) <= _MAX_EXACT_RANGE
 
 
 def measured_values(column: pa.Array) -> Values:
@@ -106,21 +106,21 @@ def measured_values(column: pa.Array) -> Values:
     nulls = column.null_count
     present = None
     if nulls:
-        present = _valid(column)
+        present = _validity(column)
     pivot = _pivot(numbers, present)
     if present is not None:
-        numbers = _filled(numbers, present, pivot)
+        numbers = _fill_missing(numbers, present, pivot)
     extremes = None
     if nulls < len(column):
         with np.errstate(invalid="ignore"):
             extremes = numbers.min(), numbers.max()
         if numbers.dtype.kind == "f" and not np.isfinite(extremes).all():
-            return _with_odd_numbers(numbers, present, nulls)
+            return _with_non_finite(numbers, present, nulls)
     return Values(numbers, present, pivot, extremes, nulls)
 
 
-def lengths_of(column: pa.Array) -> NDArray[np.int64]:
-    """Return the lengths of the values that are not null."""
+def value_lengths(column: pa.Array) -> NDArray[np.int64]:
+    """Return the lengths of the non-null values: characters, bytes or elements."""
     kind = column.type
     if pat.is_fixed_size_list(kind):
         return np.full(len(column) - column.null_count, kind.list_size, dtype=np.int64)
@@ -133,10 +133,10 @@ def lengths_of(column: pa.Array) -> NDArray[np.int64]:
     return np.asarray(lengths.drop_null().to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
-def beginning_of(text: pa.StringScalar, characters: int) -> str:
-    """Return the first characters of a text, of which no others are copied.
+def text_prefix(text: pa.StringScalar, characters: int) -> str:
+    """Return the first characters of a text without a copy of the others.
 
-    >>> beginning_of(pa.scalar("äbcd"), 2)
+    >>> text_prefix(pa.scalar("äbcd"), 2)
     'äb'
     """
     # A character of UTF-8 has at most four bytes; a truncated one follows those returned.
@@ -146,7 +146,7 @@ def beginning_of(text: pa.StringScalar, characters: int) -> str:
 
 
 def _is_ascii(texts: pa.Array) -> bool:
-    """Tell whether all characters of texts are bytes, which is faster to see than to count them."""
+    """Return True if all texts are ASCII, which is faster to check than to count characters."""
     _, offsets, data = texts.buffers()
     if data is None or not len(texts):
         return True
@@ -157,22 +157,22 @@ def _is_ascii(texts: pa.Array) -> bool:
 
 
 def _pivot(numbers: NDArray[Any], present: Bools | None) -> Any:
-    """Return a finite number among the first values, of their type; 0 without any."""
-    values = _finite(numbers[:_LOOKED_AT], present)
+    """Return a finite number near the mean of the first values; 0 without finite values."""
+    values = _finite_prefix(numbers[:_PROBED_ROWS], present)
     if not len(values):
-        values = _finite(numbers, present)
+        values = _finite_prefix(numbers, present)
         if not len(values):
             return 0
     with np.errstate(over="ignore", invalid="ignore"):
-        near: float | int = float(values.mean(dtype=np.float64))
+        mean: float | int = float(values.mean(dtype=np.float64))
     low, high = values.min().item(), values.max().item()
     if isinstance(low, int):
-        near = round(near)
-    return min(max(low, near), high)  # the least where the mean left the range of float64
+        mean = round(mean)
+    return min(max(low, mean), high)  # the minimum if the mean overflowed
 
 
-def _finite(numbers: NDArray[Any], present: Bools | None) -> NDArray[Any]:
-    """Return the finite ones of the first numbers that are present."""
+def _finite_prefix(numbers: NDArray[Any], present: Bools | None) -> NDArray[Any]:
+    """Return the finite values of a prefix of a column."""
     if present is not None:
         numbers = numbers[present[: len(numbers)]]
     if numbers.dtype.kind == "f":
@@ -180,10 +180,10 @@ def _finite(numbers: NDArray[Any], present: Bools | None) -> NDArray[Any]:
     return numbers
 
 
-def _filled(numbers: NDArray[Any], present: Bools, pivot: float | int) -> NDArray[Any]:
-    """Return the numbers that are present, and the pivot in the other rows.
+def _fill_missing(numbers: NDArray[Any], present: Bools, pivot: float | int) -> NDArray[Any]:
+    """Return the numbers with missing ones replaced by the pivot.
 
-    Bit by bit: to choose between two numbers, processors guess, and lose much where they err.
+    Bitwise operations avoid mispredicted branches, which dominate ``np.where``.
     """
     word = np.dtype(f"i{numbers.itemsize}")
     fill = numbers.dtype.type(pivot).view(word)
@@ -194,44 +194,44 @@ def _filled(numbers: NDArray[Any], present: Bools, pivot: float | int) -> NDArra
     return bits.view(numbers.dtype)
 
 
-def _with_odd_numbers(numbers: Floats, present: Bools | None, nulls: int) -> Values:
+def _with_non_finite(numbers: Floats, present: Bools | None, nulls: int) -> Values:
     """Return the values of a column with NaN or infinities."""
-    known = np.isfinite(numbers)
+    is_finite = np.isfinite(numbers)
     nan = int(np.isnan(numbers).sum())
-    infinite = len(numbers) - int(known.sum()) - nan
+    infinite = len(numbers) - int(is_finite.sum()) - nan
     if present is not None:
-        known &= present
-    pivot = _pivot(numbers, known)
-    filled = _filled(numbers, known, pivot)
+        is_finite &= present
+    pivot = _pivot(numbers, is_finite)
+    filled = _fill_missing(numbers, is_finite, pivot)
     extremes = None
-    if known.any():
+    if is_finite.any():
         extremes = filled.min(), filled.max()
-    return Values(filled, known, pivot, extremes, nulls, nan, infinite)
+    return Values(filled, is_finite, pivot, extremes, nulls, nan, infinite)
 
 
-def _valid(column: pa.Array) -> Bools:
-    return _bits(column.buffers()[0], column).view(np.bool_)
+def _validity(column: pa.Array) -> Bools:
+    return _unpack_bits(column.buffers()[0], column).view(np.bool_)
 
 
 def _numbers(column: pa.Array) -> NDArray[Any]:
-    """Return one number a row; those of null rows may be anything."""
+    """Return one number per row; the numbers of null rows are arbitrary."""
     kind = column.type
     if pat.is_boolean(kind):
-        return _bits(column.buffers()[1], column).view(np.int8)
+        return _unpack_bits(column.buffers()[1], column).view(np.int8)
     if pat.is_date(kind):
         column = column.cast(pa.int32())
     elif pat.is_timestamp(kind):
         column = column.cast(pa.timestamp("us", tz=kind.tz)).cast(pa.int64())
     elif pat.is_decimal(kind):
         column = column.cast(pa.float64())
-    numbers = _in_memory(column)
+    numbers = _buffer_view(column)
     if numbers.dtype.kind == "f":
         return np.asarray(numbers, dtype=np.float64)
     return numbers
 
 
-def _in_memory(column: pa.Array) -> NDArray[Any]:
-    """Return the numbers of a column as they lie in memory."""
+def _buffer_view(column: pa.Array) -> NDArray[Any]:
+    """Return the numbers of a column as a view of its buffer."""
     dtype = numpy_type(column.type)
     buffer = column.buffers()[1]
     if buffer is None or not len(column):
@@ -240,8 +240,8 @@ def _in_memory(column: pa.Array) -> NDArray[Any]:
     return np.frombuffer(buffer, dtype=dtype, count=len(column), offset=start)
 
 
-def _bits(buffer: pa.Buffer | None, column: pa.Array) -> NDArray[np.uint8]:
-    """Return the bits of a column in a buffer, each as 0 or 1."""
+def _unpack_bits(buffer: pa.Buffer | None, column: pa.Array) -> NDArray[np.uint8]:
+    """Unpack the bits of a column from a bitmap, each as 0 or 1."""
     if buffer is None or not len(column):
         return np.zeros(len(column), dtype=np.uint8)
     first, start = divmod(column.offset, 8)

@@ -355,7 +355,7 @@ def test_a_picture_that_cannot_be_shown_says_how_to_save_it(
 ) -> None:
     duckdb_store.create_featuregroup(table_of(3), "things")
     assert duckdb_store.visualize_featuregroup_correlations("things") is None
-    assert "plot=False and save it: figure.savefig('picture.png')" in caplog.text
+    assert "plot=False and save it: figure.savefig('figure.png')" in caplog.text
     caplog.clear()
     duckdb_store.visualize_featuregroup_correlations("things", plot=False)
     assert not caplog.text

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from featurestore.statistics.bins import counts_between
+from featurestore.statistics.bins import bin_counts
 from featurestore.statistics.sorting import ascending
 
 FINITE = {"allow_nan": False, "allow_infinity": False}
@@ -66,4 +66,4 @@ def test_bins_are_those_of_numpy(found: list[tuple[int, int]]) -> None:
     unique, counts = (np.array(each) for each in zip(*found, strict=True))
     edges = tuple(np.linspace(-40.0, 40.0, 31))
     expected, _ = np.histogram(unique.astype(np.float64), bins=np.array(edges), weights=counts)
-    assert counts_between(unique, np.cumsum(counts), edges).tolist() == expected.tolist()
+    assert bin_counts(unique, np.cumsum(counts), edges).tolist() == expected.tolist()

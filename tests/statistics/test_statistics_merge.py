@@ -193,7 +193,7 @@ def test_the_state_stays_bounded_by_the_sample() -> None:
     for seed in range(50):
         values = np.random.default_rng(seed).normal(size=1_000)
         state = accumulator.update(state, pa.RecordBatch.from_arrays([pa.array(values)], ["x"]))
-        assert state.sample.held <= 2 * 100 + 1_000
+        assert state.sample.row_count <= 2 * 100 + 1_000
     assert state.rows == 50_000
 
 
@@ -219,7 +219,7 @@ def test_a_partition_that_knows_the_rows_keeps_its_share_only() -> None:
     state = count(
         accumulator_of(table, limit=1_000, rows=50_000), table.slice(0, 5_000).to_batches()
     )
-    assert state.sample.held == pytest.approx(125, abs=60)
+    assert state.sample.row_count == pytest.approx(125, abs=60)
 
 
 def test_long_texts_are_kept_as_their_beginning() -> None:

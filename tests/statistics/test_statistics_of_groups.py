@@ -176,7 +176,7 @@ def test_lost_files_are_counted_again(duckdb_store: FeatureStore) -> None:
 def test_a_long_chain_of_appends_is_folded(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("featurestore.statistics.storage._LONGEST_CHAIN", 3)
+    monkeypatch.setattr("featurestore.statistics.storage._MAX_CHAIN", 3)
     store = duckdb_store
     store.create_featuregroup(people(0, 10), "people")
     for start in range(10, 18):

@@ -40,7 +40,9 @@ def test_a_dictionary_changes_nothing(
         return count(accumulator_of(table, limit=limit), batches)
 
     looked_up = state()
-    monkeypatch.setattr("featurestore.statistics.dictionaries._is_worth_it", lambda column: False)
+    monkeypatch.setattr(
+        "featurestore.statistics.dictionaries._has_few_values", lambda column: False
+    )
     plain = state()
     assert finish(looked_up) == finish(plain)
     assert looked_up.counts["text"].values == plain.counts["text"].values

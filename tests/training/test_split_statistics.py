@@ -66,7 +66,7 @@ def test_partitions_hold_one_sample_together_and_not_one_each() -> None:
         for split in range(2):
             for state in states:
                 state[split].sample.compact()
-            held = sum(state[split].sample.held for state in states)
+            held = sum(state[split].sample.row_count for state in states)
             assert (
                 held == PARTITIONS * LIMIT
                 if held_at_most is None

@@ -1,4 +1,4 @@
-"""Bars with intervals, one below the other: a named value and how sure it is."""
+"""Horizontal bar charts with error bars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLOUR = "#4878cf"
-_LONGEST = 40
+_MAX_LABEL = 40
 
 
 def draw_intervals(
@@ -21,8 +21,8 @@ def draw_intervals(
     """Return a figure with a bar for each (name, value, low, high), the first one on top.
 
     Args:
-        rows: What to draw; ``low`` and ``high`` are None where there is no interval.
-        label: What the values are.
+        rows: The bars; ``low`` and ``high`` are None without an interval.
+        label: The label of the value axis.
     """
     try:
         import matplotlib.pyplot as plt  # notebooks draw figures once it is loaded
@@ -34,14 +34,14 @@ def draw_intervals(
     axes = figure.subplots()
     names = []
     for position, (name, value, low, high) in enumerate(rows):
-        shown = printable_line(name)
-        if len(shown) > _LONGEST:
-            shown = f"{shown[: _LONGEST - 1]}…"
-        names.append(shown.replace("$", r"\$"))
+        label_text = printable_line(name)
+        if len(label_text) > _MAX_LABEL:
+            label_text = f"{label_text[: _MAX_LABEL - 1]}…"
+        names.append(label_text.replace("$", r"\$"))
         axes.barh(position, value, color=_COLOUR, height=0.7)
         if low is not None and high is not None:
-            reach = [[value - low], [high - value]]
-            axes.errorbar(value, position, xerr=reach, color="black", capsize=3, linewidth=1)
+            error_sizes = [[value - low], [high - value]]
+            axes.errorbar(value, position, xerr=error_sizes, color="black", capsize=3, linewidth=1)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(rows)), names)
     axes.invert_yaxis()

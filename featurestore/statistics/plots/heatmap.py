@@ -1,7 +1,4 @@
-"""Heatmaps of correlations.
-
-The scale fixed to [-1, 1], similar columns side by side, missing ones hatched.
-"""
+"""Correlation heatmaps with a fixed scale of [-1, 1], similar columns adjacent, gaps hatched."""
 
 from __future__ import annotations
 
@@ -15,57 +12,57 @@ from featurestore.errors import InvalidArgument, StatisticsNotFound, missing_ext
 from featurestore.model.statistics import Correlations, Statistics
 from featurestore.model.statistics_text import source_name
 from featurestore.statistics.exactsum import Floats
-from featurestore.statistics.plots.captions import font_size, short
-from featurestore.statistics.plots.ordering import clustered_order, matrix_of
+from featurestore.statistics.plots.captions import font_size, shorten_name
+from featurestore.statistics.plots.ordering import clustered_order, correlation_matrix
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LISTED = 25
-_ANNOTATED = 12
-_LABELLED = 120
-_MOST_LINED = 40
+MAX_UNLISTED = 25
+_MAX_ANNOTATED = 12
+_MAX_LABELLED = 120
+_MAX_GRID = 40
 _TOP_PAIRS = 18
 _NEUTRAL = "#8c8c8c"
 _HATCH = "////"
 
 
-def correlations_of(statistics: Statistics, method: str) -> Correlations:
-    """Return the correlations of one method; StatisticsNotFound when there are none."""
+def select_correlations(statistics: Statistics, method: str) -> Correlations:
+    """Return the correlations of a method; raise StatisticsNotFound if there are none."""
     if method not in ("pearson", "spearman"):
         raise InvalidArgument(
             f"method={method!r} is not a correlation.", hint="method='pearson' or method='spearman'"
         )
-    found = statistics.spearman
+    correlations = statistics.spearman
     if method == "pearson":
-        found = statistics.pearson
-    if found is None:
+        correlations = statistics.pearson
+    if correlations is None:
         table = source_name(statistics.source) or "this table"
         raise StatisticsNotFound(
             f"Correlations need two numeric features; {table} has fewer.",
             hint="keys, times and texts have none",
         )
-    return found
+    return correlations
 
 
 def similar_order(matrix: Floats) -> list[int]:
-    """Return the indices of similar columns side by side, uncorrelated ones at the end."""
+    """Return column indices with similar columns adjacent, uncorrelated ones at the end."""
     has_any = ~np.isnan(matrix).all(axis=1)
     correlated = np.flatnonzero(has_any)
     order = clustered_order(matrix[np.ix_(correlated, correlated)])
     return [*correlated[order].tolist(), *np.flatnonzero(~has_any).tolist()]
 
 
-def restricted(correlations: Correlations, names: Sequence[str]) -> Floats:
+def select_matrix(correlations: Correlations, names: Sequence[str]) -> Floats:
     """Return the matrix of some columns, in their order."""
     indices = [correlations.columns.index(name) for name in names]
-    return matrix_of(correlations)[np.ix_(indices, indices)]
+    return correlation_matrix(correlations)[np.ix_(indices, indices)]
 
 
 def draw_heatmap(
     axis: Axes, matrix: Floats, labels: Sequence[str], *, cmap: str, annot: bool | None
 ) -> None:
-    """Draw a matrix; ``annot=None`` writes the numbers where they can be read."""
+    """Draw a matrix; ``annot=None`` writes the numbers if they are readable."""
     try:
         import seaborn as sns
     except ImportError as error:
@@ -73,9 +70,9 @@ def draw_heatmap(
     count = len(labels)
     missing = np.isnan(matrix)
     if annot is None:
-        annot = count <= _ANNOTATED
+        annot = count <= _MAX_ANNOTATED
     tick_labels: list[str] | bool = False
-    if count <= _LABELLED:
+    if count <= _MAX_LABELLED:
         tick_labels = list(labels)
     sns.heatmap(
         matrix,
@@ -88,7 +85,7 @@ def draw_heatmap(
         annot=annot and np.round(matrix, 2) + 0.0,  # no -0.00
         fmt=".2f",
         annot_kws={"fontsize": max(5.0, min(9.0, 100 / max(count, 1)))},
-        linewidths=0.5 if count <= _MOST_LINED else 0.0,
+        linewidths=0.5 if count <= _MAX_GRID else 0.0,
         linecolor=axis.get_facecolor(),
         xticklabels=tick_labels,
         yticklabels=tick_labels,
@@ -111,26 +108,23 @@ def _hatch(axis: Axes, missing: NDArray[np.bool_]) -> None:
 
 
 def cell_inches(columns: int) -> float:
-    """Return the inches of a cell.
-
-    Room for a number in small matrices, for a label in large ones.
-    """
-    if columns <= _ANNOTATED:
+    """Return the inches of a cell: a number fits in small matrices, a label in large ones."""
+    if columns <= _MAX_ANNOTATED:
         return 0.58
-    if columns <= LISTED:
+    if columns <= MAX_UNLISTED:
         return 0.36
     return 0.27
 
 
 def list_pairs(axis: Axes, correlations: Correlations) -> None:
-    """Write the strongest pairs into a part of the figure."""
+    """Write the strongest pairs into axes of their own."""
     axis.set_axis_off()
     lines = ["Strongest pairs", ""]
-    if len(correlations.columns) > _LABELLED:
+    if len(correlations.columns) > _MAX_LABELLED:
         lines.insert(
-            0, f"{len(correlations.columns):,} columns, more than {_LABELLED}: without names"
+            0, f"{len(correlations.columns):,} columns, more than {_MAX_LABELLED}: without names"
         )
-    for left, right, value in correlations.top_pairs(_TOP_PAIRS):
-        lines.append(f"{value:+.2f}  {short(left, 17)} · {short(right, 17)}")
+    for first, second, value in correlations.top_pairs(_TOP_PAIRS):
+        lines.append(f"{value:+.2f}  {shorten_name(first, 17)} · {shorten_name(second, 17)}")
     text = "\n".join(lines)
     axis.text(0.0, 0.95, text, transform=axis.transAxes, fontsize=11, va="top", linespacing=1.7)

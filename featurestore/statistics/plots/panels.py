@@ -1,4 +1,4 @@
-"""One small picture for each column: a histogram of numbers and times, bars of frequent values."""
+"""Panels of columns: histograms of numbers and times, bars of frequent values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Histogram, Statistics, Value
 from featurestore.statistics.cumulative import Cumulative, as_number, cumulative
 from featurestore.statistics.exactsum import Floats
-from featurestore.statistics.plots.captions import panel_title, short
-from featurestore.statistics.plots.ranges import AxisRange, is_whole, outside_text, range_to_draw
+from featurestore.statistics.plots.captions import panel_title, shorten_name
+from featurestore.statistics.plots.ranges import (
+    AxisRange,
+    is_integer_column,
+    outside_text,
+    range_to_draw,
+)
 from featurestore.statistics.plots.ticks import (
     log_ticks,
     number_text,
@@ -28,10 +33,10 @@ if TYPE_CHECKING:
 
 FIRST, SECOND = "#4878cf", "#d65f5f"
 _DRAWN_KINDS = ("number", "boolean", "time", "text")
-_MOST_PANELS = 60
-_MOST_BARS = 8
-_MOST_NEW_BARS = 3
-_MORE_BINS = 60
+_MAX_PANELS = 60
+_MAX_BARS = 8
+_MAX_NEW_BARS = 3
+_MAX_EXTRA_BINS = 60
 _LONG_COUNT = 10_000
 _NEUTRAL = "#8c8c8c"
 
@@ -39,13 +44,10 @@ _NEUTRAL = "#8c8c8c"
 def columns_to_draw(
     statistics: Statistics, columns: Sequence[str] | None
 ) -> tuple[list[ColumnStatistics], int]:
-    """Return the columns to draw, and how many there would be to choose from.
-
-    They are those of these names, or the first 60 features and labels that can be drawn.
-    """
+    """Return the named columns, or the first 60 features, and the number of candidates."""
     if columns is not None:
-        chosen = [statistics.column(name) for name in columns]
-        return chosen, len(chosen)
+        named_columns = [statistics.column(name) for name in columns]
+        return named_columns, len(named_columns)
     drawable = []
     features = []
     for column in statistics.columns:
@@ -54,33 +56,33 @@ def columns_to_draw(
             if column.role in MODEL_ROLES:
                 features.append(column)
     if not drawable:
-        raise StatisticsNotFound("There is no column of numbers, times or texts to draw.")
-    found = features or drawable
-    return found[:_MOST_PANELS], len(found)
+        raise StatisticsNotFound("No column of numbers, times or texts can be drawn.")
+    candidates = features or drawable
+    return candidates[:_MAX_PANELS], len(candidates)
 
 
 def draw_distribution(
-    axis: Axes, column: ColumnStatistics, other: ColumnStatistics | None, *, rows: int
+    axis: Axes, column: ColumnStatistics, compared: ColumnStatistics | None, *, rows: int
 ) -> None:
-    """Draw one column as bars, and another table's over it as a line or points."""
+    """Draw a column as bars, and the column of another table as a line or points."""
     axis.set_title(panel_title(column, rows), fontsize=9)
     axis.tick_params(labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)
     if column.count == 0:
-        _write(axis, "no values")
+        _write_note(axis, "no values")
     elif column.kind not in ("text", "boolean"):
         if column.histogram is None:
-            _write(axis, f"from {column.minimum}\nto {column.maximum}")
+            _write_note(axis, f"from {column.minimum}\nto {column.maximum}")
         else:
-            _draw_histogram(axis, column, column.histogram, other)
+            _draw_histogram(axis, column, column.histogram, compared)
     elif column.top:
-        _draw_bars(axis, column, other)
+        _draw_bars(axis, column, compared)
     else:
-        _write(axis, f"{column.distinct:,} values,\nnone of them twice")
+        _write_note(axis, f"{column.distinct:,} values,\nnone of them twice")
 
 
-def _write(axis: Axes, text: str) -> None:
-    """Write a text where there is nothing to draw."""
+def _write_note(axis: Axes, text: str) -> None:
+    """Write a text in place of a plot."""
     axis.text(
         0.5,
         0.5,
@@ -96,50 +98,52 @@ def _write(axis: Axes, text: str) -> None:
 
 
 def _draw_histogram(
-    axis: Axes, column: ColumnStatistics, histogram: Histogram, other: ColumnStatistics | None
+    axis: Axes, column: ColumnStatistics, histogram: Histogram, second: ColumnStatistics | None
 ) -> None:
-    compared = [column]
-    if other is not None and other.count:
-        compared.append(other)
-    shown = range_to_draw(compared)
-    # matplotlib adds up edges, which may lie near the end of float64
+    columns = [column]
+    if second is not None and second.count:
+        columns.append(second)
+    axis_range = range_to_draw(columns)
+    # matplotlib adds edges, which may overflow near the limits of float64
     with np.errstate(over="ignore"):
-        if shown is None:
-            _draw_whole(axis, histogram, compared)
+        if axis_range is None:
+            _draw_full_range(axis, histogram, columns)
         else:
-            _draw_part(axis, shown, compared)
+            _draw_clipped_range(axis, axis_range, columns)
     percent_ticks(axis, "y")
-    if shown is not None and shown.log:
+    if axis_range is not None and axis_range.log:
         axis.set_xscale("log")
         log_ticks(axis)
     elif column.kind == "time":
         time_ticks(axis)
     else:
-        number_ticks(axis, whole=is_whole(column))
+        number_ticks(axis, integers_only=is_integer_column(column))
 
 
-def _draw_whole(axis: Axes, histogram: Histogram, compared: Sequence[ColumnStatistics]) -> None:
+def _draw_full_range(axis: Axes, histogram: Histogram, columns: Sequence[ColumnStatistics]) -> None:
     edges = _edges(histogram)
     counts = np.array(histogram.counts, dtype=np.float64)
     shares = counts / max(counts.sum(), 1.0)
     _draw_bins(axis, edges, shares)
-    for other in compared[1:]:
-        _draw_line(axis, edges, other)
+    for column in columns[1:]:
+        _draw_line(axis, edges, column)
 
 
-def _draw_part(axis: Axes, shown: AxisRange, compared: Sequence[ColumnStatistics]) -> None:
-    """Draw the columns over a part of their range, and say so below it."""
-    edges = shown.edges(compared[0])
-    for number, each in enumerate(compared):
+def _draw_clipped_range(
+    axis: Axes, axis_range: AxisRange, compared: Sequence[ColumnStatistics]
+) -> None:
+    """Draw the columns over a part of their range, with a note below the axis."""
+    edges = axis_range.edges(compared[0])
+    for index, each in enumerate(compared):
         distribution = cumulative(each)
         if distribution is None:
             continue
         shares = _shares_of_bins(distribution, edges)
-        if number == 0:
+        if index == 0:
             _draw_bins(axis, edges, shares)
         else:
             axis.stairs(shares, edges, color=SECOND, linewidth=1.4)
-    axis.set_xlabel(outside_text(compared[0], shown), fontsize=7)
+    axis.set_xlabel(outside_text(compared[0], axis_range), fontsize=7)
 
 
 def _draw_bins(axis: Axes, edges: Floats, shares: Floats) -> None:
@@ -147,7 +151,7 @@ def _draw_bins(axis: Axes, edges: Floats, shares: Floats) -> None:
 
 
 def _shares_of_bins(distribution: Cumulative, edges: Floats) -> Floats:
-    """Return the share in each bin; bins hold their left edge, the last one both."""
+    """Return the share in each bin; bins include their left edge, the last one both."""
     up_to = np.append(distribution.below(edges[:-1]), distribution.up_to(edges[-1:]))
     return np.diff(up_to)
 
@@ -156,72 +160,70 @@ def _edges(histogram: Histogram) -> Floats:
     edges = np.array([as_number(each) for each in histogram.edges])
     if edges[-1] > edges[0]:
         return edges
-    # One value, too large for bins of any width between its float64 neighbors.
+    # A constant so large that 30 bins do not fit between its neighboring floats.
     half = max(0.5, 4 * float(np.spacing(abs(edges[0]))))
     return np.linspace(edges[0] - half, edges[0] + half, len(edges))
 
 
-def _draw_line(axis: Axes, edges: Floats, other: ColumnStatistics) -> None:
-    """Draw another table's distribution over the bars, in bins of their width."""
-    distribution = cumulative(other)
+def _draw_line(axis: Axes, edges: Floats, column: ColumnStatistics) -> None:
+    """Draw the distribution of another table as a line, in bins of the same width."""
+    distribution = cumulative(column)
     if distribution is None:
         return
-    wider = _covering(edges, distribution.points[0], distribution.points[-1])
+    wider = _extend_edges(edges, distribution.points[0], distribution.points[-1])
     axis.stairs(_shares_of_bins(distribution, wider), wider, color=SECOND, linewidth=1.4)
 
 
-def _covering(edges: Floats, low: float, high: float) -> Floats:
-    """Return the edges with more bins of their width, to cover another column's range, too."""
+def _extend_edges(edges: Floats, low: float, high: float) -> Floats:
+    """Add bins of the same width, to cover the range of another column."""
     width = float((edges[-1] - edges[0]) / (len(edges) - 1))
-    before = _bins_between(low, edges[0], width)
-    after = _bins_between(edges[-1], high, width)
-    left = edges[0] - width * np.arange(before, 0, -1)
-    right = edges[-1] + width * np.arange(1, after + 1)
+    bins_before = _bins_between(low, edges[0], width)
+    bins_after = _bins_between(edges[-1], high, width)
+    left = edges[0] - width * np.arange(bins_before, 0, -1)
+    right = edges[-1] + width * np.arange(1, bins_after + 1)
     covering = np.concatenate((left, edges, right))
     return covering[np.isfinite(covering)]
 
 
 def _bins_between(start: float, end: float, width: float) -> int:
-    """Return how many bins of a width lie between two numbers, at most 60."""
+    """Return the number of bins of a width between two numbers, at most 60."""
     if end <= start:
         return 0
-    bins = end / width - start / width  # the difference itself may leave float64
-    return math.ceil(min(bins, _MORE_BINS))
+    bins = end / width - start / width  # the difference itself may overflow
+    return math.ceil(min(bins, _MAX_EXTRA_BINS))
 
 
-def _draw_bars(axis: Axes, column: ColumnStatistics, other: ColumnStatistics | None) -> None:
-    """Draw the most frequent values as bars, and all others together as a gray one."""
+def _draw_bars(axis: Axes, column: ColumnStatistics, compared: ColumnStatistics | None) -> None:
+    """Draw the most frequent values as bars, and the sum of all others as a gray bar."""
     shares = _value_shares(column)
-    drawn = list(shares)[:_MOST_BARS]
-    left = (column.distinct or 0) - len(drawn)
+    drawn = list(shares)[:_MAX_BARS]
+    hidden_count = (column.distinct or 0) - len(drawn)
     other_shares: dict[Value, float] = {}
-    if other is not None:
-        other_shares = _value_shares(other)
-    new = [value for value in other_shares if value not in shares]
-    new.sort(key=lambda value: -other_shares[value])
-    drawn += new[:_MOST_NEW_BARS]
+    if compared is not None:
+        other_shares = _value_shares(compared)
+    new_values = [value for value in other_shares if value not in shares]
+    new_values.sort(key=lambda value: -other_shares[value])
+    drawn += new_values[:_MAX_NEW_BARS]
     widths = [shares.get(value, 0.0) for value in drawn]
     points = [other_shares.get(value, 0.0) for value in drawn]
-    names = []
-    for value in drawn:
-        names.append(short(str(value), 14) or '""')
+    names = [shorten_name(str(value), 14) or '""' for value in drawn]
     colors = [FIRST] * len(drawn)
-    if left > 0:
+    if hidden_count > 0:
         widths.append(max(1.0 - sum(widths), 0.0))
         points.append(max(1.0 - sum(points), 0.0))
-        names.append(_others_text(left, exact=column.distinct_exact))
+        names.append(_others_label(hidden_count, exact=column.distinct_exact))
         colors.append(_NEUTRAL)
     positions = range(len(names))
     axis.barh(positions, widths, color=colors, alpha=0.85)
-    if other is not None and other.count:
+    if compared is not None and compared.count:
         axis.scatter(points, positions, color=SECOND, s=18, zorder=3)
     axis.set_yticks(positions, names, fontsize=7)
     axis.invert_yaxis()
     percent_ticks(axis, "x")
 
 
-def _others_text(count: int, *, exact: bool) -> str:
-    """Return the name of the bar of all values that have none of their own."""
+def _others_label(count: int, *, exact: bool) -> str:
+    """Return the label of the bar of all other values."""
     text = f"{count:,}"
     if count >= _LONG_COUNT:
         text = number_text(count)

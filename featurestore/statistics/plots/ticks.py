@@ -1,4 +1,4 @@
-"""Numbers beside pictures: 100 k instead of 100000, and 2.5 % never rounded to 2 %."""
+"""Tick labels: 100 k instead of 100000, and 2.5 % is never rounded to 2 %."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DAY = 86_400
 
 
 def number_text(value: float) -> str:
-    """Return a number in three digits, with a unit where it is large.
+    """Format a number with three digits, and a unit for large ones.
 
     >>> number_text(100_000), number_text(1_234), number_text(-2.5e6), number_text(0.0312)
     ('100 k', '1234', '-2.5 M', '0.0312')
@@ -26,7 +26,7 @@ def number_text(value: float) -> str:
 
 
 def number_texts(values: Sequence[float]) -> list[str]:
-    """Return the numbers of an axis in one unit, in as many digits as tell them apart.
+    """Format the numbers of an axis with one unit and enough digits to distinguish them.
 
     >>> number_texts([0, 5_000, 10_000]), number_texts([1990, 2000])
     (['0', '5 k', '10 k'], ['1990', '2000'])
@@ -42,7 +42,7 @@ def number_texts(values: Sequence[float]) -> list[str]:
 
 
 def percent_text(share: float) -> str:
-    """Return a share as per cent, in as many digits as it has.
+    """Format a share in per cent, without padding.
 
     >>> percent_text(0.025), percent_text(0.5), percent_text(0.0005)
     ('2.5 %', '50 %', '0.05 %')
@@ -51,9 +51,9 @@ def percent_text(share: float) -> str:
 
 
 def time_text(seconds: float, *, days: float) -> str:
-    """Return an instant as month, day or minute, by the days that the axis spans.
+    """Format an instant as month, day or minute, by the days that the axis spans.
 
-    Also those that Python's calendar does not have.
+    Instants outside Python's calendar are supported.
 
     >>> time_text(0, days=400), time_text(0, days=30), time_text(3600, days=1)
     ('1970-01', '01-01', '01 01:00')
@@ -68,27 +68,27 @@ def time_text(seconds: float, *, days: float) -> str:
     return f"{day} {time[:5]}"
 
 
-def percent_ticks(axis: Axes, which: Literal["x", "y"]) -> None:
-    """Write the ticks of shares ("x" or "y") as per cent, at most five of them."""
-    axis.locator_params(axis=which, nbins=4)
-    _axis(axis, which).set_major_formatter(lambda value, _: percent_text(value))
+def percent_ticks(axis: Axes, axis_name: Literal["x", "y"]) -> None:
+    """Format the ticks of an axis ("x" or "y") in per cent, with at most five ticks."""
+    axis.locator_params(axis=axis_name, nbins=4)
+    _axis(axis, axis_name).set_major_formatter(lambda value, _: percent_text(value))
 
 
-def number_ticks(axis: Axes, which: str = "x", *, whole: bool = False) -> None:
-    """Write the ticks of numbers in one unit; ``whole``: only at whole numbers."""
+def number_ticks(axis: Axes, axis_name: str = "x", *, integers_only: bool = False) -> None:
+    """Format the ticks of an axis with one unit; ``whole`` restricts them to integers."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     class InOneUnit(FuncFormatter):
         def format_ticks(self, values: Any) -> list[str]:
             return number_texts([float(value) for value in values])
 
-    chosen = _axis(axis, which)
-    chosen.set_major_locator(MaxNLocator(nbins=5, integer=whole, steps=[1, 2, 5, 10]))
-    chosen.set_major_formatter(InOneUnit(lambda value, _: number_text(value)))
+    ticked_axis = _axis(axis, axis_name)
+    ticked_axis.set_major_locator(MaxNLocator(nbins=5, integer=integers_only, steps=[1, 2, 5, 10]))
+    ticked_axis.set_major_formatter(InOneUnit(lambda value, _: number_text(value)))
 
 
 def log_ticks(axis: Axes) -> None:
-    """Write the powers of ten of a logarithmic axis, few enough to be read."""
+    """Format the ticks of a logarithmic axis, at powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axis.xaxis.set_major_locator(LogLocator(numticks=5))
@@ -97,15 +97,15 @@ def log_ticks(axis: Axes) -> None:
 
 
 def time_ticks(axis: Axes) -> None:
-    """Write times as months, days or minutes."""
+    """Format the ticks of a time axis as months, days or minutes."""
     axis.locator_params(axis="x", nbins=3)
     low, high = axis.get_xlim()
     days = (high - low) / _DAY
     axis.xaxis.set_major_formatter(lambda seconds, _: time_text(seconds, days=days))
 
 
-def _axis(axis: Axes, which: str) -> Any:
-    return axis.xaxis if which == "x" else axis.yaxis
+def _axis(axis: Axes, axis_name: str) -> Any:
+    return axis.xaxis if axis_name == "x" else axis.yaxis
 
 
 def _unit_of(largest: float) -> tuple[float, str]:

@@ -1,9 +1,9 @@
-"""The hash by which rows are drawn into the sample: cheap for all rows, whole for those drawn.
+"""The row hash that selects the sample: cheap for all rows, complete for sampled rows.
 
-The upper half is one multiplication a word, of numbers that were measured anyway and the beginnings
-of texts. The lower one looks at whole values and so tells different rows apart; it is computed only
-where the upper half lies within the bound of the sample. Rows count as the sample keeps them: long
-values by their length.
+The upper half takes one multiplication per word, over the measured numbers and the prefixes of
+texts. The lower half covers complete values and so separates different rows; it is computed only
+if the upper half is within the bound of the sample. Rows are hashed as the sample stores them:
+binaries and lists by their length.
 """
 
 from __future__ import annotations
@@ -19,47 +19,46 @@ from numpy.typing import NDArray
 
 from featurestore.hashing.mixing import GOLDEN, byte_sums, mix, mix_all, tag, words_at
 from featurestore.hashing.values import FLOAT, ByteValues, WordValues, valid_rows, values_of
-from featurestore.statistics.dictionaries import codes_of
+from featurestore.statistics.dictionaries import dictionary_codes
 from featurestore.statistics.memory import empty
 from featurestore.statistics.values import Bools, Values
 
 Hashes = NDArray[np.uint64]
 _HALF = np.uint64(32)
 _UPPER = np.uint64(0xFFFFFFFF << 32)
-# So many bytes of a text decide whether its row is drawn.
-_BEGINNING = 32
+# Bytes of a text that enter the upper half.
+_PREFIX_BYTES = 32
 _NAN = np.float64(np.nan)
 _NULL = np.uint64(tag(255))
 _FACTOR = np.uint64(GOLDEN)
-# A sum of so few words is multiplied before its upper bits are brought to the lower ones: all that
-# tells whole numbers apart as floats are a word's first bits.
-_UNFOLDED = 4
+# The upper bits are folded into the lower ones after this many words: integers stored as floats
+# differ in the upper bits of a word only.
+_WORDS_PER_FOLD = 4
 _WORD_BYTES = 8
-# Stays in the caches with what is made of it.
+# Rows of a block: it stays in the processor's caches together with the intermediate results.
 _BLOCK = 32_768
 
 
 def upper_halves(rows: pa.RecordBatch, measured: Mapping[str, Values], *, seed: int) -> Hashes:
-    """Return the upper half of each row's hash; the lower one is zero.
+    """Return the upper half of each row's hash; the lower half is zero.
 
-    Numbers are told by what was measured of them, so decimals by the nearest float, missing ones by
-    their mark alone.
+    Numbers are hashed as measured: decimals as the nearest float, missing ones by their mask only.
 
     >>> upper_halves(pa.record_batch([pa.array(["b", "b", "c"])], ["a"]), {}, seed=0).tolist()
     [13897430751470682112, 13897430751470682112, 9398897622141370368]
     """
-    words = list(_words(rows, measured))
+    words = list(_row_words(rows, measured))
     state = empty(rows.num_rows, np.uint64)
     state[:] = mix(seed + GOLDEN)
-    other = empty(min(len(state), _BLOCK), np.uint64)
+    all_scratch = empty(min(len(state), _BLOCK), np.uint64)
     for start in range(0, len(state), _BLOCK):
         block = state[start : start + _BLOCK]
-        scratch = other[: len(block)]
+        scratch = all_scratch[: len(block)]
         for number, each in enumerate(words):
-            if number % _UNFOLDED == 0:
+            if number % _WORDS_PER_FOLD == 0:
                 np.right_shift(block, _HALF, out=scratch)
                 block ^= scratch
-            block += each.of(slice(start, start + _BLOCK), scratch)
+            block += each.for_rows(slice(start, start + _BLOCK), scratch)
             block *= _FACTOR
     mix_all(state)
     state &= _UPPER
@@ -68,14 +67,14 @@ def upper_halves(rows: pa.RecordBatch, measured: Mapping[str, Values], *, seed: 
 
 @dataclass(frozen=True)
 class _Words:
-    """A word for each row, where ``present`` marks it and else 0."""
+    """One word per row; 0 for rows that are not ``present``."""
 
     words: Hashes
     present: Bools | None = None
     has_zeros: bool = False
 
-    def of(self, rows: slice, scratch: Hashes) -> Hashes:
-        """Return the words of some rows, perhaps in an array of their length."""
+    def for_rows(self, rows: slice, scratch: Hashes) -> Hashes:
+        """Return the words of some rows, in ``scratch`` if they had to be computed."""
         words = self.words[rows]
         if self.has_zeros:  # -0.0 is 0.0
             np.add(words.view(np.float64), 0.0, out=scratch.view(np.float64))
@@ -85,8 +84,8 @@ class _Words:
         return words
 
 
-def _words(rows: pa.RecordBatch, measured: Mapping[str, Values]) -> Iterator[_Words]:
-    """Yield what the columns say of each row; numbers of few bytes share words."""
+def _row_words(rows: pa.RecordBatch, measured: Mapping[str, Values]) -> Iterator[_Words]:
+    """Yield the words of all columns; numbers of few bytes share words."""
     narrow: list[_Lane] = []
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         if name in measured:
@@ -96,43 +95,43 @@ def _words(rows: pa.RecordBatch, measured: Mapping[str, Values]) -> Iterator[_Wo
                 yield _Words(numbers.view(np.uint64), present, _may_be_zero(values))
             else:
                 narrow.append(_Lane(numbers.dtype, numbers, present))
-            # Also of columns without missing rows, which other batches may have.
+            # Columns without missing values have a lane, too: other batches may have missing ones.
             missing = None if present is None else ~present
             narrow.append(_Lane(np.dtype(np.bool_), missing))
         elif pat.is_dictionary(column.type):
-            yield _Words(_text_words(column.dictionary)[_codes(column)])
+            yield _Words(_text_words(column.dictionary)[_codes_with_null(column)])
         elif pat.is_string(column.type) or pat.is_large_string(column.type):
             yield _Words(_text_words(column)[:-1])
         else:
             words = _zeros(len(column))
-            _add(words, column, 1)
+            _add_column(words, column, 1)
             yield _Words(words)
-    yield from map(_Words, _packed(narrow, rows.num_rows))
+    yield from map(_Words, _pack_lanes(narrow, rows.num_rows))
 
 
 def _text_words(column: pa.Array) -> Hashes:
-    """Return a word of the length and the beginning of each text, and one of nulls behind them."""
+    """Return a word per text from its length and prefix, then the word of nulls."""
     values = values_of(column)
     assert isinstance(values, ByteValues)
     lengths = values.lengths
     words = empty(len(lengths) + 1, np.uint64)
-    of_texts = words[:-1]
-    np.multiply(lengths.view(np.uint64), _FACTOR, out=of_texts)
-    longest = min(int(lengths.max(initial=0)), _BEGINNING)
-    for offset in range(0, longest, _WORD_BYTES):
-        before = np.minimum(lengths, offset)
-        each = words_at(values.data, values.starts + before, lengths - before)
+    text_words = words[:-1]
+    np.multiply(lengths.view(np.uint64), _FACTOR, out=text_words)
+    hashed_bytes = min(int(lengths.max(initial=0)), _PREFIX_BYTES)
+    for offset in range(0, hashed_bytes, _WORD_BYTES):
+        skipped = np.minimum(lengths, offset)
+        each = words_at(values.data, values.starts + skipped, lengths - skipped)
         each *= np.uint64(mix(offset) | 1)
-        of_texts += each
+        text_words += each
     words[-1] = _NULL
     if values.valid is not None:
-        of_texts[~values.valid] = _NULL
+        text_words[~values.valid] = _NULL
     return words
 
 
-def _codes(column: pa.DictionaryArray) -> NDArray[np.int32]:
-    """Return the positions in a dictionary, of nulls the one behind its end."""
-    codes = codes_of(column.indices)
+def _codes_with_null(column: pa.DictionaryArray) -> NDArray[np.int32]:
+    """Return dictionary indices; nulls have the index after the last value."""
+    codes = dictionary_codes(column.indices)
     valid = valid_rows(column.indices)
     if valid is not None:
         codes = np.where(valid, codes, len(column.dictionary))
@@ -147,29 +146,29 @@ def _may_be_zero(values: Values) -> bool:
 
 
 class _Lane(NamedTuple):
-    """A number of few bytes for each row: 0 where not present, and without numbers everywhere."""
+    """A number of few bytes per row: 0 where not present, 0 everywhere without ``numbers``."""
 
     type: np.dtype[Any]
     numbers: NDArray[Any] | None
     present: Bools | None = None
 
 
-def _packed(lanes: Iterable[_Lane], rows: int) -> Iterator[Hashes]:
-    """Yield words in which the numbers of several columns lie side by side."""
-    words, used = _zeros(rows), 0
-    # The widest first, so that each lies at a multiple of its width.
+def _pack_lanes(lanes: Iterable[_Lane], rows: int) -> Iterator[Hashes]:
+    """Yield words that pack the numbers of several columns."""
+    words, used_bytes = _zeros(rows), 0
+    # The widest first, so that each is aligned to a multiple of its width.
     for lane in sorted(lanes, key=lambda each: -each.type.itemsize):
         width = lane.type.itemsize
-        if used + width > _WORD_BYTES:
+        if used_bytes + width > _WORD_BYTES:
             yield words
-            words, used = _zeros(rows), 0
+            words, used_bytes = _zeros(rows), 0
         if lane.numbers is not None:
-            place = words.view(lane.type).reshape(rows, -1)[:, used // width]
-            place[:] = lane.numbers
+            packed_column = words.view(lane.type).reshape(rows, -1)[:, used_bytes // width]
+            packed_column[:] = lane.numbers
             if lane.present is not None:
-                place *= lane.present
-        used += width
-    if used:
+                packed_column *= lane.present
+        used_bytes += width
+    if used_bytes:
         yield words
 
 
@@ -180,27 +179,27 @@ def _zeros(rows: int) -> Hashes:
 
 
 def with_lower_halves(upper: Hashes, rows: pa.RecordBatch, *, seed: int) -> Hashes:
-    """Return the whole hashes of rows whose upper halves are known; of texts all bytes count."""
+    """Return the complete hashes of rows with these upper halves; texts enter with all bytes."""
     state = np.full(rows.num_rows, mix(seed + GOLDEN), dtype=np.uint64)
     for number, column in enumerate(rows.columns):
-        _add(state, column, mix((number + 1) * GOLDEN) | 1)
+        _add_column(state, column, mix((number + 1) * GOLDEN) | 1)
     mix_all(state)
     state >>= _HALF
     state |= upper
     return state
 
 
-def within(upper: Hashes, bound: np.uint64) -> NDArray[np.bool_]:
-    """Tell for each upper half whether the whole hash may lie within a bound."""
+def within_bound(upper: Hashes, bound: np.uint64) -> NDArray[np.bool_]:
+    """Return which upper halves may belong to a hash within a bound."""
     return upper <= (np.uint64(bound) & _UPPER)
 
 
-def _add(state: Hashes, column: Any, factor: int) -> None:
-    """Add what a column says of each row, times an odd factor; a text by all of its bytes."""
+def _add_column(state: Hashes, column: Any, factor: int) -> None:
+    """Add the values of a column, times an odd factor, to the state; texts with all bytes."""
     values = values_of(column)
     if isinstance(values, ByteValues):
-        sums = byte_sums(values.data, values.starts, values.lengths)
-        words, is_float = [sums, values.lengths.view(np.uint64)], False
+        byte_hashes = byte_sums(values.data, values.starts, values.lengths)
+        words, is_float = [byte_hashes, values.lengths.view(np.uint64)], False
     elif isinstance(values, WordValues):
         words = list(values.words)
         is_float = isinstance(values.kinds, int) and values.kinds == FLOAT
@@ -213,24 +212,24 @@ def _add(state: Hashes, column: Any, factor: int) -> None:
         for start in range(0, len(state), _BLOCK):
             rows = slice(start, start + _BLOCK)
             block = each[rows]
-            product, other = scratch[:, : len(block)]
+            product, shifted = scratch[:, : len(block)]
             if is_float:
-                block = _of_floats(block, product, other)
+                block = _float_bits(block, product, shifted)
             np.multiply(block, multiplier, out=product)
-            if valid is not None:  # _NULL elsewhere, without a choice in every row
+            if valid is not None:  # _NULL for nulls, without a branch per row
                 product -= _NULL
                 product *= valid[rows]
                 product += _NULL
             state[rows] += product
 
 
-def _of_floats(words: Hashes, bits: Hashes, other: Hashes) -> Hashes:
-    """Return the bits of floats: 0.0 and -0.0 alike, all NaN alike, with some in the lower half."""
+def _float_bits(words: Hashes, bits: Hashes, shifted: Hashes) -> Hashes:
+    """Return the bits of floats, with 0.0 and -0.0 equal, all NaN equal, and folded lower halves."""
     floats = bits.view(np.float64)
-    with np.errstate(invalid="ignore"):  # under a null any bits may stand, also a signalling NaN's
+    with np.errstate(invalid="ignore"):  # the bits under a null may be those of a signalling NaN
         np.add(words.view(np.float64), 0.0, out=floats)
         if np.isnan(floats.max(initial=0.0)):
             floats[np.isnan(floats)] = _NAN
-    np.right_shift(bits, _HALF, out=other)
-    bits ^= other
+    np.right_shift(bits, _HALF, out=shifted)
+    bits ^= shifted
     return bits

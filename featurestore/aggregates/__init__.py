@@ -1,9 +1,9 @@
-"""Aggregates over time windows as of every label: pure arithmetic, independent of the engines.
+"""Aggregates over time windows as of every label, independent of the engines.
 
-``kernel`` aggregates rows and labels that are sorted by key and time. ``ranges`` says which rows
-count for which labels, and ``windows`` what labels see of them; ``counts``, ``sums`` and
-``extremes`` hold the functions; ``exact``, ``pairs``, ``rounding`` and ``variance`` add numbers
-without an error. ``stream`` takes whole keys from a sorted stream, ``carried`` keys that are too
-large for that. ``by_row`` answers the same by other code. ``docs/window-aggregates.md`` holds the
-rules and why they are right.
+``kernel`` aggregates rows and labels that are sorted by key and time. ``ranges`` computes which
+rows are in the windows of which labels, ``windows`` reduces them; ``counts``, ``sums`` and
+``extremes`` implement the functions; ``exact``, ``double_double``, ``rounding`` and ``variance``
+provide exact arithmetic. ``stream`` processes a sorted stream key by key, ``incremental`` keys that
+exceed memory. ``reference`` is an independent, slow implementation for tests and checks.
+``docs/window-aggregates.md`` explains the rules and proves the algorithms.
 """

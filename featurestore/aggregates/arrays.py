@@ -1,4 +1,4 @@
-"""Kinds of arrays that the kernel computes with."""
+"""Array types of the kernel."""
 
 from __future__ import annotations
 

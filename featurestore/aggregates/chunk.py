@@ -1,4 +1,4 @@
-"""Rows and labels of whole keys, what is asked of them, and what functions share of the answers."""
+"""A chunk of complete keys with its rows and labels, and intermediate results of functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featurestore.aggregates.arrays import Flags
-from featurestore.aggregates.column_codes import flags_of
+from featurestore.aggregates.column_codes import to_flags
 from featurestore.aggregates.ranges import Rows, Timeline
 from featurestore.aggregates.windows import Window
 
@@ -25,9 +25,9 @@ Function = Literal[
 class Aggregate:
     """One function over one window of a chunk.
 
-    ``values`` and ``condition`` are numbers of columns among those handed to ``aggregate``; the
-    window is ``(t - offset - over, t - offset]`` in microseconds, without a beginning where
-    ``over`` is None. ``n`` is how many values ``last_n`` keeps.
+    ``values`` and ``condition`` are indices of the columns passed to ``aggregate``; the window is
+    ``(t - offset - over, t - offset]`` in microseconds, unbounded if ``over`` is None. ``n`` is the
+    number of values of ``last_n``.
     """
 
     function: Function
@@ -40,90 +40,92 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Totals:
-    """What rows add to the sums and counts of every label that sees them all.
+    """Sums and counts of rows that are in the windows of all labels of a chunk.
 
     ``sums`` are exact: of the values as "whole numbers" or as "doubles", and of their "squares".
-    NaN and infinities are counted apart.
+    NaN and infinities are excluded from the sums and counted.
     """
 
     count: int = 0
     sums: Mapping[str, Fraction] = field(default_factory=dict)
-    above: int = 0
-    below: int = 0
-    nothing: int = 0
+    positive_infinities: int = 0
+    negative_infinities: int = 0
+    nans: int = 0
 
     @property
-    def odds(self) -> tuple[int, int, int]:
-        """How many values are infinite above and below, and how many NaN."""
-        return self.above, self.below, self.nothing
+    def non_finite_counts(self) -> tuple[int, int, int]:
+        """The numbers of positive infinities, negative infinities and NaN."""
+        return self.positive_infinities, self.negative_infinities, self.nans
 
     @property
-    def odd(self) -> int:
-        """How many values are NaN or infinite."""
-        return sum(self.odds)
+    def non_finite_count(self) -> int:
+        """The number of values that are NaN or infinite."""
+        return sum(self.non_finite_counts)
 
-    def plus(self, other: Totals) -> Totals:
+    def plus(self, second: Totals) -> Totals:
         """Return the totals of the rows of both."""
         sums = dict(self.sums)
-        for what, total in other.sums.items():
-            sums[what] = sums.get(what, Fraction(0)) + total
+        for name, total in second.sums.items():
+            sums[name] = sums.get(name, Fraction(0)) + total
         return Totals(
-            self.count + other.count,
+            self.count + second.count,
             sums,
-            self.above + other.above,
-            self.below + other.below,
-            self.nothing + other.nothing,
+            self.positive_infinities + second.positive_infinities,
+            self.negative_infinities + second.negative_infinities,
+            self.nans + second.nans,
         )
 
 
-_NOTHING = Totals()
+_NO_TOTALS = Totals()
 
 
 @dataclass
 class Chunk:
-    """Rows and labels of whole keys and what has been computed of them already."""
+    """Rows and labels of complete keys, with a cache of intermediate results."""
 
     timeline: Timeline
     rows: Rows
     columns: Sequence[pa.Array]
     conditions: Sequence[pa.Array]
-    carried: Mapping[tuple[int, int | None], Totals] = field(default_factory=dict)
+    base_totals: Mapping[tuple[int, int | None], Totals] = field(default_factory=dict)
     windows: dict[tuple[int | None, int], Window] = field(default_factory=dict)
-    found: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    cache: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def totals(self, aggregate: Aggregate) -> Totals:
-        """Return what rows that are not in the chunk add for every label."""
-        return self.carried.get((aggregate.values, aggregate.condition), _NOTHING)
+        """Return the totals of rows outside the chunk that count for every label."""
+        return self.base_totals.get((aggregate.values, aggregate.condition), _NO_TOTALS)
 
     def window(self, aggregate: Aggregate) -> Window:
-        """Return the window of an aggregate; one for all that share it."""
+        """Return the window of an aggregate; aggregates over one window share it."""
         key = (aggregate.over, aggregate.offset)
         if key not in self.windows:
             self.windows[key] = self.timeline.window(over=key[0], offset=key[1])
         return self.windows[key]
 
-    def in_window(self, aggregate: Aggregate, what: str, compute: Callable[[], Any]) -> Any:
-        """Return what several functions over one column, condition and window share."""
-        key = (what, aggregate.values, aggregate.condition, aggregate.over, aggregate.offset)
-        if key not in self.found:
-            self.found[key] = compute()
-        return self.found[key]
+    def cached_for_window(self, aggregate: Aggregate, name: str, compute: Callable[[], Any]) -> Any:
+        """Return a result that functions over one column, condition and window share."""
+        key = (name, aggregate.values, aggregate.condition, aggregate.over, aggregate.offset)
+        if key not in self.cache:
+            self.cache[key] = compute()
+        return self.cache[key]
 
-    def of_column(self, aggregate: Aggregate, what: str, compute: Callable[[], Any]) -> Any:
-        """Return what several functions and windows over one column and condition share."""
-        key = (what, aggregate.values, aggregate.condition)
-        if key not in self.found:
-            self.found[key] = compute()
-        return self.found[key]
+    def cached_for_column(self, aggregate: Aggregate, name: str, compute: Callable[[], Any]) -> Any:
+        """Return a result that functions and windows over one column and condition share."""
+        key = (name, aggregate.values, aggregate.condition)
+        if key not in self.cache:
+            self.cache[key] = compute()
+        return self.cache[key]
 
     def present(self, aggregate: Aggregate) -> Flags:
-        """Return the rows whose value counts."""
-        found: Flags = self.of_column(aggregate, "present", lambda: self._present(aggregate))
-        return found
+        """Return which rows have a value and satisfy the condition."""
+        flags: Flags = self.cached_for_column(
+            aggregate, "present", lambda: self._find_present(aggregate)
+        )
+        return flags
 
-    def _present(self, aggregate: Aggregate) -> Flags:
-        flags = flags_of(self.columns[aggregate.values].is_valid())
+    def _find_present(self, aggregate: Aggregate) -> Flags:
+        flags = to_flags(self.columns[aggregate.values].is_valid())
         if aggregate.condition is not None:
             condition = self.conditions[aggregate.condition]
-            flags = flags & flags_of(pc.fill_null(condition, False))
+            flags = flags & to_flags(pc.fill_null(condition, False))
         return flags

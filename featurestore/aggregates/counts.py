@@ -1,4 +1,4 @@
-"""Counts: of values, of different ones, and of those that are true."""
+"""Counts of values, of distinct values and of true values."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ import pyarrow.compute as pc
 
 from featurestore.aggregates.arrays import Flags, Integers
 from featurestore.aggregates.chunk import Aggregate, Chunk
-from featurestore.aggregates.column_codes import flags_of, nulls_where, one_zero
+from featurestore.aggregates.column_codes import masked_array, normalize_floats, to_flags
 from featurestore.aggregates.windows import Summands
 
 
-def counted(chunk: Chunk, each: Aggregate) -> Integers:
-    """Return how many values each label sees."""
+def value_counts(chunk: Chunk, each: Aggregate) -> Integers:
+    """Return the number of values in the window of each label."""
 
     def compute() -> Integers:
-        flags = chunk.of_column(each, "counts", lambda: ones(chunk.present(each)))
+        flags = chunk.cached_for_column(each, "counts", lambda: as_summands(chunk.present(each)))
         return chunk.window(each).totals(flags) + chunk.totals(each).count
 
-    found: Integers = chunk.in_window(each, "count", compute)
-    return found
+    counts: Integers = chunk.cached_for_window(each, "count", compute)
+    return counts
 
 
-def ones(flags: Flags) -> Summands:
-    """Return one for each flagged row, to be added."""
+def as_summands(flags: Flags) -> Summands:
+    """Return summands of 1 for flagged rows and 0 for others."""
     return Summands(flags.astype(np.int64))
 
 
 def _count(chunk: Chunk, each: Aggregate) -> pa.Array:
-    return pa.array(counted(chunk, each), pa.int64())
+    return pa.array(value_counts(chunk, each), pa.int64())
 
 
 def _count_distinct(chunk: Chunk, each: Aggregate) -> pa.Array:
-    groups = chunk.of_column(each, "groups", lambda: groups_of(chunk, each))
-    found = chunk.window(each).distinct(groups, chunk.present(each))
-    return pa.array(found, pa.int64())
+    groups = chunk.cached_for_column(each, "groups", lambda: value_groups(chunk, each))
+    counts = chunk.window(each).distinct(groups, chunk.present(each))
+    return pa.array(counts, pa.int64())
 
 
-def groups_of(chunk: Chunk, each: Aggregate) -> Integers:
-    """Return a number for each pair of key and value; equal pairs have equal ones."""
-    values = one_zero(chunk.columns[each.values])
+def value_groups(chunk: Chunk, each: Aggregate) -> Integers:
+    """Return an integer for each row; rows with the same key and value have the same one."""
+    values = normalize_floats(chunk.columns[each.values])
     indices = values.dictionary_encode(null_encoding="encode").indices
     codes = indices.to_numpy(zero_copy_only=False).astype(np.int64)
     pairs = codes + chunk.rows.key * (int(codes.max(initial=0)) + 1)
@@ -50,21 +50,21 @@ def groups_of(chunk: Chunk, each: Aggregate) -> Integers:
 
 
 def _any(chunk: Chunk, each: Aggregate) -> pa.Array:
-    true = _counted_true(chunk, each)
-    return nulls_where(true > 0, counted(chunk, each) == 0, pa.bool_())
+    true_counts = _true_counts(chunk, each)
+    return masked_array(true_counts > 0, value_counts(chunk, each) == 0, pa.bool_())
 
 
 def _all(chunk: Chunk, each: Aggregate) -> pa.Array:
-    count = counted(chunk, each)
-    return nulls_where(_counted_true(chunk, each) == count, count == 0, pa.bool_())
+    count = value_counts(chunk, each)
+    return masked_array(_true_counts(chunk, each) == count, count == 0, pa.bool_())
 
 
-def _counted_true(chunk: Chunk, each: Aggregate) -> Integers:
+def _true_counts(chunk: Chunk, each: Aggregate) -> Integers:
     def compute() -> Summands:
-        values = flags_of(pc.fill_null(chunk.columns[each.values], False))
-        return ones(values & chunk.present(each))
+        values = to_flags(pc.fill_null(chunk.columns[each.values], False))
+        return as_summands(values & chunk.present(each))
 
-    return chunk.window(each).totals(chunk.of_column(each, "true", compute))
+    return chunk.window(each).totals(chunk.cached_for_column(each, "true", compute))
 
 
 FUNCTIONS: dict[str, Callable[[Chunk, Aggregate], pa.Array]] = {

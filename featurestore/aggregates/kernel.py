@@ -1,7 +1,7 @@
-"""The functions over windows: what each of them answers for the rows that a label sees.
+"""The aggregation kernel: window functions over sorted rows and labels.
 
-Values that are null, and rows that a condition rules out, count for no function. A label that sees
-no value gets 0 for counts and null for the rest. NaN is greater than every number.
+Functions ignore nulls and rows that do not satisfy the condition. Over a window without values,
+counts are 0 and other functions null. NaN is greater than every number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow.types as pat
 
 from featurestore.aggregates import counts, extremes, sums
 from featurestore.aggregates.chunk import Aggregate, Chunk, Function, Totals
-from featurestore.aggregates.ranges import Labels, Rows, Timeline, TooLong
+from featurestore.aggregates.ranges import AxisOverflow, Labels, Rows, Timeline
 from featurestore.model.types import is_nested
 
 
@@ -26,19 +26,19 @@ def aggregate(
     columns: Sequence[pa.Array],
     aggregates: Sequence[Aggregate],
     conditions: Sequence[pa.Array] = (),
-    carried: Mapping[tuple[int, int | None], Totals] | None = None,
+    base_totals: Mapping[tuple[int, int | None], Totals] | None = None,
 ) -> list[pa.Array]:
-    """Return one array for each aggregate, with one value for each label.
+    """Return an array per aggregate, with a value per label.
 
     Args:
-        rows: Rows of whole keys in the order that ``Rows`` asks for.
-        labels: Labels in the order of their keys and times.
-        keys: How many keys there are.
-        columns: Values of the rows.
-        aggregates: What is asked for.
-        conditions: Booleans of the rows.
-        carried: By values and condition, what rows of one key that are not given add for every
-            label; only to counts, sums, means and deviations.
+        rows: Rows of complete keys, sorted as ``Rows`` specifies.
+        labels: Labels, sorted by key and time.
+        keys: The number of keys.
+        columns: Value columns of the rows.
+        aggregates: The aggregates to compute.
+        conditions: Boolean columns of the rows.
+        base_totals: By values and condition, the totals of further rows that count for every
+            label, for a single key; used by counts, sums, means and deviations only.
 
     Raises:
         InvalidArgument: A sum of integers or decimals does not fit its type.
@@ -53,9 +53,9 @@ def aggregate(
     """
     try:
         timeline = Timeline(rows, labels, keys=keys)
-        chunk = Chunk(timeline, rows, columns, conditions, carried or {})
+        chunk = Chunk(timeline, rows, columns, conditions, base_totals or {})
         return [_FUNCTIONS[each.function](chunk, each) for each in aggregates]
-    except TooLong:
+    except AxisOverflow:
         return _in_halves(rows, labels, keys, columns, aggregates, conditions)
 
 
@@ -67,29 +67,29 @@ def _in_halves(
     aggregates: Sequence[Aggregate],
     conditions: Sequence[pa.Array],
 ) -> list[pa.Array]:
-    """Aggregate the lower and the upper half of the keys, one after the other."""
+    """Aggregate the lower and the upper half of the keys separately."""
     middle = keys // 2
     halves = []
     for low, high in ((0, middle), (middle, keys)):
-        mine = slice(*np.searchsorted(rows.key, [low, high]))
-        asked = slice(*np.searchsorted(labels.key, [low, high]))
-        my_columns = [each[mine] for each in columns]
-        my_conditions = [each[mine] for each in conditions]
-        half = aggregate(
-            rows.part(mine, first_key=low),
-            Labels(labels.key[asked] - low, labels.time[asked]),
+        row_range = slice(*np.searchsorted(rows.key, [low, high]))
+        label_range = slice(*np.searchsorted(labels.key, [low, high]))
+        half_columns = [each[row_range] for each in columns]
+        half_conditions = [each[row_range] for each in conditions]
+        half_answers = aggregate(
+            rows.slice_keys(row_range, first_key=low),
+            Labels(labels.key[label_range] - low, labels.time[label_range]),
             keys=high - low,
-            columns=my_columns,
+            columns=half_columns,
             aggregates=aggregates,
-            conditions=my_conditions,
+            conditions=half_conditions,
         )
-        halves.append(half)
+        halves.append(half_answers)
     lower, upper = halves
     return [pa.concat_arrays(pair) for pair in zip(lower, upper, strict=True)]
 
 
 def result_type(function: Function, kind: pa.DataType, *, n: int = 0) -> pa.DataType | None:
-    """Return the type of a function's answers over a column; None where it has none.
+    """Return the result type of a function over a column type; None if it is not supported.
 
     >>> result_type("sum", pa.decimal128(10, 2)), result_type("mean", pa.string())
     (Decimal128Type(decimal128(38, 2)), None)

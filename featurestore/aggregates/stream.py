@@ -1,8 +1,8 @@
 """Window features over one sorted stream of rows and labels.
 
-An engine puts the rows of a group and the labels into one stream, sorted by a hash of their keys
-and by time, and this module turns it into labels with their features: it takes whole keys at a time,
-or parts of one that is too large. Engines may use any hash, since only keys that are equal meet.
+An engine merges the rows of a group and the labels into one stream, sorted by a hash of their keys
+and by time. This module computes the labels with their features from it, by complete keys, or
+incrementally for keys that are too large. Engines may use any hash: only equal keys are matched.
 """
 
 from __future__ import annotations
@@ -16,41 +16,47 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.aggregates.arrays import Integers
-from featurestore.aggregates.carried import CutGroup
+from featurestore.aggregates.blocks import (
+    GROUP,
+    STREAM_TIME,
+    StreamBlock,
+    split_stream,
+    value_changes,
+)
 from featurestore.aggregates.chunk import Aggregate
-from featurestore.aggregates.column_codes import codes_of, flags_of, integers_of
-from featurestore.aggregates.events import Question, is_sorted
-from featurestore.aggregates.parts import GROUP, MOMENT, Part, differs, parts_of
+from featurestore.aggregates.column_codes import combined_codes, to_flags, to_integers
+from featurestore.aggregates.events import AggregateRequest, is_sorted
+from featurestore.aggregates.incremental import IncrementalGroup
 from featurestore.aggregates.ranges import Labels
 
 
 @dataclass(frozen=True)
 class WindowFeatures:
-    """Computes window features from a sorted stream; runs where the rows are.
+    """Computes window features from a sorted stream, in the process of an engine's task.
 
-    The stream's columns are ``GROUP``, ``MOMENT``, ``KNOWN`` and ``TIE`` where they are needed,
-    then ``k0, k1, ...`` (keys), ``m0, ...`` (what else tells events of one moment apart),
-    ``v0, ...`` (values), ``w0, ...`` (conditions), and ``c0, ...`` (the label's columns).
+    The columns of the stream are ``GROUP``, ``STREAM_TIME``, ``AVAILABLE`` and ``TIE`` if needed,
+    then ``k0, k1, ...`` (keys), ``m0, ...`` (further columns that identify events of one time),
+    ``v0, ...`` (values), ``w0, ...`` (conditions), and ``c0, ...`` (label columns).
 
     Attributes:
-        schema: Of the result: the label's columns, then one for each aggregate.
-        keys: How many key columns there are; 0 where ``GROUP`` is the key itself.
-        members: How many columns ``m`` there are; a row with another one's keys, members and event
-            time is a version of the same event.
-        waits: Whether a row counts only from the time ``KNOWN`` on.
-        refuses_ties: Whether two rows of one key and event time are an error: nothing tells whether
-            they are two events.
-        aggregates: What is asked for; ``values`` and ``condition`` number the columns.
-        fills: What stands for null in each result.
-        conditions: How many conditions there are.
+        schema: The schema of the result: the label columns, then one per aggregate.
+        keys: The number of key columns; 0 if ``GROUP`` is the key itself.
+        members: The number of columns ``m``; rows with equal keys, members and event time are
+            versions of one event.
+        filters_created_time: Whether a row counts from the time ``AVAILABLE`` only.
+        rejects_ties: Whether two rows with the same key and event time are an error, because they
+            may be different events or versions of one.
+        aggregates: The aggregates; ``values`` and ``condition`` are column indices.
+        fills: The replacement of null in each result.
+        conditions: The number of conditions.
         group: The group's name, for messages.
     """
 
     schema: pa.Schema
     keys: int
     members: int
-    waits: bool
-    refuses_ties: bool
+    filters_created_time: bool
+    rejects_ties: bool
     aggregates: tuple[Aggregate, ...]
     fills: tuple[object, ...]
     conditions: int
@@ -58,41 +64,41 @@ class WindowFeatures:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the labels with their features, key by key."""
-        cut = self._cut_group()
-        for part in parts_of(batches):
-            if part.begins:
-                cut = self._cut_group()
-            yield from self._answered(part, cut).to_batches()
+        incremental = self._new_group()
+        for block in split_stream(batches):
+            if block.begins:
+                incremental = self._new_group()
+            yield from self._add_features(block, incremental).to_batches()
 
     def in_threads(
         self, batches: Iterator[pa.RecordBatch], *, threads: int
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the same; whole groups are computed beside each other, on so many threads."""
+        """Yield the same; complete groups are computed in parallel on this many threads."""
         if threads <= 1:
             yield from self(batches)
             return
         waiting: deque[Future[pa.Table]] = deque()
-        cut = self._cut_group()
+        incremental = self._new_group()
         with ThreadPoolExecutor(threads) as pool:
-            for part in parts_of(batches):
-                # A part of a cut group needs what is carried of those before it.
-                while waiting and (len(waiting) == threads or not part.is_whole):
+            for block in split_stream(batches):
+                # A block of a split group needs the state after the previous blocks.
+                while waiting and (len(waiting) == threads or not block.is_complete):
                     yield from waiting.popleft().result().to_batches()
-                if part.begins:
-                    cut = self._cut_group()
-                if part.is_whole:
-                    waiting.append(pool.submit(self._answered, part, cut))
+                if block.begins:
+                    incremental = self._new_group()
+                if block.is_complete:
+                    waiting.append(pool.submit(self._add_features, block, incremental))
                 else:
-                    yield from self._answered(part, cut).to_batches()
+                    yield from self._add_features(block, incremental).to_batches()
             while waiting:
                 yield from waiting.popleft().result().to_batches()
 
     @property
-    def _question(self) -> Question:
-        return Question(
+    def _request(self) -> AggregateRequest:
+        return AggregateRequest(
             members=self.members,
-            waits=self.waits,
-            refuses_ties=self.refuses_ties,
+            filters_created_time=self.filters_created_time,
+            rejects_ties=self.rejects_ties,
             aggregates=self.aggregates,
             conditions=self.conditions,
             group=self.group,
@@ -102,71 +108,79 @@ class WindowFeatures:
     def _keys(self) -> list[str]:
         return [f"k{number}" for number in range(self.keys)] or [GROUP]
 
-    def _cut_group(self) -> CutGroup:
-        return CutGroup(self._question, self._keys)
+    def _new_group(self) -> IncrementalGroup:
+        return IncrementalGroup(self._request, self._keys)
 
-    def _answered(self, part: Part, cut: CutGroup) -> pa.Table:
-        """Return the labels of a part with their answers; ``cut`` is its group where it is cut."""
-        chunk = part.rows
-        has_time = flags_of(chunk.column(MOMENT).is_valid())
-        moment = integers_of(chunk.column(MOMENT))
-        is_label = ~has_time | (moment & 1 == 1)
-        carried = len(self.schema) - len(self.aggregates)
-        labels = chunk.select([f"c{number}" for number in range(carried)])
+    def _add_features(self, block: StreamBlock, incremental: IncrementalGroup) -> pa.Table:
+        """Return the labels of a block with features; ``incremental`` is the state if split."""
+        chunk = block.rows
+        has_time = to_flags(chunk.column(STREAM_TIME).is_valid())
+        stream_time = to_integers(chunk.column(STREAM_TIME))
+        is_label = ~has_time | (stream_time & 1 == 1)
+        label_columns = len(self.schema) - len(self.aggregates)
+        labels = chunk.select([f"c{number}" for number in range(label_columns)])
         labels = labels.filter(pa.array(is_label))
         key, keys = self._key_numbers(chunk)
         answerable = is_label & (key >= 0) & has_time
         rows = np.flatnonzero(~is_label)
-        asked = np.flatnonzero(answerable)
-        if not is_sorted(key[asked], moment[asked]):
-            asked = asked[np.lexsort((moment[asked], key[asked]))]
-        if part.is_whole:
-            found = self._aggregated(chunk, key, moment >> 1, rows, asked, keys)
+        label_numbers = np.flatnonzero(answerable)
+        if not is_sorted(key[label_numbers], stream_time[label_numbers]):
+            label_numbers = label_numbers[
+                np.lexsort((stream_time[label_numbers], key[label_numbers]))
+            ]
+        if block.is_complete:
+            answers_by_aggregate = self._aggregate_groups(
+                chunk, key, stream_time >> 1, rows, label_numbers, keys
+            )
         else:
-            found = cut.answers(chunk, key, moment >> 1, rows, asked)
-        # Labels without key or time see no row: their answer is the last one.
-        place = np.full(chunk.num_rows, len(asked), np.int64)
-        place[asked] = np.arange(len(asked))
-        wanted = place[is_label]
-        is_in_order = np.array_equal(wanted, np.arange(len(asked)))
+            answers_by_aggregate = incremental.aggregate(
+                chunk, key, stream_time >> 1, rows, label_numbers
+            )
+        # Labels without key or time have no rows: their answer is the last one.
+        answer_index = np.full(chunk.num_rows, len(label_numbers), np.int64)
+        answer_index[label_numbers] = np.arange(len(label_numbers))
+        answer_rows = answer_index[is_label]
+        is_in_order = np.array_equal(answer_rows, np.arange(len(label_numbers)))
         columns = list(labels.columns)
-        for answers, fill in zip(found, self.fills, strict=True):
+        for answers, fill in zip(answers_by_aggregate, self.fills, strict=True):
             if fill is not None:
                 answers = answers.fill_null(pa.scalar(fill, answers.type))
             if is_in_order:
-                columns.append(answers[: len(asked)])
+                columns.append(answers[: len(label_numbers)])
             else:
-                columns.append(answers.take(pa.array(wanted)))
+                columns.append(answers.take(pa.array(answer_rows)))
         return pa.table(columns, names=self.schema.names).cast(self.schema)
 
-    def _aggregated(
+    def _aggregate_groups(
         self,
         chunk: pa.Table,
         key: Integers,
         time: Integers,
         rows: Integers,
-        asked: Integers,
+        label_numbers: Integers,
         keys: int,
     ) -> list[pa.Array]:
-        """Return the answers for the labels asked, and then the one of a label that sees no row."""
-        question = self._question
-        events = question.events(chunk, key, time, rows)
-        # One more key without rows, for the label that sees none.
-        labels = Labels(np.append(key[asked], keys), np.append(time[asked], 0))
-        return question.answers(events, labels, keys=keys + 1, aggregates=self.aggregates)
+        """Return the aggregates for labels, then those of a label without rows."""
+        request = self._request
+        events = request.events(chunk, key, time, rows)
+        # An additional key without rows, for the last label.
+        labels = Labels(np.append(key[label_numbers], keys), np.append(time[label_numbers], 0))
+        return request.aggregate(events, labels, keys=keys + 1, aggregates=self.aggregates)
 
     def _key_numbers(self, chunk: pa.Table) -> tuple[Integers, int]:
-        """Return a number for each row's key, -1 where a part of it is null, and how many."""
+        """Return the key number of each row, -1 if a key column is null, and the key count."""
         columns = [chunk.column(name).combine_chunks() for name in self._keys]
         present = np.ones(chunk.num_rows, bool)
         for column in columns:
             if column.null_count:
-                present &= flags_of(column.is_valid())
-        changes = differs(chunk.column(GROUP).combine_chunks())
-        # Where the hash goes on, the key nearly always does, too; or it is the key.
-        if self.keys == 0 or not any((differs(column) & ~changes).any() for column in columns):
+                present &= to_flags(column.is_valid())
+        changes = value_changes(chunk.column(GROUP).combine_chunks())
+        # Equal hashes nearly always mean equal keys, and always if the hash is the key.
+        if self.keys == 0 or not any(
+            (value_changes(column) & ~changes).any() for column in columns
+        ):
             number = np.cumsum(changes) - 1
         else:
-            number = codes_of(columns, chunk.num_rows)
+            number = combined_codes(columns, chunk.num_rows)
         keys = int(number.max(initial=-1)) + 1
         return np.where(present, number, -1), keys

@@ -1,7 +1,7 @@
-"""What is enough of rows that later labels see all of: their totals, and the rows that answer for all.
+"""Summaries of rows that all later labels contain: totals, and the rows that suffice.
 
-Sums and counts need the totals; functions that pick values answer for all rows what they answer for
-those that they pick.
+Sums and counts need the totals. Functions that select values return the same for all rows as for
+the rows that they select.
 """
 
 from __future__ import annotations
@@ -16,112 +16,114 @@ import pyarrow.types as pat
 
 from featurestore.aggregates.arrays import Integers
 from featurestore.aggregates.chunk import Aggregate, Chunk, Totals
-from featurestore.aggregates.counts import counted, groups_of
-from featurestore.aggregates.extremes import order_of
+from featurestore.aggregates.counts import value_counts, value_groups
+from featurestore.aggregates.extremes import sort_codes
 from featurestore.aggregates.ranges import Labels, Rows, Timeline
 from featurestore.aggregates.sums import (
     finite_doubles,
     finite_squares,
     limb_sums,
-    odd_counts,
-    whole_numbers,
+    non_finite_counts,
+    to_integers,
 )
 
-# A time after that of every row.
-_AFTER = int(np.iinfo(np.int64).max) // 4
+# A label time after all rows.
+_LABEL_TIME = int(np.iinfo(np.int64).max) // 4
 
 
-def totals_of(
+def sum_totals(
     rows: Rows,
     *,
     columns: Sequence[pa.Array],
     conditions: Sequence[pa.Array],
     aggregates: Sequence[Aggregate],
 ) -> Totals:
-    """Return what rows of one key add to aggregates over one column and condition.
+    """Return the totals of rows of one key for aggregates over one column and condition.
 
     >>> rows = Rows(np.array([0, 0]), np.array([1, 5]))
-    >>> totals_of(rows, columns=[pa.array([1.5, 2.0])], conditions=[],
+    >>> sum_totals(rows, columns=[pa.array([1.5, 2.0])], conditions=[],
     ...           aggregates=[Aggregate("mean", 0, over=5)])
-    Totals(count=2, sums={'doubles': Fraction(7, 2)}, above=0, below=0, nothing=0)
+    Totals(count=2, sums={'doubles': Fraction(7, 2)}, positive_infinities=0, negative_infinities=0, nans=0)
     """
-    # One label that sees them all.
-    after = Labels(np.zeros(1, np.int64), np.array([_AFTER]))
-    chunk = Chunk(Timeline(rows, after, keys=1), rows, columns, conditions)
-    found = Totals()
-    for given in aggregates:
-        each = replace(given, over=None, offset=0)
+    # A single label whose window contains all rows.
+    last_label = Labels(np.zeros(1, np.int64), np.array([_LABEL_TIME]))
+    chunk = Chunk(Timeline(rows, last_label, keys=1), rows, columns, conditions)
+    totals = Totals()
+    for windowed in aggregates:
+        each = replace(windowed, over=None, offset=0)
         kind = columns[each.values].type
-        is_whole = not pat.is_floating(kind)
+        is_integer = not pat.is_floating(kind)
         sums: dict[str, Fraction] = {}
-        if each.function in ("sum", "mean") and is_whole:
-            total = limb_sums(chunk, each, "whole numbers", whole_numbers)
-            sums["whole numbers"] = total.exactly(0)
+        if each.function in ("sum", "mean") and is_integer:
+            total = limb_sums(chunk, each, "whole numbers", to_integers)
+            sums["whole numbers"] = total.as_fraction(0)
         elif each.function != "count":
-            sums["doubles"] = limb_sums(chunk, each, "doubles", finite_doubles).exactly(0)
+            sums["doubles"] = limb_sums(chunk, each, "doubles", finite_doubles).as_fraction(0)
         if each.function in ("std", "var"):
-            sums["squares"] = limb_sums(chunk, each, "squares", finite_squares).exactly(0)
-        odd = [0, 0, 0]
-        if each.function != "count" and not is_whole:
-            odd = [int(counts[0]) for counts in odd_counts(chunk, each)]
-        count = int(counted(chunk, each)[0])
-        found = Totals(count, {**found.sums, **sums}, *map(max, odd, found.odds))
-    return found
+            sums["squares"] = limb_sums(chunk, each, "squares", finite_squares).as_fraction(0)
+        non_finite = [0, 0, 0]
+        if each.function != "count" and not is_integer:
+            non_finite = [int(counts[0]) for counts in non_finite_counts(chunk, each)]
+        count = int(value_counts(chunk, each)[0])
+        totals = Totals(
+            count, {**totals.sums, **sums}, *map(max, non_finite, totals.non_finite_counts)
+        )
+    return totals
 
 
-def rows_that_answer(
+def select_rows(
     columns: Sequence[pa.Array],
     conditions: Sequence[pa.Array],
     aggregates: Sequence[Aggregate],
 ) -> Integers:
-    """Return numbers of rows that answer for all: whoever sees all may be shown these alone.
+    """Return the numbers of rows that suffice: functions over them equal those over all rows.
 
-    The rows are of one key and in their order; of the functions those that pick values, not sums.
+    The rows have one key and are in order; the functions select values.
 
-    >>> rows_that_answer([pa.array([3, 1, 1, 2])], [],
+    >>> select_rows([pa.array([3, 1, 1, 2])], [],
     ...                  [Aggregate("max", 0, over=5), Aggregate("last", 0, over=5)]).tolist()
     [0, 3]
     """
     count = len(columns[0])
     rows = Rows(np.zeros(count, np.int64), np.arange(count))
-    nobody = Labels(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    chunk = Chunk(Timeline(rows, nobody, keys=1), rows, columns, conditions)
-    picked = [np.zeros(0, np.int64)]
+    no_labels = Labels(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    chunk = Chunk(Timeline(rows, no_labels, keys=1), rows, columns, conditions)
+    selected = [np.zeros(0, np.int64)]
     for each in aggregates:
         present = np.flatnonzero(chunk.present(each))
         if len(present):
-            picked.append(present[_PICKS[each.function](chunk, each, present)])
-    return np.unique(np.concatenate(picked))
+            selected.append(present[_SELECTORS[each.function](chunk, each, present)])
+    return np.unique(np.concatenate(selected))
 
 
-def _pick_extreme(chunk: Chunk, each: Aggregate, present: Integers) -> Integers:
-    order = order_of(chunk, each)
+def _select_extreme(chunk: Chunk, each: Aggregate, present: Integers) -> Integers:
+    order = sort_codes(chunk, each)
     choose = np.argmax if each.function == "max" else np.argmin
     return np.array([choose(order[present])])
 
 
-def _pick_distinct(chunk: Chunk, each: Aggregate, present: Integers) -> Integers:
-    groups = chunk.of_column(each, "groups", lambda: groups_of(chunk, each))
+def _select_distinct(chunk: Chunk, each: Aggregate, present: Integers) -> Integers:
+    groups = chunk.cached_for_column(each, "groups", lambda: value_groups(chunk, each))
     return np.unique(groups[present], return_index=True)[1].astype(np.int64)
 
 
-def _pick_edge(chunk: Chunk, each: Aggregate, present: Integers) -> Integers:
-    """Return the first row, or the last ones."""
+def _select_edge(chunk: Chunk, each: Aggregate, present: Integers) -> Integers:
+    """Return the first row, or the last rows."""
     count = len(present)
     if each.function == "first":
         return np.zeros(1, np.int64)
     return np.arange(max(count - max(each.n, 1), 0), count)
 
 
-_PICKS: dict[str, Callable[[Chunk, Aggregate, Integers], Integers]] = {
-    "all": _pick_distinct,
-    "any": _pick_distinct,
-    "count_distinct": _pick_distinct,
-    "first": _pick_edge,
-    "last": _pick_edge,
-    "last_n": _pick_edge,
-    "max": _pick_extreme,
-    "min": _pick_extreme,
+_SELECTORS: dict[str, Callable[[Chunk, Aggregate, Integers], Integers]] = {
+    "all": _select_distinct,
+    "any": _select_distinct,
+    "count_distinct": _select_distinct,
+    "first": _select_edge,
+    "last": _select_edge,
+    "last_n": _select_edge,
+    "max": _select_extreme,
+    "min": _select_extreme,
 }
-# Functions that some of the rows can answer for all of them.
-PICKING = frozenset(_PICKS)
+# Functions that depend on the selected rows only.
+SELECTING = frozenset(_SELECTORS)

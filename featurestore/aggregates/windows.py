@@ -1,7 +1,7 @@
-"""What labels see of the rows of a chunk: sums over the rows of each, their extremes, the newest.
+"""Reductions of the rows in the windows of labels: sums, extremes, distinct counts, newest rows.
 
-A row counts for one range of labels, and where nothing waits to be known, a label sees one range of
-rows; ``ranges`` finds them.
+A row is in the windows of a range of labels. Without delayed availability, the window of a label is
+also a range of rows. ``ranges`` computes both.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from featurestore.aggregates.arrays import Flags, Integers
 
 
 class Summands:
-    """A number for each row, whose sums several windows share."""
+    """A number per row, with sums that several windows share."""
 
     def __init__(self, values: Integers) -> None:
         self.values = values
-        self._passed: dict[int, tuple[Integers, Integers]] = {}
+        self._sums: dict[int, tuple[Integers, Integers]] = {}
 
     @cached_property
     def prefix(self) -> Integers:
@@ -29,189 +29,189 @@ class Summands:
         np.cumsum(self.values, out=sums[1:])
         return sums
 
-    def passed(self, places: Integers, *, labels: int) -> Integers:
-        """Return for each label the sum of the rows whose place is not beyond it."""
-        held = self._passed.get(id(places))
-        if held is None:
+    def sums_up_to(self, positions: Integers, *, labels: int) -> Integers:
+        """Return for each label the sum of the rows with positions up to the label."""
+        cached = self._sums.get(id(positions))
+        if cached is None:
             sums = np.zeros(labels + 1, np.int64)
-            np.add.at(sums, places, self.values)
-            # The places are held, too, so that no others get their identity.
-            held = (places, np.cumsum(sums)[:labels])
-            self._passed[id(places)] = held
-        return held[1]
+            np.add.at(sums, positions, self.values)
+            # The cache holds a reference to the positions, so that their id is not reused.
+            cached = (positions, np.cumsum(sums)[:labels])
+            self._sums[id(positions)] = cached
+        return cached[1]
 
 
 class Window(ABC):
-    """The rows that count for each label, and what functions ask of them."""
+    """The rows in the window of each label, with their reductions."""
 
     labels: int
-    # Whether rows are seen first in their own order.
-    begins_in_order = False
+    # Whether the first labels of the rows ascend.
+    is_sorted_by_begin = False
 
     @property
     @abstractmethod
-    def covered(self) -> tuple[Integers, Integers]:
-        """For each row the labels that see it: from the first number on, below the second."""
+    def label_ranges(self) -> tuple[Integers, Integers]:
+        """The labels whose window contains each row, as first label and end (exclusive)."""
 
     @abstractmethod
     def totals(self, summands: Summands) -> Integers:
-        """Return the sum of the numbers of the rows that each label sees."""
+        """Return the sum of the summands of the rows in the window of each label."""
 
     def extremes(
         self, codes: Integers, present: Flags, choose: Callable[..., Integers], *, neutral: int
     ) -> Integers:
-        """Return the greatest or smallest code among the flagged rows that each label sees.
+        """Return the maximum or minimum code of the flagged rows in the window of each label.
 
-        A row's range of labels is the union of two ranges whose length is one power of two. Ranges
-        of one length are entered where they begin; from the longest on, what is known of a range is
-        handed to its two halves.
+        The label range of a row is the union of two ranges whose length is a power of two. Ranges
+        of one length are recorded at their start; then, from the longest on, the extreme of a range
+        is passed on to its two halves.
 
         Args:
-            codes: A number for each row.
-            present: The rows that count at all.
+            codes: A number per row.
+            present: The rows that count.
             choose: ``np.maximum`` or ``np.minimum``.
-            neutral: What a label gets that sees no such row.
+            neutral: The code of a label without such rows.
         """
-        begin, end = self.covered
+        begin, end = self.label_ranges
         rows = np.flatnonzero(present & (begin < end))
-        found = np.full(self.labels, neutral, np.int64)
+        label_codes = np.full(self.labels, neutral, np.int64)
         if not len(rows):
-            return found
+            return label_codes
         begin, end, codes = begin[rows], end[rows], codes[rows]
         level = np.frexp((end - begin).astype(np.float64))[1].astype(np.int8) - 1
         order = np.argsort(level, kind="stable")
         stops = np.cumsum(np.bincount(level))
-        for number in range(len(stops) - 1, -1, -1):
+        for exponent in range(len(stops) - 1, -1, -1):
             start = 0
-            if number > 0:
-                start = stops[number - 1]
-            mine = order[start : stops[number]]
-            choose.at(found, begin[mine], codes[mine])  # type: ignore[attr-defined]
-            choose.at(found, end[mine] - (1 << number), codes[mine])  # type: ignore[attr-defined]
-            if number > 0:
-                half = 1 << (number - 1)
-                lower = found.copy()
-                choose(lower[half:], found[:-half], out=lower[half:])
-                found = lower
-        return found
+            if exponent > 0:
+                start = stops[exponent - 1]
+            level_rows = order[start : stops[exponent]]
+            choose.at(label_codes, begin[level_rows], codes[level_rows])  # type: ignore[attr-defined]
+            choose.at(label_codes, end[level_rows] - (1 << exponent), codes[level_rows])  # type: ignore[attr-defined]
+            if exponent > 0:
+                half = 1 << (exponent - 1)
+                lower = label_codes.copy()
+                choose(lower[half:], label_codes[:-half], out=lower[half:])
+                label_codes = lower
+        return label_codes
 
     def distinct(self, groups: Integers, present: Flags) -> Integers:
-        """Return how many different groups are among the flagged rows that each label sees.
+        """Return the number of distinct groups of the flagged rows in the window of each label.
 
-        The ranges of the rows of one group are cut where they overlap, so that each label lies in
-        one of them at most; then they are counted.
+        Overlapping label ranges of the rows of one group are trimmed, so that a label is in at most
+        one of them; then the ranges are counted.
 
         Args:
-            groups: What is the same, as a number; rows of different keys never share one.
-            present: The rows that count at all.
+            groups: The group of each row as a number, distinct for different keys.
+            present: The rows that count.
         """
-        begin, end = self.covered
+        begin, end = self.label_ranges
         rows = np.flatnonzero(present & (begin < end))
         group, begin, end = groups[rows], begin[rows], end[rows]
         order = np.argsort(group, kind="stable")
-        if not self.begins_in_order:
+        if not self.is_sorted_by_begin:
             order = np.lexsort((begin, group))
         group, begin, end = group[order], begin[order], end[order]
         width = self.labels + 1
-        furthest = np.maximum.accumulate(group * width + end)
-        reached = np.zeros(len(rows), np.int64)
-        reached[1:] = np.maximum(furthest[:-1] - group[1:] * width, 0)
-        begin = np.maximum(begin, reached)
-        fresh = begin < end
-        change = np.bincount(begin[fresh], minlength=width)
-        change -= np.bincount(end[fresh], minlength=width)
-        return np.cumsum(change)[: self.labels]
+        group_ends = np.maximum.accumulate(group * width + end)
+        start_limits = np.zeros(len(rows), np.int64)
+        start_limits[1:] = np.maximum(group_ends[:-1] - group[1:] * width, 0)
+        begin = np.maximum(begin, start_limits)
+        is_new = begin < end
+        changes = np.bincount(begin[is_new], minlength=width)
+        changes -= np.bincount(end[is_new], minlength=width)
+        return np.cumsum(changes)[: self.labels]
 
     def newest(self, present: Flags, n: int) -> Integers:
-        """Return the numbers of the last ``n`` flagged rows that each label sees.
+        """Return the numbers of the last ``n`` flagged rows in the window of each label.
 
-        Shape (labels, n), the newest last; -1 fills the front where there are fewer. Each label
-        walks back through the rows of its key, past those that are not known yet or replaced.
+        Shape (labels, n), the newest last, padded with -1 at the front. Each label scans the rows
+        of its key backwards, skipping rows that are not available yet or replaced.
         """
         rows = np.flatnonzero(present)
         numbers = np.cumsum(present) - 1
-        begin, end = self.covered
+        begin, end = self.label_ranges
         begin, end = begin[rows], end[rows]
-        place = self.extremes(numbers, present, np.maximum, neutral=-1)
+        position = self.extremes(numbers, present, np.maximum, neutral=-1)
         oldest = self.extremes(numbers, present, np.minimum, neutral=len(rows))
-        found = np.full((self.labels, n), -1, np.int64)
-        free = np.full(self.labels, n, np.int64)
-        walking = np.flatnonzero(place >= 0)
-        while len(walking):
-            at = place[walking]
-            seen = (begin[at] <= walking) & (walking < end[at])
-            hit = walking[seen]
-            free[hit] -= 1
-            found[hit, free[hit]] = rows[place[hit]]
-            place[walking] -= 1
-            goes_on = (free[walking] > 0) & (place[walking] >= oldest[walking])
-            walking = walking[goes_on]
-        return found
+        newest_rows = np.full((self.labels, n), -1, np.int64)
+        open_slots = np.full(self.labels, n, np.int64)
+        active = np.flatnonzero(position >= 0)
+        while len(active):
+            candidates = position[active]
+            is_seen = (begin[candidates] <= active) & (active < end[candidates])
+            hits = active[is_seen]
+            open_slots[hits] -= 1
+            newest_rows[hits, open_slots[hits]] = rows[position[hits]]
+            position[active] -= 1
+            continues = (open_slots[active] > 0) & (position[active] >= oldest[active])
+            active = active[continues]
+        return newest_rows
 
 
-class WindowOfRows(Window):
-    """Where nothing waits: label ``j`` sees the rows from ``left[j]`` on, below ``entered[j]``."""
+class RowRangeWindow(Window):
+    """Windows without delays: label ``j`` contains the rows ``departed[j]:entered[j]``."""
 
-    begins_in_order = True
+    is_sorted_by_begin = True
 
-    def __init__(self, entered: Integers, left: Integers, *, rows: int) -> None:
+    def __init__(self, entered: Integers, departed: Integers, *, rows: int) -> None:
         self.labels = len(entered)
         self._rows = rows
-        self._entered, self._left = entered, left
+        self._entered, self._departed = entered, departed
 
     @cached_property
-    def covered(self) -> tuple[Integers, Integers]:
-        """For each row the labels that see it: from the first number on, below the second."""
-        return self._labels_before(self._entered), self._labels_before(self._left)
+    def label_ranges(self) -> tuple[Integers, Integers]:
+        """The labels whose window contains each row, as first label and end (exclusive)."""
+        return self._labels_before(self._entered), self._labels_before(self._departed)
 
-    def _labels_before(self, passed: Integers) -> Integers:
-        """Return for each row how many labels come before it passes."""
-        return np.cumsum(np.bincount(passed, minlength=self._rows + 1))[: self._rows]
+    def _labels_before(self, positions: Integers) -> Integers:
+        """Return the number of labels before each row's position."""
+        return np.cumsum(np.bincount(positions, minlength=self._rows + 1))[: self._rows]
 
     def totals(self, summands: Summands) -> Integers:
-        """Return the sum of the numbers of the rows that each label sees."""
-        return summands.prefix[self._entered] - summands.prefix[self._left]
+        """Return the sum of the summands of the rows in the window of each label."""
+        return summands.prefix[self._entered] - summands.prefix[self._departed]
 
     def extremes(
         self, codes: Integers, present: Flags, choose: Callable[..., Integers], *, neutral: int
     ) -> Integers:
-        """Return the greatest or smallest code among the flagged rows that each label sees.
+        """Return the maximum or minimum code of the flagged rows in the window of each label.
 
-        What a label sees is the union of two runs of rows whose length is one power of two. The
-        extremes of all runs of one length come from those of half the length.
+        The window of a label is the union of two runs of rows whose length is a power of two. The
+        extremes of all runs of a length are computed from those of half the length.
         """
-        found = np.full(self.labels, neutral, np.int64)
-        lengths = self._entered - self._left
-        seeing = np.flatnonzero(lengths > 0)
-        level = np.frexp(lengths[seeing].astype(np.float64))[1].astype(np.int8) - 1
-        seeing = seeing[np.argsort(level, kind="stable")]
-        first, last = self._left[seeing], self._entered[seeing]
+        label_codes = np.full(self.labels, neutral, np.int64)
+        lengths = self._entered - self._departed
+        nonempty = np.flatnonzero(lengths > 0)
+        level = np.frexp(lengths[nonempty].astype(np.float64))[1].astype(np.int8) - 1
+        nonempty = nonempty[np.argsort(level, kind="stable")]
+        first, last = self._departed[nonempty], self._entered[nonempty]
         runs = codes if present.all() else np.where(present, codes, neutral)
         start = 0
-        for number, stop in enumerate(np.cumsum(np.bincount(level)).tolist()):
-            if number > 0:
-                half = 1 << (number - 1)
+        for exponent, stop in enumerate(np.cumsum(np.bincount(level)).tolist()):
+            if exponent > 0:
+                half = 1 << (exponent - 1)
                 runs = choose(runs[:-half], runs[half:])
             if stop > start:
-                ends = runs[last[start:stop] - (1 << number)]
-                found[seeing[start:stop]] = choose(runs[first[start:stop]], ends)
+                ends = runs[last[start:stop] - (1 << exponent)]
+                label_codes[nonempty[start:stop]] = choose(runs[first[start:stop]], ends)
             start = stop
-        return found
+        return label_codes
 
 
-class WindowOfLabels(Window):
-    """Where rows wait or are replaced: each is seen by a range of labels."""
+class LabelRangeWindow(Window):
+    """Windows with delayed or replaced rows: each row is in the windows of a range of labels."""
 
     def __init__(self, begin: Integers, end: Integers, *, labels: int) -> None:
         self.labels = labels
         self._begin, self._end = begin, end
 
     @property
-    def covered(self) -> tuple[Integers, Integers]:
-        """For each row the labels that see it: from the first number on, below the second."""
+    def label_ranges(self) -> tuple[Integers, Integers]:
+        """The labels whose window contains each row, as first label and end (exclusive)."""
         return self._begin, self._end
 
     def totals(self, summands: Summands) -> Integers:
-        """Return the sum of the numbers of the rows that each label sees."""
-        come = summands.passed(self._begin, labels=self.labels)
-        return come - summands.passed(self._end, labels=self.labels)
+        """Return the sum of the summands of the rows in the window of each label."""
+        begun = summands.sums_up_to(self._begin, labels=self.labels)
+        return begun - summands.sums_up_to(self._end, labels=self.labels)

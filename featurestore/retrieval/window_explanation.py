@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from featurestore.aggregates import by_row
-from featurestore.aggregates.by_row import EventRow
+from featurestore.aggregates import reference
+from featurestore.aggregates.reference import EventRow
 from featurestore.errors import InvalidArgument, listing
 from featurestore.model.plan import ROW, Source, WindowJoin
 from featurestore.model.times import parse_moment, utc_now
@@ -110,8 +110,10 @@ def explain_window(
     output = join.outputs[0]
     table = rows_of_key(session, source, values)
     rows = events_of(join, table)
-    known = by_row.rows_of(join, rows, tuple(values.values()), moment, waits=_waits(join))
-    inside = by_row.counted(output, known, moment)
+    known = reference.visible_events(
+        join, rows, tuple(values.values()), moment, filters_created_time=_waits(join)
+    )
+    inside = reference.rows_in_window(output, known, moment)
     met = matching_rows(session, output, table)
     counted = [row for row in inside if row.values[ROW] in met]
     present = [row for row in counted if row.values[output.column] is not None]
@@ -131,7 +133,7 @@ def explain_window(
         delta_version=explained_version(source),
         key=values,
         at=moment,
-        value=by_row.answer(output, values_counted),
+        value=reference.apply_function(output, values_counted),
         rows=tuple(reversed(shown)),
         left_out=left_out,
     )

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.aggregates import by_row
-from featurestore.aggregates.by_row import EventRow
+from featurestore.aggregates import reference
+from featurestore.aggregates.reference import EventRow
 from featurestore.hashing import tie_hash
 from featurestore.model.plan import ROW, WindowJoin, WindowOutput
 from featurestore.model.times import from_micros
@@ -51,14 +51,16 @@ def window_answers(
         moment = from_micros(0)
         if micros is not None:
             moment = from_micros(micros)
-            known = by_row.rows_of(join, by_key.get(key, []), key, moment, waits=waits)
+            known = reference.visible_events(
+                join, by_key.get(key, []), key, moment, filters_created_time=waits
+            )
         for output in join.outputs:
-            inside = by_row.counted(output, known, moment)
+            inside = reference.rows_in_window(output, known, moment)
             values = []
             for event in inside:
                 if int(event.values[ROW]) in met[output.name]:
                     values.append(event.values[output.column])
-            found[output.name].append(by_row.answer(output, values))
+            found[output.name].append(reference.apply_function(output, values))
     answers = {}
     for output in join.outputs:
         answers[output.name] = pa.array(found[output.name], output.kind)

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featurestore.aggregates import by_row
-from featurestore.aggregates.by_row import EventRow
+from featurestore.aggregates import reference
+from featurestore.aggregates.reference import EventRow
 from featurestore.errors import InvalidArgument
 from featurestore.model.plan import FeaturePlan, WindowJoin
 from featurestore.model.types import TIMESTAMP
@@ -183,12 +183,12 @@ def _answers(
         moment = label["at"] or at(0)
         if label["at"] is not None:
             key = tuple(label[left] for left, _ in join.on)
-            known = by_row.rows_of(join, rows, key, moment, waits=waits)
+            known = reference.visible_events(join, rows, key, moment, filters_created_time=waits)
         for output in join.outputs:
-            inside = by_row.counted(output, known, moment)
+            inside = reference.rows_in_window(output, known, moment)
             values = []
             for row in inside:
                 if output.where is None or row.values[output.where] is True:
                     values.append(row.values[output.column])
-            answers[output.name].append(by_row.answer(output, values))
+            answers[output.name].append(reference.apply_function(output, values))
     return {name: pa.array(answers[name], plan.schema.field(name).type) for name in answers}

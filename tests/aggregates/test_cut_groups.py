@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featurestore.aggregates import parts
-from featurestore.aggregates.carried import CutGroup
+from featurestore.aggregates import blocks
 from featurestore.aggregates.chunk import Aggregate
+from featurestore.aggregates.incremental import IncrementalGroup
 from featurestore.aggregates.kernel import result_type
 from featurestore.aggregates.rounding import Sums
 from featurestore.aggregates.stream import WindowFeatures
@@ -66,8 +66,8 @@ def features(aggregates: tuple[Aggregate, ...], *, waits: bool) -> WindowFeature
         schema=pa.schema(fields),
         keys=1,
         members=1,
-        waits=waits,
-        refuses_ties=False,
+        filters_created_time=waits,
+        rejects_ties=False,
         aggregates=aggregates,
         fills=tuple([None] * len(aggregates)),
         conditions=1,
@@ -90,10 +90,10 @@ def streams(draw: Any) -> tuple[WindowFeatures, pa.Table, int]:
     timeless = label & (random.random(count) < 0.1)
     known = (moment >> 1) + random.integers(-2, 12, count)
     columns: dict[str, Any] = {
-        parts.GROUP: pa.array(np.zeros(count, np.int64)),
-        parts.MOMENT: pa.array(moment, mask=timeless),
-        parts.KNOWN: pa.array(known, mask=label | (random.random(count) < 0.1)),
-        parts.TIE: random.integers(0, 1000, count),
+        blocks.GROUP: pa.array(np.zeros(count, np.int64)),
+        blocks.STREAM_TIME: pa.array(moment, mask=timeless),
+        blocks.AVAILABLE: pa.array(known, mask=label | (random.random(count) < 0.1)),
+        blocks.TIE: random.integers(0, 1000, count),
         "k0": pa.array(key, mask=nothing),
         "m0": random.integers(0, 2, count),
         "c0": np.arange(count),
@@ -116,8 +116,8 @@ def answers(
         yield from table.to_batches(batch_rows)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(parts, "GROUP_ROWS", group_rows)
-        patched.setattr(parts, "PART_ROWS", max(group_rows // 2, 1))
+        patched.setattr(blocks, "GROUP_ROWS", group_rows)
+        patched.setattr(blocks, "BLOCK_ROWS", max(group_rows // 2, 1))
         found = pa.Table.from_batches(asked(batches()), asked.schema)
     return found.sort_by("row")
 
@@ -160,30 +160,30 @@ def test_a_number_is_added_to_sums_without_an_error(
 ) -> None:
     given = Sums([np.array([each]) for each in sums], -20, 40)
     added = Fraction(number) * Fraction(2) ** power
-    assert given.plus(added).exactly(0) == given.exactly(0) + added
+    assert given.plus(added).as_fraction(0) == given.exactly(0) + added
 
 
 def test_what_is_carried_does_not_grow_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "GROUP_ROWS", 400)
-    monkeypatch.setattr(parts, "PART_ROWS", 200)
+    monkeypatch.setattr(blocks, "GROUP_ROWS", 400)
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 200)
     held: list[int] = []
-    absorb = CutGroup._absorb
+    absorb = IncrementalGroup._absorb
 
-    def counting(self: CutGroup, state: Any, given: pa.Table, end: int) -> None:
+    def counting(self: IncrementalGroup, state: Any, given: pa.Table, end: int) -> None:
         absorb(self, state, given, end)
         rows = 0
         for segment in state.segments:
-            rows += segment.picked.num_rows
+            rows += segment.selected_rows.num_rows
             if segment.rows is not None:
                 rows += segment.rows.num_rows
         held.append(rows)
 
-    monkeypatch.setattr(CutGroup, "_absorb", counting)
+    monkeypatch.setattr(IncrementalGroup, "_absorb", counting)
     count = 20_000
     table = pa.table(
         {
-            parts.GROUP: np.zeros(count, np.int64),
-            parts.MOMENT: np.arange(count) * 2 + (np.arange(count) % 5 == 0),
+            blocks.GROUP: np.zeros(count, np.int64),
+            blocks.STREAM_TIME: np.arange(count) * 2 + (np.arange(count) % 5 == 0),
             "k0": np.zeros(count, np.int64),
             "m0": np.zeros(count, np.int64),
             "v0": np.random.default_rng(1).random(count),
@@ -197,8 +197,8 @@ def test_what_is_carried_does_not_grow_with_the_rows(monkeypatch: pytest.MonkeyP
         schema=pa.schema(fields),
         keys=1,
         members=1,
-        waits=False,
-        refuses_ties=False,
+        filters_created_time=False,
+        rejects_ties=False,
         aggregates=asked,
         fills=(None, None, None),
         conditions=0,

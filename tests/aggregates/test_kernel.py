@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featurestore.aggregates import by_row, kernel, parts, stream
+from featurestore.aggregates import blocks, kernel, reference, stream
 from featurestore.aggregates.chunk import Aggregate, Function
 from featurestore.aggregates.kernel import aggregate
 from featurestore.aggregates.ranges import NEVER, Labels, Rows
@@ -124,7 +124,7 @@ def check_case(case: dict[str, Any]) -> None:
     seen = [values_of(label, case, kept) for label in labels]
     for each, answers in zip(asked, found, strict=True):
         output = output_of(each)
-        expected = [by_row.answer(output, values) for values in seen]
+        expected = [reference.apply_function(output, values) for values in seen]
         assert list(map(repr, answers.to_pylist())) == list(map(repr, expected)), each
 
 
@@ -196,8 +196,8 @@ def test_answers_do_not_depend_on_how_the_stream_is_cut(monkeypatch: pytest.Monk
     table = pa.table(
         {
             # Hashes that collide: two keys a hash.
-            parts.GROUP: key[order] // 2,
-            parts.MOMENT: moment[order],
+            blocks.GROUP: key[order] // 2,
+            blocks.STREAM_TIME: moment[order],
             "k0": key[order],
             "m0": np.arange(count),
             "v0": random.normal(size=count),
@@ -209,8 +209,8 @@ def test_answers_do_not_depend_on_how_the_stream_is_cut(monkeypatch: pytest.Monk
         schema=pa.schema([("row", pa.int64()), ("sum", pa.float64()), ("max", pa.float64())]),
         keys=1,
         members=1,
-        waits=False,
-        refuses_ties=False,
+        filters_created_time=False,
+        rejects_ties=False,
         aggregates=(Aggregate("sum", 0, 200), Aggregate("max", 0, None)),
         fills=(None, None),
         conditions=0,
@@ -220,8 +220,8 @@ def test_answers_do_not_depend_on_how_the_stream_is_cut(monkeypatch: pytest.Monk
     def answers(
         batch_rows: int, chunk_rows: int, threads: int = 1, group_rows: int = 10**9
     ) -> pa.Table:
-        monkeypatch.setattr(parts, "CHUNK_ROWS", chunk_rows)
-        monkeypatch.setattr(parts, "GROUP_ROWS", group_rows)
+        monkeypatch.setattr(blocks, "CHUNK_ROWS", chunk_rows)
+        monkeypatch.setattr(blocks, "GROUP_ROWS", group_rows)
 
         def batches() -> Iterator[pa.RecordBatch]:
             yield from by_hash.to_batches(batch_rows)

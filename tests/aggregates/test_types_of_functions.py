@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import featurestore
 from featurestore.aggregates.chunk import Function
-from featurestore.aggregates.exact import bits_for, of_doubles, of_squares
+from featurestore.aggregates.exact import bits_for, from_doubles, from_squares
 from featurestore.aggregates.rounding import Sums
 from featurestore.aggregates.variance import deviations, variances
 from featurestore.errors import InvalidArgument
@@ -91,7 +91,7 @@ def test_deviation_is_the_nearest_double_where_the_variance_is_none(values: list
     array = np.array(values)
     bits = bits_for(len(array))
     sums = []
-    for fixed in (of_doubles(array, bits=bits), of_squares(array, bits=bits)):
+    for fixed in (from_doubles(array, bits=bits), from_squares(array, bits=bits)):
         sums.append(Sums([limb.sum(keepdims=True) for limb in fixed.limbs], fixed.unit, fixed.bits))
     counts = np.array([len(array)])
     found = variances(counts, *sums)

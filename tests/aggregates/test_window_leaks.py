@@ -89,7 +89,7 @@ def knows_everything_at_once(self: Timeline, *, over: int | None, offset: int = 
     rows = self._rows
     unaware = Timeline.__new__(Timeline)
     unaware.__dict__.update(self.__dict__)
-    unaware._begun = {}
+    unaware._starts = {}
     unaware._rows = type(rows)(rows.key, rows.event, rows.event, rows.replaced)
     return WINDOW(unaware, over=over, offset=offset)
 

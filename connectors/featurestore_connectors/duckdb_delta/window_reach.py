@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from featurestore.aggregates.sides import WindowSide
+from featurestore.aggregates.window_side import WindowSide
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.duckdb_delta.point_in_time import label_time, timestamp
 from featurestore_connectors.duckdb_delta.sqltext import quote

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.aggregates.parts import GROUP, KNOWN, MOMENT, TIE
-from featurestore.aggregates.sides import WindowSide
+from featurestore.aggregates.blocks import AVAILABLE, GROUP, STREAM_TIME, TIE
+from featurestore.aggregates.window_side import WindowSide
 from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Relation
@@ -63,7 +63,7 @@ def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -
         held = _Held(engine.database, left, _same, left.schema)
         left = asked = streams.mapped(engine.database, held, single_use=single_use)
     for join in plan.windows:
-        joined = _Aggregated(engine, WindowSide.of(join, plan), left, asked)
+        joined = _Aggregated(engine, WindowSide.from_join(join, plan), left, asked)
         left = streams.mapped(engine.database, joined, single_use=single_use)
     columns = []
     for name in plan.columns:
@@ -106,7 +106,7 @@ class _InLabelOrder(streams.MappedStream):
             left = left.take(pa.array(np.argsort(rows, kind="stable")))
         found = {name: left.column(name) for name in left.column_names}
         for join in plan.windows:
-            found |= self._aggregates(WindowSide.of(join, plan), left)
+            found |= self._aggregates(WindowSide.from_join(join, plan), left)
         columns = [found[plan.left_column(name)] for name in plan.columns]
         table = pa.table(columns, names=list(plan.columns))
         for batch in table.to_batches(streams.BATCH_ROWS):
@@ -120,7 +120,7 @@ class _InLabelOrder(streams.MappedStream):
         carried = pa.schema([pa.field(ROW, pa.int64())])
         numbers = pa.array(np.arange(left.num_rows))
         given = left.select(list(dict.fromkeys(needed))).append_column(carried.field(0), numbers)
-        reach = _reach(self._engine, side, self._engine.from_arrow(given.to_reader()))
+        reach = _max_window_extent(self._engine, side, self._engine.from_arrow(given.to_reader()))
         labels = self._engine.from_arrow(given.to_reader())
         stream = _stream(self._engine, side, labels, carried, reach)
         features = side.features(carried)
@@ -171,14 +171,14 @@ class _Aggregated(streams.MappedStream):
         """Yield the labels with their aggregates."""
         reach = None
         if self._asked is not None:
-            reach = _reach(self._engine, self._side, self._asked)
+            reach = _max_window_extent(self._engine, self._side, self._asked)
         stream = _stream(self._engine, self._side, self._left, self._left.schema, reach)
         given = streams.batches_of(self._database, stream)
         for batch in self._features.in_threads(given, threads=_threads(self._engine)):
             yield cast_batch(batch, self.schema)
 
 
-def _reach(engine: DuckDBEngine, side: WindowSide, labels: Relation) -> Reach:
+def _max_window_extent(engine: DuckDBEngine, side: WindowSide, labels: Relation) -> Reach:
     return reach_of(engine, side, labels, _label_keys(side)[0])
 
 
@@ -216,7 +216,7 @@ def _stream(
         # DuckDB 2.0 spills what it sorts from one source, but not from a union.
         union = engine.sql(f"SELECT * FROM {both}", tables=tables, parameters={})
         both, tables = _BOTH, {_BOTH: engine.map_batches(union, _same, schema=union.schema)}
-    query = f"SELECT * FROM {both} ORDER BY {GROUP}, {MOMENT}"
+    query = f"SELECT * FROM {both} ORDER BY {GROUP}, {STREAM_TIME}"
     return engine.sql(query, tables=tables, parameters={})
 
 
@@ -249,10 +249,10 @@ def _label_rows(side: WindowSide, carried: pa.Schema, group: _Group) -> str:
     keys = _label_keys(side)
     columns = [
         f"{group.of(keys)} AS {GROUP}",
-        f"epoch_us({label_time(side.plan)}) * 2 + 1 AS {MOMENT}",
+        f"epoch_us({label_time(side.plan)}) * 2 + 1 AS {STREAM_TIME}",
     ]
-    if side.needs_known:
-        columns.append(f"NULL::BIGINT AS {KNOWN}")
+    if side.needs_created_time:
+        columns.append(f"NULL::BIGINT AS {AVAILABLE}")
     if side.needs_tie_hash:
         columns.append(f"NULL::BIGINT AS {TIE}")
     if not side.group_is_key:
@@ -293,11 +293,11 @@ def _group_rows(side: WindowSide, carried: pa.Schema, group: _Group) -> str:
     spec = side.join.source.spec
     keys = [quote(key) for _, key in side.join.on]
     event = timestamp(quote(side.join.event_time), spec.schema.field(side.join.event_time).type)
-    columns = [f"{group.of(keys)} AS {GROUP}", f"epoch_us({event}) * 2 AS {MOMENT}"]
+    columns = [f"{group.of(keys)} AS {GROUP}", f"epoch_us({event}) * 2 AS {STREAM_TIME}"]
     created = side.join.created_time
     if created is not None:
         known = timestamp(quote(created), spec.schema.field(created).type)
-        columns.append(f"epoch_us({known}) AS {KNOWN}")
+        columns.append(f"epoch_us({known}) AS {AVAILABLE}")
     if side.needs_tie_hash:
         columns.append(quote(TIE))
     if not side.group_is_key:

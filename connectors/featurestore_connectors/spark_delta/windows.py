@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.aggregates.parts import GROUP, KNOWN, MOMENT, TIE
-from featurestore.aggregates.sides import WindowSide
+from featurestore.aggregates.blocks import AVAILABLE, GROUP, STREAM_TIME, TIE
+from featurestore.aggregates.window_side import WindowSide
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.model.widths import width_of_columns
 from featurestore.plugins.engine import Engine, Relation
@@ -38,7 +38,7 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
     fields = [given.schema.field(name) for name in needed]
     left = relation(given.native.select(*map(column, needed)), pa.schema(fields))
     for join in plan.windows:
-        left = _with_aggregates(engine, WindowSide.of(join, plan), left)
+        left = _with_aggregates(engine, WindowSide.from_join(join, plan), left)
     frame = left.native
     if plan.keep_order:
         frame = frame.orderBy(column(ROW))
@@ -55,7 +55,7 @@ def _with_aggregates(engine: Engine, side: WindowSide, left: Relation) -> Relati
     rows = _selected(_read(engine, side), schema, _of_rows(side))
     size = _bytes_of_stream(side, schema)
     merged = partitions.by_key(labels.union(rows), GROUP, size=size)
-    ordered = merged.sortWithinPartitions(column(GROUP), column(MOMENT))
+    ordered = merged.sortWithinPartitions(column(GROUP), column(STREAM_TIME))
     features = side.features(left.schema)
     task = MapSortedTask(features, schema, features.schema)
     native = map_in_arrow(ordered, schema.names, task, spark_schema(features.schema))
@@ -74,10 +74,10 @@ def _stream_schema(side: WindowSide, left: pa.Schema) -> pa.Schema:
     given = side.join.source.spec.schema
     fields = [
         pa.field(GROUP, pa.int64()),
-        pa.field(MOMENT, pa.int64()),
+        pa.field(STREAM_TIME, pa.int64()),
     ]
-    if side.needs_known:
-        fields.append(pa.field(KNOWN, pa.int64()))
+    if side.needs_created_time:
+        fields.append(pa.field(AVAILABLE, pa.int64()))
     if side.needs_tie_hash:
         fields.append(pa.field(TIE, pa.int64()))
     keys = []
@@ -116,7 +116,7 @@ def _of_labels(side: WindowSide, left: Relation) -> dict[str, Any]:
         values[f"k{number}"] = label_key(label, given, schema.field(key).type)
     values[GROUP] = _group(side, list(values.values()))
     at = label_time(side.plan, column)
-    values[MOMENT] = F.unix_micros(at) * 2 + 1
+    values[STREAM_TIME] = F.unix_micros(at) * 2 + 1
     for number, name in enumerate(left.schema.names):
         values[f"c{number}"] = column(name)
     return values
@@ -134,10 +134,10 @@ def _of_rows(side: WindowSide) -> dict[str, Any]:
         for number, name in enumerate(names):
             values[f"{letter}{number}"] = column(name)
     event, created = side.join.event_time, side.join.created_time
-    values[MOMENT] = F.unix_micros(timestamp_of(column(event), schema.field(event).type)) * 2
+    values[STREAM_TIME] = F.unix_micros(timestamp_of(column(event), schema.field(event).type)) * 2
     if created is not None:
         known = timestamp_of(column(created), schema.field(created).type)
-        values[KNOWN] = F.unix_micros(known)
+        values[AVAILABLE] = F.unix_micros(known)
     if side.needs_tie_hash:
         values[TIE] = column(TIE)
     for number, condition in enumerate(side.conditions):

@@ -1,6 +1,6 @@
-"""Aggregates over windows by looking at every row: slow, and obviously right.
+"""Reference implementation of window aggregates: it scans every row for every label.
 
-It shares no code with the kernel. The leak check and the tests compare with it.
+It shares no code with the kernel. The leak check and the tests compare the kernel with it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 from featurestore.model.plan import WindowJoin, WindowOutput
 
 Row = Mapping[str, Any]
-# More than any sum of decimals of 38 digits has.
+# More digits than any sum of 38-digit decimals.
 _DIGITS = 100
-# More than the square of a double has before its point.
+# More integer digits than the square of a double.
 _SQUARE_DIGITS = 700
 
 
 @dataclass(frozen=True)
 class EventRow:
-    """One row of a group: its values, its times and the hash that decides between equal ones."""
+    """A row of a group: its values, its times and the hash that orders rows of equal times."""
 
     values: Row
     event: datetime | None
@@ -32,17 +32,17 @@ class EventRow:
     tie: int
 
 
-def rows_of(
+def visible_events(
     join: WindowJoin,
     rows: Sequence[EventRow],
     key: tuple[Any, ...],
-    moment: datetime,
+    timestamp: datetime,
     *,
-    waits: bool,
+    filters_created_time: bool,
 ) -> list[EventRow]:
-    """Return the events of a key that are known at a moment, the oldest first.
+    """Return the events of a key that are available at a timestamp, the oldest first.
 
-    Of several versions of one event only the last that is known.
+    Only the latest available version of each event is returned.
     """
     if None in key:
         return []
@@ -50,57 +50,59 @@ def rows_of(
     for row in rows:
         if tuple(row.values[name] for _, name in join.on) != key or row.event is None:
             continue
-        if row.event > moment:
+        if row.event > timestamp:
             continue
-        if waits and (row.created is None or row.created > moment):
+        if filters_created_time and (row.created is None or row.created > timestamp):
             continue
         event = (row.event, *[row.values[name] for name in join.members])
-        held = versions.get(event)
-        if held is None or _order(row) > _order(held):
+        previous = versions.get(event)
+        if previous is None or _version_order(row) > _version_order(previous):
             versions[event] = row
-    return sorted(versions.values(), key=lambda row: (row.event, *_order(row)))
+    return sorted(versions.values(), key=lambda row: (row.event, *_version_order(row)))
 
 
-def _order(row: EventRow) -> tuple[bool, Any, int]:
+def _version_order(row: EventRow) -> tuple[bool, Any, int]:
     return (row.created is not None, row.created or row.event, row.tie)
 
 
-def counted(output: WindowOutput, rows: Sequence[EventRow], moment: datetime) -> list[EventRow]:
-    """Return the rows of one key that lie in an aggregate's window, in their order.
+def rows_in_window(
+    output: WindowOutput, rows: Sequence[EventRow], timestamp: datetime
+) -> list[EventRow]:
+    """Return the rows of one key in the window of an aggregate, in order.
 
-    Conditions are not looked at here.
+    Conditions are not evaluated.
     """
-    end = moment - output.offset
-    inside = []
+    end = timestamp - output.offset
+    window_rows = []
     for row in rows:
         assert row.event is not None
         if row.event > end:
             continue
         if output.over is not None and end - row.event >= output.over:
             continue
-        inside.append(row)
-    return inside
+        window_rows.append(row)
+    return window_rows
 
 
-def answer(output: WindowOutput, given: Sequence[Any]) -> Any:
-    """Return what a function answers for the values that count, the oldest first."""
-    values = [value for value in given if value is not None]
+def apply_function(output: WindowOutput, arguments: Sequence[Any]) -> Any:
+    """Apply an aggregate function to the values in a window, the oldest first."""
+    values = [value for value in arguments if value is not None]
     if output.function == "count":
         return len(values)
     if output.function == "count_distinct":
         return len(set(map(_identity, values)))
     if output.function == "last_n":
-        kept = values[-output.n :]
-        return [None] * (output.n - len(kept)) + kept
+        last_values = values[-output.n :]
+        return [None] * (output.n - len(last_values)) + last_values
     if not values:
         return output.fill_value
-    found = _of_some(output.function, values)
-    if found is None:
+    aggregated = _aggregate_values(output.function, values)
+    if aggregated is None:
         return output.fill_value
-    return found
+    return aggregated
 
 
-def _of_some(function: str, values: Sequence[Any]) -> Any:
+def _aggregate_values(function: str, values: Sequence[Any]) -> Any:
     if function == "first":
         return values[0]
     if function == "last":
@@ -110,16 +112,16 @@ def _of_some(function: str, values: Sequence[Any]) -> Any:
     if function == "all":
         return all(values)
     if function == "min":
-        return _one_zero(min(values, key=_rank))
+        return _normalize_zero(min(values, key=_comparison_key))
     if function == "max":
-        return _one_zero(max(values, key=_rank))
+        return _normalize_zero(max(values, key=_comparison_key))
     if function == "sum":
         return _sum(values)
     if function == "mean":
         return _mean(values)
     if function == "var":
         variance = _variance(values)
-        return _rounded(variance) if isinstance(variance, Fraction) else variance
+        return _nearest_double(variance) if isinstance(variance, Fraction) else variance
     return _deviation(values)
 
 
@@ -127,7 +129,7 @@ def _deviation(values: Sequence[Any]) -> float | None:
     variance = _variance(values)
     if not isinstance(variance, Fraction):
         return variance
-    rounded = _rounded(variance)
+    rounded = _nearest_double(variance)
     if math.isfinite(rounded):
         return math.sqrt(rounded)
     with localcontext(prec=_SQUARE_DIGITS):
@@ -136,16 +138,16 @@ def _deviation(values: Sequence[Any]) -> float | None:
 
 def _identity(value: Any) -> Any:
     if isinstance(value, float):
-        return "NaN" if math.isnan(value) else _one_zero(value)
+        return "NaN" if math.isnan(value) else _normalize_zero(value)
     return value
 
 
-def _one_zero(value: Any) -> Any:
-    """Return 0.0 for -0.0: of equal numbers it must not matter which one is found."""
+def _normalize_zero(value: Any) -> Any:
+    """Return 0.0 for -0.0, so that the result does not depend on which of them is selected."""
     return value + 0.0 if isinstance(value, float) else value
 
 
-def _rank(value: Any) -> tuple[bool, Any]:
+def _comparison_key(value: Any) -> tuple[bool, Any]:
     if isinstance(value, float):
         return (True, 0.0) if math.isnan(value) else (False, value)
     return (False, value)
@@ -158,11 +160,11 @@ def _sum(values: Sequence[Any]) -> Any:
     if not isinstance(values[0], float):
         return sum(values)
     if all(map(math.isfinite, values)):
-        return _rounded(sum(map(Fraction, values), Fraction(0)))
-    # Infinities of one sign are the sum; with both, or with NaN, there is none.
-    odd = {value for value in values if not math.isfinite(value)}
-    if len(odd) == 1:
-        return odd.pop()
+        return _nearest_double(sum(map(Fraction, values), Fraction(0)))
+    # Infinities of one sign are the sum; infinities of both signs, or NaN, sum up to NaN.
+    non_finite = {value for value in values if not math.isfinite(value)}
+    if len(non_finite) == 1:
+        return non_finite.pop()
     return math.nan
 
 
@@ -188,8 +190,8 @@ def _variance(values: Sequence[Any]) -> Fraction | float | None:
     return Fraction(count * squares - sum(exact) ** 2) / (count * (count - 1))
 
 
-def _rounded(number: Fraction) -> float:
-    """Return the nearest double; infinity for what is beyond them all."""
+def _nearest_double(number: Fraction) -> float:
+    """Return the nearest double; infinity beyond the range of doubles."""
     try:
         return float(number)
     except OverflowError:

@@ -1,0 +1,294 @@
+"""Incremental aggregation of a group that exceeds memory, block by block.
+
+Between blocks only the state that later labels need is retained; ``docs/window-aggregates.md``
+explains which rows these are and why they are sufficient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from featurestore.aggregates.arrays import Flags, Integers
+from featurestore.aggregates.blocks import STREAM_TIME
+from featurestore.aggregates.chunk import Aggregate, Totals
+from featurestore.aggregates.column_codes import combined_codes, to_flags, to_integers
+from featurestore.aggregates.events import AggregateRequest, Events
+from featurestore.aggregates.ranges import NEVER, Labels, Rows
+from featurestore.aggregates.summaries import SELECTING, select_rows, sum_totals
+
+Condition = tuple[int, int | None]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Settled rows of one key: all are available, and none will be replaced by a later version.
+
+    Attributes:
+        first: The minimum event time.
+        last: The maximum event time.
+        rows: The rows; None if each window contains all or none of them from now on.
+        selected_rows: The rows that suffice for functions that select values.
+        totals: The totals of all rows for functions that sum, by column and condition.
+    """
+
+    first: int
+    last: int
+    rows: pa.Table | None
+    selected_rows: pa.Table
+    totals: dict[Condition, Totals]
+
+    def is_inside(self, each: Aggregate, first: int, last: int) -> bool:
+        """Return True if all rows are in the windows of all labels between two times."""
+        ended = self.last <= first - each.offset
+        return ended and (each.over is None or self.first > last - each.offset - each.over)
+
+    def is_outside(self, each: Aggregate, first: int) -> bool:
+        """Return True if no row is in the window of any label from a time on."""
+        return each.over is not None and self.last <= first - each.offset - each.over
+
+
+@dataclass
+class _KeyState:
+    """The retained state of one key."""
+
+    segments: list[Segment] = field(default_factory=list)
+    # Rows that may become available, or be replaced, for later labels.
+    unsettled_rows: pa.Table | None = None
+
+
+class IncrementalGroup:
+    """Incremental aggregation of the blocks of one group, in order.
+
+    Args:
+        request: The aggregates and the rules of the group.
+        keys: The names of the key columns.
+    """
+
+    def __init__(self, request: AggregateRequest, keys: Sequence[str]) -> None:
+        self._request = request
+        self._key_names = list(keys)
+        self._seen_keys: pa.Table | None = None
+        self._key_states: list[_KeyState] = []
+        self._window_extent = _max_window_extent(request.aggregates)
+
+    def aggregate(
+        self,
+        block: pa.Table,
+        keys: Integers,
+        time: Integers,
+        row_numbers: Integers,
+        label_numbers: Integers,
+    ) -> list[pa.Array]:
+        """Return the aggregates for the labels of a block, in the order of key and time.
+
+        Args:
+            block: Rows and labels of the stream.
+            keys: The number of each row's key; -1 for null keys.
+            time: The time of each row.
+            row_numbers: The positions of rows.
+            label_numbers: The positions of labels with a key and a time, by key and time.
+        """
+        table = block.select([name for name in block.column_names if name[0] not in "kc"])
+        has_time = to_flags(block.column(STREAM_TIME).is_valid())
+        key_answers: list[list[pa.Array]] = []
+        for key_number, state in self._states(block, keys):
+            key_rows = row_numbers[keys[row_numbers] == key_number]
+            times = time[label_numbers[keys[label_numbers] == key_number]]
+            new_rows = table.take(pa.array(key_rows))
+            if len(times):
+                key_answers.append(self._aggregate_key(state, new_rows, times))
+            if len(key_rows):
+                self._absorb(state, new_rows, int(time[has_time].max()))
+        empty_answers = self._run_kernel(
+            [table.slice(0, 0)], np.zeros(1, np.int64), self._request.aggregates, {}
+        )
+        answers = []
+        for position, empty_answer in enumerate(empty_answers):
+            answers.append(
+                pa.concat_arrays([*[each[position] for each in key_answers], empty_answer])
+            )
+        return answers
+
+    def _states(self, block: pa.Table, keys: Integers) -> list[tuple[int, _KeyState]]:
+        """Return the key numbers of a block, in order, with the state of each key."""
+        numbers, first_rows = np.unique(keys, return_index=True)
+        first_rows, numbers = first_rows[numbers >= 0], numbers[numbers >= 0]
+        block_keys = block.select(self._key_names).take(pa.array(first_rows))
+        seen_keys = block_keys.slice(0, 0) if self._seen_keys is None else self._seen_keys
+        all_keys = pa.concat_tables([seen_keys, block_keys])
+        codes = combined_codes(all_keys.columns, all_keys.num_rows)
+        state_numbers = {
+            int(code): position for position, code in enumerate(codes[: seen_keys.num_rows])
+        }
+        new_positions, states = [], []
+        for position, key_number in enumerate(numbers):
+            code = int(codes[seen_keys.num_rows + position])
+            if code not in state_numbers:
+                state_numbers[code] = len(self._key_states)
+                self._key_states.append(_KeyState())
+                new_positions.append(position)
+            states.append((int(key_number), self._key_states[state_numbers[code]]))
+        self._seen_keys = pa.concat_tables(
+            [seen_keys, block_keys.take(pa.array(new_positions, pa.int64()))]
+        )
+        return states
+
+    def _aggregate_key(
+        self, state: _KeyState, new_rows: pa.Table, times: Integers
+    ) -> list[pa.Array]:
+        """Return the aggregates for labels of one key, from its state and its new rows."""
+        tables = [new_rows]
+        if state.unsettled_rows is not None:
+            tables.append(state.unsettled_rows)
+        aggregates = self._request.aggregates
+        if not state.segments:
+            return self._run_kernel(tables, times, aggregates, {})
+        answers_by_number: dict[int, pa.Array] = {}
+        for numbers in self._by_window():
+            window_aggregates = [aggregates[number] for number in numbers]
+            answers = self._aggregate_window(state.segments, tables, times, window_aggregates)
+            answers_by_number.update(zip(numbers, answers, strict=True))
+        return [answers_by_number[number] for number in range(len(aggregates))]
+
+    def _by_window(self) -> list[list[int]]:
+        """Group aggregate numbers by window, with separate groups for selecting functions."""
+        groups: dict[tuple[int | None, int, bool], list[int]] = {}
+        for number, each in enumerate(self._request.aggregates):
+            group = (each.over, each.offset, each.function in SELECTING)
+            groups.setdefault(group, []).append(number)
+        return list(groups.values())
+
+    def _aggregate_window(
+        self,
+        segments: Sequence[Segment],
+        tables: Sequence[pa.Table],
+        times: Integers,
+        aggregates: Sequence[Aggregate],
+    ) -> list[pa.Array]:
+        """Return aggregates over one window."""
+        window, first, last = aggregates[0], int(times.min()), int(times.max())
+        needed_tables = list(tables)
+        totals: dict[Condition, Totals] = {}
+        for segment in segments:
+            if segment.is_outside(window, first):
+                continue
+            if not segment.is_inside(window, first, last):
+                assert segment.rows is not None
+                needed_tables.append(segment.rows)
+            elif window.function in SELECTING:
+                needed_tables.append(segment.selected_rows)
+            else:
+                totals = _add_totals(totals, segment.totals)
+        return self._run_kernel(needed_tables, times, aggregates, totals)
+
+    def _run_kernel(
+        self,
+        tables: Sequence[pa.Table],
+        times: Integers,
+        aggregates: Sequence[Aggregate],
+        totals: dict[Condition, Totals],
+    ) -> list[pa.Array]:
+        """Return aggregates for labels of one key."""
+        events = self._events(pa.concat_tables(tables))
+        labels = Labels(np.zeros(len(times), np.int64), times)
+        return self._request.aggregate(
+            events, labels, keys=1, aggregates=aggregates, carried=totals
+        )
+
+    def _events(self, table: pa.Table) -> Events:
+        row_numbers = np.arange(table.num_rows)
+        time = to_integers(table.column(STREAM_TIME)) >> 1
+        return self._request.events(table, np.zeros(len(row_numbers), np.int64), time, row_numbers)
+
+    def _absorb(self, state: _KeyState, new_rows: pa.Table, end: int) -> None:
+        """Update the state of a key with new rows; all later labels are after ``end``."""
+        unsettled_tables = []
+        for table in (state.unsettled_rows, new_rows):
+            if table is None:
+                continue
+            events = self._events(table)
+            settled, dropped = _find_settled(events, end)
+            if settled.any():
+                state.segments.append(self._segment(events.select(settled)))
+            if not (settled | dropped).all():
+                unsettled_tables.append(
+                    table.take(pa.array(events.positions[~(settled | dropped)]))
+                )
+        state.unsettled_rows = pa.concat_tables(unsettled_tables) if unsettled_tables else None
+        expired = [each for each in state.segments if each.last + self._window_extent <= end]
+        current = [each for each in state.segments if each.last + self._window_extent > end]
+        if expired:
+            state.segments = [*self._merge_expired(expired), *current]
+
+    def _segment(self, events: Events) -> Segment:
+        values, conditions = self._request.columns(events)
+        summed: dict[Condition, list[Aggregate]] = {}
+        for each in self._request.aggregates:
+            if each.function not in SELECTING:
+                summed.setdefault((each.values, each.condition), []).append(each)
+        rows_alone = Rows(events.rows.key, events.rows.event)
+        totals = {}
+        for condition, aggregates in summed.items():
+            totals[condition] = sum_totals(
+                rows_alone, columns=values, conditions=conditions, aggregates=aggregates
+            )
+        times = events.rows.event
+        selected_rows = self._select_rows(events, self._request.aggregates)
+        rows = events.table.take(pa.array(events.positions))
+        return Segment(int(times[0]), int(times[-1]), rows, selected_rows, totals)
+
+    def _select_rows(self, events: Events, aggregates: Sequence[Aggregate]) -> pa.Table:
+        """Return the rows that suffice for functions that select values."""
+        selecting = [each for each in aggregates if each.function in SELECTING]
+        values, conditions = self._request.columns(events)
+        numbers = select_rows(values, conditions, selecting)
+        return events.table.take(pa.array(events.positions[numbers]))
+
+    def _merge_expired(self, expired: Sequence[Segment]) -> list[Segment]:
+        """Merge segments that only unbounded windows contain from now on."""
+        unbounded = [each for each in self._request.aggregates if each.over is None]
+        if not unbounded:
+            return []
+        if len(expired) == 1 and expired[0].rows is None:
+            return list(expired)
+        events = self._events(pa.concat_tables([each.selected_rows for each in expired]))
+        totals: dict[Condition, Totals] = {}
+        for each in expired:
+            totals = _add_totals(totals, each.totals)
+        first = min(each.first for each in expired)
+        last = max(each.last for each in expired)
+        return [Segment(first, last, None, self._select_rows(events, unbounded), totals)]
+
+
+def _find_settled(events: Events, end: int) -> tuple[Flags, Flags]:
+    """Return which events count equally for all labels after a time, and which for none."""
+    rows = events.rows
+    settled = np.ones(len(rows.event), bool)
+    dropped = np.zeros(len(rows.event), bool)
+    if rows.available is not None:
+        settled &= rows.available <= end
+    if rows.replaced is not None:
+        settled &= rows.replaced == NEVER
+        dropped = rows.replaced <= end
+    return settled, dropped
+
+
+def _add_totals(
+    first: dict[Condition, Totals], second: dict[Condition, Totals]
+) -> dict[Condition, Totals]:
+    merged = dict(first)
+    for condition, totals in second.items():
+        merged[condition] = merged.get(condition, Totals()).plus(totals)
+    return merged
+
+
+def _max_window_extent(aggregates: Sequence[Aggregate]) -> int:
+    """Return the maximum time for which a bounded window may contain a row."""
+    extent = 0
+    for each in aggregates:
+        extent = max(extent, each.offset + (each.over or 0))
+    return extent

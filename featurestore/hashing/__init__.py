@@ -1,9 +1,7 @@
-"""Row hash, tie hash and canonical bytes of Arrow rows.
+"""Row hash, tie hash and canonical bytes of Arrow rows, equal on every engine and machine.
 
-The same on every engine, machine and release.
-
-``docs/row-hash.md`` defines them with test vectors; nothing here may ever change what an existing
-value gives.
+``docs/row-hash.md`` defines them with test vectors. The hash of an existing value must never
+change between releases.
 """
 
 from __future__ import annotations
@@ -38,12 +36,12 @@ def row_hash(
 ) -> npt.NDArray[np.uint64]:
     """Return the 64-bit hash of each row's columns, in their order, and the seed.
 
-    Column names do not count, values do: integers of all widths hash alike, so do texts in all
-    encodings. 0.0 and -0.0 are alike, and so are all NaN.
+    Values are hashed, not column names: integers of all widths have the same hash, and so have
+    texts in all encodings. 0.0 and -0.0 are equal, and so are all NaN.
 
     Args:
         batch: The rows.
-        columns: The columns that count, in order; None takes all.
+        columns: The columns to hash, in order; None for all.
         seed: Any integer; taken modulo 2**64.
 
     Raises:
@@ -53,56 +51,55 @@ def row_hash(
     >>> [hex(each) for each in row_hash(pa.table({"id": [1, 2]}))]
     ['0xea5243d49eccd4ed', '0x5d8f5d02fc6eea21']
     """
-    names = _columns(batch, columns)
-    parts = []
-    for piece in _pieces(batch, names):
-        state = np.full(piece.num_rows, mix(seed ^ tag(ROW)), dtype=np.uint64)
-        for array in piece.columns:
+    names = _select_names(batch, columns)
+    hashes = []
+    for rows in _to_batches(batch, names):
+        state = np.full(rows.num_rows, mix(seed ^ tag(ROW)), dtype=np.uint64)
+        for array in rows.columns:
             fold(state, hash_array(array, exact=False))
-        parts.append(state)
-    return _joined(parts)
+        hashes.append(state)
+    return _concatenate(hashes)
 
 
 def tie_hash(
     batch: pa.RecordBatch | pa.Table, *, columns: Sequence[str] | None = None
 ) -> npt.NDArray[np.uint64]:
-    """Return the 64-bit hash of each row's columns that are not null, each with its name.
+    """Return the 64-bit hash of each row's non-null columns with their names.
 
-    Neither the order of columns nor columns that are null in a row change its hash, so a nullable
-    column that is added later leaves the hashes of earlier rows as they were. Floats count by their
+    The hash depends neither on the order of columns nor on columns that are null in a row, so
+    adding a nullable column does not change the hashes of existing rows. Floats are hashed by their
     bits.
 
     >>> both = pa.table({"a": [1, 1], "b": pa.array([None, 2])})
     >>> bool(tie_hash(both)[0] == tie_hash(both.select(["a"]))[0])
     True
     """
-    names = _columns(batch, columns)
+    names = _select_names(batch, columns)
     salts = list(map(tie_hash_salt, names))
-    parts = []
-    for piece in _pieces(batch, names):
-        total = np.zeros(piece.num_rows, dtype=np.uint64)
-        for array, salt in zip(piece.columns, salts, strict=True):
+    hashes = []
+    for rows in _to_batches(batch, names):
+        total = np.zeros(rows.num_rows, dtype=np.uint64)
+        for array, salt in zip(rows.columns, salts, strict=True):
             words = fold(hash_array(array, exact=True), salt)
-            valid = _valid(array)
+            valid = _find_valid(array)
             if valid is not None:
                 words = np.where(valid, words, np.uint64(0))
             total += words
-        parts.append(mix_all(total))
-    return _joined(parts)
+        hashes.append(mix_all(total))
+    return _concatenate(hashes)
 
 
 def canonical_bytes(
     batch: pa.RecordBatch | pa.Table, *, columns: Sequence[str] | None = None
 ) -> pa.LargeBinaryArray:
-    """Return bytes for each row that are equal exactly where rows are.
+    """Return bytes for each row that are equal if and only if the rows are equal.
 
-    Their order decides between equal hashes.
-
-    Floats count by their bits: 0.0 and -0.0 differ here, and so do NaN of different payloads.
+    They break ties between equal hashes. Floats are encoded by their bits: 0.0 and -0.0 differ, and
+    so do NaN with different payloads.
 
     Args:
         batch: The rows.
-        columns: The columns that count, in order; None takes all.
+        columns: The columns to encode, in order; None for all.
 
     Raises:
         InvalidArgument: A column does not exist, or none is given.
@@ -111,22 +108,24 @@ def canonical_bytes(
     >>> canonical_bytes(pa.table({"id": [1]}))[0].as_py().hex()
     '020000000000000001'
     """
-    names = _columns(batch, columns)
-    parts = [canonical_array(piece.columns, rows=piece.num_rows) for piece in _pieces(batch, names)]
-    if len(parts) == 1:
-        return parts[0]
-    if not parts:
+    names = _select_names(batch, columns)
+    encoded = [
+        canonical_array(rows.columns, rows=rows.num_rows) for rows in _to_batches(batch, names)
+    ]
+    if len(encoded) == 1:
+        return encoded[0]
+    if not encoded:
         return pa.array([], pa.large_binary())
-    return pa.concat_arrays(parts)
+    return pa.concat_arrays(encoded)
 
 
-def _columns(batch: pa.RecordBatch | pa.Table, columns: Sequence[str] | None) -> list[str]:
+def _select_names(batch: pa.RecordBatch | pa.Table, columns: Sequence[str] | None) -> list[str]:
     names = list(batch.schema.names if columns is None else columns)
-    absent = [name for name in names if batch.schema.get_field_index(name) < 0]
+    missing = [name for name in names if batch.schema.get_field_index(name) < 0]
     reason = "none was given"
-    if absent:
-        reason = f"no column {listing(absent)}"
-    if absent or not names:
+    if missing:
+        reason = f"no column {listing(missing)}"
+    if missing or not names:
         raise InvalidArgument(
             f"columns={names} cannot be hashed: {reason}. There are {listing(batch.schema.names)}.",
             hint="column names are case-sensitive",
@@ -135,27 +134,27 @@ def _columns(batch: pa.RecordBatch | pa.Table, columns: Sequence[str] | None) ->
     return names
 
 
-def _pieces(batch: pa.RecordBatch | pa.Table, names: Sequence[str]) -> list[pa.RecordBatch]:
-    chosen = batch.select(list(names))
-    if isinstance(chosen, pa.Table):
-        return list(chosen.to_batches())
-    return [chosen]
+def _to_batches(batch: pa.RecordBatch | pa.Table, names: Sequence[str]) -> list[pa.RecordBatch]:
+    selected = batch.select(list(names))
+    if isinstance(selected, pa.Table):
+        return list(selected.to_batches())
+    return [selected]
 
 
-def _valid(array: Any) -> npt.NDArray[np.bool_] | None:
-    """Return which rows are not null, seen through dictionaries and extension types."""
+def _find_valid(array: Any) -> npt.NDArray[np.bool_] | None:
+    """Return which rows are not null, also in dictionaries and extension types."""
     if isinstance(array.type, pa.ExtensionType):
-        return _valid(array.storage)
+        return _find_valid(array.storage)
     if pat.is_dictionary(array.type) and array.dictionary.null_count:
-        return _valid(array.dictionary_decode())
+        return _find_valid(array.dictionary_decode())
     if pat.is_null(array.type):
         return np.zeros(len(array), dtype=np.bool_)
     return valid_rows(array)
 
 
-def _joined(parts: Sequence[Words]) -> Words:
-    if len(parts) == 1:
-        return parts[0]
-    if not parts:
+def _concatenate(arrays: Sequence[Words]) -> Words:
+    if len(arrays) == 1:
+        return arrays[0]
+    if not arrays:
         return np.empty(0, dtype=np.uint64)
-    return np.concatenate(parts)
+    return np.concatenate(arrays)

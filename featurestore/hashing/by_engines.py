@@ -1,4 +1,4 @@
-"""What an engine needs to compute row hashes itself: where a hash begins, and the kinds of values."""
+"""Constants with which an engine computes row hashes: start words, name salts, value kinds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featurestore.hashing.values import BOOL, BYTES, DATE, FLOAT, INTEGER, ROW, 
 
 
 def row_hash_start(seed: int) -> int:
-    """Return the word into which the values of a row are folded, column by column.
+    """Return the initial state of a row hash, into which the columns are folded.
 
     >>> hex(row_hash_start(0))
     '0x35104951996a6762'
@@ -23,7 +23,7 @@ def row_hash_start(seed: int) -> int:
 
 @lru_cache(maxsize=4096)
 def tie_hash_salt(name: str) -> int:
-    """Return the word that stands for a column's name in tie hashes.
+    """Return the word that represents a column name in tie hashes.
 
     >>> hex(tie_hash_salt("id"))
     '0xce317fa8ae131d51'
@@ -33,9 +33,9 @@ def tie_hash_salt(name: str) -> int:
 
 
 def value_kind(kind: pa.DataType) -> int | None:
-    """Return the kind of the values of a type whose values are one word or bytes.
+    """Return the kind of a type whose values are one word or bytes.
 
-    None for others, and for uint64, whose values are of two kinds.
+    None for other types, and for uint64 and nanoseconds, whose values have two kinds.
 
     >>> value_kind(pa.int16()), value_kind(pa.string()), value_kind(pa.list_(pa.int16()))
     (2, 5, None)

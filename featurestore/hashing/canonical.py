@@ -1,10 +1,8 @@
-"""Canonical bytes.
+"""Canonical bytes of rows: a prefix-free encoding, so that equal bytes mean equal rows.
 
-Nine or more bytes a value, free of prefixes, so that rows are equal exactly where bytes are.
-
-A value is its kind (one byte) and then: its words, big-endian; or its length in 8 bytes and its
-bytes; or the number of its elements in 8 bytes and the elements; or its fields. Null is nine zero
-bytes.
+A value is encoded as its kind (one byte) and then its words, big-endian; or its length in 8 bytes
+and its bytes; or the number of its elements in 8 bytes and the elements; or its fields. Null is
+nine zero bytes.
 """
 
 from __future__ import annotations
@@ -31,34 +29,34 @@ from featurestore.hashing.values import (
 
 
 def canonical_array(arrays: Sequence[Any], *, rows: int) -> pa.LargeBinaryArray:
-    """Return the canonical bytes of rows given by columns."""
-    pieces = [_encode(array) for array in arrays]
-    return _join(pieces) if rows else pa.array([], pa.large_binary())
+    """Return the canonical bytes of rows, from their columns."""
+    encoded_columns = [_encode(array) for array in arrays]
+    return _join(encoded_columns) if rows else pa.array([], pa.large_binary())
 
 
 def _encode(array: Any) -> pa.LargeBinaryArray:
     values = values_of(array)
     rows = len(array)
     if isinstance(values, ByteValues):
-        header = _fixed(values.kind, (values.lengths.view(np.uint64),), valid=values.valid)
-        return _join([header, _bodies(values.data, values.starts, values.lengths)])
+        header = _encode_words(values.kind, (values.lengths.view(np.uint64),), valid=values.valid)
+        return _join([header, _encode_bytes(values.data, values.starts, values.lengths)])
     if isinstance(values, ListValues):
-        header = _fixed(LIST, (values.lengths.view(np.uint64),), valid=values.valid)
+        header = _encode_words(LIST, (values.lengths.view(np.uint64),), valid=values.valid)
         elements = _encode(values.elements)
         ends = _large_offsets(elements)
-        places = np.concatenate([[0], np.cumsum(values.lengths)])
-        return _join([header, _binary(elements.buffers()[2], ends[places])])
+        positions = np.concatenate([[0], np.cumsum(values.lengths)])
+        return _join([header, _binary_array(elements.buffers()[2], ends[positions])])
     if isinstance(values, StructValues):
-        header = _fixed(STRUCT, (np.zeros(rows, dtype=np.uint64),), valid=values.valid)
-        fields = [_encode(_masked(field, values.valid)) for field in values.fields]
+        header = _encode_words(STRUCT, (np.zeros(rows, dtype=np.uint64),), valid=values.valid)
+        fields = [_encode(_mask_nulls(field, values.valid)) for field in values.fields]
         return _join([header, *fields])
-    return _fixed(values.kinds, values.words, valid=values.valid)
+    return _encode_words(values.kinds, values.words, valid=values.valid)
 
 
-def _fixed(
+def _encode_words(
     kinds: int | npt.NDArray[np.uint8], words: Sequence[Words], *, valid: Mask | None
 ) -> pa.LargeBinaryArray:
-    """Return kind and words of each row as bytes."""
+    """Encode kind and words of each row."""
     rows, width = len(words[0]), 1 + 8 * len(words)
     table = np.zeros((rows, width), dtype=np.uint8)
     table[:, 0] = kinds
@@ -66,20 +64,22 @@ def _fixed(
         table[:, 1 + 8 * index : 9 + 8 * index] = column.astype(">u8").view(np.uint8).reshape(-1, 8)
     if valid is not None:
         table[~valid] = 0
-    return _binary(pa.py_buffer(table), np.arange(rows + 1, dtype=np.int64) * width)
+    return _binary_array(pa.py_buffer(table), np.arange(rows + 1, dtype=np.int64) * width)
 
 
-def _bodies(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> pa.LargeBinaryArray:
+def _encode_bytes(
+    data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s
+) -> pa.LargeBinaryArray:
     if len(starts) and (starts[1:] == (starts + lengths)[:-1]).all():
-        return _binary(pa.py_buffer(data), np.append(starts, starts[-1] + lengths[-1]))
+        return _binary_array(pa.py_buffer(data), np.append(starts, starts[-1] + lengths[-1]))
     ends = np.cumsum(lengths)
-    return _binary(pa.py_buffer(data[ranges(starts, lengths)]), np.concatenate([[0], ends]))
+    return _binary_array(pa.py_buffer(data[ranges(starts, lengths)]), np.concatenate([[0], ends]))
 
 
-def _masked(array: Any, valid: Mask | None) -> Any:
-    """Return the array with null rows made null.
+def _mask_nulls(array: Any, valid: Mask | None) -> Any:
+    """Set the null rows of a struct to null in a field.
 
-    What a null struct holds in its fields is arbitrary.
+    The fields of a null struct have arbitrary values.
     """
     if valid is None:
         return array
@@ -87,7 +87,7 @@ def _masked(array: Any, valid: Mask | None) -> Any:
     return array.take(index)
 
 
-def _binary(data: Any, offsets: Int64s) -> pa.LargeBinaryArray:
+def _binary_array(data: Any, offsets: Int64s) -> pa.LargeBinaryArray:
     buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets, dtype=np.int64)), data]
     return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
@@ -100,8 +100,8 @@ def _large_offsets(array: pa.LargeBinaryArray) -> Int64s:
     )
 
 
-def _join(pieces: Sequence[pa.LargeBinaryArray]) -> pa.LargeBinaryArray:
-    if len(pieces) == 1:
-        return pieces[0]
+def _join(arrays: Sequence[pa.LargeBinaryArray]) -> pa.LargeBinaryArray:
+    if len(arrays) == 1:
+        return arrays[0]
     separator = pa.scalar(b"", pa.large_binary())
-    return pc.binary_join_element_wise(*pieces, separator)
+    return pc.binary_join_element_wise(*arrays, separator)

@@ -28,11 +28,11 @@ _SIGN, _INFINITY, _NAN = np.uint64(1 << 63), np.uint64(0x7FF << 52), np.uint64(0
 
 
 def hash_array(array: Any, *, exact: bool) -> Words:
-    """Return the hash of each value, a new array.
+    """Return the hash of each value as a new array.
 
     Args:
         array: An Arrow array.
-        exact: Floats count by their bits; otherwise 0.0 and -0.0 are alike, and so are all NaN.
+        exact: Hash floats by their bits; otherwise 0.0 equals -0.0, and all NaN are equal.
     """
     if isinstance(array.type, pa.ExtensionType):
         return hash_array(array.storage, exact=exact)
@@ -75,13 +75,13 @@ def _finish(sums: Words, lengths: Any, *, kind: int) -> Words:
 
 
 def _hash_dictionary(array: Any, *, exact: bool) -> Words:
-    of_values = hash_array(array.dictionary, exact=exact)
-    if len(of_values) == 0:
+    value_hashes = hash_array(array.dictionary, exact=exact)
+    if len(value_hashes) == 0:
         return np.full(len(array), _NULL_HASH, dtype=np.uint64)
     indices = array.indices
     valid = valid_rows(indices)
-    numbers = indices.fill_null(0).to_numpy(zero_copy_only=False)
-    return _with_nulls(of_values[numbers], valid)
+    positions = indices.fill_null(0).to_numpy(zero_copy_only=False)
+    return _with_nulls(value_hashes[positions], valid)
 
 
 def _with_nulls(hashes: Words, valid: Mask | None) -> Words:

@@ -1,7 +1,7 @@
 """Arithmetic modulo 2**64 on whole arrays: the mixer, folds in order and sums by position.
 
 The mixer is the finalizer of SplitMix64 (Steele, Lea, Flood 2014; constants by Stafford, variant
-13), a bijection of 64-bit words. Work goes in blocks that stay in the processor's cache.
+13), a bijection of 64-bit words. Arrays are processed in blocks that fit the processor's cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Int64s = npt.NDArray[np.int64]
 GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-# What keeps the first 0 to 8 bytes of a little-endian word.
+# Masks of the first 0 to 8 bytes of a little-endian word.
 _FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], dtype=np.uint64)
 _BLOCK = 8192
 _BLOCK_WORDS = 32_768
@@ -36,7 +36,7 @@ def mix(word: int) -> int:
 
 
 def tag(code: int) -> int:
-    """Return the word that sets values of one kind apart from those of another.
+    """Return the word that separates the hash domains of value kinds.
 
     >>> tag(0)
     0
@@ -53,10 +53,7 @@ def mix_all(words: Words) -> Words:
 
 
 def fold(state: Words, words: Words | int) -> Words:
-    """Set ``state = mix(state + words)`` in place and return it.
-
-    What comes later depends on what came before.
-    """
+    """Set ``state = mix(state + words)`` in place and return it; the order of folds matters."""
     if isinstance(words, int):
         state += np.uint64(words)
         return mix_all(state)
@@ -69,12 +66,9 @@ def fold(state: Words, words: Words | int) -> Words:
 
 
 def sums_by_position(words: Words, lengths: Int64s) -> Words:
-    """Return the sum of ``mix(word + (j + 1) * GOLDEN)`` over the words j = 0, 1, ...
+    """Return for each sequence the sum of ``mix(word + (j + 1) * GOLDEN)`` over its words j.
 
-    Of each sequence.
-
-    ``words`` are those of all sequences one after the other (overwritten); ``lengths`` are their
-    numbers.
+    ``words`` are the concatenated words of all sequences (overwritten), ``lengths`` their counts.
     """
     ends = np.cumsum(lengths)
     positions = np.arange(1, len(words) + 1, dtype=np.int64) - np.repeat(ends - lengths, lengths)
@@ -85,28 +79,25 @@ def sums_by_position(words: Words, lengths: Int64s) -> Words:
 
 
 def byte_sums(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> Words:
-    """Return ``sums_by_position`` of byte strings read as little-endian words.
-
-    The last word of each is filled up with zeros.
-    """
-    result = np.zeros(len(starts), dtype=np.uint64)
+    """Return ``sums_by_position`` of byte strings as little-endian words, padded with zeros."""
+    sums = np.zeros(len(starts), dtype=np.uint64)
     counts = (lengths + 7) >> 3
     for rows in _row_blocks(counts):
         word_counts = counts[rows]
         if len(word_counts) == 1 and word_counts[0] > _BLOCK_WORDS:
-            result[rows] = sum_of_bytes(data, int(starts[rows][0]), int(lengths[rows][0]))
+            sums[rows] = sum_of_bytes(data, int(starts[rows][0]), int(lengths[rows][0]))
         elif word_counts.max(initial=0) > 1:
-            words = _words(data, starts[rows], lengths[rows], word_counts)
-            result[rows] = sums_by_position(words, word_counts)
+            words = _split_words(data, starts[rows], lengths[rows], word_counts)
+            sums[rows] = sums_by_position(words, word_counts)
         else:
             words = words_at(data, starts[rows], lengths[rows])
             words += np.uint64(GOLDEN)
-            result[rows] = np.where(word_counts == 1, mix_all(words), np.uint64(0))
-    return result
+            sums[rows] = np.where(word_counts == 1, mix_all(words), np.uint64(0))
+    return sums
 
 
 def sum_of_bytes(data: npt.NDArray[np.uint8], start: int, length: int) -> np.uint64:
-    """Return ``byte_sums`` of one long byte string, of which no more than a block is copied."""
+    """Return ``byte_sums`` of one long byte string, with copies of single blocks only."""
     aligned = length - length % 8
     words = data[start : start + aligned].view("<u8")
     total = np.zeros(1, dtype=np.uint64)
@@ -115,31 +106,37 @@ def sum_of_bytes(data: npt.NDArray[np.uint8], start: int, length: int) -> np.uin
         block += np.arange(first + 1, first + 1 + len(block), dtype=np.uint64) * np.uint64(GOLDEN)
         total += mix_all(block).sum(dtype=np.uint64)
     if aligned < length:
-        last = data[start + aligned : start + length].tobytes().ljust(8, b"\0")
-        word = int.from_bytes(last, "little") + (len(words) + 1) * GOLDEN
+        tail = data[start + aligned : start + length].tobytes().ljust(8, b"\0")
+        word = int.from_bytes(tail, "little") + (len(words) + 1) * GOLDEN
         total += np.uint64(mix(word))
     return np.uint64(total[0])
 
 
-def _words(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s, counts: Int64s) -> Words:
-    """Return the words of byte strings one after the other."""
-    first = np.cumsum(counts) - counts
-    inside = 8 * (np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(first, counts))
-    return words_at(data, np.repeat(starts, counts) + inside, np.repeat(lengths, counts) - inside)
+def _split_words(
+    data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s, counts: Int64s
+) -> Words:
+    """Return the concatenated words of byte strings."""
+    first_words = np.cumsum(counts) - counts
+    word_offsets = 8 * (
+        np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(first_words, counts)
+    )
+    return words_at(
+        data, np.repeat(starts, counts) + word_offsets, np.repeat(lengths, counts) - word_offsets
+    )
 
 
-def words_at(data: npt.NDArray[np.uint8], starts: Int64s, left: Int64s) -> Words:
-    """Return the little-endian words of the up to 8 bytes ``left`` at ``starts``."""
+def words_at(data: npt.NDArray[np.uint8], starts: Int64s, remaining: Int64s) -> Words:
+    """Return the little-endian words of up to 8 of the ``remaining`` bytes at ``starts``."""
     low, high = 0, 0
     if len(starts):
-        low, high = int(starts.min()), int((starts + np.minimum(left, 8)).max())
-    # A padded copy: no word is read beyond the end of Arrow's buffer.
+        low, high = int(starts.min()), int((starts + np.minimum(remaining, 8)).max())
+    # A padded copy, so that no word is read beyond the end of Arrow's buffer.
     padded = np.zeros(high - low + 8, dtype=np.uint8)
     padded[: high - low] = data[low:high]
-    at_every_byte: Words = np.ndarray(high - low + 1, dtype="<u8", buffer=padded, strides=(1,))
-    words = at_every_byte[starts - low]
-    if len(left) and left.min() < 8:
-        words &= _FIRST_BYTES[np.clip(left, 0, 8)]
+    overlapping_words: Words = np.ndarray(high - low + 1, dtype="<u8", buffer=padded, strides=(1,))
+    words = overlapping_words[starts - low]
+    if len(remaining) and remaining.min() < 8:
+        words &= _FIRST_BYTES[np.clip(remaining, 0, 8)]
     return words.astype(np.uint64, copy=False)
 
 
@@ -160,11 +157,11 @@ def _blocks(words: Words) -> Iterator[Words]:
 
 
 def _row_blocks(counts: Int64s) -> Iterator[slice]:
-    """Yield slices of rows that hold about ``_BLOCK_WORDS`` words."""
+    """Yield slices of rows with about ``_BLOCK_WORDS`` words."""
     ends = np.cumsum(counts + 1)
-    start, before = 0, 0
+    start, previous_end = 0, 0
     while start < len(counts):
-        stop = int(np.searchsorted(ends, before + _BLOCK_WORDS, side="right"))
+        stop = int(np.searchsorted(ends, previous_end + _BLOCK_WORDS, side="right"))
         stop = max(stop, start + 1)
         yield slice(start, stop)
-        start, before = stop, int(ends[stop - 1])
+        start, previous_end = stop, int(ends[stop - 1])

@@ -1,10 +1,7 @@
-"""Arrow arrays as the values that hashing speaks of.
+"""Canonical values of Arrow arrays, the input of the row hash and of canonical bytes.
 
-One kind for all types that hold the same thing.
-
-Integers of every width, text in every encoding, lists of every layout become alike here; what a
-value is (its kind, its 64-bit words, its bytes, its elements) is all that the hash and the
-canonical bytes see.
+Types with the same values have one kind: integers of every width, texts in every encoding, lists
+of every layout. A value consists of its kind and its 64-bit words, bytes, elements or fields.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class WordValues:
-    """Values of one to three 64-bit words; ``kinds`` is one kind, or one per row."""
+    """Values of one to three 64-bit words; ``kinds`` is a single kind, or one per row."""
 
     valid: Mask | None
     kinds: int | npt.NDArray[np.uint8]
@@ -68,7 +65,7 @@ class ByteValues:
 
 @dataclass(frozen=True)
 class ListValues:
-    """Lists: ``lengths[i]`` elements each, one list after the other in ``elements``.
+    """Lists of ``lengths[i]`` elements each, concatenated in ``elements``.
 
     Null rows have length 0.
     """
@@ -90,15 +87,15 @@ Values: TypeAlias = WordValues | ByteValues | ListValues | StructValues
 
 
 def check_types(schema: pa.Schema, columns: Sequence[str]) -> None:
-    """Raise UnsupportedType, naming all columns whose type has no canonical form."""
-    refused = [
+    """Raise UnsupportedType with all columns whose type has no canonical form."""
+    unsupported = [
         f"{name}: {schema.field(name).type}"
         for name in columns
-        if not _is_known(schema.field(name).type)
+        if not _is_supported(schema.field(name).type)
     ]
-    if refused:
+    if unsupported:
         raise UnsupportedType(
-            f"These columns have types that cannot be hashed: {'; '.join(refused)}.",
+            f"These columns have types that cannot be hashed: {'; '.join(unsupported)}.",
             hint="leave them out with columns=, or convert them",
         )
 
@@ -115,7 +112,7 @@ def values_of(array: Any) -> Values:
             np.zeros(len(array), dtype=np.bool_), NULL, (np.zeros(len(array), dtype=np.uint64),)
         )
     if _is_list(kind):
-        return _lists(array)
+        return _list_values(array)
     valid = valid_rows(array)
     if pat.is_struct(kind):
         return StructValues(valid, tuple(array.field(index) for index in range(kind.num_fields)))
@@ -123,12 +120,12 @@ def values_of(array: Any) -> Values:
         return _byte_values(array, valid)
     if pat.is_decimal(kind):
         return WordValues(valid, DECIMAL, _decimal_words(array, valid))
-    kinds, words = _words(array)
+    kinds, words = _typed_words(array)
     return WordValues(valid, kinds, (words,))
 
 
 def valid_rows(array: Any) -> Mask | None:
-    """Return which rows are not null, or None when all are."""
+    """Return which rows are not null, or None if all are valid."""
     if array.null_count == 0:
         return None
     return np.asarray(array.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
@@ -137,14 +134,14 @@ def valid_rows(array: Any) -> Mask | None:
 # -- words --------------------------------------------------------------------
 
 
-def _words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
+def _typed_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
     kind = array.type
     if pat.is_boolean(kind):
         return BOOL, _numbers(array.cast(pa.uint8())).astype(np.uint64)
     if pat.is_floating(kind):
         return FLOAT, _float_words(_numbers(array))
     if pat.is_timestamp(kind):
-        return _instants(array)
+        return _timestamp_words(array)
     if pat.is_date64(kind):
         return DATE, (_numbers(array.view(pa.int64())) // 86_400_000).view(np.uint64)
     if pat.is_date32(kind):
@@ -159,7 +156,7 @@ def _words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
 
 
 def _numbers(array: Any) -> npt.NDArray[Any]:
-    """Return the values buffer of a primitive array; what null rows hold is arbitrary."""
+    """Return the values buffer of a primitive array; the numbers of null rows are arbitrary."""
     dtype = numpy_type(array.type)
     buffer = array.buffers()[1]
     if buffer is None or len(array) == 0:
@@ -172,43 +169,40 @@ def _numbers(array: Any) -> npt.NDArray[Any]:
 def _float_words(numbers: npt.NDArray[Any]) -> Words:
     """Return the bits of the numbers as float64.
 
-    NaN keep sign and payload, which a cast would change.
+    Sign and payload of NaN are preserved, which a cast would change.
     """
     if numbers.dtype == np.float64:
         return numbers.view(np.uint64)
     with np.errstate(invalid="ignore"):
         words: Words = numbers.astype(np.float64).view(np.uint64)
-    odd = np.isnan(numbers)
-    if odd.any():
+    is_nan = np.isnan(numbers)
+    if is_nan.any():
         if numbers.dtype == np.float32:
-            bits, fraction = numbers[odd].view(np.uint32).astype(np.uint64), 23
+            bits, fraction = numbers[is_nan].view(np.uint32).astype(np.uint64), 23
         else:
-            bits, fraction = numbers[odd].view(np.uint16).astype(np.uint64), 10
+            bits, fraction = numbers[is_nan].view(np.uint16).astype(np.uint64), 10
         sign = (bits >> np.uint64(8 * numbers.dtype.itemsize - 1)) << np.uint64(63)
         payload = (bits & np.uint64((1 << fraction) - 1)) << np.uint64(52 - fraction)
-        words[odd] = sign | np.uint64(0x7FF << 52) | payload
+        words[is_nan] = sign | np.uint64(0x7FF << 52) | payload
     return words
 
 
-def _instants(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
+def _timestamp_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
     unit = array.type.unit
     if unit == "ns":
         nanos = _numbers(array.view(pa.int64()))
-        micros, rest = np.divmod(nanos, 1000)
-        if not rest.any():
+        micros, remainders = np.divmod(nanos, 1000)
+        if not remainders.any():
             return TIME, micros.view(np.uint64)
-        kinds = np.where(rest != 0, FINE_TIME, TIME).astype(np.uint8)
-        return kinds, np.where(rest != 0, nanos, micros).view(np.uint64)
+        kinds = np.where(remainders != 0, FINE_TIME, TIME).astype(np.uint8)
+        return kinds, np.where(remainders != 0, nanos, micros).view(np.uint64)
     if unit != "us":
         array = array.cast(pa.timestamp("us", tz=array.type.tz))
     return TIME, _numbers(array.view(pa.int64())).view(np.uint64)
 
 
 def _decimal_words(array: Any, valid: Mask | None) -> tuple[Words, ...]:
-    """Return magnitude (low, high word) without trailing zeros, and scale.
-
-    The scale has the sign in bit 8.
-    """
+    """Return magnitude (low, high word) without trailing zeros, and scale with sign in bit 8."""
     scale = array.type.scale
     if not pat.is_decimal128(array.type):
         array = array.cast(pa.decimal128(array.type.precision, scale))
@@ -227,46 +221,47 @@ def _decimal_words(array: Any, valid: Mask | None) -> tuple[Words, ...]:
     scales[(low | high) == 0] = 0
     active = np.flatnonzero(scales > 0)
     while len(active):
-        shorter_low, shorter_high, rest = _tenth(low[active], high[active])
-        whole = rest == 0
-        active = active[whole]
-        low[active], high[active] = shorter_low[whole], shorter_high[whole]
+        shorter_low, shorter_high, remainders = _divide_by_ten(low[active], high[active])
+        is_divisible = remainders == 0
+        active = active[is_divisible]
+        low[active], high[active] = shorter_low[is_divisible], shorter_high[is_divisible]
         scales[active] -= np.uint64(1)
         active = active[scales[active] > 0]
     return low, high, scales | (negative.astype(np.uint64) << np.uint64(8))
 
 
-def _tenth(low: Words, high: Words) -> tuple[Words, Words, Words]:
-    """Return the 128-bit quotients by ten (low, high) and the remainders.
-
-    Long division in 32-bit limbs.
-    """
+def _divide_by_ten(low: Words, high: Words) -> tuple[Words, Words, Words]:
+    """Return 128-bit quotients by ten (low, high) and remainders, by long division of limbs."""
     limbs = [
         high >> np.uint64(32),
         high & np.uint64(0xFFFFFFFF),
         low >> np.uint64(32),
         low & np.uint64(0xFFFFFFFF),
     ]
-    rest = np.zeros_like(low)
+    remainders = np.zeros_like(low)
     quotients = []
     for limb in limbs:
-        quotient, rest = np.divmod((rest << np.uint64(32)) | limb, np.uint64(10))
+        quotient, remainders = np.divmod((remainders << np.uint64(32)) | limb, np.uint64(10))
         quotients.append(quotient)
     shift = np.uint64(32)
-    return (quotients[2] << shift) | quotients[3], (quotients[0] << shift) | quotients[1], rest
+    return (
+        (quotients[2] << shift) | quotients[3],
+        (quotients[0] << shift) | quotients[1],
+        remainders,
+    )
 
 
 # -- bytes and lists ----------------------------------------------------------
 
 
 def _byte_values(array: Any, valid: Mask | None) -> ByteValues:
-    kind, large = BYTES, pa.large_binary()
+    kind, large_type = BYTES, pa.large_binary()
     if _is_text(array.type):
-        kind, large = TEXT, pa.large_string()
+        kind, large_type = TEXT, pa.large_string()
     if not (pat.is_string(array.type) or pat.is_binary(array.type)):
-        array = cast_bytes(array, large)
-    wide = pat.is_large_string(array.type) or pat.is_large_binary(array.type)
-    offsets = _offsets(array, np.dtype(np.int64 if wide else np.int32))
+        array = cast_bytes(array, large_type)
+    is_large = pat.is_large_string(array.type) or pat.is_large_binary(array.type)
+    offsets = _offsets(array, np.dtype(np.int64 if is_large else np.int32))
     starts, lengths = offsets[:-1], np.diff(offsets)
     if valid is not None:
         lengths = np.where(valid, lengths, 0)
@@ -277,11 +272,11 @@ def _byte_values(array: Any, valid: Mask | None) -> ByteValues:
     return ByteValues(valid, kind, data, starts, lengths)
 
 
-def _lists(array: Any) -> ListValues:
+def _list_values(array: Any) -> ListValues:
     kind = array.type
     valid = valid_rows(array)
     if _is_list_view(kind):
-        return _list_views(array, valid)
+        return _list_view_values(array, valid)
     if pat.is_fixed_size_list(kind):
         size, count = kind.list_size, len(array)
         elements = array.values.slice(array.offset * size, count * size)
@@ -293,14 +288,14 @@ def _lists(array: Any) -> ListValues:
     lengths = np.diff(_offsets(array, np.dtype(np.int64 if pat.is_large_list(kind) else np.int32)))
     if valid is not None:
         lengths = np.where(valid, lengths, 0)
-    # Of sliced arrays flatten() gives the elements of the slice alone, and none of null rows.
+    # flatten() respects slices and skips the elements of null rows.
     return ListValues(valid, lengths, array.flatten())
 
 
-def _list_views(array: Any, valid: Mask | None) -> ListValues:
-    """Return the lists of a view, read from its buffers.
+def _list_view_values(array: Any, valid: Mask | None) -> ListValues:
+    """Return the lists of a list view from its buffers.
 
-    Pyarrow 26 casts views with nulls to broken lists.
+    A cast is not an option: pyarrow 26 casts views with nulls to invalid lists.
     """
     dtype = np.dtype(np.int64 if str(array.type).startswith("large") else np.int32)
     if len(array) == 0:
@@ -315,10 +310,7 @@ def _list_views(array: Any, valid: Mask | None) -> ListValues:
 
 
 def ranges(starts: Int64s, lengths: Int64s) -> Int64s:
-    """Return the numbers ``starts[i], ..., starts[i] + lengths[i] - 1`` of all i.
-
-    One range comes after the other.
-    """
+    """Return the concatenated ranges ``starts[i], ..., starts[i] + lengths[i] - 1``."""
     ends = np.cumsum(lengths)
     return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(
         starts - (ends - lengths), lengths
@@ -329,22 +321,22 @@ def _offsets(array: Any, dtype: np.dtype[Any]) -> Int64s:
     buffer = array.buffers()[1]
     if buffer is None or len(array) == 0:
         return np.zeros(len(array) + 1, dtype=np.int64)
-    found = np.frombuffer(
+    offsets = np.frombuffer(
         buffer, dtype=dtype, count=len(array) + 1, offset=array.offset * dtype.itemsize
     )
-    return found.astype(np.int64)
+    return offsets.astype(np.int64)
 
 
 # -- types --------------------------------------------------------------------
 
 
-def _is_known(kind: pa.DataType) -> bool:
+def _is_supported(kind: pa.DataType) -> bool:
     if isinstance(kind, pa.ExtensionType):
-        return _is_known(kind.storage_type)
+        return _is_supported(kind.storage_type)
     if pat.is_dictionary(kind) or _is_list(kind):
-        return _is_known(kind.value_type)
+        return _is_supported(kind.value_type)
     if pat.is_struct(kind):
-        return all(_is_known(kind.field(index).type) for index in range(kind.num_fields))
+        return all(_is_supported(kind.field(index).type) for index in range(kind.num_fields))
     if pat.is_decimal(kind):
         return not pat.is_decimal256(kind) and kind.scale >= 0
     simple = (

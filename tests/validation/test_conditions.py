@@ -103,7 +103,7 @@ def test_names_in_a_stored_condition_are_names(validator: Validator, tmp_path: P
     name = f"n` > 0 and @{code(tmp_path / 'ran')} or `n"
     stored = rule(comparison(name, 1))
     assert validator.columns(stored) == ("n", name)
-    with pytest.raises(InvalidExpectation, match="names the column"):
+    with pytest.raises(InvalidExpectation, match="uses the unknown column"):
         validator.check(TABLE, [stored])
     assert not (tmp_path / "ran").exists()
 
@@ -216,7 +216,7 @@ def test_rows_that_meet_a_condition_are_counted(validator: Validator) -> None:
     assert validator.columns(plain) == ("n",)
     (outcome,) = validator.check(TABLE, [plain])
     assert outcome.result.success
-    with pytest.raises(InvalidExpectation, match="is about all rows"):
+    with pytest.raises(InvalidExpectation, match="applies to all rows"):
         validator.normalize(
             {
                 "type": "expect_table_column_count_to_equal",

@@ -1,4 +1,4 @@
-"""Expectations of Great Expectations 1.x behind the interface Validator."""
+"""Validator for expectations of Great Expectations 1.x."""
 
 from featurestore_connectors.great_expectations.validator import GreatExpectationsValidator
 

@@ -1,4 +1,4 @@
-"""Expectations that a few numbers of a table decide: engines compute them, no row is loaded."""
+"""Expectations that are evaluated from aggregates, which engines compute without loading rows."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ ROWS = Measure("rows")
 _UNIQUE = "expect_column_values_to_be_unique"
 _COMPOUND_UNIQUE = "expect_compound_columns_to_be_unique"
 _ROW_COUNTS = ("expect_table_row_count_to_be_between", "expect_table_row_count_to_equal")
-_OF_NUMBERS: dict[str, MeasureKind] = {
+_NUMERIC_MEASURES: dict[str, MeasureKind] = {
     "expect_column_mean_to_be_between": "mean",
     "expect_column_median_to_be_between": "median",
     "expect_column_stdev_to_be_between": "std",
     "expect_column_sum_to_be_between": "sum",
 }
-_OF_ORDERED: dict[str, MeasureKind] = {
+_ORDERED_MEASURES: dict[str, MeasureKind] = {
     "expect_column_max_to_be_between": "max",
     "expect_column_min_to_be_between": "min",
 }
-_OF_ANY: dict[str, MeasureKind] = {
+_COUNT_MEASURES: dict[str, MeasureKind] = {
     "expect_column_proportion_of_non_null_values_to_be_between": "present",
     "expect_column_proportion_of_unique_values_to_be_between": "distinct",
     "expect_column_unique_value_count_to_be_between": "distinct",
@@ -45,16 +45,13 @@ _DISTINCT_ONLY = frozenset(
 
 
 def measures(expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[Measure, ...] | None:
-    """Return the measures that decide an expectation.
-
-    None when there are none or its columns have no such measure.
-    """
+    """Return the measures that determine an expectation, None if measures are not sufficient."""
     kind, kwargs = str(expectation["type"]), expectation["kwargs"]
     if kwargs.get("row_condition"):
         return None
     if kind in _ROW_COUNTS:
         return (ROWS,)
-    columns = _columns(expectation)
+    columns = _expectation_columns(expectation)
     if not set(columns) <= set(schema.names):
         return None
     types = [schema.field(name).type for name in columns]
@@ -63,16 +60,16 @@ def measures(expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[Measure
         if ignored != "all_values_are_missing" or any(map(is_nested, types)):
             return None
         return ROWS, Measure("present", columns), Measure("repeated", columns)
-    if kind in _OF_NUMBERS and _is_number(types[0]):
-        return ROWS, Measure(_OF_NUMBERS[kind], columns)
-    if kind in _OF_ORDERED and (_is_number(types[0]) or pat.is_temporal(types[0])):
-        return ROWS, Measure(_OF_ORDERED[kind], columns)
-    if kind in _OF_ANY and not is_nested(types[0]):
-        return ROWS, Measure("present", columns), Measure(_OF_ANY[kind], columns)
+    if kind in _NUMERIC_MEASURES and _is_number(types[0]):
+        return ROWS, Measure(_NUMERIC_MEASURES[kind], columns)
+    if kind in _ORDERED_MEASURES and (_is_number(types[0]) or pat.is_temporal(types[0])):
+        return ROWS, Measure(_ORDERED_MEASURES[kind], columns)
+    if kind in _COUNT_MEASURES and not is_nested(types[0]):
+        return ROWS, Measure("present", columns), Measure(_COUNT_MEASURES[kind], columns)
     return None
 
 
-def _columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
+def _expectation_columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
     kwargs = expectation["kwargs"]
     if kwargs.get("column_list"):
         return tuple(kwargs["column_list"])
@@ -80,7 +77,7 @@ def _columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def needs_copies(expectation: Mapping[str, Any]) -> bool:
-    """Tell whether it matters how often a row occurs."""
+    """Return True if the result depends on the number of copies of a row."""
     return str(expectation["type"]) not in _DISTINCT_ONLY
 
 
@@ -88,37 +85,37 @@ def evaluate(
     expectation: Mapping[str, Any],
     schema: pa.Schema,
     *,
-    found: Mapping[Measure, Any],
+    measured: Mapping[Measure, Any],
     warning: bool,
 ) -> ExpectationResult:
-    """Return the result that Great Expectations gives for a table with these measures."""
-    kind, columns = str(expectation["type"]), _columns(expectation)
+    """Return the result of Great Expectations for a table with these measures."""
+    kind, columns = str(expectation["type"]), _expectation_columns(expectation)
     if kind in (_UNIQUE, _COMPOUND_UNIQUE):
-        return _uniqueness(expectation, columns, found=found, warning=warning)
-    observed = _observed(kind, columns, found)
-    holds = _lies_between(with_times(expectation, schema), observed)
+        return _evaluate_uniqueness(expectation, columns, measured=measured, warning=warning)
+    observed = _observed_value(kind, columns, measured)
+    is_met = _is_between(with_times(expectation, schema), observed)
     return ExpectationResult(
-        expectation, holds, found[ROWS], row_level=False, observed=observed, warning=warning
+        expectation, is_met, measured[ROWS], row_level=False, observed=observed, warning=warning
     )
 
 
-def _uniqueness(
+def _evaluate_uniqueness(
     expectation: Mapping[str, Any],
     columns: tuple[str, ...],
     *,
-    found: Mapping[Measure, Any],
+    measured: Mapping[Measure, Any],
     warning: bool,
 ) -> ExpectationResult:
-    rows, present = found[ROWS], int(found[Measure("present", columns)])
-    repeated = int(found[Measure("repeated", columns)])
+    rows, present = measured[ROWS], int(measured[Measure("present", columns)])
+    repeated = int(measured[Measure("repeated", columns)])
     mostly = float(expectation["kwargs"].get("mostly") or 1.0)
-    holds = repeated == 0 or present - repeated >= mostly * present
+    is_met = repeated == 0 or present - repeated >= mostly * present
     message = ""
-    if not holds:
+    if not is_met:
         message = f"{repeated:,} of {rows:,} rows share their values with another one"
     return ExpectationResult(
         expectation,
-        holds,
+        is_met,
         rows,
         unexpected=repeated,
         row_level=False,
@@ -127,15 +124,15 @@ def _uniqueness(
     )
 
 
-def _observed(kind: str, columns: tuple[str, ...], found: Mapping[Measure, Any]) -> Any:
+def _observed_value(kind: str, columns: tuple[str, ...], measured: Mapping[Measure, Any]) -> Any:
     if kind in _ROW_COUNTS:
-        return found[ROWS]
-    measure = (_OF_NUMBERS | _OF_ORDERED | _OF_ANY)[kind]
-    value = found[Measure(measure, columns)]
+        return measured[ROWS]
+    measure = (_NUMERIC_MEASURES | _ORDERED_MEASURES | _COUNT_MEASURES)[kind]
+    value = measured[Measure(measure, columns)]
     if kind == "expect_column_proportion_of_non_null_values_to_be_between":
-        return _share(value, found[ROWS])
+        return _share(value, measured[ROWS])
     if kind == "expect_column_proportion_of_unique_values_to_be_between":
-        return _share(value, found[Measure("present", columns)])
+        return _share(value, measured[Measure("present", columns)])
     if measure == "sum" and value is None:
         return 0
     if isinstance(value, date) and not isinstance(value, datetime):
@@ -143,11 +140,11 @@ def _observed(kind: str, columns: tuple[str, ...], found: Mapping[Measure, Any])
     return value
 
 
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
+def _share(count: int, total: int) -> float:
+    return count / total if total else 0.0
 
 
-def _lies_between(expectation: Mapping[str, Any], observed: Any) -> bool:
+def _is_between(expectation: Mapping[str, Any], observed: Any) -> bool:
     kwargs = expectation["kwargs"]
     if observed is None or observed != observed:
         return False
@@ -157,14 +154,14 @@ def _lies_between(expectation: Mapping[str, Any], observed: Any) -> bool:
     is_below = operator.lt if kwargs.get("strict_max") else operator.le
     low, high = kwargs.get("min_value"), kwargs.get("max_value")
     try:
-        above = low is None or is_above(observed, low)
-        below = high is None or is_below(observed, high)
+        is_min_met = low is None or is_above(observed, low)
+        is_max_met = high is None or is_below(observed, high)
     except TypeError as error:
         raise InvalidExpectation(
             f"{expectation['type']}({dict(kwargs)!r}) cannot be computed: {error}",
             hint="compare the expectation with the types of the columns",
         ) from error
-    return bool(above and below)
+    return bool(is_min_met and is_max_met)
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -1,8 +1,8 @@
-"""Row conditions: a small grammar of comparisons, parsed and compiled here.
+"""Row conditions: parser and evaluation of a small grammar of comparisons.
 
-Great Expectations hands the text of a ``row_condition`` to ``DataFrame.query``, which runs the
-calls in it. Expectations are stored with a table, so their texts may be anybody's: they are parsed
-here, and the library never sees one.
+Great Expectations passes the text of a ``row_condition`` to ``DataFrame.query``, which executes the
+calls in it. Expectations are stored with a table, so their texts are untrusted: they are parsed
+and evaluated here, and never passed to the library.
 
     condition   = conjunction {("or" | "|") conjunction}
     conjunction = negation {("and" | "&") negation}
@@ -14,9 +14,9 @@ here, and the library never sees one.
     column      = name | "`" any name "`" | "col(" text ")"
     literal     = number | text | "true" | "false" | "date(" text ")"
 
-``~`` stands before brackets, a column, or a test of null only: before a comparison pandas inverts
-the bits of the column.
-A comparison with a missing value is false, ``!=`` and ``not in`` are true, as in pandas.
+``~`` is allowed before brackets, a column, or a null test only: before a comparison pandas inverts
+the bits of the column. As in pandas, a comparison with a missing value is false, but ``!=`` and
+``not in`` are true.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.bool_]
 Literal = str | int | float | bool
 
-_LONGEST = 10_000
-_DEEPEST = 50
-_MOST_DIGITS = 100
+_MAX_LENGTH = 10_000
+_MAX_DEPTH = 50
+_MAX_DIGITS = 100
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
     "!=": operator.ne,
@@ -73,23 +73,24 @@ _GRAMMAR = (
 
 
 class Condition(Protocol):
-    """A condition that a row meets or does not meet."""
+    """A condition on rows."""
 
     def columns(self) -> tuple[str, ...]:
-        """Return the names of the columns that decide it."""
+        """Return the names of the columns that the condition reads."""
         ...
 
     def rows(self, frame: pd.DataFrame) -> Mask:
-        """Mark the rows of a frame that meet it.
+        """Return which rows of a frame satisfy the condition.
 
-        InvalidExpectation when types cannot be compared.
+        Raises:
+            InvalidExpectation: Types cannot be compared.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column that is compared."""
+    """A reference to a column."""
 
     name: str
 
@@ -97,7 +98,7 @@ class Column:
         """Return the column of a frame."""
         if self.name not in frame.columns:
             raise InvalidExpectation(
-                f"A row_condition names the column {self.name!r}; there are "
+                f"A row_condition uses the unknown column {self.name!r}. Available: "
                 f"{listing(frame.columns)}."
             )
         return frame[self.name]
@@ -105,41 +106,40 @@ class Column:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A column compared with another one or with a value."""
+    """A comparison of a column with another column or with a value."""
 
     column: Column
     sign: str
-    other: Column | Literal
+    operand: Column | Literal
 
     def columns(self) -> tuple[str, ...]:
-        if isinstance(self.other, Column):
-            return self.column.name, self.other.name
+        if isinstance(self.operand, Column):
+            return self.column.name, self.operand.name
         return (self.column.name,)
 
     def rows(self, frame: pd.DataFrame) -> Mask:
         values = self.column.values(frame)
-        present = _present(values)
-        if isinstance(self.other, Column):
-            others = self.other.values(frame)
-            present &= _present(others)
-            other: Any = others[present]
+        present = _not_missing(values)
+        if isinstance(self.operand, Column):
+            operand_values = self.operand.values(frame)
+            present &= _not_missing(operand_values)
+            operand: Any = operand_values[present]
         else:
-            other = _comparable(self.other, values)
-        result = np.full(len(frame), self.sign == "!=")
+            operand = _convert_literal(self.operand, values)
+        mask = np.full(len(frame), self.sign == "!=")
         try:
-            result[present] = _COMPARISONS[self.sign](values[present], other)
+            mask[present] = _COMPARISONS[self.sign](values[present], operand)
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidExpectation(
                 f"A row_condition compares {self.column.name!r} ({values.dtype}) by {self.sign!r} "
-                "with what "
-                f"it cannot be compared with: {error}."
+                f"with an incompatible value: {error}."
             ) from error
-        return result
+        return mask
 
 
 @dataclass(frozen=True)
 class Membership:
-    """A column whose value is one of some values."""
+    """A test for membership in a list of values."""
 
     column: Column
     values: tuple[Literal, ...]
@@ -149,13 +149,13 @@ class Membership:
 
     def rows(self, frame: pd.DataFrame) -> Mask:
         column = self.column.values(frame)
-        allowed = [_comparable(value, column) for value in self.values]
-        return _present(column) & np.asarray(column.isin(allowed), dtype=np.bool_)
+        allowed = [_convert_literal(value, column) for value in self.values]
+        return _not_missing(column) & np.asarray(column.isin(allowed), dtype=np.bool_)
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A column without a value."""
+    """A test for missing values."""
 
     column: Column
 
@@ -163,12 +163,12 @@ class Missing:
         return (self.column.name,)
 
     def rows(self, frame: pd.DataFrame) -> Mask:
-        return ~_present(self.column.values(frame))
+        return ~_not_missing(self.column.values(frame))
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A boolean column that is true."""
+    """A boolean column as a condition."""
 
     column: Column
 
@@ -177,21 +177,21 @@ class Flag:
 
     def rows(self, frame: pd.DataFrame) -> Mask:
         values = self.column.values(frame)
-        present = _present(values)
-        result = np.zeros(len(frame), dtype=np.bool_)
-        known = values[present]
-        if not all(isinstance(value, bool | np.bool_) for value in known):
+        present = _not_missing(values)
+        mask = np.zeros(len(frame), dtype=np.bool_)
+        flags = values[present]
+        if not all(isinstance(value, bool | np.bool_) for value in flags):
             raise InvalidExpectation(
-                f"A row_condition names {self.column.name!r} alone, which is not boolean.",
+                f"A row_condition uses {self.column.name!r} as a condition, which is not boolean.",
                 hint=_GRAMMAR,
             )
-        result[present] = known.astype(bool)
-        return result
+        mask[present] = flags.astype(bool)
+        return mask
 
 
 @dataclass(frozen=True)
 class Negation:
-    """What does not meet a condition."""
+    """The negation of a condition."""
 
     condition: Condition
 
@@ -204,7 +204,7 @@ class Negation:
 
 @dataclass(frozen=True)
 class Combination:
-    """All of some conditions, or any of them."""
+    """A conjunction or disjunction of conditions."""
 
     conditions: tuple[Condition, ...]
     word: str
@@ -214,17 +214,17 @@ class Combination:
         return tuple(dict.fromkeys(names))
 
     def rows(self, frame: pd.DataFrame) -> Mask:
-        every = [each.rows(frame) for each in self.conditions]
+        masks = [each.rows(frame) for each in self.conditions]
         if self.word == "and":
-            return np.logical_and.reduce(every)
-        return np.logical_or.reduce(every)
+            return np.logical_and.reduce(masks)
+        return np.logical_or.reduce(masks)
 
 
-def parse_condition(given: object) -> Condition | None:
-    """Return a row condition, given as a text or as JSON of Great Expectations' own conditions.
+def parse_condition(condition: object) -> Condition | None:
+    """Parse a row condition from text or from the JSON of Great Expectations' condition objects.
 
     Raises:
-        InvalidExpectation: It is not of the grammar.
+        InvalidExpectation: The condition does not match the grammar.
 
     >>> parse_condition("age >= 18 and not `home town` in ['Oslo']").columns()
     ('age', 'home town')
@@ -233,266 +233,263 @@ def parse_condition(given: object) -> Condition | None:
     featurestore.errors.InvalidExpectation: row_condition="age.map(print)" cannot be read: '.map' at
     character 3. Hint: ...
     """
-    if given is None or given == "":
+    if condition is None or condition == "":
         return None
-    if isinstance(given, str):
-        return _Parser(given).parsed()
-    return _from_json(given, depth=0)
+    if isinstance(condition, str):
+        return _Parser(condition).parse()
+    return _from_json(condition, depth=0)
 
 
 class _Parser:
-    """Reads one text from left to right."""
+    """Recursive descent parser of one text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        if len(text) > _LONGEST:
+        if len(text) > _MAX_LENGTH:
             raise InvalidExpectation(
-                f"A row_condition has {len(text):,} characters; at most {_LONGEST:,} are read."
+                f"A row_condition has {len(text):,} characters; the maximum is {_MAX_LENGTH:,}."
             )
-        self._tokens = list(self._tokenized())
-        self._next = 0
+        self._tokens = list(self._tokenize())
+        self._position = 0
         self._depth = 0
 
-    def parsed(self) -> Condition:
-        condition = self._condition()
+    def parse(self) -> Condition:
+        condition = self._parse_condition()
         if self._kind != "end":
-            raise self._failure()
+            raise self._unexpected_token()
         return condition
 
-    def _tokenized(self) -> Iterator[tuple[str, str, int]]:
-        """Yield (kind, text, position); words for signs that mean the same."""
-        at = 0
-        while self._text[at:].strip():
-            found = _TOKEN.match(self._text, at)
-            if found is None:
-                rest = self._text[at:].lstrip()
-                raise self._error(rest[:10], len(self._text) - len(rest))
-            kind = str(found.lastgroup)
-            text = found.group(kind)
+    def _tokenize(self) -> Iterator[tuple[str, str, int]]:
+        """Yield (kind, text, position) with ``&`` and ``|`` as words."""
+        position = 0
+        while self._text[position:].strip():
+            match = _TOKEN.match(self._text, position)
+            if match is None:
+                remainder = self._text[position:].lstrip()
+                raise self._error(remainder[:10], len(self._text) - len(remainder))
+            kind = str(match.lastgroup)
+            text = match.group(kind)
             if text in _SYNONYMS:
                 kind, text = "word", _SYNONYMS[text]
-            yield kind, text, found.start(found.lastgroup or 0)
-            at = found.end()
+            yield kind, text, match.start(match.lastgroup or 0)
+            position = match.end()
         yield "end", "", len(self._text)
 
     @property
     def _kind(self) -> str:
-        return self._tokens[self._next][0]
+        return self._tokens[self._position][0]
 
-    def _is(self, *texts: str) -> bool:
-        kind, text, _ = self._tokens[self._next]
+    def _is_next(self, *texts: str) -> bool:
+        kind, text, _ = self._tokens[self._position]
         return kind in ("sign", "word") and text.lower() in texts
 
-    def _take(self, *texts: str) -> bool:
-        if not self._is(*texts):
+    def _accept(self, *texts: str) -> bool:
+        if not self._is_next(*texts):
             return False
-        self._next += 1
+        self._position += 1
         return True
 
     def _expect(self, text: str) -> None:
-        if not self._take(text):
-            raise self._failure()
+        if not self._accept(text):
+            raise self._unexpected_token()
 
-    def _taken(self) -> str:
-        text = self._tokens[self._next][1]
-        self._next += 1
+    def _next_text(self) -> str:
+        text = self._tokens[self._position][1]
+        self._position += 1
         return text
 
-    def _failure(self, sign: str | None = None) -> InvalidExpectation:
-        kind, text, at = self._tokens[self._next]
+    def _unexpected_token(self, sign: str | None = None) -> InvalidExpectation:
+        kind, text, position = self._tokens[self._position]
         if sign is not None:
-            text, at = sign, self._text.index(sign)
+            text, position = sign, self._text.index(sign)
         if text == "." and kind == "sign":
-            text += self._tokens[self._next + 1][1]
-        return self._error(text, at)
+            text += self._tokens[self._position + 1][1]
+        return self._error(text, position)
 
-    def _error(self, text: str, at: int) -> InvalidExpectation:
-        wrong = f"{text!r} at character {at}" if text else "it ends too early"
+    def _error(self, text: str, position: int) -> InvalidExpectation:
+        problem = f"{text!r} at character {position}" if text else "it ends too early"
         return InvalidExpectation(
-            f'row_condition="{self._text}" cannot be read: {wrong}.', hint=_GRAMMAR
+            f'row_condition="{self._text}" cannot be read: {problem}.', hint=_GRAMMAR
         )
 
-    def _condition(self) -> Condition:
-        return self._combined("or", self._conjunction)
+    def _parse_condition(self) -> Condition:
+        return self._parse_combination("or", self._parse_conjunction)
 
-    def _conjunction(self) -> Condition:
-        return self._combined("and", self._negation)
+    def _parse_conjunction(self) -> Condition:
+        return self._parse_combination("and", self._parse_negation)
 
-    def _combined(self, word: str, part: Callable[[], Condition]) -> Condition:
-        parts = [part()]
-        while self._take(word):
-            parts.append(part())
-        return _combination(parts, word)
+    def _parse_combination(self, word: str, parse: Callable[[], Condition]) -> Condition:
+        conditions = [parse()]
+        while self._accept(word):
+            conditions.append(parse())
+        return _combine(conditions, word)
 
-    def _negation(self) -> Condition:
+    def _parse_negation(self) -> Condition:
         negated = inverted = False
-        while self._is("not", "~"):
-            inverted = self._taken() == "~"
+        while self._is_next("not", "~"):
+            inverted = self._next_text() == "~"
             negated = not negated
-        if self._take("("):
-            condition = self._nested()
+        if self._accept("("):
+            condition = self._parse_nested()
         else:
-            condition = self._test()
+            condition = self._parse_test()
             if inverted and isinstance(condition, Comparison | Combination | Membership):
-                # pandas would invert the bits of the column and compare then.
-                raise self._failure("~")
-        return _negated(condition, negated)
+                # pandas would invert the bits of the column before the comparison.
+                raise self._unexpected_token("~")
+        return _negate_if(condition, negated)
 
-    def _nested(self) -> Condition:
+    def _parse_nested(self) -> Condition:
         self._depth += 1
-        if self._depth > _DEEPEST:
-            raise self._failure()
-        condition = self._condition()
+        if self._depth > _MAX_DEPTH:
+            raise self._unexpected_token()
+        condition = self._parse_condition()
         self._expect(")")
         self._depth -= 1
         return condition
 
-    def _test(self) -> Condition:
-        left = self._operand()
-        if self._is(*_COMPARISONS):
-            return self._comparisons(left)
-        if not isinstance(left, Column):
-            raise self._failure()
-        if self._take("."):
-            if not self._is("notnull", "notna", "isnull", "isna"):
-                self._next -= 1
-                raise self._failure()
-            negated = self._taken().lower() in ("notnull", "notna")
+    def _parse_test(self) -> Condition:
+        operand = self._parse_operand()
+        if self._is_next(*_COMPARISONS):
+            return self._parse_comparisons(operand)
+        if not isinstance(operand, Column):
+            raise self._unexpected_token()
+        if self._accept("."):
+            if not self._is_next("notnull", "notna", "isnull", "isna"):
+                self._position -= 1
+                raise self._unexpected_token()
+            negated = self._next_text().lower() in ("notnull", "notna")
             self._expect("(")
             self._expect(")")
-            return _negated(Missing(left), negated)
-        if self._take("is"):
-            negated = self._take("not")
-            if not self._take(*_NULLS):
-                raise self._failure()
-            return _negated(Missing(left), negated)
-        negated = self._take("not")
-        if self._take("in"):
-            return _negated(Membership(left, self._list()), negated)
+            return _negate_if(Missing(operand), negated)
+        if self._accept("is"):
+            negated = self._accept("not")
+            if not self._accept(*_NULLS):
+                raise self._unexpected_token()
+            return _negate_if(Missing(operand), negated)
+        negated = self._accept("not")
+        if self._accept("in"):
+            return _negate_if(Membership(operand, self._parse_list()), negated)
         if negated:
-            raise self._failure()
-        return Flag(left)
+            raise self._unexpected_token()
+        return Flag(operand)
 
-    def _comparisons(self, left: Column | Literal | None) -> Condition:
-        """Return one comparison, or the conjunction of a chain: ``1 < x <= 3``."""
-        parts: list[Condition] = []
-        while self._is(*_COMPARISONS):
-            sign = self._taken()
-            right = self._operand()
-            compared = _compared(left, sign, right)
-            if compared is None:
-                raise self._failure()
-            parts.append(compared)
-            left = right
-        return _combination(parts, "and")
+    def _parse_comparisons(self, first: Column | Literal | None) -> Condition:
+        """Parse a comparison, or a chain as a conjunction: ``1 < x <= 3``."""
+        comparisons: list[Condition] = []
+        while self._is_next(*_COMPARISONS):
+            sign = self._next_text()
+            second = self._parse_operand()
+            comparison = _build_comparison(first, sign, second)
+            if comparison is None:
+                raise self._unexpected_token()
+            comparisons.append(comparison)
+            first = second
+        return _combine(comparisons, "and")
 
-    def _operand(self) -> Column | Literal | None:
-        if self._is("("):
-            raise self._failure()
-        if self._take("-"):
+    def _parse_operand(self) -> Column | Literal | None:
+        if self._is_next("("):
+            raise self._unexpected_token()
+        if self._accept("-"):
             if self._kind != "number":
-                raise self._failure()
-            return -self._number()
+                raise self._unexpected_token()
+            return -self._parse_number()
         if self._kind == "number":
-            return self._number()
+            return self._parse_number()
         if self._kind == "text":
-            return _unescaped(self._taken())
+            return _unescape(self._next_text())
         if self._kind == "quoted":
-            return Column(self._taken()[1:-1])
-        if self._kind != "word" or self._is("and", "or", "not", "in", "is"):
-            raise self._failure()
-        word = self._taken()
-        if self._is("("):
-            return self._call(word)
+            return Column(self._next_text()[1:-1])
+        if self._kind != "word" or self._is_next("and", "or", "not", "in", "is"):
+            raise self._unexpected_token()
+        word = self._next_text()
+        if self._is_next("("):
+            return self._parse_call(word)
         if word.lower() in _NULLS:
             return None
         return _TRUTH.get(word.lower(), Column(word))
 
-    def _number(self) -> int | float:
-        text = self._tokens[self._next][1]
-        if text.isdecimal() and len(text) <= _MOST_DIGITS:
-            return int(self._taken())
+    def _parse_number(self) -> int | float:
+        text = self._tokens[self._position][1]
+        if text.isdecimal() and len(text) <= _MAX_DIGITS:
+            return int(self._next_text())
         if text.isdecimal() or math.isinf(float(text)):
-            raise self._failure()
-        return float(self._taken())
+            raise self._unexpected_token()
+        return float(self._next_text())
 
-    def _call(self, word: str) -> Column | Literal:
-        """Return the column of ``col("x")`` or the text of ``date("2024-01-01")``.
-
-        There are no other calls.
-        """
+    def _parse_call(self, word: str) -> Column | Literal:
+        """Parse ``col("x")`` as a column or ``date("2024-01-01")`` as text; reject other calls."""
         if word not in ("col", "date"):
-            self._next -= 1
-            raise self._failure()
+            self._position -= 1
+            raise self._unexpected_token()
         self._expect("(")
         if self._kind != "text":
-            raise self._failure()
-        text = _unescaped(self._taken())
+            raise self._unexpected_token()
+        text = _unescape(self._next_text())
         self._expect(")")
         return Column(text) if word == "col" else text
 
-    def _list(self) -> tuple[Literal, ...]:
+    def _parse_list(self) -> tuple[Literal, ...]:
         close = ")"
-        if not self._take("("):
+        if not self._accept("("):
             self._expect("[")
             close = "]"
         values: list[Literal] = []
-        while not self._take(close):
+        while not self._accept(close):
             if values:
                 self._expect(",")
-            value = self._operand()
+            value = self._parse_operand()
             if value is None or isinstance(value, Column):
-                self._next -= 1
-                raise self._failure()
+                self._position -= 1
+                raise self._unexpected_token()
             values.append(value)
         return tuple(values)
 
 
-def _negated(condition: Condition, negated: bool) -> Condition:
+def _negate_if(condition: Condition, negated: bool) -> Condition:
     return Negation(condition) if negated else condition
 
 
-def _combination(parts: list[Condition], word: str) -> Condition:
-    return parts[0] if len(parts) == 1 else Combination(tuple(parts), word)
+def _combine(conditions: list[Condition], word: str) -> Condition:
+    return conditions[0] if len(conditions) == 1 else Combination(tuple(conditions), word)
 
 
-def _compared(
-    left: Column | Literal | None, sign: str, right: Column | Literal | None
+def _build_comparison(
+    first: Column | Literal | None, sign: str, second: Column | Literal | None
 ) -> Condition | None:
-    """Return the comparison with a column first; None where no column is compared."""
-    if not isinstance(left, Column):
-        left, sign, right = right, _MIRRORED[sign], left
-    if not isinstance(left, Column):
+    """Return a comparison with the column first, None without a column."""
+    if not isinstance(first, Column):
+        first, sign, second = second, _MIRRORED[sign], first
+    if not isinstance(first, Column):
         return None
-    if right is not None:
-        return Comparison(left, sign, right)
+    if second is not None:
+        return Comparison(first, sign, second)
     if sign == "==":
-        return Missing(left)
+        return Missing(first)
     if sign == "!=":
-        return Negation(Missing(left))
+        return Negation(Missing(first))
     return None
 
 
-def _unescaped(token: str) -> str:
-    meant = {"n": "\n", "t": "\t"}
+def _unescape(token: str) -> str:
+    escapes = {"n": "\n", "t": "\t"}
     return re.sub(
-        r"\\(.)", lambda found: meant.get(found[1], found[1]), token[1:-1], flags=re.DOTALL
+        r"\\(.)", lambda match: escapes.get(match[1], match[1]), token[1:-1], flags=re.DOTALL
     )
 
 
-def _present(values: pd.Series) -> Mask:
+def _not_missing(values: pd.Series) -> Mask:
     return np.array(values.notna(), dtype=np.bool_)
 
 
-def _comparable(value: Literal, column: pd.Series) -> Any:
-    """Return a text as a time where the column holds times; naive ones are UTC."""
+def _convert_literal(value: Literal, column: pd.Series) -> Any:
+    """Convert a text to a time if the column contains times; naive times are UTC."""
     if not isinstance(value, str) or column.dtype.kind != "M":
         return value
     try:
         time = datetime.fromisoformat(value)
     except ValueError as error:
         raise InvalidExpectation(
-            f"A row_condition compares the times of {column.name!r} with {value!r}, which is no "
+            f"A row_condition compares the times of {column.name!r} with {value!r}, which is not a "
             "time.",
             hint="write ISO 8601, such as '2024-01-31T12:00:00Z'",
         ) from error
@@ -506,41 +503,43 @@ def _comparable(value: Literal, column: pd.Series) -> Any:
 # -- the JSON objects of great_expectations.expectations.row_conditions -----------------
 
 
-def _from_json(given: object, *, depth: int) -> Condition:
-    if not isinstance(given, Mapping) or depth > _DEEPEST:
-        raise _unknown(given)
-    kind = given.get("type")
-    if kind == "pass_through" and isinstance(given.get("pass_through_filter"), str):
-        return _Parser(given["pass_through_filter"]).parsed()
+def _from_json(condition: object, *, depth: int) -> Condition:
+    if not isinstance(condition, Mapping) or depth > _MAX_DEPTH:
+        raise _invalid_condition(condition)
+    kind = condition.get("type")
+    if kind == "pass_through" and isinstance(condition.get("pass_through_filter"), str):
+        return _Parser(condition["pass_through_filter"]).parse()
     if kind in ("and", "or"):
-        parts = given.get("conditions")
-        if not isinstance(parts, list) or not parts:
-            raise _unknown(given)
-        return Combination(tuple(_from_json(each, depth=depth + 1) for each in parts), str(kind))
-    named = given.get("column")
-    name = named.get("name") if isinstance(named, Mapping) else None
+        conditions = condition.get("conditions")
+        if not isinstance(conditions, list) or not conditions:
+            raise _invalid_condition(condition)
+        return Combination(
+            tuple(_from_json(each, depth=depth + 1) for each in conditions), str(kind)
+        )
+    column = condition.get("column")
+    name = column.get("name") if isinstance(column, Mapping) else None
     if not isinstance(name, str):
-        raise _unknown(given)
-    if kind == "nullity" and isinstance(given.get("is_null"), bool):
-        return _negated(Missing(Column(name)), not given["is_null"])
+        raise _invalid_condition(condition)
+    if kind == "nullity" and isinstance(condition.get("is_null"), bool):
+        return _negate_if(Missing(Column(name)), not condition["is_null"])
     if kind == "comparison":
-        return _comparison_from_json(Column(name), given)
-    raise _unknown(given)
+        return _comparison_from_json(Column(name), condition)
+    raise _invalid_condition(condition)
 
 
-def _comparison_from_json(column: Column, given: Mapping[str, Any]) -> Condition:
-    sign, value = given.get("operator"), given.get("parameter")
+def _comparison_from_json(column: Column, condition: Mapping[str, Any]) -> Condition:
+    sign, value = condition.get("operator"), condition.get("parameter")
     if sign in ("IN", "NOT_IN") and isinstance(value, list):
         if not all(isinstance(each, Literal) for each in value):
-            raise _unknown(given)
-        return _negated(Membership(column, tuple(value)), sign == "NOT_IN")
+            raise _invalid_condition(condition)
+        return _negate_if(Membership(column, tuple(value)), sign == "NOT_IN")
     if isinstance(sign, str) and sign in _COMPARISONS and isinstance(value, Literal):
         return Comparison(column, sign, value)
-    raise _unknown(given)
+    raise _invalid_condition(condition)
 
 
-def _unknown(given: object) -> InvalidExpectation:
+def _invalid_condition(condition: object) -> InvalidExpectation:
     return InvalidExpectation(
-        f"row_condition={reprlib.repr(given)} cannot be read.",
+        f"row_condition={reprlib.repr(condition)} cannot be read.",
         hint=_GRAMMAR,
     )

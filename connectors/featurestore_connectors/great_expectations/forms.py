@@ -1,4 +1,4 @@
-"""The forms in which people give expectations, made plain: ``{"type": ..., "kwargs": {...}}``."""
+"""Normalization of expectations to plain dicts: ``{"type": ..., "kwargs": {...}}``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from featurestore.errors import (
 from featurestore_connectors.great_expectations.conditions import Condition, parse_condition
 from featurestore_connectors.great_expectations.library import library, quiet
 
-# Map expectations whose outcome for one row depends on other rows: not to be checked chunk by
-# chunk.
+# Map expectations whose outcome for a row depends on other rows: they cannot be checked in chunks.
 _NEED_ALL_ROWS = frozenset(
     {
         "expect_column_values_to_be_unique",
@@ -32,7 +31,7 @@ _NEED_ALL_ROWS = frozenset(
         "expect_column_values_to_be_in_type_list",
     }
 )
-# Names and number of columns: no values needed.
+# Expectations about names and number of columns, which need no values.
 _NAMES_ONLY = frozenset(
     {
         "expect_column_to_exist",
@@ -49,9 +48,9 @@ _NEED_SQL = frozenset(
         "unexpected_rows_expectation",
     }
 )
-# How the library runs and reports is decided here, and conditions are compiled here: none of these
-# reaches it.
-_NOT_PASSED_ON = (
+# Arguments that are not passed to the library: execution, reporting and conditions are implemented
+# in this package.
+_OWN_ARGUMENTS = (
     "batch_id",
     "catch_exceptions",
     "condition_parser",
@@ -61,144 +60,139 @@ _NOT_PASSED_ON = (
     "windows",
 )
 _ROW_COUNT = "expect_table_row_count_to_be_between"
-_DEEPEST = 50
+_MAX_DEPTH = 50
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _SINGLE_COLUMN = ("column", "column_A", "column_B")
-_KEPT = ("meta", "severity", "description", "notes")
+_STORED_KEYS = ("meta", "severity", "description", "notes")
 _DEFAULTS: dict[str, Any] = {"severity": "critical"}
 
 
-def plain_expectations(given: object) -> tuple[dict[str, Any], ...]:
-    """Return plain dicts for expectations given as objects, a suite, dicts, or a list of these.
+def normalize_expectations(expectations: object) -> tuple[dict[str, Any], ...]:
+    """Convert expectation objects, a suite, dicts, or a list of these to plain dicts.
 
     Raises:
-        InvalidExpectation: Names the one that cannot be read and why.
+        InvalidExpectation: An expectation is invalid.
     """
-    if given is None:
+    if expectations is None:
         return ()
-    if isinstance(given, Mapping) and "expectations" in given:
-        return plain_expectations(given["expectations"])
-    if isinstance(given, Mapping):
-        return (_checked(given),)
-    if hasattr(given, "expectations"):  # a suite
-        return plain_expectations(list(given.expectations))
-    if hasattr(given, "configuration"):  # an expectation object
+    if isinstance(expectations, Mapping) and "expectations" in expectations:
+        return normalize_expectations(expectations["expectations"])
+    if isinstance(expectations, Mapping):
+        return (_normalize(expectations),)
+    if hasattr(expectations, "expectations"):  # a suite
+        return normalize_expectations(list(expectations.expectations))
+    if hasattr(expectations, "configuration"):  # an expectation object
         # Its JSON has null in place of NaN.
-        _refuse_infinite(given.configuration.type, given.configuration.kwargs)
-        return (_checked(given.configuration.to_json_dict()),)
-    if isinstance(given, Iterable) and not isinstance(given, str | bytes):
-        return tuple(plain for each in given for plain in plain_expectations(each))
+        _reject_infinite(expectations.configuration.type, expectations.configuration.kwargs)
+        return (_normalize(expectations.configuration.to_json_dict()),)
+    if isinstance(expectations, Iterable) and not isinstance(expectations, str | bytes):
+        return tuple(plain for each in expectations for plain in normalize_expectations(each))
     raise InvalidExpectation(
-        f"{given!r} is not an expectation.",
+        f"{expectations!r} is not an expectation.",
         hint="give a great_expectations object, a suite, or "
         "{'type': 'expect_...', 'kwargs': {'column': ...}}",
     )
 
 
-def columns_of(expectation: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the columns whose values an expectation needs.
-
-    () when names and number of rows are enough.
-    """
+def needed_columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the columns whose values an expectation needs, () if it needs none."""
     if expectation["type"] in _NAMES_ONLY:
         return ()
     kwargs = expectation["kwargs"]
-    named = [kwargs[key] for key in _SINGLE_COLUMN if kwargs.get(key)]
-    named += kwargs.get("column_list") or ()
-    condition = condition_of(expectation)
+    names = [kwargs[key] for key in _SINGLE_COLUMN if kwargs.get(key)]
+    names += kwargs.get("column_list") or ()
+    condition = row_condition(expectation)
     if condition is not None:
-        named += condition.columns()
-    return tuple(dict.fromkeys(named))
+        names += condition.columns()
+    return tuple(dict.fromkeys(names))
 
 
-def condition_of(expectation: Mapping[str, Any]) -> Condition | None:
-    """Return the condition that rows meet which an expectation is about.
-
-    None: it is about all rows.
-    """
+def row_condition(expectation: Mapping[str, Any]) -> Condition | None:
+    """Return the condition that restricts an expectation to some rows, None for all rows."""
     if expectation["type"] in _NAMES_ONLY:
         return None
     return parse_condition(expectation["kwargs"].get("row_condition"))
 
 
 def is_row_level(expectation: Mapping[str, Any]) -> bool:
-    """Tell whether each row passes or fails by itself."""
+    """Return True if each row passes or fails independently of other rows."""
     kind = str(expectation["type"])
     return kind not in _NEED_ALL_ROWS and _is_map(kind)
 
 
 def build(expectation: Mapping[str, Any]) -> Any:
-    """Return the library's object for a plain dict, without its row condition.
+    """Build the library's object for a plain dict, without its row condition.
 
-    The dict may come from a stored table: it is data. Whatever the library would run, look up or
-    evaluate is refused.
+    The dict may come from a stored table and is untrusted: arguments that the library would
+    execute, look up or evaluate are rejected.
 
     Raises:
-        InvalidExpectation: There is no such expectation, its arguments are wrong or contain a
-            number that is not finite, or it holds SQL, a suite parameter or a reference to another
-            document.
+        InvalidExpectation: The type is unknown, arguments are invalid, or they contain SQL, a suite
+            parameter, a reference to another document, or a number that is not finite.
     """
     library()
     from great_expectations.exceptions import ExpectationNotFoundError, GreatExpectationsError
     from great_expectations.expectations.registry import get_expectation_impl
 
     kind, kwargs = expectation["type"], expectation["kwargs"]
-    _refuse_code(kind, kwargs)
-    _refuse_infinite(kind, kwargs)
-    passed_on = {key: value for key, value in kwargs.items() if key not in _NOT_PASSED_ON}
-    meta = {key: expectation[key] for key in _KEPT if key in expectation}
+    _reject_code(kind, kwargs)
+    _reject_infinite(kind, kwargs)
+    arguments = {key: value for key, value in kwargs.items() if key not in _OWN_ARGUMENTS}
+    meta = {key: expectation[key] for key in _STORED_KEYS if key in expectation}
     try:
         implementation = get_expectation_impl(kind)
         if kwargs.get("row_condition") and "row_condition" not in implementation.__fields__:
-            raise InvalidExpectation(f"{kind} is about all rows: it has no row_condition.")
+            raise InvalidExpectation(f"{kind} applies to all rows and has no row_condition.")
         with quiet():
-            built = implementation(**passed_on, **meta)
+            built = implementation(**arguments, **meta)
     except InvalidExpectation:
         raise
     except ExpectationNotFoundError as error:
         raise InvalidExpectation(
-            f"There is no expectation {kind!r}.", hint=_nearest(kind)
+            f"Unknown expectation {kind!r}.", hint=_suggest_type(kind)
         ) from error
     except (GreatExpectationsError, OverflowError, TypeError, ValueError) as error:
-        raise _unreadable(kind, kwargs, error) from error
-    # The library reads the texts 'nan' and 'inf' as numbers, too.
-    _refuse_infinite(kind, built.configuration.kwargs)
+        raise _argument_error(kind, kwargs, error) from error
+    # The library also reads the texts 'nan' and 'inf' as numbers.
+    _reject_infinite(kind, built.configuration.kwargs)
     return built
 
 
-# What every expectation has, and what is no argument of people.
-_COMMON = {
+# Fields that all expectations have, which are not arguments of users.
+_COMMON_FIELDS = {
     "id", "meta", "notes", "result_format", "description", "catch_exceptions", "rendered_content",
     "windows", "batch_id", "severity", "strict_min", "strict_max",
 }  # fmt: skip
 
 
-def _unreadable(kind: str, kwargs: Mapping[str, Any], error: Exception) -> InvalidExpectation:
-    """Return the error for kwargs that an expectation does not take: which, and those it has."""
+def _argument_error(kind: str, kwargs: Mapping[str, Any], error: Exception) -> InvalidExpectation:
+    """Return the error for unknown, missing or invalid arguments of an expectation."""
     from great_expectations.expectations.registry import get_expectation_impl
 
     fields = getattr(get_expectation_impl(kind), "__fields__", {})
-    known = [name for name in fields if name not in _COMMON]
+    arguments = [name for name in fields if name not in _COMMON_FIELDS]
     unknown = [name for name in kwargs if name not in fields]
     missing = []
-    for name in known:
+    for name in arguments:
         if fields[name].required and name not in kwargs:
             missing.append(name)
-    told = f"{kind}({dict(kwargs)!r})"
-    there = f"it has {', '.join(map(repr, known))}"
+    call = f"{kind}({dict(kwargs)!r})"
+    available = f"it has {', '.join(map(repr, arguments))}"
     if unknown:
-        near = did_you_mean(unknown[0], known, write="{!r}")
-        return InvalidExpectation(f"{told}: there is no {unknown[0]!r}; {there}.", hint=near)
+        suggestion = did_you_mean(unknown[0], arguments, write="{!r}")
+        return InvalidExpectation(
+            f"{call}: there is no {unknown[0]!r}; {available}.", hint=suggestion
+        )
     if missing:
         example = dict.fromkeys(missing, "...")
         return InvalidExpectation(
-            f"{told} lacks {', '.join(map(repr, missing))}; {there}.",
+            f"{call} lacks {', '.join(map(repr, missing))}; {available}.",
             hint=repr({"type": kind, "kwargs": example}),
         )
-    return InvalidExpectation(f"{told} cannot be read: {_first_line(error)}.", hint=there)
+    return InvalidExpectation(f"{call} cannot be read: {_first_line(error)}.", hint=available)
 
 
-def _refuse_code(kind: str, kwargs: Mapping[str, Any]) -> None:
+def _reject_code(kind: str, kwargs: Mapping[str, Any]) -> None:
     if kind in _NEED_SQL:
         raise InvalidExpectation(
             f"{kind} runs SQL, which has no table to run on here.", hint="use column expectations"
@@ -209,8 +203,7 @@ def _refuse_code(kind: str, kwargs: Mapping[str, Any]) -> None:
                 f"{kind} has a suite parameter, {value!r}, which is evaluated at each run.",
                 hint="write the value itself",
             )
-        # A schema's reference to another document is fetched when the schema is used: from the web,
-        # from disk.
+        # The library fetches documents that a JSON schema refers to, from the web or from disk.
         if key in _REFERENCES and isinstance(value, str) and not value.startswith("#"):
             raise InvalidExpectation(
                 f"{kind} refers to another document, {value!r}.",
@@ -218,10 +211,10 @@ def _refuse_code(kind: str, kwargs: Mapping[str, Any]) -> None:
             )
 
 
-def _refuse_infinite(kind: str, kwargs: Mapping[str, Any]) -> None:
-    """Refuse NaN and infinity, which JSON lacks: the library stores NaN as null, an absent bound.
+def _reject_infinite(kind: str, kwargs: Mapping[str, Any]) -> None:
+    """Reject NaN and infinity, which JSON lacks: the library stores NaN as null, an open bound.
 
-    As a bound of a row count it reads '-inf' and '1e999' as times.
+    It converts '-inf' and '1e999' to times if they are bounds of a row count.
     """
     for name, argument in kwargs.items():
         if kind == _ROW_COUNT and isinstance(argument, date):
@@ -247,23 +240,24 @@ def _is_finite(value: object) -> bool:
 
 
 def _entries(value: Any) -> Iterator[tuple[str | None, Any]]:
-    """Yield the keys and values of mappings and the items of lists, without keys, at any depth.
+    """Yield keys and values of mappings, and list items without keys, at all levels.
 
-    What is nested too deeply is refused.
+    Raises:
+        InvalidExpectation: The value is nested too deeply.
     """
     level = [value]
-    for _ in range(_DEEPEST):
-        below: list[Any] = []
+    for _ in range(_MAX_DEPTH):
+        next_level: list[Any] = []
         for each in level:
             if isinstance(each, Mapping):
                 yield from each.items()
-                below.extend(each.values())
+                next_level.extend(each.values())
             elif isinstance(each, list | tuple | set | frozenset):
                 yield from ((None, item) for item in each)
-                below.extend(each)
-        level = below
+                next_level.extend(each)
+        level = next_level
     if level:
-        raise InvalidExpectation(f"An expectation is nested more than {_DEEPEST} levels deep.")
+        raise InvalidExpectation(f"An expectation is nested more than {_MAX_DEPTH} levels deep.")
 
 
 @lru_cache(maxsize=256)
@@ -282,45 +276,45 @@ def _is_map(kind: str) -> bool:
     )
 
 
-def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict as it is stored: Great Expectations has read it once, and can again."""
-    kind = given.get("type") or given.get("expectation_type")
-    kwargs = given.get("kwargs", {})
+def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an expectation as it is stored, after a round trip through Great Expectations."""
+    kind = expectation.get("type") or expectation.get("expectation_type")
+    kwargs = expectation.get("kwargs", {})
     if not isinstance(kind, str) or not isinstance(kwargs, Mapping):
         raise InvalidExpectation(
-            f"{dict(given)!r} is not an expectation.",
+            f"{dict(expectation)!r} is not an expectation.",
             hint="write "
             "{'type': 'expect_column_values_to_not_be_null', 'kwargs': {'column': 'age'}}",
         )
-    listed = kwargs.get("column_list")
-    if listed is not None and not _are_names(listed):
+    column_list = kwargs.get("column_list")
+    if column_list is not None and not _are_names(column_list):
         raise InvalidExpectation(
-            f"{kind}: column_list={listed!r} is no list of names.",
+            f"{kind}: column_list={column_list!r} is not a list of names.",
             hint="column_list=['first', 'second']",
         )
     plain: dict[str, Any] = {"type": kind, "kwargs": dict(kwargs)}
-    for key in _KEPT:
-        if given.get(key):
-            plain[key] = given[key]
-    read = build(plain).configuration.to_json_dict()
+    for key in _STORED_KEYS:
+        if expectation.get(key):
+            plain[key] = expectation[key]
+    parsed = build(plain).configuration.to_json_dict()
     stored: dict[str, Any] = {"type": kind, "kwargs": {}}
-    for key, value in read["kwargs"].items():
-        # 3 is read as 3.0: what was written is kept.
+    for key, value in parsed["kwargs"].items():
+        # The library converts 3 to 3.0: keep the argument as written.
         stored["kwargs"][key] = kwargs[key] if kwargs.get(key) == value else value
-    if condition_of(plain) is not None:
+    if row_condition(plain) is not None:
         stored["kwargs"]["row_condition"] = kwargs["row_condition"]
-    for key in _KEPT:
-        if read.get(key) and read[key] != _DEFAULTS.get(key):
-            stored[key] = read[key]
+    for key in _STORED_KEYS:
+        if parsed.get(key) and parsed[key] != _DEFAULTS.get(key):
+            stored[key] = parsed[key]
     return stored
 
 
-def _are_names(listed: object) -> bool:
-    """Tell whether an argument is a list of texts."""
-    return isinstance(listed, list | tuple) and all(isinstance(name, str) for name in listed)
+def _are_names(value: object) -> bool:
+    """Return True if an argument is a list of strings."""
+    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
 
 
-def _nearest(kind: str) -> str:
+def _suggest_type(kind: str) -> str:
     from great_expectations.expectations import core
 
     names = [

@@ -1,4 +1,4 @@
-"""Arrow tables as the pandas frames that Great Expectations reads."""
+"""Conversion of Arrow tables to the pandas frames that Great Expectations reads."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_EXACT = 1 << 53
+_MAX_EXACT = 1 << 53
 
 
 def to_frame(table: pa.Table) -> pd.DataFrame:
-    """Return a frame in which missing values are missing and numbers are those of the table.
+    """Convert a table without loss of nulls or precision.
 
-    Whole numbers with nulls become floats where these hold them exactly, else pandas' nullable
-    integers, with which not every expectation can compare.
+    Integers with nulls become floats if these are exact, else pandas' nullable integers, which some
+    expectations cannot compare.
     """
     import pandas as pd
 
@@ -29,7 +29,7 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
     for name, column in zip(table.column_names, table.columns, strict=True):
         mapper = None
         if column.null_count and not _fits_float(column):
-            mapper = _nullable
+            mapper = _nullable_dtype
         columns[name] = column.to_pandas(types_mapper=mapper, date_as_object=False)
     return pd.DataFrame(columns, index=range(table.num_rows), copy=False)
 
@@ -38,10 +38,10 @@ def _fits_float(column: pa.ChunkedArray) -> bool:
     if not pat.is_integer(column.type) or column.type.bit_width < 64:
         return True
     bounds = pc.min_max(column).as_py()
-    return bounds["min"] is None or (bounds["min"] >= -_EXACT and bounds["max"] <= _EXACT)
+    return bounds["min"] is None or (bounds["min"] >= -_MAX_EXACT and bounds["max"] <= _MAX_EXACT)
 
 
-def _nullable(kind: pa.DataType) -> Any:
+def _nullable_dtype(kind: pa.DataType) -> Any:
     import pandas as pd
 
     if pat.is_unsigned_integer(kind):
@@ -50,7 +50,7 @@ def _nullable(kind: pa.DataType) -> Any:
 
 
 def with_times(expectation: Mapping[str, Any], schema: pa.Schema) -> Mapping[str, Any]:
-    """Return an expectation whose ISO texts are times where its column holds times."""
+    """Convert ISO texts in the arguments of an expectation to times if its column has times."""
     kwargs = expectation["kwargs"]
     name = kwargs.get("column")
     if name is None or name not in schema.names:
@@ -58,16 +58,16 @@ def with_times(expectation: Mapping[str, Any], schema: pa.Schema) -> Mapping[str
     kind = schema.field(name).type
     if not (pat.is_timestamp(kind) or pat.is_date(kind)):
         return expectation
-    changed = dict(kwargs)
+    converted = dict(kwargs)
     for key in ("min_value", "max_value", "value_set"):
         if key in kwargs:
-            changed[key] = _times(kwargs[key], kind)
-    return {**expectation, "kwargs": changed}
+            converted[key] = _parse_times(kwargs[key], kind)
+    return {**expectation, "kwargs": converted}
 
 
-def _times(value: Any, kind: pa.DataType) -> Any:
+def _parse_times(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, list | tuple | set):
-        return [_times(each, kind) for each in value]
+        return [_parse_times(each, kind) for each in value]
     if not isinstance(value, str):
         return value
     try:

@@ -1,4 +1,4 @@
-"""The library itself, imported and run quietly: its warnings and log lines are not the user's."""
+"""Import of the library, with its warnings, log lines and progress bars suppressed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ _is_quiet = ContextVar("is_quiet", default=False)
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep warnings, log lines and progress bars of the library away from the user.
-
-    They repeat what the results say.
-    """
-    before = _is_quiet.set(True)
+    """Suppress warnings, log lines and progress bars of the library, which repeat the results."""
+    token = _is_quiet.set(True)
     logger = logging.getLogger("great_expectations")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -29,17 +26,17 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-        _is_quiet.reset(before)
+        _is_quiet.reset(token)
 
 
 @lru_cache(maxsize=1)
 def library() -> Any:
-    """Return the module ``great_expectations`` (seconds at the first call)."""
+    """Import and return ``great_expectations``, which takes seconds at the first call."""
     with quiet():
         import great_expectations
         from great_expectations.validator import validation_graph
 
-        # Some expectations ask for bars whatever the context says.
+        # Some expectations show progress bars even if the context disables them.
         draw_bar: Any = validation_graph.tqdm
 
         def bar_unless_quiet(*values: Any, **options: Any) -> Any:
@@ -53,7 +50,7 @@ def library() -> Any:
 
 @lru_cache(maxsize=1)
 def frames() -> Any:
-    """Return the batch definition over frames in memory, of a context without files and network."""
+    """Return a batch definition for data frames, in a context without files or network."""
     gx = library()
     from great_expectations.data_context.types.base import (
         DataContextConfig,

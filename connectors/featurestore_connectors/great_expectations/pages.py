@@ -1,9 +1,7 @@
-"""Reports as HTML.
+"""Validation reports as HTML: a static page in which all texts of the report are escaped.
 
-One page that loads and runs nothing, in which every text of the report is escaped.
-
-Expectations are said in the words of Great Expectations. Its own pages are not used: they load
-styles and scripts from the web and let texts of the data through as markup.
+Expectations are worded by Great Expectations. Its own pages are not used: they load styles and
+scripts from the web and render texts of the data as markup.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ _BUILT_IN = {
 
 
 @dataclass(frozen=True)
-class _Check:
-    """One line of the page."""
+class _PageCheck:
+    """One row of the page."""
 
     mark: str
     statement: str
@@ -46,15 +44,14 @@ class _Check:
 
 
 def to_html(report: ValidationReport) -> str:
-    """Return a report as one page."""
+    """Render a report as an HTML page."""
     from jinja2 import Environment
     from markupsafe import Markup
 
-    here = files(__package__)
-    style = here.joinpath("page.css").read_text(encoding="utf-8")
-    source = here.joinpath("page.j2").read_text(encoding="utf-8")
-    # A policy that knows the page's own style by its hash, and nothing else: no script, no image,
-    # no form.
+    package = files(__package__)
+    style = package.joinpath("page.css").read_text(encoding="utf-8")
+    source = package.joinpath("page.j2").read_text(encoding="utf-8")
+    # The content security policy allows the page's own style, by its hash, and nothing else.
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return (
@@ -67,13 +64,13 @@ def to_html(report: ValidationReport) -> str:
             summary=_summary(report),
             report=report,
             facts=list(_facts(report)),
-            checks=[_check(result) for result in report.results],
+            checks=[_page_check(result) for result in report.results],
         )
     )
 
 
 def _title(report: ValidationReport) -> str:
-    """Return the group and the time, by which people tell reports apart."""
+    """Return a title that identifies the report: the group and the time."""
     time = report.time.astimezone(UTC)
     return f"{report.name} v{report.version}, {time:%Y-%m-%d %H:%M} UTC"
 
@@ -96,24 +93,24 @@ def _facts(report: ValidationReport) -> Iterator[tuple[str, object]]:
     yield "Great Expectations", library().__version__
 
 
-def _check(result: ExpectationResult) -> _Check:
+def _page_check(result: ExpectationResult) -> _PageCheck:
     mark = "warning" if result.warning else "failed"
-    found = outcome_text(result)
+    finding = outcome_text(result)
     if result.success:
         mark = "passed"
-        found = "" if result.row_level else f"found {plain_json(result.observed)}"
+        finding = "" if result.row_level else f"found {plain_json(result.observed)}"
     samples = tuple(str(plain_json(sample)) for sample in result.samples)
-    return _Check(mark, _statement(result.expectation), found, samples)
+    return _PageCheck(mark, _statement(result.expectation), finding, samples)
 
 
 def _statement(expectation: Mapping[str, Any]) -> str:
-    """Return what is expected in words; as it is written where the library has no words for it."""
+    """Return an expectation in words, or as written if the library has no wording for it."""
     kwargs = expectation.get("kwargs") or {}
     built_in = _BUILT_IN.get(str(expectation["type"]))
     if built_in is not None:
         columns = kwargs.get("columns") or [kwargs.get("column")]
         return built_in.format(columns=", ".join(map(str, columns)))
-    words = _words(expectation)
+    words = _rendered_text(expectation)
     if words is None:
         return describe(expectation)
     if kwargs.get("row_condition"):
@@ -121,8 +118,8 @@ def _statement(expectation: Mapping[str, Any]) -> str:
     return words
 
 
-def _words(expectation: Mapping[str, Any]) -> str | None:
-    """Return the library's words for an expectation as plain text."""
+def _rendered_text(expectation: Mapping[str, Any]) -> str | None:
+    """Return the library's wording of an expectation as plain text."""
     from great_expectations.expectations.registry import get_renderer_impl
     from great_expectations.render import LegacyRendererType
 
@@ -130,11 +127,11 @@ def _words(expectation: Mapping[str, Any]) -> str | None:
         configuration = build(expectation).configuration
     except InvalidExpectation:  # a report may be older than the library, or from elsewhere
         return None
-    found = get_renderer_impl(configuration.type, LegacyRendererType.PRESCRIPTIVE)
-    if found is None:
+    renderer = get_renderer_impl(configuration.type, LegacyRendererType.PRESCRIPTIVE)
+    if renderer is None:
         return None
     with quiet():
-        blocks = found[1](configuration=configuration)
+        blocks = renderer[1](configuration=configuration)
     words = []
     for block in blocks:
         text = getattr(block, "string_template", None)

@@ -1,7 +1,4 @@
-"""Checks Arrow tables with Great Expectations on pandas, quietly.
-
-No files, no progress bars, no network.
-"""
+"""The validator: checks Arrow tables with Great Expectations on pandas, without files or network."""
 
 from __future__ import annotations
 
@@ -20,10 +17,10 @@ from featurestore_connectors.great_expectations import aggregates
 from featurestore_connectors.great_expectations.conditions import Condition
 from featurestore_connectors.great_expectations.forms import (
     build,
-    columns_of,
-    condition_of,
     is_row_level,
-    plain_expectations,
+    needed_columns,
+    normalize_expectations,
+    row_condition,
 )
 from featurestore_connectors.great_expectations.frames import to_frame, with_times
 from featurestore_connectors.great_expectations.library import frames, library, quiet
@@ -37,10 +34,7 @@ _WARNING_SEVERITIES = ("warning", "info")
 
 
 class GreatExpectationsValidator:
-    """Great Expectations behind the interface Validator. Has no state.
-
-    Contexts are made once a process.
-    """
+    """Validator for Great Expectations. It is stateless; the context is created once per process."""
 
     def __init__(self) -> None:
         import importlib.util
@@ -53,10 +47,10 @@ class GreatExpectationsValidator:
         return "great_expectations"
 
     def normalize(self, expectations: object) -> tuple[Mapping[str, Any], ...]:
-        return plain_expectations(expectations)
+        return normalize_expectations(expectations)
 
     def columns(self, expectation: Mapping[str, Any]) -> tuple[str, ...]:
-        return columns_of(expectation)
+        return needed_columns(expectation)
 
     def is_row_level(self, expectation: Mapping[str, Any]) -> bool:
         return is_row_level(expectation)
@@ -69,20 +63,23 @@ class GreatExpectationsValidator:
         self, table: pa.Table, expectations: Sequence[Mapping[str, Any]]
     ) -> list[CheckOutcome]:
         frame = to_frame(table)
-        about: dict[Condition | None, list[int]] = {}
+        by_condition: dict[Condition | None, list[int]] = {}
         for index, expectation in enumerate(expectations):
-            about.setdefault(condition_of(expectation), []).append(index)
+            by_condition.setdefault(row_condition(expectation), []).append(index)
         outcomes: dict[int, CheckOutcome] = {}
-        for condition, members in about.items():
-            chosen = [expectations[index] for index in members]
+        for condition, members in by_condition.items():
+            selected = [expectations[index] for index in members]
             if condition is None:
-                found = _check(frame, table.schema, chosen)
+                condition_outcomes = _check_frame(frame, table.schema, selected)
             else:
-                met = np.flatnonzero(condition.rows(frame))
-                part = frame.iloc[met].reset_index(drop=True)
-                of_part = _check(part, table.schema, chosen)
-                found = [_spread(outcome, met, len(frame)) for outcome in of_part]
-            outcomes |= dict(zip(members, found, strict=True))
+                matching_rows = np.flatnonzero(condition.rows(frame))
+                matching = frame.iloc[matching_rows].reset_index(drop=True)
+                matching_outcomes = _check_frame(matching, table.schema, selected)
+                condition_outcomes = [
+                    _expand_outcome(outcome, matching_rows, len(frame))
+                    for outcome in matching_outcomes
+                ]
+            outcomes |= dict(zip(members, condition_outcomes, strict=True))
         return [outcomes[index] for index in range(len(expectations))]
 
     def measures(
@@ -94,7 +91,7 @@ class GreatExpectationsValidator:
         self, expectation: Mapping[str, Any], schema: pa.Schema, *, found: Mapping[Measure, Any]
     ) -> ExpectationResult:
         return aggregates.evaluate(
-            expectation, schema, found=found, warning=_is_warning(expectation)
+            expectation, schema, measured=found, warning=_is_warning(expectation)
         )
 
     def needs_copies(self, expectation: Mapping[str, Any]) -> bool:
@@ -106,34 +103,38 @@ class GreatExpectationsValidator:
         return to_html(report)
 
 
-def _check(
+def _check_frame(
     frame: pd.DataFrame, schema: pa.Schema, expectations: Sequence[Mapping[str, Any]]
 ) -> list[CheckOutcome]:
-    """Return the outcomes of expectations about all rows of a frame."""
-    given = [with_times(each, schema) for each in expectations]
-    found = _validate(frame, given, {"result_format": "BASIC", "partial_unexpected_count": 0})
-    # Rows are named in a second run, of the expectations alone that some row fails.
-    failing, asked_again = [], []
-    for index, each in enumerate(found):
-        if _unexpected(each) and is_row_level(expectations[index]):
+    """Return the outcomes of unconditional expectations on a frame."""
+    converted = [with_times(each, schema) for each in expectations]
+    results = _validate(frame, converted, {"result_format": "BASIC", "partial_unexpected_count": 0})
+    # A second run, of failed expectations only, returns the failing rows.
+    failing, rerun = [], []
+    for index, each in enumerate(results):
+        if _unexpected_count(each) and is_row_level(expectations[index]):
             failing.append(index)
-            asked_again.append(given[index])
-    masks = _failing_rows(frame, asked_again)
-    rows_of = dict(zip(failing, masks, strict=True))
+            rerun.append(converted[index])
+    masks = _failing_rows(frame, rerun)
+    failing_rows = dict(zip(failing, masks, strict=True))
     outcomes = []
-    for index, (expectation, each) in enumerate(zip(expectations, found, strict=True)):
-        result = _result(expectation, each, len(frame))
-        outcomes.append(CheckOutcome(result, _checked(each, len(frame)), rows_of.get(index)))
+    for index, (expectation, each) in enumerate(zip(expectations, results, strict=True)):
+        result = _convert_result(expectation, each, len(frame))
+        outcomes.append(
+            CheckOutcome(result, _checked_count(each, len(frame)), failing_rows.get(index))
+        )
     return outcomes
 
 
-def _spread(outcome: CheckOutcome, met: npt.NDArray[np.intp], rows: int) -> CheckOutcome:
-    """Return a outcome on the rows that met a condition as one on all rows."""
+def _expand_outcome(
+    outcome: CheckOutcome, matching_rows: npt.NDArray[np.intp], rows: int
+) -> CheckOutcome:
+    """Expand an outcome on the rows that satisfy a condition to all rows."""
     result = replace(outcome.result, rows=rows)
     if outcome.failing is None:
         return replace(outcome, result=result)
     failing = np.zeros(rows, dtype=np.bool_)
-    failing[met] = outcome.failing
+    failing[matching_rows] = outcome.failing
     return replace(outcome, result=result, failing=failing)
 
 
@@ -144,10 +145,10 @@ def _validate(
     gx = library()
     results: list[Any] = [None] * len(expectations)
     objects = []
-    for number, each in enumerate(expectations):
+    for index, each in enumerate(expectations):
         expectation = build(each)
         expectation.id = None
-        expectation.meta = {**(expectation.meta or {}), "number": number}
+        expectation.meta = {**(expectation.meta or {}), "number": index}
         objects.append(expectation)
     with quiet():
         batch = frames().get_batch(batch_parameters={"dataframe": frame})
@@ -157,7 +158,7 @@ def _validate(
         except _library_errors() as error:
             if len(expectations) == 1:
                 raise _not_computed(expectations[0], error) from error
-            # Arguments that the library cannot use stop it before it has looked at any expectation.
+            # Invalid arguments abort the library before it evaluates any expectation.
             for each in expectations:
                 _validate(frame, [each], result_format)
             raise
@@ -168,7 +169,7 @@ def _validate(
 
 
 def _library_errors() -> tuple[type[Exception], ...]:
-    """Return what Great Expectations raises for arguments that it took and cannot use."""
+    """Return the exceptions of Great Expectations for arguments that it accepts but cannot use."""
     from great_expectations.exceptions import GreatExpectationsError
 
     return (
@@ -207,23 +208,23 @@ def _failing_rows(
     return masks
 
 
-def _unexpected(found: Any) -> int:
-    return int(found.result.get("unexpected_count") or 0)
+def _unexpected_count(result: Any) -> int:
+    return int(result.result.get("unexpected_count") or 0)
 
 
-def _checked(found: Any, rows: int) -> int:
-    missing = int(found.result.get("missing_count") or 0)
-    return int(found.result.get("element_count", rows)) - missing
+def _checked_count(result: Any, rows: int) -> int:
+    missing = int(result.result.get("missing_count") or 0)
+    return int(result.result.get("element_count", rows)) - missing
 
 
-def _result(expectation: Mapping[str, Any], found: Any, rows: int) -> ExpectationResult:
+def _convert_result(expectation: Mapping[str, Any], result: Any, rows: int) -> ExpectationResult:
     return ExpectationResult(
         expectation=expectation,
-        success=bool(found.success),
+        success=bool(result.success),
         rows=rows,
-        unexpected=_unexpected(found),
+        unexpected=_unexpected_count(result),
         row_level=is_row_level(expectation),
-        observed=found.result.get("observed_value"),
+        observed=result.result.get("observed_value"),
         warning=_is_warning(expectation),
     )
 
@@ -232,17 +233,16 @@ def _is_warning(expectation: Mapping[str, Any]) -> bool:
     return expectation.get("severity") in _WARNING_SEVERITIES
 
 
-def _raise_failure(found: Any) -> None:
-    """Raise what Great Expectations caught.
-
-    An expectation that cannot be computed neither holds nor fails.
-    """
-    info = found.exception_info or {}
-    # One exception, or one for each metric.
-    infos = [info] if "raised_exception" in info else info.values()
-    for each in infos:
+def _raise_failure(result: Any) -> None:
+    """Raise the exceptions that Great Expectations caught: such a check has no outcome."""
+    exception_info = result.exception_info or {}
+    # A single exception, or one per metric.
+    exceptions = (
+        [exception_info] if "raised_exception" in exception_info else exception_info.values()
+    )
+    for each in exceptions:
         if isinstance(each, Mapping) and each.get("raised_exception"):
-            config = found.expectation_config
+            config = result.expectation_config
             kwargs = dict(config.kwargs)
             kwargs.pop("batch_id", None)
             reason = str(each.get("exception_message")).strip()

@@ -75,7 +75,7 @@ def test_very_many_sums_and_variances_are_rounded_once(values: list[float], bits
 @given(values=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=30), bits=limb_bits)
 def test_integers_are_added_without_a_bound(values: list[int], bits: int) -> None:
     sums = total(exact.from_integers(np.array(values, np.int64), bits=bits))
-    assert sums.whole(0) == sum(values)
+    assert sums.in_units(0) == sum(values)
 
 
 @settings(max_examples=40, deadline=None)
@@ -92,12 +92,12 @@ def test_integers_of_four_words_are_added_without_a_bound(values: list[int], bit
     for number in range(4):
         word = [value >> (32 * number) for value in values]
         words.append(np.array([each if number == 3 else each & 0xFFFFFFFF for each in word]))
-    assert total(exact.from_words(words, bits=bits)).whole(0) == sum(values)
+    assert total(exact.from_words(words, bits=bits)).in_units(0) == sum(values)
 
 
 def test_unsigned_integers_above_63_bits_are_added() -> None:
     words = [np.array([0, 5]), np.array([2**32 - 1, 1])]
-    assert total(exact.from_words(words, bits=40)).whole(0) == (2**32 - 1 + 1) * 2**32 + 5
+    assert total(exact.from_words(words, bits=40)).in_units(0) == (2**32 - 1 + 1) * 2**32 + 5
 
 
 def test_limbs_of_any_number_of_rows_fit_their_sums() -> None:

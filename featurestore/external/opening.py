@@ -41,14 +41,14 @@ def open_source(session: Session, spec: SourceSpec) -> Source:
 
 
 def open_snapshot(
-    session: Session, spec: SourceSpec, version: int | datetime | None = None
+    session: Session, spec: SourceSpec, version_or_time: int | datetime | None = None
 ) -> RenamedSnapshot:
     """Connect to a registered source and return a snapshot with renamed columns.
 
     Raises:
         SourceUnavailable: The source cannot be reached, or refuses the user.
     """
-    snapshot = open_source(session, spec).snapshot(version)
+    snapshot = open_source(session, spec).snapshot(version_or_time)
     return RenamedSnapshot(spec.name, snapshot, spec.options.get(RENAME))
 
 

@@ -119,9 +119,9 @@ def _registered_module(location: str, name: str, origin: str) -> ModuleType:
             hint="featurestore job register path/to/jobs.py",
         )
     if file == origin:
-        return _from_file(file, expected=expected)[0]
+        return _module_of_file(file, expected=expected)[0]
     _check_unchanged(files.sha256(file), expected, origin)
-    return _from_name(origin)
+    return _import_module(origin)
 
 
 def _check_unchanged(actual: str, expected: str | None, origin: str) -> None:
@@ -153,21 +153,21 @@ def _modules(
     module_or_path: ModuleType | str | os.PathLike[str],
 ) -> Iterator[tuple[ModuleType, JobFile]]:
     if isinstance(module_or_path, ModuleType):
-        yield module_or_path, _file_of(module_or_path)
+        yield module_or_path, _job_file(module_or_path)
         return
     path = os.path.abspath(os.path.expanduser(os.fspath(module_or_path)))
     if files.is_directory(path):
         for name in files.list_directory(path):
             if name.endswith(".py") and not name.startswith("_"):
-                yield _from_file(os.path.join(path, name))
+                yield _module_of_file(os.path.join(path, name))
     elif files.is_file(path):
-        yield _from_file(path)
+        yield _module_of_file(path)
     else:
-        module = _from_name(os.fspath(module_or_path))
-        yield module, _file_of(module)
+        module = _import_module(os.fspath(module_or_path))
+        yield module, _job_file(module)
 
 
-def _file_of(module: ModuleType) -> JobFile:
+def _job_file(module: ModuleType) -> JobFile:
     """Return the file of a loaded module; the origin of a script is its path."""
     file = getattr(module, "__file__", None)
     if file is None or not files.is_file(file):
@@ -177,7 +177,7 @@ def _file_of(module: ModuleType) -> JobFile:
     return JobFile(origin, path, files.sha256(path))
 
 
-def _from_name(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (ModuleNotFoundError, ValueError) as error:
@@ -191,7 +191,7 @@ def _from_name(name: str) -> ModuleType:
         ) from error
 
 
-def _from_file(path: str, *, expected: str | None = None) -> tuple[ModuleType, JobFile]:
+def _module_of_file(path: str, *, expected: str | None = None) -> tuple[ModuleType, JobFile]:
     """Return the module of a file; execute it unless this process has executed the same text.
 
     Args:

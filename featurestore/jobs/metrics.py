@@ -61,7 +61,7 @@ def serving_metrics(session: Session, *, host: str, port: int) -> Iterator[int]:
 
     Args:
         session: The connection.
-        host: The address to listen at.
+        host: The address to listen on.
         port: 0 selects any free port.
 
     Raises:

@@ -86,7 +86,9 @@ def register_jobs(
     """Register every job of a module, file or folder; return the registered jobs by name."""
     definitions = load_jobs(module_or_path)
     _check_channels(session, [definition.spec for definition, _ in definitions.values()])
-    specs = _registered_specs(session, {name: each.spec for name, (each, _) in definitions.items()})
+    specs = _specs_to_register(
+        session, {name: each.spec for name, (each, _) in definitions.items()}
+    )
     registered = []
     for name, (_, file) in sorted(definitions.items()):
         spec = specs[name]
@@ -106,7 +108,7 @@ def register_jobs(
     return Listing(registered)
 
 
-def _registered_specs(session: Session, specs: Mapping[str, JobSpec]) -> dict[str, JobSpec]:
+def _specs_to_register(session: Session, specs: Mapping[str, JobSpec]) -> dict[str, JobSpec]:
     """Return the definitions to register; refuse those that are known to fail."""
     if all(spec.kind != "window" for spec in specs.values()):
         return dict(specs)

@@ -153,7 +153,7 @@ def fitting(store: Any, rows: pa.Table, rounds: int) -> dict[str, Any]:
 
 def pass_memory(rows: int, distinct: int) -> dict[str, float]:
     """Return the memory that counting the values of a number and a text takes, and check them."""
-    from featurestore.transform.counting import ValueCounts, sample_of
+    from featurestore.transform.counting import ValueCounts, to_sample
     from featurestore.transform.forms import Form
     from featurestore.transform.sample import quantile
 
@@ -170,7 +170,7 @@ def pass_memory(rows: int, distinct: int) -> dict[str, float]:
         peak = max(peak, _resident())
     state = counts.finish(state)
     peak = max(peak, _resident())
-    numbers, occurrences = sample_of(state["x"], Form("number"), narrow=False).numbers()
+    numbers, occurrences = to_sample(state["x"], Form("number"), narrow=False).numbers()
     everything = values[(np.arange(rows) * 7_919) % distinct]
     for share in (0.25, 0.5, 0.9):
         assert np.isclose(quantile(numbers, occurrences, share), np.quantile(everything, share))

@@ -104,7 +104,7 @@ NOT_INNER_LOOP = (
     "tests/readers/test_distributed_training.py",
     "tests/readers/test_reader_cases.py",
     "tests/readers/test_reader_imports.py",
-    "tests/readers/test_reader_memory.py",
+    "tests/readers/test_reader_bufferpool.py",
     "tests/recovery/test_nothing_outside_is_touched.py",
     "tests/recovery/test_rebuild_damage.py",
     "tests/registry/test_registry_rows.py",

@@ -78,7 +78,7 @@ class RunReader:
         from featurestore.readers.keras_data import refuse_undistributed
 
         refuse_undistributed(
-            instead="context.fit(model, epochs=2, validation=checks), "
+            hint="context.fit(model, epochs=2, validation=checks), "
             "reader.distribute(epochs), reader.evaluate(model)"
         )
         return self.reader.tf_dataset(

@@ -15,16 +15,15 @@ from featurestore.model.fixed_bytes import cast_bytes
 
 Values = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
 
-_TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+_STRING_TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def to_numpy(array: Any, *, name: str) -> Values:
-    """Return values of shape (rows, *shape) and which rows are present (None: all are).
+    """Return values of shape (rows, *shape) and the mask of present rows (None: all are).
 
     Booleans, integers and floats keep their type; dates are int64 days and times int64 microseconds
-    since 1970 UTC; texts, binaries and decimals are object arrays of bytes, and lists of varying
-    length are object arrays of the arrays of their items. Absent rows hold zeros or empty bytes,
-    lists none.
+    since 1970 UTC; strings, binaries and decimals are object arrays of bytes, and variable-length
+    lists are object arrays of arrays. Absent rows are zeros, empty bytes or empty lists.
 
     >>> values, present = to_numpy(pa.array([1, None], pa.int32()), name="x")
     >>> values.tolist(), present.tolist()
@@ -33,45 +32,47 @@ def to_numpy(array: Any, *, name: str) -> Values:
     if isinstance(array, pa.ChunkedArray):
         array = one_array(array)
     if pat.is_fixed_size_list(array.type):
-        return _matrix(array, name=name)
-    present = _valid(array)
+        return _fixed_size_rows(array, name=name)
+    present = _valid_mask(array)
     if pat.is_list(array.type) or pat.is_large_list(array.type):
-        return _ragged(array, present, name=name), present
-    return _flat(array, present), present
+        return _ragged_rows(array, present, name=name), present
+    return _flat_values(array, present), present
 
 
-def _ragged(array: Any, present: npt.NDArray[np.bool_] | None, *, name: str) -> npt.NDArray[Any]:
-    """Return lists of varying length as an object array of parts of one array."""
-    items = array.flatten()  # without what null rows hide
+def _ragged_rows(
+    array: Any, present: npt.NDArray[np.bool_] | None, *, name: str
+) -> npt.NDArray[Any]:
+    """Return variable-length lists as an object array of slices of one array."""
+    items = array.flatten()  # excludes the items under null lists
     if items.null_count:
         raise NullsInColumns(
             f"Lists of column {name!r} have nulls inside.",
-            hint="fill them before the dataset is made",
+            hint="fill them before the dataset is created",
         )
     lengths = np.diff(array.offsets.to_numpy())
     if present is not None:
         lengths = np.where(present, lengths, 0)
-    flat = _flat(items, None)
+    flat_items = _flat_values(items, None)
     rows = np.empty(len(array), dtype=object)
     start = 0
     for row, length in enumerate(lengths.tolist()):
-        rows[row] = flat[start : start + length]
+        rows[row] = flat_items[start : start + length]
         start += length
     return rows
 
 
-def _valid(array: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Return which values are there; None: all are."""
+def _valid_mask(array: pa.Array) -> npt.NDArray[np.bool_] | None:
+    """Return the validity mask, None if there are no nulls."""
     if not array.null_count:
         return None
     valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
     return valid
 
 
-def _matrix(array: Any, *, name: str) -> Values:
-    """Return lists of one size as rows; what null rows hide becomes zeros."""
+def _fixed_size_rows(array: Any, *, name: str) -> Values:
+    """Return fixed-size lists as rows; the items under null rows become zeros."""
     rows, kind = len(array), array.type
-    present = valid = _valid(array)
+    present = valid = _valid_mask(array)
     shape: tuple[int, ...] = ()
     while pat.is_fixed_size_list(kind):
         size = kind.list_size
@@ -79,34 +80,34 @@ def _matrix(array: Any, *, name: str) -> Values:
         shape, kind = (*shape, size), kind.value_type
         if valid is not None:
             valid = np.repeat(valid, size)
-        items = _valid(array)
+        items = _valid_mask(array)
         if items is not None and (valid is None or (valid & ~items).any()):
             raise NullsInColumns(
                 f"Lists of column {name!r} have nulls inside.",
-                hint="fill them before the dataset is made",
+                hint="fill them before the dataset is created",
             )
-    return _flat(array, valid).reshape(rows, *shape), present
+    return _flat_values(array, valid).reshape(rows, *shape), present
 
 
-def _flat(array: Any, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
+def _flat_values(array: Any, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
     kind = array.type
     if pat.is_decimal(kind):
-        return _digits(array)
-    if kind in _TEXTS:
-        return _texts(array, present)
+        return _decimal_bytes(array)
+    if kind in _STRING_TYPES:
+        return _bytes_objects(array, present)
     if pat.is_date(kind):
         array = array.cast(pa.date32()).view(pa.int32()).cast(pa.int64())
     elif pat.is_timestamp(kind):
         array = array.cast(pa.timestamp("us", tz=kind.tz)).view(pa.int64())
     if present is None:
-        whole: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
-        return whole
+        numbers: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+        return numbers
     values = array.fill_null(pa.scalar(0).cast(array.type)).to_numpy(zero_copy_only=False)
-    # Under null lists anything may stand.
+    # Values under null lists are undefined.
     return np.where(present, values, values.dtype.type(0))
 
 
-def _texts(array: pa.Array, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
+def _bytes_objects(array: pa.Array, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
     raw = cast_bytes(array, pa.large_binary())
     if raw.null_count:
         raw = raw.fill_null(b"")
@@ -116,8 +117,8 @@ def _texts(array: pa.Array, present: npt.NDArray[np.bool_] | None) -> npt.NDArra
     return np.where(present, texts, b"")
 
 
-def _digits(array: pa.Array) -> npt.NDArray[Any]:
-    """Return decimals as their digits, such as ``b"-12.30"``."""
+def _decimal_bytes(array: pa.Array) -> npt.NDArray[Any]:
+    """Return decimals as text, such as ``b"-12.30"``."""
     result = np.full(len(array), b"", dtype=object)
     for row, value in enumerate(array.to_pylist()):
         if value is not None:

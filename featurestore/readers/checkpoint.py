@@ -1,8 +1,8 @@
-"""Checkpoints of what is trained and of the position in the data: a run goes on at the next step.
+"""Checkpoints of trained objects and of the reader's position: a run resumes at the next step.
 
-A checkpoint is a directory ``step-<epoch>-<step>`` that appears by one rename, with the variables
-and the reader's state in it: a killed run leaves either the whole or nothing. The first worker's
-copy counts.
+A checkpoint is a directory ``step-<epoch>-<step>`` with the variables and the reader's state. One
+rename publishes it, so that a killed run never leaves a partial checkpoint. Only the first worker
+publishes.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ STATE_FILE = "reader.json"
 _PREFIX = "variables"
 _ARRAYS = "arrays.npz"
 _CALLBACKS = "callbacks.npz"
-_NAME = re.compile(r"step-(\d{6})-(\d{9})")
+_CHECKPOINT_NAME = re.compile(r"step-(\d{6})-(\d{9})")
 _HEARTBEATS = "heartbeats"
 
 
 @dataclass
 class ReaderCheckpoint:
-    """Saves trackable objects with a reader's state, and restores both.
+    """The checkpoints of trackable objects and of a reader's state in one directory.
 
     Args:
-        directory: Shared by all workers.
-        reader: Whose state is kept.
-        objects: What is trained, as ``tf.train.Checkpoint`` takes it, or numpy arrays, which are
-            filled in place.
+        directory: Directory of the checkpoints, shared by all workers.
+        reader: The reader whose state is saved.
+        objects: Trackable objects as for ``tf.train.Checkpoint``, or numpy arrays, which are filled
+            in place.
         strategy: The ``tf.distribute`` strategy, for the number of this worker.
-        keep: How many checkpoints stay.
-        position: Number of this worker and of all, where no strategy tells.
-        begin: Name of the checkpoint to restore, "" for none; None is the newest. Workers that do
-            not wait for one another need it: the first one may have saved again already.
+        keep: Number of checkpoints to keep.
+        position: (worker, workers) if there is no strategy.
+        begin: Name of the checkpoint to restore, "" for none; None is the newest. Workers that are
+            not synchronized need it, since the first worker may have saved another one already.
     """
 
     directory: str
@@ -55,19 +55,19 @@ class ReaderCheckpoint:
     keep: int = 2
     position: tuple[int, int] | None = None
     begin: str | None = None
-    # Of the callbacks of a fit: what is saved next, and what was restored.
+    # States of the callbacks of a fit: to save next, and as restored.
     _callback_states: bytes | None = field(default=None, init=False, repr=False)
     _restored_states: bytes | None = field(default=None, init=False, repr=False)
 
     @property
     def worker(self) -> int:
         """Number of this worker."""
-        return self._worker_of()[0]
+        return self._worker_position()[0]
 
     @property
     def workers(self) -> int:
         """Number of workers."""
-        return self._worker_of()[1]
+        return self._worker_position()[1]
 
     def save(self, epoch: int, step: int) -> None:
         """Save the objects and the state.
@@ -75,13 +75,12 @@ class ReaderCheckpoint:
         Under a strategy all workers must call this after the same step.
 
         Args:
-            epoch: The epoch to go on with.
-            step: The next step of it.
+            epoch: The epoch to resume.
+            step: The next step of that epoch.
         """
         state = self.reader.state(epoch, step)
         name = f"step-{state['epoch']:06d}-{state['step']:09d}"
-        # Variables of some kinds are reduced over all workers when they are read, so all must
-        # write; one copy counts.
+        # Reading a variable may reduce it over all workers, so all workers write; one copy is used.
         temporary = os.path.join(self.directory, f".{name}.worker-{self.worker}")
         files.remove(temporary, below=self.directory)
         files.make_directory(temporary)
@@ -96,53 +95,53 @@ class ReaderCheckpoint:
         self._prune()
 
     def latest(self) -> str | None:
-        """Return the directory of the newest checkpoint, None when there is none."""
+        """Return the directory of the newest checkpoint, if any."""
         newest = newest_checkpoint(self.directory)
         return os.path.join(self.directory, newest) if newest else None
 
     def restore(self) -> tuple[int, int]:
-        """Set the objects to the newest checkpoint and return (epoch, step) to go on with.
+        """Restore the objects from the newest checkpoint and return (epoch, step) to resume at.
 
-        (0, 0) without one.
+        Returns (0, 0) without a checkpoint.
 
         Raises:
-            ManifestMismatch: The checkpoint was made with another dataset.
+            ManifestMismatch: The checkpoint belongs to another dataset.
             ReaderConfigError: The checkpoint's reader had other settings.
         """
         from featurestore.readers.reader import resume
 
-        newest = self._chosen()
+        newest = self._checkpoint_to_restore()
         if newest is None:
             return 0, 0
         state = files.read_json(os.path.join(newest, STATE_FILE))
-        then, epoch, step = resume(self.reader.path, self.reader.manifest, state)
-        if then.settings != self.reader.settings:
-            changed = []
-            for name, value in then.settings.items():
-                now = self.reader.settings.get(name)
-                if value != now:
-                    changed.append(f"{name}={value!r}, now {now!r}")
+        saved_reader, epoch, step = resume(self.reader.path, self.reader.manifest, state)
+        if saved_reader.settings != self.reader.settings:
+            changed_settings = []
+            for name, value in saved_reader.settings.items():
+                current_value = self.reader.settings.get(name)
+                if value != current_value:
+                    changed_settings.append(f"{name}={value!r}, now {current_value!r}")
             raise ReaderConfigError(
-                f"The checkpoint {newest!r} was made by a reader with other settings: "
-                f"{'; '.join(changed)}.",
+                f"The checkpoint {newest!r} belongs to a reader with other settings: "
+                f"{'; '.join(changed_settings)}.",
                 hint="use these settings, or start in another directory",
             )
         self._read(newest)
         return epoch, step
 
     def position_of(self) -> tuple[int, int]:
-        """Return (epoch, step) of what ``restore`` restores, (0, 0) for nothing."""
-        newest = self._chosen()
+        """Return (epoch, step) of the checkpoint to restore, (0, 0) without one."""
+        newest = self._checkpoint_to_restore()
         if newest is None:
             return 0, 0
-        found = _NAME.fullmatch(os.path.basename(newest))
-        assert found is not None
-        return int(found[1]), int(found[2])
+        match = _CHECKPOINT_NAME.fullmatch(os.path.basename(newest))
+        assert match is not None
+        return int(match[1]), int(match[2])
 
     def heartbeat(
         self, *, directory: str | os.PathLike[str] | None = None, timeout: float = 600.0
     ) -> Heartbeat:
-        """Return the heartbeat of this worker, in ``directory`` or beside the checkpoints."""
+        """Return the heartbeat of this worker, by default in the directory of the checkpoints."""
         if directory is None:
             directory = os.path.join(self.directory, _HEARTBEATS)
         return Heartbeat(directory, worker=self.worker, workers=self.workers, timeout=timeout)
@@ -159,17 +158,17 @@ class ReaderCheckpoint:
     ) -> Any:
         """Return a Keras callback that saves every ``save_every`` steps and after each epoch.
 
-        It belongs after the other callbacks, so that an epoch is saved with what they did at its
-        end.
+        It must come after the other callbacks, so that a checkpoint includes their changes at the
+        end of an epoch.
 
         Args:
             model: The model that is fitted.
-            epoch: Where the fit begins.
-            step: Where the fit begins.
+            epoch: The first epoch of the fit.
+            step: The first step of that epoch.
             save_every: Steps between two checkpoints.
-            heartbeat: Gets every step.
-            callbacks: Others whose state is saved with the model, and set at the start of the fit:
-                EarlyStopping, ReduceLROnPlateau and ModelCheckpoint.
+            heartbeat: Heartbeat that records every step.
+            callbacks: Callbacks whose state is saved with the model and restored at the start of
+                the fit: EarlyStopping, ReduceLROnPlateau and ModelCheckpoint.
         """
         from featurestore.readers.tensorflow import keras_callback
 
@@ -197,66 +196,71 @@ class ReaderCheckpoint:
         heartbeat_dir: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> Any:
-        """Fit a compiled Keras model up to ``epochs`` epochs, from the newest checkpoint on.
+        """Fit a compiled Keras model up to ``epochs`` epochs, resuming from the newest checkpoint.
 
         Returns the Keras ``History`` of the epochs of this call. The first one covers the steps
-        after the checkpoint. EarlyStopping, ReduceLROnPlateau and ModelCheckpoint go on from where
-        the checkpoint has them; a training that EarlyStopping had ended does not go on.
+        after the checkpoint. EarlyStopping, ReduceLROnPlateau and ModelCheckpoint resume with their
+        saved state; a training that EarlyStopping has stopped is not continued.
 
         Args:
-            model: A compiled model, made in the strategy's scope.
+            model: A compiled model, created in the strategy's scope.
             epochs: The epoch to stop before, counted from the first start.
-            validation: A reader of another split, with any ``remainder``: after each epoch the
+            validation: A reader of another split, with any ``remainder``. After each epoch the
                 logs have its loss and metrics over every row once, as ``val_loss`` and so on.
-            class_weights: As of ``reader``; ``class_weight=`` of Keras means the same.
+            class_weights: As for ``reader``; ``class_weight=`` of Keras is equivalent.
             save_every: Steps between two checkpoints.
-            timeout: Seconds without a step after which the worker reports all workers' steps and
-                ends.
-            heartbeat_dir: Where steps are written; None: a folder in the checkpoints' directory.
-            options: Other arguments of ``model.fit``, without data, epochs and steps;
-                ``callbacks`` are added to ours. ``validation_data=checks.distribute(strategy)``
-                means ``validation=checks``.
+            timeout: Seconds without a step after which the worker reports the steps of all workers
+                and exits.
+            heartbeat_dir: Directory of the heartbeats; None is a folder in the directory of the
+                checkpoints.
+            options: Other arguments of ``model.fit``, without data, epochs and steps. Checkpoint
+                callbacks are added to ``callbacks``. ``validation_data=checks.distribute(strategy)``
+                is equivalent to ``validation=checks``.
         """
         from featurestore.readers.keras_fit import (
             merged_history,
             restore_callbacks,
-            validation_of,
+            take_validation_reader,
         )
 
         refuse_metrics_over_padding(self.reader, model)
-        checks = validation_of(validation, options)
+        validation_reader = take_validation_reader(validation, options)
         if class_weights is None:
             class_weights = options.pop("class_weight", None)
         data = self.reader if class_weights is None else self.reader.weighed(class_weights)
         options.setdefault("shuffle", False)  # the reader shuffles; Keras 3 warns of its default
         epoch, step = self.restore()
-        theirs = list(options.pop("callbacks", None) or ())
-        if self._restored_states is not None and restore_callbacks(theirs, self._restored_states):
+        user_callbacks = list(options.pop("callbacks", None) or ())
+        if self._restored_states is not None and restore_callbacks(
+            user_callbacks, self._restored_states
+        ):
             return merged_history(model, [])
-        frequency = options.pop("validation_freq", 1) if checks is not None else 1
+        frequency = options.pop("validation_freq", 1) if validation_reader is not None else 1
         histories: list[Any] = []
         with self.heartbeat(directory=heartbeat_dir, timeout=timeout) as heartbeat:
             while epoch < epochs:
-                # Keras counts whole epochs: one that is entered in the middle is a fit of its own.
+                # Keras counts complete epochs: a partial first epoch needs its own fit.
                 last = epoch + 1 if step else epochs
                 callbacks = self._fit_callbacks(
-                    model, theirs, step=step, begins=not histories, ends=last == epochs
+                    model, user_callbacks, step=step, begins=not histories, ends=last == epochs
                 )
-                before = self._figures(model, checks, frequency=frequency, step=step)
-                mine = self.callback(
+                metric_callbacks = self._metric_callbacks(
+                    model, validation_reader, frequency=frequency, step=step
+                )
+                saving_callback = self.callback(
                     model,
                     epoch=epoch,
                     step=step,
                     save_every=save_every,
                     heartbeat=heartbeat,
-                    callbacks=theirs,
+                    callbacks=user_callbacks,
                 )
                 history = model.fit(
                     self._dataset(data, last - epoch, epoch, step),
                     epochs=last,
                     initial_epoch=epoch,
                     steps_per_epoch=self.reader.steps_per_epoch - step,
-                    callbacks=[*before, *callbacks, mine],
+                    callbacks=[*metric_callbacks, *callbacks, saving_callback],
                     **options,
                 )
                 histories.append(history)
@@ -268,8 +272,8 @@ class ReaderCheckpoint:
     def _fit_callbacks(
         self, model: Any, callbacks: Sequence[Any], *, step: int, begins: bool, ends: bool
     ) -> list[Any]:
-        """Return the callbacks of one fit: two fits are one training to them."""
-        from featurestore.readers.keras_fit import continued
+        """Return callbacks that see several fits as one training."""
+        from featurestore.readers.keras_fit import wrap_for_fit
 
         if begins and ends:
             return list(callbacks)
@@ -277,12 +281,12 @@ class ReaderCheckpoint:
         def is_last() -> bool:
             return ends or bool(getattr(model, "stop_training", False))
 
-        return [continued(model, each, begins=begins, ends=is_last) for each in callbacks]
+        return [wrap_for_fit(model, each, begins=begins, ends=is_last) for each in callbacks]
 
-    def _figures(
+    def _metric_callbacks(
         self, model: Any, validation: Reader | None, *, frequency: int, step: int
     ) -> list[Any]:
-        """Return the callbacks that make the figures of an epoch right, before all others."""
+        """Return the callbacks that correct the metrics of an epoch; they must come first."""
         from featurestore.readers.keras_fit import validation_callback
         from featurestore.readers.keras_losses import padding_callback
 
@@ -325,11 +329,11 @@ class ReaderCheckpoint:
             for name, array in self.objects.items():
                 array[...] = saved[name]
 
-    def _worker_of(self) -> tuple[int, int]:
+    def _worker_position(self) -> tuple[int, int]:
         if self.strategy is not None:
-            from featurestore.readers.tensorflow import worker_of
+            from featurestore.readers.tensorflow import worker_position
 
-            return worker_of(self.strategy)
+            return worker_position(self.strategy)
         return self.position or (0, 1)
 
     def _dataset(self, reader: Reader, epochs: int, epoch: int, step: int) -> Any:
@@ -337,7 +341,7 @@ class ReaderCheckpoint:
             return reader.tf_dataset(epochs, start_epoch=epoch, start_step=step)
         return reader.distribute(self.strategy, epochs, start_epoch=epoch, start_step=step)
 
-    def _chosen(self) -> str | None:
+    def _checkpoint_to_restore(self) -> str | None:
         """Return the directory of the checkpoint to restore."""
         if self.begin is None:
             return self.latest()
@@ -372,13 +376,13 @@ class _Progress:
     def begin_epoch(self) -> None:
         self.epoch_start = self.steps
 
-    def after_step(self, made: int) -> None:
-        """Count a step; the end of an epoch is saved by ``end_epoch``."""
-        before, self.steps = self.steps, self.epoch_start + made
+    def after_step(self, steps_of_epoch: int) -> None:
+        """Count a step; ``end_epoch`` saves the end of an epoch."""
+        previous_steps, self.steps = self.steps, self.epoch_start + steps_of_epoch
         epoch, step = self._position()
         if self.heartbeat is not None:
             self.heartbeat.beat(epoch, step)
-        if self.steps // self.save_every > before // self.save_every and step:
+        if self.steps // self.save_every > previous_steps // self.save_every and step:
             self._save()
 
     def end_epoch(self) -> None:
@@ -397,20 +401,20 @@ class _Progress:
 
 
 def newest_checkpoint(directory: str) -> str:
-    """Return the name of the newest checkpoint in a directory, "" when there is none."""
-    found = _checkpoints(directory)
-    return found[-1] if found else ""
+    """Return the name of the newest checkpoint in a directory, "" if the directory has none."""
+    names = _checkpoints(directory)
+    return names[-1] if names else ""
 
 
 def _checkpoints(directory: str) -> list[str]:
-    """Return the names of checkpoints in order; symbolic links are none."""
-    names = []
-    for name in files.list_directory(directory):
-        if _NAME.fullmatch(name) and not files.is_link(os.path.join(directory, name)):
-            names.append(name)
-    return names
+    """Return the sorted names of checkpoints, without symbolic links."""
+    return [
+        name
+        for name in files.list_directory(directory)
+        if _CHECKPOINT_NAME.fullmatch(name) and not files.is_link(os.path.join(directory, name))
+    ]
 
 
 def _are_arrays(objects: Mapping[str, Any]) -> bool:
-    """Tell whether numpy keeps the objects; TensorFlow does where there is any other."""
+    """Return True if all objects are numpy arrays; TensorFlow saves other objects."""
     return all(isinstance(each, np.ndarray) for each in objects.values())

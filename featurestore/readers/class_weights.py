@@ -1,4 +1,4 @@
-"""Class weights: the weight of a row by the class of its label, as sample weights of every reader."""
+"""Class weights: sample weights of rows by the class of their label."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from featurestore.readers.selection import (
 from featurestore.readers.steps import Arrays
 from featurestore.readers.transformed import Transform, label_codes
 
-# How manifests write labels that are no class.
-_NO_CLASS = ("null", "nan")
+# Label values in manifests that are not classes.
+_NON_CLASSES = ("null", "nan")
 BALANCED = "balanced"
 ByClass: TypeAlias = Mapping[Any, float]
 # "balanced", {class: weight}, or {label: one of these}.
@@ -32,49 +32,49 @@ ClassWeights: TypeAlias = str | Mapping[Any, Any]
 
 @dataclass(frozen=True)
 class LabelWeights:
-    """The weights of the classes of one label, by the values that readers yield, ascending."""
+    """The weights of the classes of one label; ``classes`` are the yielded values, ascending."""
 
     label: str
     classes: npt.NDArray[Any]
     weights: npt.NDArray[np.float32]
 
-    def of_rows(self, values: npt.NDArray[Any], real: npt.NDArray[np.bool_]) -> Any:
-        """Return the weight of each row, 0 where a row is not real.
+    def row_weights(self, values: npt.NDArray[Any], real: npt.NDArray[np.bool_]) -> Any:
+        """Return the weight of each row, 0 for rows that are not real.
 
         Raises:
-            ReaderConfigError: A real row has a class without a weight.
+            ReaderConfigError: The class of a real row has no weight.
         """
         if values.dtype == object:
-            # One width for both sides: numpy would cut longer texts.
+            # Fixed-width bytes on both sides: numpy would truncate longer strings.
             values = values.astype(np.bytes_)
         index = np.searchsorted(self.classes, values).clip(max=len(self.classes) - 1)
-        unknown = real & (self.classes[index] != values)
-        if unknown.any():
-            known = [_plain(each) for each in self.classes]
-            value = _plain(values[unknown][0])
-            example = dict.fromkeys([*known, value], 1.0)
+        is_unknown = real & (self.classes[index] != values)
+        if is_unknown.any():
+            known_classes = [_python_value(each) for each in self.classes]
+            value = _python_value(values[is_unknown][0])
+            example = dict.fromkeys([*known_classes, value], 1.0)
             raise ReaderConfigError(
                 f"The label {self.label!r} has the value {value!r}, which has "
-                f"no class weight. Classes with a weight: {listing(map(str, known))}.",
-                hint=f"class_weights={example!r}, with the weights that you want",
+                f"no class weight. Classes with a weight: {listing(map(str, known_classes))}.",
+                hint=f"class_weights={example!r}, with your own weights",
             )
         return np.where(real, self.weights[index], np.float32(0))
 
 
 @dataclass(frozen=True)
 class ClassWeighing:
-    """Adds the weights of classes to decoded columns; a weight column is multiplied by them."""
+    """A function that adds class weights to decoded columns, or multiplies a weight column."""
 
     labels: tuple[LabelWeights, ...]
     weight: str | None
 
     @property
     def name(self) -> str:
-        """The column that has the weights."""
+        """Name of the column with the weights."""
         return self.weight or SAMPLE_WEIGHT
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Return the columns with weights: 0 for padding, and for rows whose label is null."""
+        """Return the columns with weights: 0 for padding and for rows with a null label."""
         result = dict(arrays)
         total: Any = np.float32(1)
         padding = arrays.get(PADDING_WEIGHT)
@@ -86,34 +86,34 @@ class ClassWeighing:
             present = arrays.get(each.label + PRESENT)
             if present is not None:
                 real &= present
-            total = total * each.of_rows(values, real)
+            total = total * each.row_weights(values, real)
         if self.weight is not None:
             total = total * arrays[self.weight].astype(np.float32)
         result[self.name] = total.astype(np.float32)
         return result
 
     def columns(self, selected: tuple[SelectedColumn, ...]) -> tuple[SelectedColumn, ...]:
-        """Return the columns as they are yielded with the weights."""
-        others = tuple(column for column in selected if column.name != self.name)
+        """Return the yielded columns, with the weight column."""
+        other_columns = tuple(column for column in selected if column.name != self.name)
         weight = SelectedColumn(self.name, np.dtype(np.float32), (), weight=True)
-        return (*others, weight)
+        return (*other_columns, weight)
 
 
 def class_weighing(
     manifest: Manifest,
     selected: tuple[SelectedColumn, ...],
-    asked: ClassWeights,
+    class_weights: ClassWeights,
     *,
     transform: Transform | None,
     label_values: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> ClassWeighing:
-    """Return the weighing that ``class_weights=`` of a reader asks for.
+    """Return the weighing for ``class_weights=`` of a reader.
 
-    "balanced" weights are those of the rows of the training split, or of ``label_values``: the labels
-    of the rows that are read, where these are a part of a split.
+    "balanced" weights are computed from the training split, or from ``label_values``: the labels of
+    the rows that are read, if these are not a complete split.
 
     Raises:
-        InvalidArgument: There is no label, it has no classes, or the weights are not numbers.
+        InvalidArgument: No label is read, the label has no classes, or a weight is not a number.
     """
     labels = [column.name for column in selected if column.label]
     if not labels:
@@ -121,29 +121,29 @@ def class_weighing(
             "class_weights= needs a label among the columns that are read.",
             hint="create_training_dataset(..., label='column')",
         )
-    by_label = _by_label(asked, labels)
+    by_label = _weights_by_label(class_weights, labels)
     weight = next((column.name for column in selected if column.weight), None)
     if weight is None and any(column.name == SAMPLE_WEIGHT for column in selected):
         raise ReaderConfigError(
             f"The column {SAMPLE_WEIGHT!r} has the name of the weights that class_weights= adds.",
-            hint="make the dataset with weight='sample_weight', or read without this column",
+            hint="create the dataset with weight='sample_weight', or read without this column",
         )
-    weighed = []
+    label_weights = []
     for name, each in by_label.items():
         values = (label_values or {}).get(name)
         if isinstance(each, str) and values is not None:
-            weights: ByClass = _balanced(values)
+            weights: ByClass = _balanced_class_weights(values)
         else:
-            weights = _weights_of(manifest, name, each, transform=transform)
-        weighed.append(_label_weights(name, weights))
-    return ClassWeighing(tuple(weighed), weight)
+            weights = _class_weights_of_label(manifest, name, each, transform=transform)
+        label_weights.append(_label_weights(name, weights))
+    return ClassWeighing(tuple(label_weights), weight)
 
 
-def _balanced(values: npt.NDArray[Any]) -> dict[Any, float]:
-    """Return the balanced weights of labels as they are yielded."""
+def _balanced_class_weights(values: npt.NDArray[Any]) -> dict[Any, float]:
+    """Return the balanced weights of yielded label values."""
     classes, counts = np.unique(values, return_counts=True)
     weights = counts.sum() / (len(classes) * counts)
-    return dict(zip(map(_plain, classes), weights.tolist(), strict=True))
+    return dict(zip(map(_python_value, classes), weights.tolist(), strict=True))
 
 
 def balanced_weights(
@@ -151,33 +151,33 @@ def balanced_weights(
 ) -> dict[Any, float]:
     """Return ``{class: rows / (classes * rows of the class)}`` of the training split.
 
-    Classes are the values that readers yield: 0 and 1 for booleans, codes from 0 for a label with a
-    vocabulary. Rows whose label is null or NaN do not count.
+    Classes are yielded values: 0 and 1 for booleans, codes from 0 for a label with a vocabulary.
+    Rows whose label is null or NaN do not count.
 
     Raises:
         InvalidArgument: The label has too many values to be classes.
     """
     column = manifest.column(label)
-    counts = _counts(manifest, label)
+    counts = _class_counts(manifest, label)
     rows = sum(counts.values())
     weights = {text: rows / (len(counts) * count) for text, count in counts.items()}
-    values = _yielded(column, list(weights), transform)
+    values = _yielded_values(column, list(weights), transform)
     return dict(sorted(zip(values, weights.values(), strict=True)))
 
 
-def _counts(manifest: Manifest, label: str) -> dict[str, int]:
-    """Return the rows of each class of the training split."""
+def _class_counts(manifest: Manifest, label: str) -> dict[str, int]:
+    """Return the number of rows of each class in the training split."""
     split = next((each for each in manifest.splits if each.name == "train"), manifest.splits[0])
     counts = split.label_counts.get(label)
     if counts is None:
         kind = type_from_json(manifest.column(label).type)
         raise InvalidArgument(
             f"The label {label!r} ({kind}) has too many values to be classes.",
-            hint=f"class_weights={{value: weight}} by hand, or bins: "
+            hint=f"explicit class_weights={{value: weight}}, or bins: "
             f"transformations={{{label!r}: t.quantile_bins(4)}}",
         )
     present = {
-        text: count for text, count in counts.items() if count and text.lower() not in _NO_CLASS
+        text: count for text, count in counts.items() if count and text.lower() not in _NON_CLASSES
     }
     if not present:
         raise InvalidArgument(
@@ -187,70 +187,74 @@ def _counts(manifest: Manifest, label: str) -> dict[str, int]:
     return present
 
 
-def _yielded(column: ManifestColumn, texts: list[str], transform: Transform | None) -> list[Any]:
-    """Return what readers yield for values of a label as the manifest writes them."""
+def _yielded_values(
+    column: ManifestColumn, texts: list[str], transform: Transform | None
+) -> list[Any]:
+    """Return the yielded values of a label for its values in the manifest."""
     kind = type_from_json(column.type)
     if pat.is_boolean(kind):
-        raw: npt.NDArray[Any] = np.array([text == "true" for text in texts])
+        label_values: npt.NDArray[Any] = np.array([text == "true" for text in texts])
     elif pat.is_integer(kind):
-        raw = np.array([int(text) for text in texts])
+        label_values = np.array([int(text) for text in texts])
     elif pat.is_floating(kind):
-        raw = np.array([float(text) for text in texts])
+        label_values = np.array([float(text) for text in texts])
     else:
-        raw = np.array([text.encode() for text in texts], dtype=object)
+        label_values = np.array([text.encode() for text in texts], dtype=object)
     if transform is not None and transform.form(column.name) is not None:
-        raw = label_codes(transform, column.name, transform.apply_chain(column.name, raw, None))
-    if raw.dtype == np.bool_:
-        raw = raw.astype(np.int64)
-    return [_plain(each) for each in raw]
+        label_values = label_codes(
+            transform, column.name, transform.apply_chain(column.name, label_values, None)
+        )
+    if label_values.dtype == np.bool_:
+        label_values = label_values.astype(np.int64)
+    return [_python_value(each) for each in label_values]
 
 
-def _weights_of(
+def _class_weights_of_label(
     manifest: Manifest,
     label: str,
-    asked: str | ByClass,
+    class_weights: str | ByClass,
     *,
     transform: Transform | None,
 ) -> ByClass:
-    if isinstance(asked, str):
+    if isinstance(class_weights, str):
         return balanced_weights(manifest, label, transform=transform)
-    for value, weight in asked.items():
+    for value, weight in class_weights.items():
         is_number = isinstance(weight, (int, float, np.number)) and not isinstance(weight, bool)
         if not is_number or not np.isfinite(weight) or weight < 0:
             raise InvalidArgument(
                 f"class_weights={{{value!r}: {weight!r}}} is not a weight.",
-                hint=f"class_weights={{{value!r}: 1.0}}: a finite number that is not negative",
+                hint=f"class_weights={{{value!r}: 1.0}}: a finite number of at least 0",
             )
-    return asked
+    return class_weights
 
 
-def _by_label(asked: ClassWeights, labels: list[str]) -> dict[str, str | ByClass]:
-    if isinstance(asked, str):
-        if asked != BALANCED:
+def _weights_by_label(class_weights: ClassWeights, labels: list[str]) -> dict[str, str | ByClass]:
+    if isinstance(class_weights, str):
+        if class_weights != BALANCED:
             raise InvalidArgument(
-                f"class_weights={asked!r} is unknown.", hint='class_weights="balanced"'
+                f"class_weights={class_weights!r} is unknown.", hint='class_weights="balanced"'
             )
         return dict.fromkeys(labels, BALANCED)
-    if not isinstance(asked, Mapping) or not asked:
+    if not isinstance(class_weights, Mapping) or not class_weights:
         raise InvalidArgument(
-            f"class_weights={asked!r} is not a mapping of classes to weights.",
+            f"class_weights={class_weights!r} is not a mapping of classes to weights.",
             hint='class_weights={0: 1.0, 1: 3.0}, or class_weights="balanced"',
         )
-    nested = {name: each for name, each in asked.items() if isinstance(each, Mapping)}
-    if len(nested) == len(asked):
+    nested = {name: each for name, each in class_weights.items() if isinstance(each, Mapping)}
+    if len(nested) == len(class_weights):
         unknown = [name for name in nested if name not in labels]
         if unknown:
             raise InvalidArgument(
-                f"class_weights= names {listing(unknown)}. Labels: {listing(labels)}.",
+                f"Unknown labels in class_weights=: {listing(unknown)}. Available: {listing(labels)}.",
                 hint=f"class_weights={{{labels[0]!r}: {{0: 1.0, 1: 3.0}}}}",
             )
         return dict(nested)
     if len(labels) > 1:
         raise InvalidArgument(
-            f"class_weights= of several labels ({listing(labels)}) names the label.",
-            hint=f"class_weights={{{labels[0]!r}: {dict(asked)!r}}}",
+            f"class_weights= must name the label, since there are several: {listing(labels)}.",
+            hint=f"class_weights={{{labels[0]!r}: {dict(class_weights)!r}}}",
         )
-    return {labels[0]: asked}
+    return {labels[0]: class_weights}
 
 
 def _label_weights(label: str, weights: ByClass) -> LabelWeights:
@@ -263,29 +267,29 @@ def _label_weights(label: str, weights: ByClass) -> LabelWeights:
         if values.dtype == np.bool_:
             values = values.astype(np.int64)
     order = np.argsort(values, kind="stable")
-    numbers = np.array([weights[each] for each in classes], dtype=np.float32)
-    return LabelWeights(label, values[order], numbers[order])
+    sorted_weights = np.array([weights[each] for each in classes], dtype=np.float32)
+    return LabelWeights(label, values[order], sorted_weights[order])
 
 
-def _plain(value: Any) -> Any:
-    """Return a value of numpy as Python's own."""
+def _python_value(value: Any) -> Any:
+    """Return a numpy scalar as a Python value, bytes as a string."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return value.item() if isinstance(value, np.generic) else value
 
 
-def weights_to_json(asked: ClassWeights) -> Any:
-    """Return class weights as a JSON value: keys of any type in lists of pairs."""
-    if isinstance(asked, str):
-        return asked
+def weights_to_json(class_weights: ClassWeights) -> Any:
+    """Return class weights as a JSON value: lists of pairs, since keys may have any type."""
+    if isinstance(class_weights, str):
+        return class_weights
     return [
-        [_plain(key), weights_to_json(each) if isinstance(each, Mapping) else float(each)]
-        for key, each in asked.items()
+        [_python_value(key), weights_to_json(each) if isinstance(each, Mapping) else float(each)]
+        for key, each in class_weights.items()
     ]
 
 
 def weights_from_json(data: Any) -> ClassWeights:
-    """Return the class weights that ``weights_to_json`` wrote."""
+    """Return class weights from the JSON value of ``weights_to_json``."""
     if isinstance(data, str):
         return BALANCED
     return {key: weights_from_json(each) if isinstance(each, list) else each for key, each in data}

@@ -1,4 +1,4 @@
-"""What a model says of a split, row by row: without padding, each row once, and whose row it is."""
+"""Evaluation of a model over a split: every row once, without padding, with the keys of the rows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def reading_order(reader: Reader, epoch: int) -> Rows:
-    """Return the canonical rows of an epoch as one worker reads them, padding among them."""
+    """Return the canonical rows of an epoch in the order of one worker, padding included."""
     order = reader.order.epoch(epoch)
     return order.batches(0, reader.steps_per_epoch).reshape(-1)
 
 
-def unpad(reader: Reader, predictions: Any, *, epoch: int) -> npt.NDArray[Any]:
-    """Return the predictions of rows: those of padding are taken out."""
-    if hasattr(predictions, "detach"):  # a tensor of PyTorch, with its gradient or on a device
+def remove_padding(reader: Reader, predictions: Any, *, epoch: int) -> npt.NDArray[Any]:
+    """Remove the predictions of padding rows."""
+    if hasattr(predictions, "detach"):  # a PyTorch tensor, maybe with a gradient or on a device
         predictions = predictions.detach().cpu()
     array = np.asarray(predictions)
     rows = reading_order(reader, epoch)
@@ -36,103 +36,103 @@ def unpad(reader: Reader, predictions: Any, *, epoch: int) -> npt.NDArray[Any]:
         return array
     if not array.ndim or len(array) != len(rows):
         raise InvalidArgument(
-            f"predictions of shape {array.shape} are not those of an epoch: it has {count:,} rows"
+            f"predictions have shape {array.shape}, but an epoch has {count:,} rows"
             f"{f', {len(rows):,} with padding' if len(rows) > count else ''}.",
             hint="reader.unpad(model.predict(reader.tf_dataset()))",
         )
     return array[real]
 
 
-def keys(reader: Reader, *, epoch: int) -> pa.Table:
-    """Return the key columns of the rows of an epoch, in the order in which they are read."""
+def reading_keys(reader: Reader, *, epoch: int) -> pa.Table:
+    """Return the key columns of the rows of an epoch, in reading order."""
     rows = reading_order(reader, epoch)
     names = list(reader.manifest.key) or [column.name for column in reader.manifest.columns]
-    stored = reader.files()
+    shard_files = reader.files()
     try:
-        table = stored.read(np.array([0]), np.array([reader.order.rows]), names)
+        table = shard_files.read(np.array([0]), np.array([reader.order.rows]), names)
     finally:
-        stored.close()
+        shard_files.close()
     return table.select(names).take(rows[rows != PADDING])
 
 
 def evaluate(reader: Reader, model: Any, **options: Any) -> dict[str, float]:
     """Return the metrics of a compiled Keras model, or of a function for PyTorch."""
     if not hasattr(model, "evaluate"):
-        return _evaluate_function(reader, model, options)
+        return _evaluate_by_function(reader, model, options)
     metrics = _evaluate_keras(reader, model, options)
     return {name: float(value) for name, value in metrics.items()}
 
 
 def _evaluate_keras(reader: Reader, model: Any, options: dict[str, Any]) -> Any:
-    """Return the metrics of a compiled Keras model by their names."""
+    """Return the metrics of a compiled Keras model by name."""
     from featurestore.readers.keras_data import has_parameter_servers
     from featurestore.readers.keras_losses import short_batch_callback
     from featurestore.readers.tensorflow import (
         averaged_replicas,
         distribute_unpadded,
-        keras_of,
-        strategy_of,
-        worker_of,
+        keras_module,
+        multi_replica_strategy,
+        worker_position,
     )
 
     options = {"verbose": 0, **options, "return_dict": True}
-    strategy = strategy_of(model)
+    strategy = multi_replica_strategy(model)
     replicas = 1 if strategy is None else strategy.num_replicas_in_sync
-    whole = _every_row_once(reader, replicas=replicas)
+    complete_reader = _every_row_once(reader, replicas=replicas)
     if has_parameter_servers(getattr(model, "distribute_strategy", None)):
-        # Workers would each read every row, and a call that is made again after one of them was
-        # lost would count twice: this process computes the figures.
-        return _evaluate_by_steps(model, whole.tf_dataset(worker=0, workers=1), options)
-    is_keras_3 = keras_of(model).__name__ == "keras"
-    without_rows = whole.order.rows < replicas
-    if strategy is not None and (without_rows or (is_keras_3 and worker_of(strategy)[1] > 1)):
-        # Keras runs replicas without rows, too, and Keras 3 cannot build a model from distributed
-        # batches of several workers.
+        # Each worker would read all rows, and a call repeated after the loss of a worker would
+        # count twice: this process computes the metrics.
+        return _evaluate_by_steps(model, complete_reader.tf_dataset(worker=0, workers=1), options)
+    is_keras_3 = keras_module(model).__name__ == "keras"
+    without_rows = complete_reader.order.rows < replicas
+    if strategy is not None and (without_rows or (is_keras_3 and worker_position(strategy)[1] > 1)):
+        # Keras also runs replicas without rows, and Keras 3 cannot build a model from batches
+        # distributed over several workers.
         with averaged_replicas(model, strategy):
-            dataset = distribute_unpadded(whole, strategy)
+            dataset = distribute_unpadded(complete_reader, strategy)
             return _evaluate_by_steps(model, dataset, options, run=strategy.run)
     if is_keras_3:
-        weighing = short_batch_callback(model, whole, replicas=replicas)
-        options["callbacks"] = [weighing, *(options.get("callbacks") or ())]
+        weighing_callback = short_batch_callback(model, complete_reader, replicas=replicas)
+        options["callbacks"] = [weighing_callback, *(options.get("callbacks") or ())]
     if strategy is None:
-        return model.evaluate(whole.tf_dataset(worker=0, workers=1), **options)
-    # The replicas share the rows, and Keras adds their metrics up. Left to itself it would
-    # distribute a dataset of one worker again, and each worker would see a part of the rows.
-    options["steps"] = whole.steps_per_epoch
+        return model.evaluate(complete_reader.tf_dataset(worker=0, workers=1), **options)
+    # The replicas share the rows, and Keras sums their metrics. A dataset of one worker would be
+    # distributed again by Keras, and each worker would see only some of its rows.
+    options["steps"] = complete_reader.steps_per_epoch
     with averaged_replicas(model, strategy):
-        return model.evaluate(distribute_unpadded(whole, strategy), **options)
+        return model.evaluate(distribute_unpadded(complete_reader, strategy), **options)
 
 
-def _evaluate_function(
+def _evaluate_by_function(
     reader: Reader, function: Any, options: Mapping[str, Any]
 ) -> dict[str, float]:
-    # A module of PyTorch can be called as well, but gives predictions and no figures.
+    # A PyTorch module is callable, too, but returns predictions and not metrics.
     if not callable(function) or hasattr(function, "state_dict") or options:
         raise InvalidArgument(
-            "evaluate() takes a compiled Keras model, or a function that returns figures of each "
-            f"row from what torch_loader yields; this is {type(function).__name__}.",
+            "evaluate() takes a compiled Keras model, or a function from an element of torch_loader "
+            f"to metrics of each row; this is {type(function).__name__}.",
             hint='reader.evaluate(lambda features, label: {"right": '
             "model(features).argmax(1) == label})",
         )
-    from featurestore.readers.torch_evaluation import evaluate_by_function, ranks_of_process
+    from featurestore.readers.torch_evaluation import evaluate_by_function, process_rank
 
-    _, ranks = ranks_of_process()
+    _, ranks = process_rank()
     return evaluate_by_function(_every_row_once(reader, replicas=ranks), function)
 
 
 def _evaluate_by_steps(
     model: Any, dataset: Any, options: Mapping[str, Any], *, run: Callable[..., Any] | None = None
 ) -> Any:
-    """Return the metrics of a model after its ``test_step`` with each element of a dataset.
+    """Return the metrics of a model after ``test_step`` with each element of a dataset.
 
     Args:
         model: A compiled model.
-        dataset: Elements as Keras takes them.
-        options: Those of ``model.evaluate``.
-        run: Runs a function on each replica; None calls it.
+        dataset: Elements as for ``model.evaluate``.
+        options: Options of ``model.evaluate``.
+        run: Runs a function on each replica; None calls it directly.
 
     Raises:
-        InvalidArgument: There are options that only Keras' own loop takes.
+        InvalidArgument: An option needs the loop of Keras.
     """
     from featurestore.readers.tensorflow import import_tensorflow
 
@@ -155,7 +155,8 @@ def _evaluate_by_steps(
             run(on_replica, args=(element,))
 
     if not model.run_eagerly:
-        # Traced for each number of rows: with a static one Keras 3 weighs the losses of outputs.
+        # Traced for each number of rows: Keras 3 weighs the losses of outputs only with static
+        # shapes.
         step = tf.function(step)
     model.reset_metrics()
     with model.distribute_strategy.scope():
@@ -165,7 +166,7 @@ def _evaluate_by_steps(
 
 
 def _every_row_once(reader: Reader, *, replicas: int) -> Reader:
-    """Return the reader of the same rows that pads for several replicas, and keeps for one."""
+    """Return a reader of the same rows, padded for several replicas, else with a short last batch."""
     if replicas > 1:
         each = -(-reader.global_batch_size // replicas)
         while _leaves_replica_empty(reader.order.rows, replicas, each):
@@ -176,10 +177,10 @@ def _every_row_once(reader: Reader, *, replicas: int) -> Reader:
 
 
 def balanced_over_replicas(reader: Reader, replicas: int, *, batch: int) -> Reader:
-    """Return the reader of the same rows that gives each replica an equal share of an epoch.
+    """Return a reader of the same rows that assigns an equal share of an epoch to each replica.
 
     In canonical order the rows of the last batch all belong to the first replicas. The others would
-    have none, and convolutions of oneDNN fail for batches without rows.
+    have empty batches, for which convolutions of oneDNN fail.
     """
     order = replace(
         reader.order, remainder="pad", shuffle=True, global_batch_size=batch, lanes=replicas
@@ -188,20 +189,20 @@ def balanced_over_replicas(reader: Reader, replicas: int, *, batch: int) -> Read
 
 
 def has_empty_replica(reader: Reader, replicas: int, *, batch: int) -> bool:
-    """Return True if a replica has a batch without rows even where each has an equal share."""
+    """Return True if a replica has an empty batch even with equal shares."""
     rows = reader.order.rows
     return rows < replicas or _leaves_replica_empty(rows, replicas, batch // replicas)
 
 
 def _leaves_replica_empty(rows: int, replicas: int, each: int) -> bool:
-    # Shares differ by one row. The last row of the larger ones must not begin another batch.
+    # Shares differ by one row. The last row of the larger ones must not start another batch.
     return rows >= replicas and rows % replicas != 0 and (rows // replicas) % each == 0
 
 
 def refuse_metrics_over_padding(reader: Reader, model: Any) -> None:
     """Refuse a model whose metrics would count the padding of a reader.
 
-    Keras gives weights to the loss and to ``weighted_metrics=``, not to ``metrics=``.
+    Keras applies sample weights to the loss and to ``weighted_metrics=``, but not to ``metrics=``.
     """
     names = []
     for attribute in ("_compile_metrics", "compiled_metrics"):

@@ -1,8 +1,8 @@
-"""Calls from threads that are not Python's own end before the interpreter does.
+"""Calls from foreign threads finish before the interpreter exits.
 
-A thread of TensorFlow that asks for the interpreter's lock while the interpreter ends never comes
-back, and what waits for its call, an iterator left in the middle of an epoch, then waits for ever.
-So at the exit new calls are turned away, and the exit waits until the last one is over.
+A thread of TensorFlow that requests the GIL during interpreter shutdown never returns, and an
+iterator that waits for its call, such as one left in the middle of an epoch, waits forever. So new
+calls are refused at exit, and the exit waits for the running ones.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
-# A call that is over for us is on its way back to its thread for a little while, and the next one
-# on its way here.
+# After its Python code a call still needs some time to return to its thread, and the next call
+# some time to get here.
 _QUIET_SECONDS = 0.1
-_PATIENCE_SECONDS = 60
+_TIMEOUT_SECONDS = 60
 
 
 class _Calls:
-    """How many calls are running, and when one last came or went."""
+    """Counter of running calls, with the time of its last change."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._running = 0
-        self._moved = -math.inf
-        self._is_ending = False
+        self._changed_at = -math.inf
+        self._is_closed = False
 
     def begin(self) -> None:
         with self._lock:
-            self._moved = time.monotonic()
-            if self._is_ending:
-                raise RuntimeError("The interpreter is ending; nothing is read any more.")
+            self._changed_at = time.monotonic()
+            if self._is_closed:
+                raise RuntimeError("The interpreter is shutting down; reading has stopped.")
             self._running += 1
 
     def end(self) -> None:
         with self._lock:
-            self._moved = time.monotonic()
+            self._changed_at = time.monotonic()
             self._running -= 1
 
     def finish(self) -> None:
-        """Turn new calls away and wait until those that run are over."""
+        """Refuse new calls and wait for the running ones."""
         with self._lock:
-            self._is_ending = True
-        give_up = time.monotonic() + _PATIENCE_SECONDS
-        while not self._is_quiet() and time.monotonic() < give_up:
+            self._is_closed = True
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        while not self._is_quiet() and time.monotonic() < deadline:
             time.sleep(_QUIET_SECONDS / 10)
 
     def _is_quiet(self) -> bool:
         with self._lock:
-            return self._running == 0 and time.monotonic() - self._moved > _QUIET_SECONDS
+            return self._running == 0 and time.monotonic() - self._changed_at > _QUIET_SECONDS
 
 
 _calls = _Calls()
@@ -63,9 +63,9 @@ atexit.register(_calls.finish)
 
 
 def awaited_at_exit(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Return a function that other threads may call at any time.
+    """Return a function that foreign threads may call until the interpreter exits.
 
-    The interpreter ends after its last call.
+    The exit waits for its running calls.
     """
 
     @wraps(function)

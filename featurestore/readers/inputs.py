@@ -1,4 +1,4 @@
-"""The features of a model as readers yield them: names, types and shapes, from the manifest."""
+"""The input features of a model: names, types and shapes, from the manifest."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def input_forms(
     nulls: Nulls,
     transform: Transform | None,
 ) -> Forms:
-    """Return numpy type and shape of one value of each feature; labels and weights are none.
+    """Return numpy type and shape of one value of each feature, without labels and weights.
 
-    Lists of varying length have the shape (None,) and the type of their items.
+    Variable-length lists have the shape (None,) and the type of their items.
     """
-    settled: tuple[str, ...] = ()
+    null_handling: tuple[str, ...] = ()
     padded: tuple[str, ...] = ()
     if transform is not None:
-        settled, padded = transform.settled, transform.padded
+        null_handling, padded = transform.null_handling, transform.padded
     split = manifest.splits[0]
     selected = select_columns(
-        manifest, split, columns=columns, nulls=nulls, settled=settled, padded=padded
+        manifest, split, columns=columns, nulls=nulls, null_handling=null_handling, padded=padded
     )
     if transform is not None:
         selected = transformed_columns(selected, transform).columns

@@ -1,7 +1,7 @@
-"""Datasets of readers inside ``fit`` and ``evaluate`` of Keras: padding does not count in validation.
+"""Datasets of readers for ``fit`` and ``evaluate`` of Keras, with validation that ignores padding.
 
 Keras divides the loss of a batch by its rows, padding included, and ``metrics=`` count padding. So
-a dataset with padding gives ``evaluate`` its real rows, and ``fit`` all of them, since training needs
+a padded dataset yields only real rows to ``evaluate``, and all rows to ``fit``, since training needs
 one static shape.
 """
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
 
 _KERAS = ("keras", "tf_keras", "tensorflow")
-# Keras 3 builds a model from the first batch before it trains: that is no epoch.
-_LOOK = "_maybe_symbolic_build"
+# Keras 3 builds a model from the first batch before training; this iteration is not an epoch.
+_SYMBOLIC_BUILD = "_maybe_symbolic_build"
 _READER = "_featurestore_reader"
 _TASK = re.compile("/job:([^/]+)/replica:[0-9]+/task:[0-9]+")
 _SCHEDULE = (
@@ -45,21 +45,23 @@ def distribute_for_keras(
     """Return the distributed dataset of a strategy, without padding where Keras evaluates.
 
     Raises:
-        ReaderConfigError: The strategy has parameter servers, whose workers know nothing of one
-            another: each of them would read all rows.
+        ReaderConfigError: The strategy has parameter servers, whose workers are independent: each
+            worker would read all rows.
     """
     if has_parameter_servers(strategy):
         raise ReaderConfigError(
             "Each worker of a ParameterServerStrategy would read all rows of a distributed dataset.",
             hint=_SCHEDULE,
         )
-    whole = {"start_epoch": start_epoch, "start_step": start_step}
-    again = partial(distribute, reader, strategy, epochs, **whole)
-    dataset = again()
+    start = {"start_epoch": start_epoch, "start_step": start_step}
+    make_dataset = partial(distribute, reader, strategy, epochs, **start)
+    dataset = make_dataset()
     if reader.order.remainder != "pad":
-        return _marked(dataset, reader, again=again, evaluated=lambda: dataset)
+        return _attach_reader(
+            dataset, reader, make_dataset=make_dataset, make_evaluation_dataset=lambda: dataset
+        )
 
-    def evaluated() -> Any:
+    def make_evaluation_dataset() -> Any:
         replicas, batch = strategy.num_replicas_in_sync, reader.global_batch_size
         if has_empty_replica(reader, replicas, batch=batch):
             raise ReaderConfigError(
@@ -67,17 +69,19 @@ def distribute_for_keras(
                 "replicas without rows, for which convolutions of TensorFlow fail.",
                 hint="reader.evaluate(model), or checkpoint.fit(model, epochs, validation=reader)",
             )
-        if start_step:  # the rest of an epoch is that of the reader's own order
-            return distribute_unpadded(reader, strategy, epochs, **whole)
-        balanced = balanced_over_replicas(reader, replicas, batch=batch)
-        return distribute_unpadded(balanced, strategy, epochs, start_epoch=start_epoch)
+        if start_step:  # a partial epoch must follow the reader's order
+            return distribute_unpadded(reader, strategy, epochs, **start)
+        balanced_reader = balanced_over_replicas(reader, replicas, batch=batch)
+        return distribute_unpadded(balanced_reader, strategy, epochs, start_epoch=start_epoch)
 
-    return _marked(dataset, reader, again=again, evaluated=evaluated)
+    return _attach_reader(
+        dataset, reader, make_dataset=make_dataset, make_evaluation_dataset=make_evaluation_dataset
+    )
 
 
 def dataset_for_keras(reader: Reader, epochs: int, *, start_epoch: int, start_step: int) -> Any:
     """Return the dataset of one process, without padding where Keras evaluates."""
-    again = partial(
+    make_dataset = partial(
         tf_dataset,
         reader,
         epochs,
@@ -88,34 +92,43 @@ def dataset_for_keras(reader: Reader, epochs: int, *, start_epoch: int, start_st
         replicas=1,
     )
     if reader.order.remainder != "pad":
-        return again()
-    return _marked(again(), reader, again=again, evaluated=partial(again, unpadded=True))
+        return make_dataset()
+    return _attach_reader(
+        make_dataset(),
+        reader,
+        make_dataset=make_dataset,
+        make_evaluation_dataset=partial(make_dataset, unpadded=True),
+    )
 
 
-def _marked(
-    dataset: Any, reader: Reader, *, again: Callable[[], Any], evaluated: Callable[[], Any]
+def _attach_reader(
+    dataset: Any,
+    reader: Reader,
+    *,
+    make_dataset: Callable[[], Any],
+    make_evaluation_dataset: Callable[[], Any],
 ) -> Any:
-    """Return a dataset that knows its reader.
+    """Attach a reader to a dataset, and change what Keras iterates.
 
     Args:
-        dataset: That of the strategy, or of this process.
-        reader: Whose rows it has.
-        again: Makes the same dataset, for a look at its first batch.
-        evaluated: Makes the dataset that Keras evaluates in its place.
+        dataset: The dataset of a strategy or of this process.
+        reader: The reader of the dataset.
+        make_dataset: Creates an equal dataset, from which Keras 3 builds a model.
+        make_evaluation_dataset: Creates the dataset that Keras evaluates instead.
     """
     kind: Any = type(dataset)
-    datasets: list[Any] = []
+    evaluation_datasets: list[Any] = []
 
     class DatasetOfReader(kind):  # type: ignore[misc]
         def __iter__(self) -> Any:
-            # Keras does not say what it iterates a dataset for.
-            frame = calling_frame(("fit", "evaluate", _LOOK), _KERAS)
-            if frame is not None and frame.f_code.co_name == _LOOK:
-                return kind.__iter__(again())
+            # Keras has no argument for the purpose of an iteration: the calling frame shows it.
+            frame = calling_frame(("fit", "evaluate", _SYMBOLIC_BUILD), _KERAS)
+            if frame is not None and frame.f_code.co_name == _SYMBOLIC_BUILD:
+                return kind.__iter__(make_dataset())
             if frame is not None and frame.f_code.co_name == "evaluate":
-                if not datasets:
-                    datasets.append(evaluated())
-                return kind.__iter__(datasets[0])
+                if not evaluation_datasets:
+                    evaluation_datasets.append(make_evaluation_dataset())
+                return kind.__iter__(evaluation_datasets[0])
             if frame is not None:
                 refuse_unknown_steps(frame.f_locals)
             return kind.__iter__(self)
@@ -124,7 +137,7 @@ def _marked(
 
             def map(self, _function: Any) -> None:
                 raise ReaderConfigError(
-                    "A distributed dataset has no map(), which Keras takes for class_weight=.",
+                    "A distributed dataset has no map(), which Keras needs for class_weight=.",
                     hint='dataset.reader("train", ..., class_weights="balanced"), or '
                     "checkpoint.fit(model, epochs, class_weights={0: 1.0, 1: 3.0})",
                 )
@@ -134,41 +147,41 @@ def _marked(
     return dataset
 
 
-def reader_of(dataset: Any) -> Reader | None:
-    """Return the reader whose rows with padding a dataset has, or that made it for a strategy."""
+def attached_reader(dataset: Any) -> Reader | None:
+    """Return the reader that is attached to a dataset, if any."""
     return getattr(dataset, _READER, None)
 
 
-def refuse_undistributed(*, instead: str) -> None:
+def refuse_undistributed(*, hint: str) -> None:
     """Refuse a dataset of ``tf_dataset`` in one of several workers of a cluster.
 
-    Keras would distribute it again: each step would read a part of the rows of one worker's batch,
-    and rows would be dropped or repeated.
+    Keras would distribute it again: each step would read only some rows of a worker's batch, and
+    rows would be dropped or repeated.
 
     Args:
-        instead: What to type where workers reduce over one another.
+        hint: The hint for workers of an all-reduce strategy.
 
     Raises:
-        ReaderConfigError: Says what to type.
+        ReaderConfigError: The cluster has several workers.
     """
     workers, servers = _cluster_of_process()
     if workers > 1:
         raise ReaderConfigError(
             f"This process is one of {workers} workers, and Keras would distribute "
-            "reader.tf_dataset() among them once more.",
-            hint=f"{_SCHEDULE}; reader.evaluate(model)" if servers else instead,
+            "reader.tf_dataset() among them again.",
+            hint=f"{_SCHEDULE}; reader.evaluate(model)" if servers else hint,
         )
 
 
 def _cluster_of_process() -> tuple[int, int]:
-    """Return the workers and parameter servers of the cluster of this process."""
+    """Return the numbers of workers and parameter servers in the cluster of this process."""
     try:
         cluster = json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {})
         counts = Counter({job: len(tasks) for job, tasks in cluster.items()})
     except (ValueError, AttributeError, TypeError):
         counts = Counter()
     if not counts:
-        # Strategies of other cluster resolvers have connected the devices of all tasks.
+        # Strategies with other cluster resolvers have connected to the devices of all tasks.
         names = [device.name for device in import_tensorflow().config.list_logical_devices()]
         tasks = {match[0]: match[1] for match in map(_TASK.match, names) if match}
         counts = Counter(tasks.values())
@@ -176,16 +189,16 @@ def _cluster_of_process() -> tuple[int, int]:
 
 
 def has_parameter_servers(strategy: Any) -> bool:
-    """Return whether the workers of a strategy get their variables from parameter servers."""
+    """Return True if a strategy has parameter servers."""
     kind = import_tensorflow().distribute.ParameterServerStrategy
     return isinstance(strategy, kind)
 
 
 def refuse_unknown_steps(options: Mapping[str, Any]) -> None:
-    """Refuse ``validation_data=`` of a strategy without its number of steps.
+    """Refuse a distributed ``validation_data=`` without its number of steps.
 
     Raises:
-        InvalidArgument: Says what to type.
+        InvalidArgument: ``validation_steps=`` is missing.
     """
     data = options.get("validation_data")
     distributed = isinstance(data, import_tensorflow().distribute.DistributedDataset)

@@ -1,7 +1,7 @@
-"""Losses and metrics of Keras as means over rows: without padding, over short batches and whole epochs.
+"""Keras losses and metrics as means over rows, without padding and across short batches.
 
-Keras has a ``Mean`` for the loss, and with several outputs one for the loss of each. It adds the
-loss of a batch times its rows, padding included.
+Keras has a ``Mean`` for the loss and, with several outputs, one for the loss of each output. It adds
+the loss of a batch times its number of rows, padding included.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from featurestore.readers.order import PADDING
-from featurestore.readers.tensorflow import import_tensorflow, keras_of, worker_of
+from featurestore.readers.tensorflow import import_tensorflow, keras_module, worker_position
 
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
 
-_OVER_ROWS = ("sum_over_batch_size", "auto")
+_ROW_MEANS = ("sum_over_batch_size", "auto")
 
 
 def padding_callback(model: Any, *, steps: int, padding: int) -> Any:
-    """Return a Keras callback that takes the padding of an epoch out of the means of its losses.
+    """Return a Keras callback that removes the padding of an epoch from the means of its losses.
 
-    All padding is in the last step. Penalties of variables do not grow with rows: that of the last
-    step counts for its real rows. Penalties of activities are part of the loss of a batch.
+    All padding is in the last step. Weight penalties do not depend on rows: the penalty of the last
+    step counts for its real rows. Activity penalties are part of the loss of a batch.
 
     Args:
         model: The model that is fitted.
-        steps: Steps of each of the epochs.
+        steps: Steps of each epoch.
         padding: Padding rows of the last step, over all workers.
     """
-    keras = keras_of(model)
+    keras = keras_module(model)
 
     class PaddingCallback(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         penalty = 0.0
@@ -42,13 +42,13 @@ def padding_callback(model: Any, *, steps: int, padding: int) -> Any:
                 self.penalty = _penalty_of_variables(self.model)
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            # One worker's share of the sums is enough: Keras adds the shares up.
-            if batch + 1 != steps or worker_of(_strategy_of(self.model))[0] > 0:
+            # Correct the sums of one worker only, because Keras adds those of all workers.
+            if batch + 1 != steps or worker_position(_model_strategy(self.model))[0] > 0:
                 return
             for number, mean in enumerate(_means_over_rows(self.model)):
                 total = _local_values(self.model, mean.total)[0]
                 count = _local_values(self.model, mean.count)[0]
-                if float(count) > 0:  # 0: a train_step of the user's own, with means of its own
+                if float(count) > 0:  # 0: a custom train_step with its own means
                     count.assign_sub(padding)
                     total.assign_sub(padding * self.penalty if number == 0 else 0.0)
 
@@ -56,17 +56,16 @@ def padding_callback(model: Any, *, steps: int, padding: int) -> Any:
 
 
 def short_batch_callback(model: Any, reader: Reader, *, replicas: int) -> Any:
-    """Return a callback of Keras 3 for ``evaluate`` that weighs the last batch by its rows.
+    """Return a Keras 3 callback for ``evaluate`` that weighs the last batch by its rows.
 
-    Keras does not weigh the losses of several outputs where the number of rows of a batch is not
-    static.
+    Keras does not weigh the losses of several outputs if the batch size is not static.
     """
-    keras = keras_of(model)
+    keras = keras_module(model)
     last = reader.steps_per_epoch - 1
     size = reader.global_batch_size // replicas
     order = reader.order.epoch(0)
 
-    def rows_of(replica: int) -> int:
+    def last_rows(replica: int) -> int:
         rows = order.batch(last, worker=replica, workers=replicas)
         return int((rows != PADDING).sum())
 
@@ -80,32 +79,32 @@ def short_batch_callback(model: Any, reader: Reader, *, replicas: int) -> Any:
                 return
             for before, mean in zip(self.before, self.means_of_replicas(), strict=True):
                 replica, total, count = mean
-                rows = rows_of(replica)
+                rows = last_rows(replica)
                 total.assign(size * before + rows * (float(total) - before))
                 count.assign(size * last + rows)
 
         def means_of_replicas(self) -> list[tuple[int, Any, Any]]:
-            found: list[tuple[int, Any, Any]] = []
-            for mean in _means_of_outputs(self.model):
+            means: list[tuple[int, Any, Any]] = []
+            for mean in _means_and_losses(self.model)[1]:
                 totals = _local_values(self.model, mean.total)
                 counts = _local_values(self.model, mean.count)
-                first = worker_of(_strategy_of(self.model))[0] * len(totals)
-                for replica, parts in enumerate(zip(totals, counts, strict=True), first):
-                    found.append((replica, *parts))
-            return found
+                first = worker_position(_model_strategy(self.model))[0] * len(totals)
+                for replica, total_and_count in enumerate(zip(totals, counts, strict=True), first):
+                    means.append((replica, *total_and_count))
+            return means
 
     return ShortBatchCallback()
 
 
 @dataclass
 class MetricSums:
-    """The state of metrics, added up over the parts of an epoch: sums and counts of any kind."""
+    """The sums of metric states over several parts of an epoch."""
 
     model: Any
     _sums: list[Any] = field(default_factory=list)
 
     def take(self) -> None:
-        """Add the state of the metrics to the sums, and reset the metrics."""
+        """Add the state of the metrics to the sums and reset the metrics."""
         values = [np.asarray(local.numpy()) for local in self._variables()]
         if self._sums and len(self._sums) == len(values):
             values = [sum_ + value for sum_, value in zip(self._sums, values, strict=True)]
@@ -113,7 +112,7 @@ class MetricSums:
         self.model.reset_metrics()
 
     def put_back(self) -> None:
-        """Add the sums to the state of the metrics: it is that of the whole epoch then."""
+        """Add the sums to the state of the metrics, which then covers the complete epoch."""
         variables = self._variables()
         if len(variables) == len(self._sums):
             for local, value in zip(variables, self._sums, strict=True):
@@ -121,32 +120,28 @@ class MetricSums:
         self._sums = []
 
     def _variables(self) -> list[Any]:
-        found: list[Any] = []
+        local_variables: list[Any] = []
         for metric in self.model.metrics:
             for variable in metric.variables:
-                found.extend(_local_values(self.model, variable))
-        return found
+                local_variables.extend(_local_values(self.model, variable))
+        return local_variables
 
 
 def _means_over_rows(model: Any) -> list[Any]:
-    """Return the means of losses that are divided by rows: that of the whole loss is the first.
+    """Return the loss means that are divided by rows, the total loss first.
 
     Losses with another reduction do not depend on padding.
     """
     total, outputs, losses = _means_and_losses(model)
-    divided = [getattr(loss, "reduction", None) in _OVER_ROWS for loss in losses]
+    divided = [getattr(loss, "reduction", None) in _ROW_MEANS for loss in losses]
     if total is None or not all(divided):
         return []
     return [total, *outputs]
 
 
-def _means_of_outputs(model: Any) -> list[Any]:
-    return list(_means_and_losses(model)[1])
-
-
 def _means_and_losses(model: Any) -> tuple[Any, Sequence[Any], Sequence[Any]]:
-    """Return the mean of the loss, those of the outputs' losses, and the loss functions."""
-    if keras_of(model).__name__ == "tf_keras":
+    """Return the mean of the total loss, the means of the outputs' losses, and the loss functions."""
+    if keras_module(model).__name__ == "tf_keras":
         container = getattr(model, "compiled_loss", None)
         means = [] if container is None else container.metrics
         if container is None or not means:
@@ -161,14 +156,14 @@ def _means_and_losses(model: Any) -> tuple[Any, Sequence[Any], Sequence[Any]]:
 
 
 def _local_values(model: Any, variable: Any) -> Sequence[Any]:
-    """Return the variables of a metric that this process has, one for each of its replicas."""
-    # Keras 3 has variables of its own around those of TensorFlow.
+    """Return the local variables of a metric, one for each replica of this process."""
+    # Keras 3 wraps the variables of TensorFlow.
     inner = variable if callable(variable.value) else variable.value
-    local_values: Sequence[Any] = _strategy_of(model).experimental_local_results(inner)
+    local_values: Sequence[Any] = _model_strategy(model).experimental_local_results(inner)
     return local_values
 
 
-def _strategy_of(model: Any) -> Any:
+def _model_strategy(model: Any) -> Any:
     strategy = getattr(model, "distribute_strategy", None)
     return import_tensorflow().distribute.get_strategy() if strategy is None else strategy
 

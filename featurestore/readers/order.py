@@ -1,10 +1,8 @@
 """The order in which workers read an epoch.
 
-Pure arithmetic, order version 1 (docs/reader-order.md).
-
-Everything is a function of numbers that all workers know; nothing is read, drawn or exchanged. The
-rules and the vectors that freeze them are in docs/reader-order.md: a change here is a new order
-version.
+Order version 1: pure arithmetic on numbers that all workers know, without I/O, random state or
+communication. docs/reader-order.md has the rules and the test vectors that freeze them; a change
+here is a new order version.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ REMAINDERS: tuple[Remainder, ...] = get_args(Remainder)
 Rows = npt.NDArray[np.int64]
 
 _BLOCKS, _WINDOWS = tag(101), tag(102)
-# At once: more of them leave the core's cache, and new memory costs more than they.
+# Rows permuted together: larger arrays exceed the core's cache and allocate new pages.
 _PERMUTED_ROWS = 1 << 14
 
 
@@ -55,21 +53,21 @@ def divisors(number: int, *, limit: int | None = None) -> list[int]:
 
 @dataclass(frozen=True)
 class ReaderOrder:
-    """How the rows of a split are dealt to steps and workers.
+    """The assignment of the rows of a split to steps and workers.
 
     Args:
         rows: Rows of the split, in canonical order.
-        block_rows: Consecutive rows that stay together on disk; only the last block is shorter.
-        window_rows: Rows that are mixed inside a lane, a multiple of ``block_rows``.
+        block_rows: Consecutive rows that are read together; only the last block is shorter.
+        window_rows: Rows that are shuffled inside a lane, a multiple of ``block_rows``.
         global_batch_size: Rows of one step over all workers.
-        lanes: Streams that an epoch is cut into; divides the global batch size.
+        lanes: Streams of an epoch; divides the global batch size.
         seed: Any integer.
-        shuffle: False reads the canonical order itself.
-        remainder: "drop" leaves out what does not fill a global batch, "keep" gives one worker a
-            last batch of fewer rows, "pad" fills up with padding rows.
+        shuffle: False reads in canonical order.
+        remainder: "drop" drops the rows that do not fill a global batch, "keep" yields a short last
+            batch to one worker, "pad" fills the last batch with padding rows.
 
     Raises:
-        ReaderConfigError: Numbers that do not fit together; lists those that do.
+        ReaderConfigError: The numbers contradict each other; the message lists valid ones.
 
     >>> order = ReaderOrder(rows=10, block_rows=2, window_rows=4, global_batch_size=4, lanes=2)
     >>> order.steps_per_epoch
@@ -93,19 +91,19 @@ class ReaderOrder:
             )
         for name in ("block_rows", "window_rows", "global_batch_size", "lanes"):
             check_at_least_one(name, getattr(self, name))
-        if not is_whole(self.seed):
+        if not is_integer(self.seed):
             raise ReaderConfigError(f"seed={self.seed!r} is not a whole number.")
         if self.window_rows % self.block_rows:
             blocks = max(1, round(self.window_rows / self.block_rows))
             raise ReaderConfigError(
-                f"window_rows={self.window_rows} is no multiple of the dataset's block of "
+                f"window_rows={self.window_rows} is not a multiple of the dataset's block of "
                 f"{self.block_rows} rows.",
                 hint=f"window_rows={blocks * self.block_rows}",
             )
         if self.global_batch_size % self.lanes:
             raise ReaderConfigError(
                 f"lanes={self.lanes} does not divide global_batch_size={self.global_batch_size}; "
-                f"lanes may be {_numbers(divisors(self.global_batch_size))}.",
+                f"lanes may be {_list_numbers(divisors(self.global_batch_size))}.",
                 hint=f"leave lanes out (it is then {default_lanes(self.global_batch_size)})",
             )
         if self.remainder == "drop" and self.rows < self.global_batch_size:
@@ -116,7 +114,7 @@ class ReaderOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of global batches, the same on every worker."""
+        """Number of global batches, equal on every worker."""
         if self.remainder == "drop":
             return self.rows // self.global_batch_size
         return -(-self.rows // self.global_batch_size)
@@ -128,17 +126,17 @@ class ReaderOrder:
 
     @property
     def longest_lane(self) -> int:
-        """Rows of the longest lane, or those that an epoch takes of a lane, whichever are more."""
+        """Rows of the longest lane, padding included."""
         return max(-(-self.rows // self.lanes), self.steps_per_epoch * self.lane_batch)
 
     def worker_counts(self) -> list[int]:
-        """Return the numbers of workers among which the lanes can be divided."""
+        """Return the valid numbers of workers."""
         if self.remainder == "keep":
             return [1]
         return divisors(self.lanes)
 
     def check_workers(self, worker: int, workers: int) -> None:
-        """Raise ReaderConfigError unless workers divide the lanes and ``worker`` is one."""
+        """Raise ReaderConfigError unless ``workers`` divides the lanes and ``worker`` is valid."""
         if self.remainder == "keep" and workers > 1:
             raise ReaderConfigError(
                 f'remainder="keep" is for one worker: the last batches of {workers} would differ.',
@@ -147,8 +145,8 @@ class ReaderOrder:
         if workers < 1 or self.lanes % workers:
             raise ReaderConfigError(
                 f"{workers} workers cannot share {self.lanes} lanes equally; "
-                f"with {self.lanes} lanes there can be {_numbers(self.worker_counts())} workers.",
-                hint=self._way_to(workers),
+                f"with {self.lanes} lanes there can be {_list_numbers(self.worker_counts())} workers.",
+                hint=self._valid_setting(workers),
             )
         if not 0 <= worker < workers:
             raise ReaderConfigError(
@@ -162,8 +160,8 @@ class ReaderOrder:
     def worker_lanes(self, worker: int, workers: int) -> range:
         """Return the lanes that a worker owns."""
         self.check_workers(worker, workers)
-        each = self.lanes // workers
-        return range(worker * each, (worker + 1) * each)
+        count = self.lanes // workers
+        return range(worker * count, (worker + 1) * count)
 
     def lane_bounds(self, lane: int) -> tuple[int, int]:
         """Return the positions ``[start, stop)`` of a lane."""
@@ -175,15 +173,17 @@ class ReaderOrder:
             raise ReaderConfigError(f"epoch={number} must be at least 0.")
         return EpochOrder(self, number)
 
-    def _way_to(self, workers: int) -> str:
-        """Return the setting that lets so many workers share the lanes."""
+    def _valid_setting(self, workers: int) -> str:
+        """Return a setting that is valid for this number of workers."""
         if workers < 1:
             return "workers=1"
         if self.global_batch_size % workers:
             size = max(1, round(self.global_batch_size / workers)) * workers
             return f"global_batch_size={size}, which {workers} divides"
-        fitting = divisors(self.global_batch_size // workers, limit=MAX_DEFAULT_LANES // workers)
-        return f"lanes={max(fitting, default=1) * workers}"
+        lanes_per_worker = divisors(
+            self.global_batch_size // workers, limit=MAX_DEFAULT_LANES // workers
+        )
+        return f"lanes={max(lanes_per_worker, default=1) * workers}"
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class EpochOrder:
                 hint=f"0 to {order.steps_per_epoch - 1}",
             )
         if not order.shuffle:
-            return self._canonical(start, stop, worker, workers)
+            return self._canonical_batches(start, stop, worker, workers)
         b = order.lane_batch
         rows = np.empty((stop - start, len(lanes), b), dtype=np.int64)
         for index, lane in enumerate(lanes):
@@ -230,7 +230,7 @@ class EpochOrder:
         window = start // order.window_rows
         while window * order.window_rows < stop:
             first = window * order.window_rows
-            rows = self._remembered_window(lane, window)
+            rows = self._cached_window(lane, window)
             begin, end = max(start, first), min(stop, first + len(rows))
             result[begin - start : end - start] = rows[begin - first : end - first]
             window += 1
@@ -252,31 +252,28 @@ class EpochOrder:
         return permutation(high - low, self._key(_WINDOWS, lane, window))
 
     def window_permutations(self, lanes: Sequence[int], window: int) -> Iterator[Rows]:
-        """Yield the same for several lanes.
+        """Yield the permutation of a window of several lanes.
 
-        Neighbours whose windows are equally large are permuted together.
+        Consecutive lanes with windows of equal size are permuted together.
         """
 
-        def size_of(lane: int) -> int:
+        def window_size(lane: int) -> int:
             low, high = self._window_bounds(lane, window)
             return high - low
 
-        for size, neighbours in groupby(lanes, key=size_of):
+        for size, neighbours in groupby(lanes, key=window_size):
             keys = [self._key(_WINDOWS, lane, window) for lane in neighbours]
-            together = max(1, _PERMUTED_ROWS // max(1, size))
-            for first in range(0, len(keys), together):
-                yield from permutations(size, keys[first : first + together])
+            lanes_per_call = max(1, _PERMUTED_ROWS // max(1, size))
+            for first in range(0, len(keys), lanes_per_call):
+                yield from permutations(size, keys[first : first + lanes_per_call])
 
     def window_ranges(self, lane: int, window: int) -> tuple[Rows, Rows]:
-        """Return the ranges ``[start, stop)`` of canonical rows in a window, not yet permuted."""
+        """Return the ranges ``[start, stop)`` of canonical rows in a window, before the shuffle."""
         low, high = self._window_bounds(lane, window)
         return self.ranges(low, high)
 
     def ranges(self, low: int, high: int) -> tuple[Rows, Rows]:
-        """Return the ranges of canonical rows behind positions ``[low, high)``.
-
-        One for each block or part of one.
-        """
+        """Return the ranges of canonical rows at positions ``[low, high)``, one for each block."""
         if low >= high:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         edges = self._slot_edges(low, high)
@@ -288,17 +285,17 @@ class EpochOrder:
         if not self.order.shuffle:
             return positions
         size = self.order.block_rows
-        begin, gap = self._short
+        begin, gap = self._short_block
         shifted = positions + gap * (positions >= begin + size - gap)
         slots = shifted // size
         return self._blocks[slots] * size + (shifted - slots * size)
 
-    def _remembered_window(self, lane: int, window: int) -> Rows:
-        """Return ``window_rows``, computed once for the many steps that a window lasts."""
-        known = self._last_windows.get(lane)
-        if known is None or known[0] != window:
-            known = self._last_windows[lane] = (window, self.window_rows(lane, window))
-        return known[1]
+    def _cached_window(self, lane: int, window: int) -> Rows:
+        """Return ``window_rows``, cached for all steps of a window."""
+        cached_window = self._last_windows.get(lane)
+        if cached_window is None or cached_window[0] != window:
+            cached_window = self._last_windows[lane] = (window, self.window_rows(lane, window))
+        return cached_window[1]
 
     @cached_property
     def _last_windows(self) -> dict[int, tuple[int, Rows]]:
@@ -310,17 +307,17 @@ class EpochOrder:
         return low + window * size, min(high, low + (window + 1) * size)
 
     def _slot_edges(self, low: int, high: int) -> Rows:
-        """Return ``low``, the positions between at which a block begins, and ``high``."""
+        """Return ``low``, the starts of blocks in between, and ``high``."""
         size = self.order.block_rows
         begin, gap = self.order.rows, 0
         if self.order.shuffle:
-            begin, gap = self._short
+            begin, gap = self._short_block
         edges = np.arange(low // size, (high + gap) // size + 2, dtype=np.int64) * size
         edges = edges - gap * (edges > begin)
         inner = edges[(edges > low) & (edges < high)]
         return np.concatenate([[low], inner, [high]])
 
-    def _canonical(self, start: int, stop: int, worker: int, workers: int) -> Rows:
+    def _canonical_batches(self, start: int, stop: int, worker: int, workers: int) -> Rows:
         order = self.order
         size = order.worker_batch(workers)
         steps = np.arange(start, stop, dtype=np.int64)[:, None] * order.global_batch_size
@@ -333,8 +330,8 @@ class EpochOrder:
         return permutation(-(-self.order.rows // self.order.block_rows), self._key(_BLOCKS))
 
     @cached_property
-    def _short(self) -> tuple[int, int]:
-        """The position at which the short block begins, and how many rows it lacks."""
+    def _short_block(self) -> tuple[int, int]:
+        """Start position of the short block, and the number of rows that it lacks."""
         order = self.order
         count = -(-order.rows // order.block_rows)
         gap = count * order.block_rows - order.rows
@@ -344,8 +341,8 @@ class EpochOrder:
 
     def _key(self, purpose: int, lane: int = 0, window: int = 0) -> int:
         key = purpose
-        for part in (self.order.seed, self.number, lane, window):
-            key = mix(key + mix(part + GOLDEN))
+        for number in (self.order.seed, self.number, lane, window):
+            key = mix(key + mix(number + GOLDEN))
         return key
 
 
@@ -358,40 +355,40 @@ def permutation(size: int, key: int) -> Rows:
     return permutations(size, [key])[0]
 
 
-def permutations(size: int, wanted: Sequence[int]) -> Rows:
+def permutations(size: int, keys: Sequence[int]) -> Rows:
     """Return ``permutation(size, key)`` for each of the keys, as rows of one array."""
     index = np.arange(1, size + 1, dtype=np.uint64)
-    starts = np.array(wanted, dtype=np.uint64)[:, None]
+    starts = np.array(keys, dtype=np.uint64)[:, None]
     steps = index * np.uint64(GOLDEN)
-    # The mixer is a bijection, so no two keys are equal: sorting keys with the index in their low
-    # bits gives the same order several times faster than argsort, unless two keys agree in all
-    # higher bits.
+    # The mixer is a bijection, so hashes are distinct. Sorting hashes with the index in their low
+    # bits gives the order of argsort several times faster, unless two hashes agree in all other
+    # bits; those rows are sorted again.
     low = np.uint64((1 << max(1, int(size).bit_length())) - 1)
-    packed: Words = mix_all((steps + starts).reshape(-1)).reshape(len(wanted), size)
+    packed: Words = mix_all((steps + starts).reshape(-1)).reshape(len(keys), size)
     packed &= ~low
     packed |= index - np.uint64(1)
     packed.sort(axis=1)
-    agree = ((packed[:, 1:] ^ packed[:, :-1]) <= low).any(axis=1)
+    has_ties = ((packed[:, 1:] ^ packed[:, :-1]) <= low).any(axis=1)
     packed &= low
-    result: Rows = packed.view(np.int64)
-    for row in np.flatnonzero(agree):
-        result[row] = np.argsort(mix_all(steps + starts[row]), kind="stable")
-    return result
+    orders: Rows = packed.view(np.int64)
+    for row in np.flatnonzero(has_ties):
+        orders[row] = np.argsort(mix_all(steps + starts[row]), kind="stable")
+    return orders
 
 
 def check_at_least_one(name: str, value: object) -> None:
-    """Raise ReaderConfigError unless the value of an argument is a whole number from 1 on."""
-    if not is_whole(value):
+    """Raise ReaderConfigError unless the value of an argument is an integer of at least 1."""
+    if not is_integer(value):
         raise ReaderConfigError(f"{name}={value!r} is not a whole number.")
     if value < 1:  # type: ignore[operator]
         raise ReaderConfigError(f"{name}={value} must be at least 1.")
 
 
-def is_whole(value: object) -> bool:
-    """Tell whether a value is an integer; a boolean is none."""
+def is_integer(value: object) -> bool:
+    """Return True if a value is an integer and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _numbers(values: list[int], *, shown: int = 24) -> str:
+def _list_numbers(values: list[int], *, shown: int = 24) -> str:
     text = ", ".join(map(str, values[:shown]))
     return text if len(values) <= shown else f"{text}, ... {values[-1]}"

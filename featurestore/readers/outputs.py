@@ -1,4 +1,4 @@
-"""The columns of a batch as readers yield them: nulls filled or masked, padding, weights."""
+"""Assembly of the columns of a batch: nulls filled or masked, padding, weights."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from featurestore.readers.selection import PRESENT, SelectedColumn
 from featurestore.readers.steps import Arrays
 
 
-def padding(column: SelectedColumn, rows: int) -> Values:
-    """Return a column of padding: zeros or empty texts, nothing present."""
+def padding_values(column: SelectedColumn, rows: int) -> Values:
+    """Return a column of padding: zeros or empty bytes, not present."""
     values = np.full((rows, *column.shape), column.zero, dtype=column.dtype)
     if not column.masked:
         return values, None
     return values, np.zeros(rows, dtype=np.bool_)
 
 
-def put(target: Values, start: int, found: Values) -> None:
+def write_values(target: Values, start: int, source: Values) -> None:
     """Write values into a column from row ``start`` on."""
     values, present = target
-    stop = start + len(found[0])
-    values[start:stop] = found[0]
+    stop = start + len(source[0])
+    values[start:stop] = source[0]
     if present is not None:
-        present[start:stop] = True if found[1] is None else found[1]
+        present[start:stop] = True if source[1] is None else source[1]
 
 
-def finish(column: SelectedColumn, values: Values, *, in_place: bool = False) -> Values:
-    """Return values with nulls filled, and which rows are present."""
+def fill_nulls(column: SelectedColumn, values: Values, *, in_place: bool = False) -> Values:
+    """Return values with nulls filled, and the mask of present rows."""
     array, present = values
     if present is None or present.all():
         return array, present
@@ -42,29 +42,26 @@ def finish(column: SelectedColumn, values: Values, *, in_place: bool = False) ->
         array[~present] = column.fill
     elif column.fill is None and not column.masked:
         raise NullsInColumns(
-            f"Column {column.name!r} has nulls, the manifest knows of none.",
+            f"Column {column.name!r} has nulls, but its manifest lists none.",
             hint="TrainingDataset.open(path).verify() re-reads everything",
         )
     return array, present
 
 
-def named(columns: tuple[SelectedColumn, ...], values: Mapping[str, Values]) -> Arrays:
-    """Return the columns under the names that readers yield.
-
-    Masked ones with ``<name>_present``.
-    """
-    result: Arrays = {}
+def with_masks(columns: tuple[SelectedColumn, ...], values: Mapping[str, Values]) -> Arrays:
+    """Return the arrays of columns by name, with ``<name>_present`` for masked columns."""
+    arrays: Arrays = {}
     for column in columns:
         array, present = values[column.name]
-        result[column.name] = array
+        arrays[column.name] = array
         if column.masked:
             if present is None:
                 present = np.ones(len(array), dtype=np.bool_)
-            result[column.name + PRESENT] = present
-    return result
+            arrays[column.name + PRESENT] = present
+    return arrays
 
 
-def weights(rows: Rows) -> npt.NDArray[np.float32]:
+def padding_weights(rows: Rows) -> npt.NDArray[np.float32]:
     """Return 1 for rows and 0 for padding.
 
     >>> weights(np.array([5, -1])).tolist()

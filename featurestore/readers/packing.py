@@ -1,10 +1,8 @@
-"""Columns that cross to TensorFlow together.
+"""Packed transfer of columns to TensorFlow: numbers of one type in one (columns, steps, batch) array.
 
-Numbers of one type travel in one array (columns, steps, batch).
-
-An array costs time on its way, whatever it holds, and unless its memory is aligned it is copied.
-Decoded straight into aligned memory and cut on the other side, where a part of a tensor is no copy,
-hundreds of columns cross like one.
+Each array has a fixed cost of transfer, and an unaligned one is copied. Columns are decoded into
+aligned buffers and split again by TensorFlow, where slices of a tensor are not copied, so that
+hundreds of columns cost as much as one.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ from featurestore.readers.steps import Arrays
 
 @dataclass(frozen=True)
 class Packing:
-    """Which outputs of a batch travel together.
+    """The assignment of the outputs of a batch to packed arrays.
 
     Args:
-        columns: What a reader yields.
-        weighted: Whether there are weights.
+        columns: Columns of the reader.
+        weighted: Whether batches have padding weights.
         batch: Rows of a batch.
     """
 
@@ -51,7 +49,7 @@ class Packing:
 
     @cached_property
     def groups(self) -> dict[np.dtype[Any], list[str]]:
-        """The outputs that travel together, by type."""
+        """The outputs that are packed together, by type."""
         result: dict[np.dtype[Any], list[str]] = {}
         for name, (dtype, shape) in self.outputs.items():
             if dtype.kind != "O" and not shape:
@@ -59,45 +57,45 @@ class Packing:
         return result
 
     @cached_property
-    def alone(self) -> list[str]:
-        """The other outputs: texts, lists, matrices."""
-        together = set(chain.from_iterable(self.groups.values()))
-        return [name for name in self.outputs if name not in together]
+    def ungrouped(self) -> list[str]:
+        """The other outputs: strings, lists, matrices."""
+        grouped_names = set(chain.from_iterable(self.groups.values()))
+        return [name for name in self.outputs if name not in grouped_names]
 
     @cached_property
     def planes(self) -> list[list[Plane | None]]:
-        """What is read from files into the rows of the groups' arrays; weights are not."""
-        known: dict[str, Plane] = {}
+        """The planes of the rows of the groups' arrays; None for weights, which files do not have."""
+        planes_by_output: dict[str, Plane] = {}
         for column in self.columns:
             if column.masked:
-                known[column.name + PRESENT] = Plane(column.name, presence=True)
+                planes_by_output[column.name + PRESENT] = Plane(column.name, presence=True)
         for column in self.columns:
-            known[column.name] = Plane(column.name)
-        return [list(map(known.get, names)) for names in self.groups.values()]
+            planes_by_output[column.name] = Plane(column.name)
+        return [list(map(planes_by_output.get, names)) for names in self.groups.values()]
 
-    def parts(self, arrays: Sequence[npt.NDArray[Any]]) -> Arrays:
-        """Return the outputs that the rows of the groups' arrays are."""
-        result: Arrays = {}
+    def rows_by_output(self, arrays: Sequence[npt.NDArray[Any]]) -> Arrays:
+        """Return the rows of the groups' arrays by output."""
+        rows: Arrays = {}
         for names, array in zip(self.groups.values(), arrays, strict=True):
-            result.update(zip(names, array, strict=True))
-        return result
+            rows.update(zip(names, array, strict=True))
+        return rows
 
-    def crossing(self, packed: list[npt.NDArray[Any]], rest: Arrays) -> list[npt.NDArray[Any]]:
-        """Return what crosses.
+    def pack(self, group_arrays: list[npt.NDArray[Any]], arrays: Arrays) -> list[npt.NDArray[Any]]:
+        """Return the arrays to transfer.
 
         Groups as (columns, steps, batch), then the other outputs as (steps, batch, ...).
         """
-        result = [array.reshape(len(array), -1, self.batch) for array in packed]
-        for name in self.alone:
-            result.append(rest[name].reshape(-1, self.batch, *rest[name].shape[1:]))
-        return result
+        packed_arrays = [array.reshape(len(array), -1, self.batch) for array in group_arrays]
+        for name in self.ungrouped:
+            packed_arrays.append(arrays[name].reshape(-1, self.batch, *arrays[name].shape[1:]))
+        return packed_arrays
 
     def unpack(
         self, tensors: Sequence[Any], split: Callable[[Any], Sequence[Any]]
     ) -> dict[str, Any]:
-        """Return the outputs in order; ``split`` cuts a group into its columns."""
-        found: dict[str, Any] = {}
+        """Return the outputs in order; ``split`` separates the columns of a group."""
+        outputs: dict[str, Any] = {}
         for names, tensor in zip(self.groups.values(), tensors, strict=False):
-            found.update(zip(names, split(tensor), strict=True))
-        found.update(zip(self.alone, tensors[len(self.groups) :], strict=True))
-        return {name: found[name] for name in self.outputs}
+            outputs.update(zip(names, split(tensor), strict=True))
+        outputs.update(zip(self.ungrouped, tensors[len(self.groups) :], strict=True))
+        return {name: outputs[name] for name in self.outputs}

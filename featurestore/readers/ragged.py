@@ -1,4 +1,4 @@
-"""Lists of varying length as readers yield them: all items, and where the rows of them begin."""
+"""Variable-length lists as values and row splits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from featurestore.model.types import numpy_type
 
 
 class Ragged(NamedTuple):
-    """The lists of a batch: row i holds ``values[row_splits[i] : row_splits[i + 1]]``.
+    """The lists of a batch: row i is ``values[row_splits[i] : row_splits[i + 1]]``.
 
     Attributes:
-        values: The items of all rows, one behind the other: an array, with PyTorch a tensor (of
-            texts a list of bytes).
-        row_splits: Where rows begin, int64 of (rows + 1,); the last one is the number of items.
+        values: The concatenated items of all rows: an array, with PyTorch a tensor (for strings a
+            list of bytes).
+        row_splits: Start of each row, int64 of (rows + 1,); the last one is the number of items.
 
     >>> ragged = Ragged(np.array([1, 2, 3]), np.array([0, 2, 2, 3]))
     >>> [part.tolist() for part in np.split(ragged.values, ragged.row_splits[1:-1])]
@@ -31,7 +31,7 @@ class Ragged(NamedTuple):
 
 
 def item_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
-    """Return numpy's type of the items of lists of varying length; None: of none that is read.
+    """Return the numpy type of the items of variable-length lists, None for unsupported types.
 
     >>> item_dtype(pa.list_(pa.string())), item_dtype(pa.list_(pa.float32()))
     (dtype('O'), dtype('float32'))
@@ -48,23 +48,23 @@ def item_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
     return None
 
 
-def ragged_of(rows: npt.NDArray[Any], dtype: np.dtype[Any]) -> Ragged:
-    """Return an object array of arrays, a row each, as one; other cells hold no items.
+def to_ragged(rows: npt.NDArray[Any], dtype: np.dtype[Any]) -> Ragged:
+    """Return the rows of an object array of arrays as ``Ragged``; other cells are empty lists.
 
     Rows may also be those of ``item_rows``.
 
     >>> rows = np.empty(3, object)
     >>> rows[:] = [np.array([1, 2]), b"", np.array([3])]
-    >>> ragged_of(rows, np.dtype(np.int64))
+    >>> to_ragged(rows, np.dtype(np.int64))
     Ragged(values=array([1, 2, 3]), row_splits=array([0, 2, 2, 3]))
     """
     if is_item_rows(rows):
         items, lengths = items_and_lengths(rows)
         return Ragged(items.astype(dtype, copy=False), np.cumsum(np.append(0, lengths)))
-    parts = [np.empty(0, dtype=dtype)]
-    splits = np.zeros(len(rows) + 1, dtype=np.int64)
+    item_arrays = [np.empty(0, dtype=dtype)]
+    row_splits = np.zeros(len(rows) + 1, dtype=np.int64)
     for row, cell in enumerate(rows.tolist()):
         if isinstance(cell, np.ndarray):
-            parts.append(cell.astype(dtype, copy=False))
-            splits[row + 1] = len(cell)
-    return Ragged(np.concatenate(parts), np.cumsum(splits))
+            item_arrays.append(cell.astype(dtype, copy=False))
+            row_splits[row + 1] = len(cell)
+    return Ragged(np.concatenate(item_arrays), np.cumsum(row_splits))

@@ -1,8 +1,8 @@
-"""Records of a split in an object store, fetched by ranges: what a window needs, and what comes next.
+"""Records of a split in an object store, fetched by range requests with prefetching.
 
-Blocks of consecutive rows are fetched whole, each once: the rows that are mixed in a window lie in
-them. Of the windows after the one that is read as many are asked for at once as fit into a memory,
-so that requests are few.
+The unit is a block of consecutive rows, fetched once: a window is a shuffle of complete blocks. As
+many of the next windows as fit into the memory limit are requested together, so that requests are
+few.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.readers.aheadblocks import AheadBlocks, Room
-from featurestore.readers.memory import Memory
+from featurestore.readers.bufferpool import BufferPool
 from featurestore.readers.order import EpochOrder, Rows
+from featurestore.readers.prefetch import PrefetchedBlocks, PrefetchLimits
 from featurestore.readers.shardfiles import ROW_BITS, ROW_MASK, ShardFiles
 from featurestore.storage import files
 
@@ -29,16 +29,16 @@ _EPOCHS_KEPT = 2
 
 @dataclass(frozen=True)
 class _Source:
-    """Where the records of a split lie, for requests that outlive nobody's interest in them."""
+    """The objects of a split; without a reference to the reader, so that it can be collected."""
 
     paths: tuple[str, ...]
     first_rows: Rows
     block_rows: int
     record_bytes: int
-    memory: Memory
+    memory: BufferPool
 
-    def rows_of(self, key: int) -> tuple[int, int]:
-        """Return the rows [begin, end) of its shard that a block has."""
+    def block_range(self, key: int) -> tuple[int, int]:
+        """Return the rows [begin, end) of a block in its shard."""
         shard, block = key >> ROW_BITS, key & ROW_MASK
         first, stop = self.first_rows[shard : shard + 2].tolist()
         begin = max(first, block * self.block_rows)
@@ -46,52 +46,54 @@ class _Source:
 
     def rows(self, shard: int, begin: int, end: int) -> Records:
         """Return rows of a shard."""
-        found = np.empty((end - begin, self.record_bytes), np.uint8)
-        self._fill(shard, begin, [found])
-        return found
+        records = np.empty((end - begin, self.record_bytes), np.uint8)
+        self._fill(shard, begin, [records])
+        return records
 
     def blocks(self, keys: Sequence[int]) -> list[Records]:
-        """Return blocks of one shard that follow one another, each in memory of its own."""
-        found = []
+        """Return consecutive blocks of one shard, each in its own buffer."""
+        blocks = []
         for key in keys:
-            begin, end = self.rows_of(key)
+            begin, end = self.block_range(key)
             shape = self.block_rows, self.record_bytes
             (block,) = self.memory.borrow([(shape, np.dtype(np.uint8))], purpose="blocks")
-            found.append(block[: end - begin])
-        self._fill(keys[0] >> ROW_BITS, self.rows_of(keys[0])[0], found)
-        return found
+            blocks.append(block[: end - begin])
+        self._fill(keys[0] >> ROW_BITS, self.block_range(keys[0])[0], blocks)
+        return blocks
 
-    def _fill(self, shard: int, first: int, parts: Sequence[Records]) -> None:
-        """Read rows of a shard from ``first`` on into arrays, one after the other."""
-        targets = [part.reshape(-1).data for part in parts]
-        files.read_into(self.paths[shard], first * self.record_bytes, targets)
+    def _fill(self, shard: int, first: int, arrays: Sequence[Records]) -> None:
+        """Read rows of a shard, from ``first`` on, into arrays."""
+        buffers = [array.reshape(-1).data for array in arrays]
+        files.read_into(self.paths[shard], first * self.record_bytes, buffers)
 
 
 @dataclass
-class _Reach:
-    """How far the windows of some lanes in an epoch were asked for.
+class _RequestedWindows:
+    """The requested windows of some lanes in an epoch.
 
     Args:
-        stop: The first window that was not.
-        later: Of each block of the split whether it is read in that one or after it.
+        stop: The first window that was not requested.
+        is_needed_later: For each block of the split, whether it is read in that window or later.
     """
 
     stop: int
-    later: npt.NDArray[np.bool_]
+    is_needed_later: npt.NDArray[np.bool_]
 
 
 @dataclass
 class RangedShardFiles(ShardFiles):
-    """The records of a split whose shards are objects; ``records`` and ``slices`` serve threads.
+    """The records of a split in an object store; ``records`` and ``slices`` are thread-safe.
 
-    In memory are at most ``read_blocks`` blocks that were read, ``ahead_bytes`` of those that come
-    next (one window at least), and what is on its way. ``memory`` may be that of an epoch before.
+    Memory has at most ``read_blocks`` blocks that were read, ``ahead_bytes`` of prefetched blocks
+    (at least one window), and the blocks of running requests. ``memory`` may be shared by epochs.
     """
 
     read_blocks: int = 1
     ahead_bytes: int = 1
-    memory: Memory = field(default_factory=Memory)
-    _reaches: OrderedDict[tuple[int, range], _Reach] = field(default_factory=OrderedDict)
+    memory: BufferPool = field(default_factory=BufferPool)
+    _requested_windows: OrderedDict[tuple[int, range], _RequestedWindows] = field(
+        default_factory=OrderedDict
+    )
 
     def records(self, locations: Rows, *, out: Records) -> None:
         """Copy the records at ascending locations into ``out``, (n, record bytes)."""
@@ -99,75 +101,78 @@ class RangedShardFiles(ShardFiles):
             return
         rows = locations & ROW_MASK
         shards = locations >> ROW_BITS
-        blocks = (self.first_rows[shards] + rows) // self.manifest.block_rows
-        keys = (shards << ROW_BITS) + blocks
-        changes = np.flatnonzero(keys[1:] != keys[:-1]) + 1
-        bounds = [0, *changes.tolist(), len(keys)]
-        wanted = keys[bounds[:-1]].tolist()
-        found = self._blocks.get(wanted)
-        for key, block, (begin, end) in zip(wanted, found, pairwise(bounds), strict=True):
-            first = self._source.rows_of(key)[0]
+        block_numbers = (self.first_rows[shards] + rows) // self.manifest.block_rows
+        row_keys = (shards << ROW_BITS) + block_numbers
+        changes = np.flatnonzero(row_keys[1:] != row_keys[:-1]) + 1
+        bounds = [0, *changes.tolist(), len(row_keys)]
+        block_keys = row_keys[bounds[:-1]].tolist()
+        futures = self._blocks.get(block_keys)
+        for key, future, (begin, end) in zip(block_keys, futures, pairwise(bounds), strict=True):
+            first = self._source.block_range(key)[0]
             np.take(
-                block.result(), rows[begin:end] - first, axis=0, out=out[begin:end], mode="clip"
+                future.result(), rows[begin:end] - first, axis=0, out=out[begin:end], mode="clip"
             )
 
     def slices(self, starts: Rows, stops: Rows) -> list[Records]:
-        """Return the records of ranges, fetched at once."""
-        found = []
-        for shard, begin, end in self._parts_of(starts, stops):
-            found.append(self._blocks.pool.submit(self._source.rows, shard, begin, end))
-        return [each.result() for each in found]
+        """Return the records of ranges, fetched in parallel."""
+        futures = [
+            self._blocks.pool.submit(self._source.rows, shard, begin, end)
+            for shard, begin, end in self._shard_ranges(starts, stops)
+        ]
+        return [future.result() for future in futures]
 
     def expect(self, epoch: EpochOrder, lanes: range, window: int) -> None:
-        """Begin to fetch a window that is read now, and then as many of the next as have room."""
+        """Start to fetch the current window, then as many of the next ones as the limit allows."""
         key = (epoch.number, lanes)
-        reach = self._reaches.get(key)
-        if reach is None or window >= reach.stop:
-            reach = _Reach(window, self._read_from(epoch, lanes, window))
-            self._reaches[key] = reach
-            if len(self._reaches) > _EPOCHS_KEPT:
-                self._reaches.popitem(last=False)
-            self._ask(epoch, lanes, reach, stop=window + 1)
+        requested = self._requested_windows.get(key)
+        if requested is None or window >= requested.stop:
+            requested = _RequestedWindows(window, self._blocks_needed_from(epoch, lanes, window))
+            self._requested_windows[key] = requested
+            if len(self._requested_windows) > _EPOCHS_KEPT:
+                self._requested_windows.popitem(last=False)
+            self._request_windows(epoch, lanes, requested, stop=window + 1)
         order = epoch.order
-        of_window = len(lanes) * (order.window_rows // order.block_rows)
-        ahead = max(1, self._blocks.room.ahead // of_window)
-        # Half of them at once: the more are asked for together, the fewer requests.
-        if reach.stop - 1 - window <= ahead // 2:
-            self._ask(epoch, lanes, reach, stop=window + 1 + ahead)
+        window_blocks = len(lanes) * (order.window_rows // order.block_rows)
+        windows_ahead = max(1, self._blocks.limits.unread_blocks // window_blocks)
+        # Wait until half of the prefetched windows are used: requests for more windows are larger
+        # and fewer.
+        if requested.stop - 1 - window <= windows_ahead // 2:
+            self._request_windows(epoch, lanes, requested, stop=window + 1 + windows_ahead)
 
-    def _ask(self, epoch: EpochOrder, lanes: range, reach: _Reach, *, stop: int) -> None:
-        """Begin to fetch the windows before ``stop`` that were not asked for yet."""
+    def _request_windows(
+        self, epoch: EpochOrder, lanes: range, requested: _RequestedWindows, *, stop: int
+    ) -> None:
+        """Start to fetch the windows before ``stop`` that were not requested yet."""
         longest = max(epoch.windows(lane) for lane in lanes)
         keys = set()
-        for window in range(reach.stop, min(stop, longest)):
+        size = self.manifest.block_rows
+        for window in range(requested.stop, min(stop, longest)):
             for lane in lanes:
-                for shard, begin, end in self._parts_of(*epoch.window_ranges(lane, window)):
+                for shard, begin, end in self._shard_ranges(*epoch.window_ranges(lane, window)):
                     first = int(self.first_rows[shard])
-                    size = self.manifest.block_rows
                     for block in range((first + begin) // size, (first + end - 1) // size + 1):
                         keys.add((shard << ROW_BITS) + block)
-                        reach.later[block] = False
-        reach.stop = max(stop, reach.stop)
+                        requested.is_needed_later[block] = False
+        requested.stop = max(stop, requested.stop)
         if keys:
-            self._blocks.expect(sorted(keys), reach.later)
+            self._blocks.expect(sorted(keys), requested.is_needed_later)
 
-    def _read_from(self, epoch: EpochOrder, lanes: range, window: int) -> npt.NDArray[np.bool_]:
-        """Return of each block whether lanes read it in a window or later."""
-        found = np.zeros(self.split.rows // self.manifest.block_rows + 1, np.bool_)
-        if self.kept is None:
+    def _blocks_needed_from(
+        self, epoch: EpochOrder, lanes: range, window: int
+    ) -> npt.NDArray[np.bool_]:
+        """Return for each block whether lanes read it in a window or later."""
+        is_needed = np.zeros(self.split.rows // self.manifest.block_rows + 1, np.bool_)
+        if self.row_ranges is None:
             for lane in lanes:
                 low, high = epoch.order.lane_bounds(lane)
                 starts, _ = epoch.ranges(low + window * epoch.order.window_rows, high)
-                found[starts // self.manifest.block_rows] = True
-        return found
+                is_needed[starts // self.manifest.block_rows] = True
+        return is_needed
 
     @cached_property
     def _source(self) -> _Source:
-        paths = []
-        for shard in self.split.shards:
-            paths.append(files.inside(self.directory, shard.path))
         return _Source(
-            tuple(paths),
+            tuple(files.inside(self.directory, shard.path) for shard in self.split.shards),
             self.first_rows,
             self.manifest.block_rows,
             self.record_bytes,
@@ -175,7 +180,9 @@ class RangedShardFiles(ShardFiles):
         )
 
     @cached_property
-    def _blocks(self) -> AheadBlocks:
+    def _blocks(self) -> PrefetchedBlocks:
         block_bytes = self.manifest.block_rows * self.record_bytes
-        room = Room.of(block_bytes=block_bytes, ahead_bytes=self.ahead_bytes, read=self.read_blocks)
-        return AheadBlocks(self._source.blocks, room)
+        limits = PrefetchLimits.for_blocks(
+            block_bytes=block_bytes, ahead_bytes=self.ahead_bytes, read=self.read_blocks
+        )
+        return PrefetchedBlocks(self._source.blocks, limits)

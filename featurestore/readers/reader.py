@@ -1,4 +1,4 @@
-"""Reader: the batches of a split as a pure function of (manifest, settings, epoch, step)."""
+"""Reader: the batches of a split as a pure function of manifest, settings, epoch and step."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from featurestore.model.cores import usable_cores
 from featurestore.model.manifest import Manifest, ManifestSplit
 from featurestore.plugins.format import find_format
 from featurestore.readers.arrow_numpy import to_numpy
+from featurestore.readers.bufferpool import BufferPool
 from featurestore.readers.class_weights import (
     ClassWeighing,
     ClassWeights,
@@ -25,17 +26,16 @@ from featurestore.readers.class_weights import (
     weights_from_json,
     weights_to_json,
 )
-from featurestore.readers.memory import Memory
 from featurestore.readers.order import (
     ORDER_VERSION,
     PADDING,
     ReaderOrder,
     check_at_least_one,
     default_lanes,
-    is_whole,
+    is_integer,
 )
 from featurestore.readers.prefetch import prefetched
-from featurestore.readers.ragged import ragged_of
+from featurestore.readers.ragged import to_ragged
 from featurestore.readers.ranged import RangedShardFiles
 from featurestore.readers.recordblocks import PackedBlocks, RecordBlocks
 from featurestore.readers.selection import (
@@ -49,7 +49,7 @@ from featurestore.readers.selection import (
 from featurestore.readers.shardfiles import RowRanges, ShardFiles, check_shards
 from featurestore.readers.steps import Blocks, Iterations, StepRange, StepRanges
 from featurestore.readers.transformed import (
-    OfArrays,
+    ArraysFunction,
     Transform,
     TransformedColumns,
     TransformedRecords,
@@ -67,26 +67,26 @@ if TYPE_CHECKING:
     from featurestore.readers.torch import ReaderDataset
     from featurestore.readers.torch_loader import ReaderLoader
 
-# Arrays; ``Ragged`` of lists of varying length.
+# Arrays by column name; columns of variable-length lists are ``Ragged``.
 Batch = dict[str, Any]
 
-# The default window: this many rows over all lanes, fewer where rows are wide. Part of order
-# version 1.
+# The default window: this many rows over all lanes, fewer if rows are wide. These numbers are part
+# of order version 1.
 DEFAULT_WINDOW_ROWS = 131_072
 DEFAULT_WINDOW_BYTES = 128 * 1024 * 1024
 
-# Read at once.
-_MOST_ROWS = 32_768
-_MOST_BYTES = 16 * 1024 * 1024
+# Limits of one range of steps.
+_RANGE_ROWS = 32_768
+_RANGE_BYTES = 16 * 1024 * 1024
 _WIDE_STEP_BYTES = 1024 * 1024
-_AHEAD = 3
-# Of records that come over a network: windows that are given out, and bytes of those that come next.
-_WINDOWS_READ = 2
-_BYTES_AHEAD = 256 * 1024 * 1024
-_THREADS = 2
+_PREFETCHED_RANGES = 3
+# For records in an object store: windows whose blocks stay in memory, and bytes to prefetch.
+_CACHED_WINDOWS = 2
+_PREFETCHED_BYTES = 256 * 1024 * 1024
+_GATHER_THREADS = 2
 
 
-_IN_LIBRARIES = (
+_USAGE = (
     "model.fit(reader.tf_dataset(epochs)) with Keras; with PyTorch "
     "for features, label in reader.torch_loader()"
 )
@@ -95,11 +95,11 @@ _IN_LIBRARIES = (
 @answers_calls
 @dataclass(frozen=True)
 class Reader:
-    """Reads a split in steps that all workers share.
+    """A reader of one split in steps that all workers share.
 
-    Every worker makes ``steps_per_epoch`` steps of one static shape. The batch of a step is a
-    function of the manifest, the settings, the epoch and the step alone: no state is kept, nothing
-    is exchanged between workers.
+    Every worker yields ``steps_per_epoch`` batches of one static shape. A batch depends only on the
+    manifest, the settings, the epoch and the step: readers have no state and workers do not
+    communicate.
 
     >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
     >>> reader.steps_per_epoch, reader.labels
@@ -113,23 +113,23 @@ class Reader:
     columns: tuple[SelectedColumn, ...] = field(repr=False)
     settings: Mapping[str, Any] = field(repr=False)
     transform: TransformedColumns | None = field(default=None, repr=False)
-    kept: RowRanges | None = field(default=None, repr=False)
+    row_ranges: RowRanges | None = field(default=None, repr=False)
     cache: ShardCache | None = field(default=None, repr=False)
     weighing: ClassWeighing | None = field(default=None, repr=False)
-    # The columns as files have them, without what ``weighing`` adds.
-    stored: tuple[SelectedColumn, ...] = field(default=(), repr=False)
-    # Of blocks that came over a network: new memory costs more time than to read them from a disk.
-    memory: Memory = field(default_factory=partial(Memory, None), repr=False, compare=False)
+    # The columns before ``weighing`` adds its weight column.
+    file_columns: tuple[SelectedColumn, ...] = field(default=(), repr=False)
+    # Buffers for blocks from an object store: allocating pages costs more than reading from a disk.
+    memory: BufferPool = field(default_factory=partial(BufferPool, None), repr=False, compare=False)
 
     def __repr__(self) -> str:
         return (
             f"<Reader of split {self.split.name!r} of {self.manifest.name!r}, "
-            f"{self.steps_per_epoch} steps of {self.global_batch_size} rows: {_IN_LIBRARIES}>"
+            f"{self.steps_per_epoch} steps of {self.global_batch_size} rows: {_USAGE}>"
         )
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps of an epoch, the same on every worker."""
+        """Number of steps per epoch, equal on every worker."""
         return self.order.steps_per_epoch
 
     @property
@@ -139,12 +139,12 @@ class Reader:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The columns that are labels, of those that are read."""
+        """Names of the label columns that are read."""
         return tuple(column.name for column in self.columns if column.label)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns that are read and are neither label nor weight.
+        """Names of the columns that are read and are neither label nor weight.
 
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
         >>> reader.inputs
@@ -154,25 +154,25 @@ class Reader:
 
     @property
     def weight(self) -> str | None:
-        """The column that weighs rows, if it is read."""
+        """Name of the weight column, None if it is not read."""
         return next((column.name for column in self.columns if column.weight), None)
 
     def batches(
         self, epoch: int = 0, *, worker: int = 0, workers: int = 1, start_step: int = 0
     ) -> Iterator[Batch]:
-        """Yield the batches of one epoch from a step on.
+        """Yield the batches of one epoch, from ``start_step`` on.
 
-        ``{column: array of (rows,) or (rows, n)}``; lists of varying length that ``columns=`` names
-        come as pairs ``(values, row_splits)``.
+        A batch is ``{column: array of (rows,) or (rows, n)}``. Variable-length lists that
+        ``columns=`` names are pairs ``(values, row_splits)``.
 
         Args:
             epoch: Number of the epoch, from 0.
             worker: Number of this worker, from 0.
-            workers: Number of workers; divides the lanes.
+            workers: Number of workers; divides the number of lanes.
             start_step: The first step to yield; as fast as starting at 0.
 
         Raises:
-            ReaderConfigError: The workers cannot share the lanes, or there is no such step.
+            ReaderConfigError: The workers cannot share the lanes, or the step does not exist.
 
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
         >>> for batch in reader.batches(epoch=1):
@@ -180,7 +180,7 @@ class Reader:
         [36.0, 37.0] [True, False]
         [38.5, 39.0] [False, True]
         """
-        # What is wrong with the arguments is said here and not when the first batch is asked for.
+        # Not a generator, so that invalid arguments raise here and not at the first batch.
         ranges = self.step_ranges(
             1, worker=worker, workers=workers, start_epoch=epoch, start_step=start_step
         )
@@ -188,13 +188,13 @@ class Reader:
 
     def _batches(self, ranges: StepRanges) -> Iterator[Batch]:
         for steps, arrays in self.read(ranges):
-            size = steps.part.batch_rows
+            size = steps.worker_epoch.batch_rows
             for start in range(0, steps.row_count, size):
                 batch = {name: array[start : start + size] for name, array in arrays.items()}
-                yield self._with_ragged(self._finished(batch))
+                yield self._with_ragged(self._resolve_padding(batch))
 
-    def _finished(self, batch: Batch) -> Batch:
-        """Return a batch with the weights of its padding, or without its padding."""
+    def _resolve_padding(self, batch: Batch) -> Batch:
+        """Return a batch with its padding removed, or with the weights of its padding rows."""
         weight = batch.pop(PADDING_WEIGHT, None)
         if weight is None:
             return batch
@@ -207,9 +207,9 @@ class Reader:
         return batch
 
     def _with_ragged(self, batch: Batch) -> Batch:
-        """Return a batch with its lists of varying length as values and row splits."""
+        """Return a batch with its variable-length lists as values and row splits."""
         for name, items in self.ragged.items():
-            batch[name] = ragged_of(batch[name], items)
+            batch[name] = to_ragged(batch[name], items)
         return batch
 
     def __iter__(self) -> Iterator[Batch]:
@@ -227,18 +227,18 @@ class Reader:
     def __bool__(self) -> bool:
         return True
 
-    def _not_iterable(self, what: str) -> NotIterable:
+    def _not_iterable(self, usage: str) -> NotIterable:
         return NotIterable(
-            f"A reader cannot be {what}: its batches belong to an epoch and a worker.",
-            hint=f"for batch in reader.batches(epoch): ...; {_IN_LIBRARIES}",
+            f"A reader cannot be {usage}: its batches belong to an epoch and a worker.",
+            hint=f"for batch in reader.batches(epoch): ...; {_USAGE}",
         )
 
     def rows(
         self, epoch: int, step: int, *, worker: int = 0, workers: int = 1
     ) -> npt.NDArray[np.int64]:
-        """Return the canonical row numbers of a batch; -1 is padding. Reads no file.
+        """Return the canonical row numbers of a batch, -1 for padding, without reading files.
 
-        With ``remainder="keep"`` there is no padding, and the last batch has fewer rows.
+        With ``remainder="keep"`` the last batch is shorter and not padded.
 
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
         >>> reader.rows(1, 0)
@@ -251,55 +251,55 @@ class Reader:
             rows = rows[rows != PADDING]
         return rows
 
-    def unpad(self, predictions: Any, *, epoch: int = 0) -> npt.NDArray[Any]:
-        """Return the predictions of an epoch without those of padding rows.
+    def remove_padding(self, predictions: Any, *, epoch: int = 0) -> npt.NDArray[Any]:
+        """Remove the predictions of padding rows.
 
         Args:
-            predictions: What ``model.predict`` gave for an epoch of one worker, (rows, ...).
-            epoch: Which epoch was read: with ``shuffle=False`` all are in the same order.
+            predictions: The output of ``model.predict`` for an epoch of one worker, (rows, ...).
+            epoch: The epoch that was read; with ``shuffle=False`` all epochs have one order.
 
         Raises:
-            InvalidArgument: They are more or fewer than an epoch has rows.
+            InvalidArgument: The number of predictions is not the number of rows of an epoch.
 
         >>> dataset = store.get_training_dataset("late_flights")
         >>> reader = dataset.reader("train", global_batch_size=3, shuffle=False, remainder="pad")
         >>> reader.unpad([0.1, 0.7, 0.2, 0.9, 0.5, 0.5])  # the last two are padding
         array([0.1, 0.7, 0.2, 0.9])
         """
-        from featurestore.readers.evaluation import unpad
+        from featurestore.readers.evaluation import remove_padding
 
-        return unpad(self, predictions, epoch=epoch)
+        return remove_padding(self, predictions, epoch=epoch)
 
-    def keys(self, *, epoch: int = 0) -> pa.Table:
-        """Return the key columns of the rows of an epoch, in the order in which they are read.
+    def reading_keys(self, *, epoch: int = 0) -> pa.Table:
+        """Return the key columns of the rows of an epoch, in reading order.
 
-        Beside ``unpad(predictions)`` they tell whose prediction each one is.
+        Row i is the key of prediction i of ``unpad(predictions)``.
 
         >>> dataset = store.get_training_dataset("late_flights")
         >>> reader = dataset.reader("train", global_batch_size=3, shuffle=False, remainder="keep")
         >>> reader.keys().select(["tailnum", "origin"]).slice(0, 2).to_pylist()
         [{'tailnum': 'N10', 'origin': 'LGA'}, {'tailnum': 'N20', 'origin': 'LGA'}]
         """
-        from featurestore.readers.evaluation import keys
+        from featurestore.readers.evaluation import reading_keys
 
-        return keys(self, epoch=epoch)
+        return reading_keys(self, epoch=epoch)
 
     def evaluate(self, model: Any, **options: Any) -> dict[str, float]:
         """Return loss and metrics of a model over every row once, without padding.
 
-        The last batch is as short as it is, whatever ``remainder`` the reader has, so that
-        ``metrics=`` and ``weighted_metrics=`` are both right. Several workers share the rows: all
-        of them make the call, and get the same figures.
+        The last batch is short for each ``remainder``, so that ``metrics=`` and
+        ``weighted_metrics=`` are both correct. Several workers share the rows: each worker must
+        call this, and all get equal metrics.
 
         Args:
             model: A compiled Keras model. For PyTorch a function that takes what ``torch_loader``
                 yields, ``(features, label)`` or ``(features, label, weight)``, and returns
-                ``{name: tensor of (rows,)}``: the results are means, weighted by a weight column
-                or class weights. It is called without gradients; put the model into ``eval()``.
-            options: What ``model.evaluate`` of Keras takes beside the data.
+                ``{name: tensor of (rows,)}``. Metrics are means, weighted by a weight column or
+                class weights. It is called without gradients; call ``model.eval()`` first.
+            options: Further arguments of ``model.evaluate`` of Keras.
 
         Raises:
-            InvalidArgument: ``model`` is neither, or the function gives no value for each row.
+            InvalidArgument: ``model`` is neither, or the function does not return a value per row.
 
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=3)
         >>> reader.evaluate(model)  # doctest: +SKIP
@@ -325,32 +325,31 @@ class Reader:
         """Return a ``tf.data.Dataset`` of one worker's batches with static shapes.
 
         Elements are ``(features, label)``, with ``remainder="pad"`` or a weight column ``(features,
-        label, sample_weight)``; without label columns the features alone, or ``(features,
-        sample_weight)``. Features are a dict, several labels too.
+        label, sample_weight)``. Without label columns they are ``features`` or ``(features,
+        sample_weight)``. Features are a dict; several labels are one, too.
 
-        Lists of varying length that ``columns=`` names are ``tf.RaggedTensor``.
+        Variable-length lists that ``columns=`` names are ``tf.RaggedTensor``.
 
         Iterating again reads the next epochs: ``model.fit(reader.tf_dataset(), epochs=3)`` sees
-        epochs 0, 1 and 2, each in an order of its own. To go on later: ``start_epoch=3``.
+        epochs 0, 1 and 2, each in its own order. To continue later, pass ``start_epoch=3``.
 
-        Padding rows have weight 0: Keras gives weights to the loss and to ``weighted_metrics=``,
-        but divides the loss by padding rows as well; ``metrics=`` would count them, and ``predict``
-        answers for them. Keras' ``evaluate``, and so the validation of ``fit``, gets the last batch
-        without padding, unless the dataset was changed, as by ``map``. ``remainder="keep"`` has none.
+        Padding rows have weight 0. Keras applies weights to the loss and to ``weighted_metrics=``,
+        but it divides the loss by all rows, ``metrics=`` count padding, and ``predict`` returns
+        predictions for it. Keras' ``evaluate``, and so the validation of ``fit``, gets the last
+        batch without padding, unless the dataset was changed, as by ``map``. ``remainder="keep"``
+        does not pad.
 
         Args:
-            epochs: Number of epochs that an iteration reads, the first of which may be entered in
-                the middle.
-            worker: Number of this worker, from 0; None: 0.
-            workers: Number of workers; divides the lanes. None: 1, which is refused in a process
-                that is one of several workers of a ``tf.distribute`` strategy.
+            epochs: Number of epochs per iteration; the first may start at ``start_step``.
+            worker: Number of this worker, from 0; None is 0.
+            workers: Number of workers; divides the number of lanes. None is 1, which is refused in
+                a process that is one of several workers of a ``tf.distribute`` strategy.
             start_epoch: The first epoch.
-            start_step: The first step of the first epoch; an iteration then has as many steps
-                fewer, and the next one goes on where it ended.
+            start_step: The first step of the first epoch. An iteration has that many steps fewer,
+                and the next iteration continues at its end.
 
         Raises:
-            ReaderConfigError: The process is one of several workers, and nothing says which part
-                it reads.
+            ReaderConfigError: The process is one of several workers and ``worker`` is missing.
 
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
         >>> for features, late in reader.tf_dataset(epochs=1):
@@ -368,7 +367,7 @@ class Reader:
 
         if worker is None and workers is None:
             refuse_undistributed(
-                instead="model.fit(reader.distribute(strategy), "
+                hint="model.fit(reader.distribute(strategy), "
                 "steps_per_epoch=reader.steps_per_epoch), reader.evaluate(model), "
                 "checkpoint.fit(model, epochs, validation=reader); "
                 "reader.tf_dataset(worker=0, workers=1) reads all rows in each worker"
@@ -389,13 +388,13 @@ class Reader:
     ) -> Any:
         """Return the dataset of a ``tf.distribute`` strategy: each worker reads its own lanes.
 
-        Iterating again reads the next epochs, as of ``tf_dataset``: on all workers together. With
+        Iterating again reads the next epochs on all workers, as with ``tf_dataset``. With
         ``remainder="pad"`` Keras' ``evaluate``, and so the validation of ``fit``, gets the last
         batch without padding.
 
         Args:
-            strategy: The strategy; worker number and count come from its own input context.
-            epochs: Number of epochs to read, the first of which may be entered in the middle.
+            strategy: The strategy; worker number and count come from its input context.
+            epochs: Number of epochs to read; the first may start at ``start_step``.
             start_epoch: The first epoch.
             start_step: The first step of the first epoch.
 
@@ -423,22 +422,21 @@ class Reader:
         start_epoch: int = 0,
         start_step: int = 0,
     ) -> ReaderDataset:
-        """Return a PyTorch ``IterableDataset`` of one rank's ready batches of tensors.
+        """Return a PyTorch ``IterableDataset`` of one rank's batches of tensors.
 
-        For ``DataLoader(dataset, batch_size=None, num_workers=n)``: the workers share the rank's
-        steps, and the loader yields them in order. Elements are ``(features, label)`` as those of
-        ``tf_dataset``, features as a dict; iterating again reads the next epochs. Tensors are views
-        of the memory that was read, without a copy. Texts are refused unless ``columns=`` names
-        them; then they come as lists of bytes. Lists of varying length that it names come as pairs
-        ``(values, row_splits)``.
+        Use it with ``DataLoader(dataset, batch_size=None, num_workers=n)``: the workers share the
+        rank's steps, and the loader yields them in order. Elements are ``(features, label)`` as in
+        ``tf_dataset``; iterating again reads the next epochs. Tensors are views of the memory that
+        was read. Strings are refused unless ``columns=`` names them; then they are lists of bytes.
+        Variable-length lists in ``columns=`` are pairs ``(values, row_splits)``.
 
         Args:
             rank: Number of this process, from 0.
-            world_size: Number of processes; divides the lanes.
-            epochs: Number of epochs that an iteration reads.
+            world_size: Number of processes; divides the number of lanes.
+            epochs: Number of epochs per iteration.
             start_epoch: The first epoch.
-            start_step: The first step of the first epoch; the first iteration then has as many
-                steps fewer.
+            start_step: The first step of the first epoch; the first iteration has that many steps
+                fewer.
 
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
         >>> for features, late in reader.torch_dataset():
@@ -473,28 +471,29 @@ class Reader:
     ) -> ReaderLoader:
         """Return a PyTorch ``DataLoader`` of one rank's batches that can be resumed at any step.
 
-        ``loader.state_dict()`` between two batches is the reader's state at the next step, and
-        ``loader.load_state_dict(state)`` lets the next iteration begin there, with any number of
-        workers. The reader reads ahead in threads of its own, so ``num_workers=0`` is the fastest
-        unless what follows is slow Python.
+        ``loader.state_dict()`` between two batches is the reader's state at the next step.
+        ``loader.load_state_dict(state)`` starts the next iteration there, with any number of
+        workers. The reader prefetches in its own threads, so ``num_workers=0`` is the fastest
+        unless slow Python code processes the batches.
 
         Args:
-            epochs: Number of epochs that an iteration reads.
-            rank: Number of this process; None asks ``torch.distributed`` when an iteration begins.
+            epochs: Number of epochs per iteration.
+            rank: Number of this process; None reads it from ``torch.distributed`` when an
+                iteration starts.
             world_size: Number of processes, as ``rank``.
             start_epoch: The first epoch.
             start_step: The first step of the first epoch.
-            num_workers: Processes that read, as of ``DataLoader``, and so are the others.
+            num_workers: Argument of ``DataLoader``, as those below.
             pin_memory: Whether batches are copied into page-locked memory.
-            prefetch_factor: Batches that each worker reads ahead.
-            persistent_workers: Whether workers stay from one iteration to the next.
+            prefetch_factor: Batches that each worker prefetches.
+            persistent_workers: Whether workers survive the end of an iteration.
             multiprocessing_context: How workers are started.
 
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
         >>> loader = reader.torch_loader()
         >>> for features, late in loader:
         ...     state = loader.state_dict()
-        >>> loader.load_state_dict(state)  # the first epoch is over: go on with the second
+        >>> loader.load_state_dict(state)  # the first epoch is over: continue with the second
         >>> [features["seats"].tolist() for features, late in loader]
         [[200, 100], [100, 200]]
         """
@@ -514,11 +513,11 @@ class Reader:
         )
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
-        """Return what rebuilds this reader and the position where it stands: a small JSON object.
+        """Return the settings of this reader and a position as a small JSON object.
 
         Args:
-            epoch: The epoch to go on with.
-            step: The next step of it.
+            epoch: The epoch to resume.
+            step: The next step of that epoch.
 
         >>> dataset = store.get_training_dataset("late_flights")
         >>> state = dataset.reader("train", global_batch_size=2, seed=7).state(epoch=3, step=1)
@@ -528,7 +527,7 @@ class Reader:
         """
         if not 0 <= step <= self.steps_per_epoch or epoch < 0:
             raise ReaderConfigError(
-                f"There is no step {step} in epoch {epoch} of {self.steps_per_epoch} steps."
+                f"Epoch {epoch} has no step {step}: an epoch has {self.steps_per_epoch} steps."
             )
         if step == self.steps_per_epoch:
             epoch, step = epoch + 1, 0
@@ -549,18 +548,18 @@ class Reader:
         strategy: Any | None = None,
         keep: int = 2,
     ) -> ReaderCheckpoint:
-        """Return checkpoints of this reader's state and of what is trained (see docs/training.md).
+        """Return checkpoints of this reader's state and of trained objects (see docs/training.md).
 
         Args:
-            directory: Where checkpoints go; shared by all workers.
-            objects: What is trained, as ``tf.train.Checkpoint`` takes it: ``{"model": model,
+            directory: Directory of the checkpoints, shared by all workers.
+            objects: Trackable objects as for ``tf.train.Checkpoint``: ``{"model": model,
                 "optimizer": optimizer}``.
-            strategy: The ``tf.distribute`` strategy that trains, if any.
-            keep: How many checkpoints stay.
+            strategy: The ``tf.distribute`` strategy of the training, if any.
+            keep: Number of checkpoints to keep.
 
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
         >>> checkpoint = reader.checkpoint("run-1", objects={})
-        >>> checkpoint.restore()  # nothing was saved: begin with epoch 0, step 0
+        >>> checkpoint.restore()  # no checkpoint yet: start at epoch 0, step 0
         (0, 0)
         """
         from featurestore.readers.checkpoint import ReaderCheckpoint
@@ -568,7 +567,7 @@ class Reader:
         return ReaderCheckpoint(os.fspath(directory), self, objects, strategy, keep)
 
     def weighed(self, class_weights: ClassWeights) -> Reader:
-        """Return the reader with class weights; its order and position stay the same.
+        """Return this reader with class weights; its order does not change.
 
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
         >>> next(reader.weighed({0: 1.0, 1: 3.0}).batches())["sample_weight"].tolist()
@@ -579,12 +578,15 @@ class Reader:
                 "The reader has class weights already.", hint="leave class_weights= out of fit"
             )
         transform = None if self.transform is None else self.transform.transform
-        labels = _labels_of(self.files(), self.columns, self.kept, transform)
+        labels = _yielded_labels(self.files(), self.columns, self.row_ranges, transform)
         weighing = class_weighing(
             self.manifest, self.columns, class_weights, transform=transform, label_values=labels
         )
         return replace(
-            self, columns=weighing.columns(self.columns), weighing=weighing, stored=self.columns
+            self,
+            columns=weighing.columns(self.columns),
+            weighing=weighing,
+            file_columns=self.columns,
         )
 
     @cached_property
@@ -593,7 +595,7 @@ class Reader:
         return self.manifest.content_hash
 
     def check_step(self, step: int) -> None:
-        """Raise ReaderConfigError unless an epoch has the step, or ends with it."""
+        """Raise ReaderConfigError unless ``0 <= step <= steps_per_epoch``."""
         if not 0 <= step <= self.steps_per_epoch:
             raise ReaderConfigError(
                 f"start_step={step} is not in an epoch of {self.steps_per_epoch} steps.",
@@ -603,7 +605,7 @@ class Reader:
     def iterations(
         self, epochs: int, *, worker: int, workers: int, start_epoch: int, start_step: int
     ) -> Iterations:
-        """Return what each iteration over a dataset reads, the first one as said here."""
+        """Return the step ranges of each iteration over a dataset, the first one from a start."""
         total = self.steps_per_epoch
         steps = max(0, epochs * total - start_step)
 
@@ -633,13 +635,13 @@ class Reader:
         start_step: int,
         steps: int | None = None,
     ) -> StepRanges:
-        """Return the steps of some epochs in ranges to read at once.
+        """Return the steps of some epochs in ranges that are read together.
 
-        One step first, then up to some megabytes. ``steps``: so many; else to the end of the last
-        epoch.
+        The first range has one step; later ones grow up to some megabytes. ``steps`` is the number
+        of steps; None reads to the end of the last epoch.
 
         Raises:
-            ReaderConfigError: The workers cannot share the lanes, or there is no such step.
+            ReaderConfigError: The workers cannot share the lanes, or the step does not exist.
         """
         self.order.check_workers(worker, workers)
         self.check_step(start_step)
@@ -655,85 +657,85 @@ class Reader:
         )
 
     def steps_at_once(self, workers: int) -> int:
-        """Return how many steps of a worker are read at once, at most.
+        """Return the largest number of steps in one range of a worker.
 
-        Wide ones are read one by one: to cut them apart would cost more than it spares.
+        Wide steps are read one by one, because splitting a range would cost more than it saves.
         """
         batch = self.order.worker_batch(workers)
         if batch * self.row_bytes >= _WIDE_STEP_BYTES:
             return 1
-        rows = min(_MOST_ROWS, _MOST_BYTES // max(1, self.row_bytes))
+        rows = min(_RANGE_ROWS, _RANGE_BYTES // max(1, self.row_bytes))
         return max(1, rows // batch)
 
     def read(self, ranges: Iterable[StepRange]) -> Iterator[tuple[StepRange, Batch]]:
-        """Yield the columns of ranges of steps as (steps * batch, ...), read ahead in a thread."""
+        """Yield the columns of ranges of steps as (steps * batch, ...), prefetched in a thread."""
         source = self.blocks()
-        # Windows are read one after the other; records may be gathered by several threads.
+        # Windows are read in order; several threads may gather records.
         threads = 1
         if isinstance(source, PackedBlocks):
-            threads = min(_THREADS, usable_cores())
+            threads = min(_GATHER_THREADS, usable_cores())
 
         def read(steps: StepRange) -> tuple[StepRange, Batch]:
             return steps, source.read(steps)
 
-        return prefetched(read, ranges, threads=threads, ahead=_AHEAD)
+        return prefetched(read, ranges, threads=threads, limit=_PREFETCHED_RANGES)
 
     def files(self) -> ShardFiles:
         """Return the files of the split."""
-        found = shard_files(self.path, self.manifest, self.split)
-        if found.access is None or self.cache is not None or not is_uri(self.path):
-            return replace(found, kept=self.kept, cache=self.cache)
+        split_files = shard_files(self.path, self.manifest, self.split)
+        if split_files.access is None or self.cache is not None or not is_uri(self.path):
+            return replace(split_files, row_ranges=self.row_ranges, cache=self.cache)
         order = self.order
-        blocks = order.lanes * (order.window_rows // order.block_rows + 1)
+        window_blocks = order.lanes * (order.window_rows // order.block_rows + 1)
         return RangedShardFiles(
             self.path,
             self.manifest,
             self.split,
-            found.format,
-            found.access,
-            kept=self.kept,
-            read_blocks=_WINDOWS_READ * blocks + len(self.split.shards),
-            ahead_bytes=_BYTES_AHEAD,
+            split_files.format,
+            split_files.access,
+            row_ranges=self.row_ranges,
+            read_blocks=_CACHED_WINDOWS * window_blocks + len(self.split.shards),
+            ahead_bytes=_PREFETCHED_BYTES,
             memory=self.memory,
         )
 
     def blocks(self) -> Blocks:
-        """Return the way to read this layout."""
+        """Return the block reader for this layout."""
         files = self.files()
-        stored = self.stored or self.columns
-        finish: OfArrays | None = self.weighing
+        file_columns = self.file_columns or self.columns
+        finish: ArraysFunction | None = self.weighing
         if self.transform is not None:
-            stored, finish = self.transform.stored, self.transform
+            file_columns, finish = self.transform.file_columns, self.transform
             if self.weighing is not None:
-                finish = _in_turn(self.transform, self.weighing)
+                finish = _compose(self.transform, self.weighing)
         if files.access is not None:
-            records = RecordBlocks(files, files.access, stored)
+            records = RecordBlocks(files, files.access, file_columns)
             return records if finish is None else TransformedRecords(records, finish)
-        windows = WindowBlocks(files, stored)
+        windows = WindowBlocks(files, file_columns)
         return windows if finish is None else TransformedWindows(windows, finish)
 
     @cached_property
     def ragged(self) -> dict[str, np.dtype[Any]]:
-        """The columns that come as lists of varying length, and the types of their items."""
-        found = {}
+        """Item types of the columns that are yielded as variable-length lists."""
+        item_types = {}
         for column in self.columns:
             if column.items is not None:
-                found[column.name] = column.items
-        return found
+                item_types[column.name] = column.items
+        return item_types
 
     @cached_property
     def row_bytes(self) -> int:
-        """Bytes of one row of the columns in memory."""
+        """Bytes of one row in memory, over all columns."""
         return sum(column.row_bytes for column in self.columns)
 
 
-def _labels_of(
+def _yielded_labels(
     files: ShardFiles,
     selected: Sequence[SelectedColumn],
     rows: RowRanges | None,
     transform: Transform | None,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the labels of a part of a split as they are yielded, without nulls; {} for all rows."""
+    """Return the labels of row ranges as readers yield them, without nulls; {} for all rows."""
     if rows is None:
         return {}
     names = [column.name for column in selected if column.label]
@@ -749,8 +751,7 @@ def _labels_of(
     return values
 
 
-def _in_turn(first: OfArrays, second: OfArrays) -> OfArrays:
-    """Return the function that does one after the other."""
+def _compose(first: ArraysFunction, second: ArraysFunction) -> ArraysFunction:
     return lambda arrays: second(first(arrays))
 
 
@@ -772,62 +773,64 @@ def open_reader(
     cache: ShardCache | None = None,
     class_weights: ClassWeights | None = None,
 ) -> Reader:
-    """Return the reader of a split, after checking all that can be known before reading.
+    """Return the reader of a split, after checking everything that does not need the rows.
 
     Args:
         path: The dataset's directory.
-        manifest: Its manifest.
+        manifest: The dataset's manifest.
         split: Name of the split.
         global_batch_size: Rows of one step over all workers.
-        seed: Of the order; any integer.
-        shuffle: False reads the canonical order.
+        seed: Seed of the order; any integer.
+        shuffle: False reads in canonical order.
         remainder: "drop", "keep" or "pad".
-        columns: What to read; None is the inputs, the labels and the weight.
+        columns: Columns to read; None is the inputs, the labels and the weight.
         nulls: "error", "mask" or ``{column: value}``.
         lanes: Streams of an epoch; None is the largest divisor of the global batch size up to 64.
-        window_rows: Rows that are mixed inside a lane; None chooses about 131,072 rows over all
+        window_rows: Rows that are shuffled inside a lane; None is about 131,072 rows over all
             lanes.
-        transform: What is done to columns after they are decoded; None: nothing.
-        rows: Ranges of canonical rows, ascending, to read alone; None: all.
-        cache: Where shards are copied to before they are read; None: below a URI records of one
-            width come by ranges, and other shards through the cache of this machine.
-        class_weights: Weights of rows by their label: "balanced", ``{class: weight}``, or ``{label:
-            {class: weight}}``; None: none.
+        transform: Transformation of decoded columns, if any.
+        rows: Ascending ranges of canonical rows to read; None reads all rows.
+        cache: Local cache of shards. None reads fixed-width records of an object store by ranges,
+            and other remote shards through the default cache of this machine.
+        class_weights: Weights of rows by label: "balanced", ``{class: weight}``, or ``{label:
+            {class: weight}}``, if any.
 
     Raises:
-        ReaderConfigError: Settings that do not fit together.
+        ReaderConfigError: Settings contradict each other.
         DatasetDamaged: Shards are missing or have another size.
         NullsInColumns: Columns have nulls and no policy covers them.
     """
-    found = manifest.split(split)
-    chosen = find_format(manifest.data_format)
-    refused = chosen.refuse_reading(manifest.layout)
-    if refused is not None:
-        raise ReaderConfigError(refused)
-    settled: tuple[str, ...] = ()
+    manifest_split = manifest.split(split)
+    data_format = find_format(manifest.data_format)
+    refusal = data_format.refuse_reading(manifest.layout)
+    if refusal is not None:
+        raise ReaderConfigError(refusal)
+    null_handling: tuple[str, ...] = ()
     padded: tuple[str, ...] = ()
     if transform is not None:
-        settled, padded = transform.settled, transform.padded
+        null_handling, padded = transform.null_handling, transform.padded
     selected = select_columns(
         manifest,
-        found,
+        manifest_split,
         columns=columns,
         nulls=nulls,  # type: ignore[arg-type]
-        settled=settled,
+        null_handling=null_handling,
         padded=padded,
     )
     transformed = None
     if transform is not None:
         transformed = transformed_columns(selected, transform)
         selected = transformed.columns
-    stored, weighing = selected, None
+    file_columns, weighing = selected, None
     if class_weights is not None:
         weighing = class_weighing(
             manifest,
             selected,
             class_weights,
             transform=transform,
-            label_values=_labels_of(shard_files(path, manifest, found), selected, rows, transform),
+            label_values=_yielded_labels(
+                shard_files(path, manifest, manifest_split), selected, rows, transform
+            ),
         )
         selected = weighing.columns(selected)
     check_at_least_one("global_batch_size", global_batch_size)
@@ -837,7 +840,7 @@ def open_reader(
     if window_rows is None:
         window_rows = default_window_rows(manifest, lanes=lanes)
     order = ReaderOrder(
-        rows=_count_rows(found, rows),
+        rows=_count_selected_rows(manifest_split, rows),
         block_rows=manifest.block_rows,
         window_rows=window_rows,
         global_batch_size=global_batch_size,
@@ -846,9 +849,9 @@ def open_reader(
         shuffle=shuffle,
         remainder=remainder,  # type: ignore[arg-type]
     )
-    _refuse_weights_of_two_kinds(selected, remainder)
-    check_shards(path, found)
-    shard_files(path, manifest, found).check_rows()
+    _refuse_weight_name(selected, remainder)
+    check_shards(path, manifest_split)
+    shard_files(path, manifest, manifest_split).check_rows()
     settings = {
         "split": split,
         "global_batch_size": global_batch_size,
@@ -866,28 +869,40 @@ def open_reader(
     if class_weights is not None:
         settings["class_weights"] = weights_to_json(class_weights)
     return Reader(
-        path, manifest, found, order, selected, settings, transformed, rows, cache, weighing, stored
+        path,
+        manifest,
+        manifest_split,
+        order,
+        selected,
+        settings,
+        transformed,
+        rows,
+        cache,
+        weighing,
+        file_columns,
     )
 
 
-def _count_rows(split: ManifestSplit, rows: RowRanges | None) -> int:
-    """Return how many rows are read, after checking that the split has them."""
+def _count_selected_rows(split: ManifestSplit, rows: RowRanges | None) -> int:
+    """Return the number of rows to read, after checking the ranges."""
     if rows is None:
         return split.rows
     count, last = 0, 0
     for first, end in rows:
         if not last <= first <= end <= split.rows:
             raise ReaderConfigError(
-                f"rows={rows!r} are no ascending ranges of the {split.rows} rows of {split.name!r}."
+                f"rows={rows!r} are not ascending ranges of the {split.rows} rows of {split.name!r}."
             )
         count, last = count + end - first, end
     return count
 
 
 def shard_files(path: str, manifest: Manifest, split: ManifestSplit) -> ShardFiles:
-    """Return the files of a split; those with records of one width are read by record."""
-    chosen = find_format(manifest.data_format)
-    return ShardFiles(path, manifest, split, chosen, chosen.record_access(manifest.layout))
+    """Return the files of a split."""
+    data_format = find_format(manifest.data_format)
+    return ShardFiles(
+        path, manifest, split, data_format, data_format.record_access(manifest.layout)
+    )
 
 
 def resume(
@@ -898,15 +913,15 @@ def resume(
     transform: Transform | None = None,
     cache: ShardCache | None = None,
 ) -> tuple[Reader, int, int]:
-    """Return (reader, epoch, step) of a state that ``Reader.state`` gave.
+    """Return (reader, epoch, step) from a state of ``Reader.state``.
 
-    ``transform`` is the one whose hash the state has; ``cache`` is this machine's.
+    ``transform`` must be the one whose hash is in the state; ``cache`` is a cache of this machine.
 
     Raises:
-        ManifestMismatch: The state belongs to another manifest; both hashes are named.
-        ReaderConfigError: The state is of another order version, or incomplete.
+        ManifestMismatch: The state belongs to another manifest; the message names both hashes.
+        ReaderConfigError: The state has another order version, or is incomplete.
     """
-    wanted = (
+    required_keys = (
         "order_version",
         "manifest",
         "epoch",
@@ -916,11 +931,13 @@ def resume(
         "lanes",
         "window_rows",
     )
-    absent = [name for name in wanted if name not in state]
-    if absent:
-        raise ReaderConfigError(f"This is not the state of a reader: it lacks {', '.join(absent)}.")
+    missing_keys = [name for name in required_keys if name not in state]
+    if missing_keys:
+        raise ReaderConfigError(
+            f"This is not the state of a reader: it lacks {', '.join(missing_keys)}."
+        )
     epoch, step = state["epoch"], state["step"]
-    if not is_whole(epoch) or not is_whole(step) or epoch < 0:
+    if not is_integer(epoch) or not is_integer(step) or epoch < 0:
         raise ReaderConfigError(
             f"This is not the state of a reader: epoch={epoch!r}, step={step!r}."
         )
@@ -936,8 +953,8 @@ def resume(
             f"{manifest.name!r} version {manifest.version} has manifest {manifest.content_hash}.",
             hint="open the dataset that the run was started with, or start a new run",
         )
-    names = ("seed", "shuffle", "remainder", "columns", "nulls", "lanes", "window_rows")
-    settings = {name: state[name] for name in names if name in state}
+    setting_names = ("seed", "shuffle", "remainder", "columns", "nulls", "lanes", "window_rows")
+    settings = {name: state[name] for name in setting_names if name in state}
     if "class_weights" in state:
         settings["class_weights"] = weights_from_json(state["class_weights"])
     if "rows" in state:
@@ -956,11 +973,10 @@ def resume(
 
 
 def default_window_rows(manifest: Manifest, *, lanes: int) -> int:
-    """Return the rows of a window.
+    """Return the default number of rows of a window.
 
-    Blocks that make about 131,072 rows or 128 MiB over all lanes, at least one.
-
-    The bytes are those of the columns' types, so that every file format has the same order.
+    A multiple of the block size, about 131,072 rows or 128 MiB over all lanes. Bytes are computed
+    from column types, so that the order does not depend on the file format.
     """
     row_bytes = 0
     for column in manifest.columns:
@@ -970,8 +986,8 @@ def default_window_rows(manifest: Manifest, *, lanes: int) -> int:
     return max(1, rows // (lanes * manifest.block_rows)) * manifest.block_rows
 
 
-def _refuse_weights_of_two_kinds(columns: Sequence[SelectedColumn], remainder: str) -> None:
-    """Refuse a column that has the name of the weights that padding comes with."""
+def _refuse_weight_name(columns: Sequence[SelectedColumn], remainder: str) -> None:
+    """Refuse a column whose name is that of the padding weights."""
     for column in columns:
         if column.name == SAMPLE_WEIGHT and remainder == "pad" and not column.weight:
             raise ReaderConfigError(

@@ -1,7 +1,4 @@
-"""Which columns a reader yields, in which form, and what it does about nulls.
-
-Decided from the manifest alone.
-"""
+"""Selection of the columns of a reader: types, shapes and null policies, from the manifest."""
 
 from __future__ import annotations
 
@@ -20,25 +17,25 @@ from featurestore.model.manifest import Manifest, ManifestSplit
 from featurestore.model.types import numpy_type
 from featurestore.readers.ragged import item_dtype
 
-_READ_ROLES = ("feature", "label", "weight")
+_DEFAULT_ROLES = ("feature", "label", "weight")
 
 Nulls: TypeAlias = Literal["error", "mask"] | Mapping[str, Any]
 
 SAMPLE_WEIGHT = "sample_weight"
-# What tells padding from rows on the way; no column can have this name.
+# Internal name of the padding weights; no column can have this name.
 PADDING_WEIGHT = "__fs_weight"
 PRESENT = "_present"
 
 
 @dataclass(frozen=True)
 class SelectedColumn:
-    """A column as readers yield it: numpy type and shape of one value, and what stands for nulls.
+    """A column of a reader: numpy type and shape of one value, and the replacement of nulls.
 
-    ``dtype`` is object for texts, binaries and decimals (bytes in object arrays). ``fill`` is None
-    where nulls are not filled; ``masked`` columns come with a second column ``<name>_present``.
-    ``byte_rows``: binaries may be read as uint8 of (rows, bytes) where all are of one length.
-    ``items``: the type of the items of lists of varying length, which come as object arrays of
-    arrays and are yielded as ``Ragged``; None: values have one shape.
+    ``dtype`` is object for strings, binaries and decimals (bytes in object arrays). ``fill`` is None
+    if nulls are not filled; ``masked`` columns have a second column ``<name>_present``.
+    ``byte_rows``: binaries of one length may be read as uint8 of (rows, bytes).
+    ``items``: the item type of variable-length lists, which are read as object arrays of arrays and
+    yielded as ``Ragged``; None if values have one shape.
     """
 
     name: str
@@ -53,12 +50,12 @@ class SelectedColumn:
 
     @property
     def zero(self) -> Any:
-        """What padding rows hold."""
+        """The value of padding rows."""
         return b"" if self.dtype == object else self.dtype.type(0)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one value in memory; the pointer alone for texts."""
+        """Bytes of one value in memory; for strings only the pointer."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
@@ -68,28 +65,28 @@ def select_columns(
     *,
     columns: Sequence[str] | None,
     nulls: Nulls,
-    settled: Sequence[str] = (),
+    null_handling: Sequence[str] = (),
     padded: Sequence[str] = (),
 ) -> tuple[SelectedColumn, ...]:
-    """Return the columns that a reader yields; None are the inputs, the labels and the weight.
+    """Return the columns of a reader; None selects the inputs, the labels and the weight.
 
-    Nulls of ``settled`` columns need no policy: a transformation makes values of them. Another one
-    gives the lists of ``padded`` columns one length. Other lists of varying length are read where
-    ``columns`` names them.
+    ``null_handling`` columns need no null policy, since a transformation replaces their nulls. A
+    transformation also pads the lists of ``padded`` columns to one length. Other variable-length
+    lists are read only if ``columns`` names them.
 
     Raises:
-        InvalidArgument: Columns that do not exist, or an unknown null policy.
-        UnsupportedType: Columns without one fixed shape; all are named.
+        InvalidArgument: A column or the null policy is unknown.
+        UnsupportedType: Columns have no fixed shape; the message names all of them.
         NullsInColumns: Columns have nulls and no policy covers them.
     """
-    names = _names(manifest, columns)
-    fills = _fills(nulls, names)
+    names = _column_names(manifest, columns)
+    fills = _fill_values(nulls, names)
     masked: set[str] = set()
     if nulls == "mask":
-        # Masks are the same in all splits, so that one model reads them all.
+        # All splits have the same masks, so that one model can read them.
         for each in manifest.splits:
             masked.update(name for name, count in each.nulls.items() if count)
-    chosen = []
+    selected = []
     for name in names:
         column = manifest.column(name)
         kind = type_from_json(column.type)
@@ -101,7 +98,7 @@ def select_columns(
             items = item_dtype(kind)
         if items is not None:
             shape = ()
-        chosen.append(
+        selected.append(
             SelectedColumn(
                 name,
                 dtype,
@@ -113,50 +110,50 @@ def select_columns(
                 items=items,
             )
         )
-    _refuse_ragged(chosen)
+    _refuse_ragged(selected)
     if nulls != "mask":
-        _refuse_nulls(split, [name for name in names if name not in (*fills, *settled)])
-    return tuple(map(_with_typed_fill, chosen))
+        _refuse_nulls(split, [name for name in names if name not in (*fills, *null_handling)])
+    return tuple(map(_with_typed_fill, selected))
 
 
-def _names(manifest: Manifest, columns: Sequence[str] | None) -> list[str]:
+def _column_names(manifest: Manifest, columns: Sequence[str] | None) -> list[str]:
     if columns is None:
-        names = [column.name for column in manifest.columns if column.role in _READ_ROLES]
+        names = [column.name for column in manifest.columns if column.role in _DEFAULT_ROLES]
         return names or [column.name for column in manifest.columns]
     if isinstance(columns, str):
-        raise InvalidArgument(f"columns={columns!r} is one text.", hint=f"columns=[{columns!r}]")
-    known = [column.name for column in manifest.columns]
-    wrong = [name for name in columns if name not in known]
+        raise InvalidArgument(f"columns={columns!r} is a string.", hint=f"columns=[{columns!r}]")
+    available = [column.name for column in manifest.columns]
+    unknown = [name for name in columns if name not in available]
     problem = None
-    if wrong:
-        problem = f"has no column {listing(wrong)}"
+    if unknown:
+        problem = f"has no column {listing(unknown)}"
     elif not columns or len(set(columns)) < len(columns):
         problem = "reads each column once, and at least one"
     if problem is not None:
         raise InvalidArgument(
             f"columns={list(columns)}: training dataset {manifest.name!r} {problem}. It has "
-            f"{listing(known, limit=50)}."
+            f"{listing(available, limit=50)}."
         )
     return list(columns)
 
 
-def _fills(nulls: Nulls, names: Sequence[str]) -> dict[str, Any]:
+def _fill_values(nulls: Nulls, names: Sequence[str]) -> dict[str, Any]:
     if isinstance(nulls, str):
         if nulls not in ("error", "mask"):
             raise InvalidArgument(
                 f"nulls={nulls!r} is unknown.", hint='nulls="error", "mask" or {column: value}'
             )
         return {}
-    wrong = [name for name in nulls if name not in names]
-    if wrong:
+    unknown = [name for name in nulls if name not in names]
+    if unknown:
         raise InvalidArgument(
-            f"nulls names columns that are not read: {listing(wrong)}.", hint=f"read are {names}"
+            f"nulls= names columns that are not read: {listing(unknown)}. Read: {listing(names)}."
         )
     return dict(nulls)
 
 
 def value_form(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return numpy type and shape of one value; a ragged list or a struct has the shape (-1,).
+    """Return numpy type and shape of one value; (-1,) for variable-length lists and structs.
 
     >>> value_form(pa.list_(pa.float32(), 8))
     (dtype('float32'), (8,))
@@ -176,35 +173,35 @@ def value_form(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 def _refuse_ragged(columns: Sequence[SelectedColumn]) -> None:
     ragged: list[str] = []
-    others: list[str] = []
+    regular: list[str] = []
     for column in columns:
-        names = ragged if -1 in column.shape else others
+        names = ragged if -1 in column.shape else regular
         names.append(column.name)
     if ragged:
         raise UnsupportedType(
             "These columns have no fixed shape and cannot be put into batches: "
             f"{listing(ragged, limit=50)}.",
-            hint=f"transformations={{{ragged[0]!r}: t.pad(8) | ...}} gives lists one length; "
-            f"columns={[*others, *ragged]} reads lists as values and row splits, columns={others} "
-            "the others alone",
+            hint=f"transformations={{{ragged[0]!r}: t.pad(8) | ...}} pads lists to one length; "
+            f"columns={[*regular, *ragged]} reads lists as values and row splits, columns={regular} "
+            "omits them",
         )
 
 
 def _refuse_nulls(split: ManifestSplit, names: Sequence[str]) -> None:
-    found = []
+    columns_with_nulls = []
     for name in names:
         count = split.nulls.get(name)
         if count:
-            found.append(f"{name!r} ({count})")
-    if found:
+            columns_with_nulls.append(f"{name!r} ({count})")
+    if columns_with_nulls:
         raise NullsInColumns(
-            f"These columns have nulls: {', '.join(found)}.",
+            f"These columns have nulls: {', '.join(columns_with_nulls)}.",
             hint='nulls="mask" adds <column>_present, nulls={column: value} fills them',
         )
 
 
 def _with_typed_fill(column: SelectedColumn) -> SelectedColumn:
-    """Return the column with its fill value in the column's own type."""
+    """Return the column with its fill value cast to the type of the column."""
     if column.fill is None:
         return column
     if column.items is not None:
@@ -212,7 +209,11 @@ def _with_typed_fill(column: SelectedColumn) -> SelectedColumn:
             f"nulls={{{column.name!r}: {column.fill!r}}}: missing lists cannot be filled.",
             hint='nulls="mask" reads them as empty lists and adds <column>_present',
         )
-    value = _text(column.fill) if column.dtype == object else _number(column.fill, column.dtype)
+    value = (
+        _as_bytes(column.fill)
+        if column.dtype == object
+        else _cast_number(column.fill, column.dtype)
+    )
     if value is None:
         raise InvalidArgument(
             f"nulls={{{column.name!r}: {column.fill!r}}} is not a value of a column of type "
@@ -221,25 +222,22 @@ def _with_typed_fill(column: SelectedColumn) -> SelectedColumn:
     return replace(column, fill=value)
 
 
-def _text(value: object) -> bytes | None:
-    """Return a text or bytes as bytes; None for anything else."""
+def _as_bytes(value: object) -> bytes | None:
+    """Return a string or bytes as bytes, None for other types."""
     if isinstance(value, str):
         return value.encode()
     return value if isinstance(value, bytes) else None
 
 
-def _number(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a number in a type that holds it, where floats may lose digits.
-
-    None where there is no such number.
-    """
-    given = np.asarray(value)
-    if given.shape != () or given.dtype.kind not in "biuf":
+def _cast_number(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Cast a number to a type, None if the type cannot represent it; floats may be rounded."""
+    number = np.asarray(value)
+    if number.shape != () or number.dtype.kind not in "biuf":
         return None
     try:
-        cast: npt.NDArray[Any] = given.astype(dtype)
+        converted: npt.NDArray[Any] = number.astype(dtype)
     except (TypeError, ValueError):
         return None
-    if dtype.kind != "f" and cast != given:
+    if dtype.kind != "f" and converted != number:
         return None
-    return cast[()]
+    return converted[()]

@@ -1,4 +1,4 @@
-"""What is read at once: ranges of steps of one worker, and the rows that they hold."""
+"""Ranges of steps of one worker, which are read together, and their rows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy.typing as npt
 from featurestore.readers.order import EpochOrder, ReaderOrder, Rows
 
 Arrays = dict[str, npt.NDArray[Any]]
-_ITERATIONS_KEPT = 4
+_CACHED_ITERATIONS = 4
 
 
 @dataclass(frozen=True)
 class WorkerEpoch:
-    """One worker's part of one epoch."""
+    """The share of one worker in one epoch."""
 
     epoch: EpochOrder
     worker: int
@@ -27,7 +27,7 @@ class WorkerEpoch:
 
     @property
     def order(self) -> ReaderOrder:
-        """The order that the epoch is of."""
+        """The order of the reader."""
         return self.epoch.order
 
     @property
@@ -43,16 +43,16 @@ class WorkerEpoch:
 
 @dataclass(frozen=True)
 class StepRange:
-    """Steps ``[start, stop)`` of a worker's epoch, read at once."""
+    """Steps ``[start, stop)`` of a worker's epoch, read together."""
 
-    part: WorkerEpoch
+    worker_epoch: WorkerEpoch
     start: int
     stop: int
 
     @property
     def weighted(self) -> bool:
-        """Whether batches come with weights: 0 for padding rows."""
-        return self.part.order.remainder != "drop"
+        """Whether batches have padding weights: 0 for padding rows."""
+        return self.worker_epoch.order.remainder != "drop"
 
     @property
     def steps(self) -> int:
@@ -62,35 +62,32 @@ class StepRange:
     @property
     def row_count(self) -> int:
         """Number of rows, padding included."""
-        return self.steps * self.part.batch_rows
+        return self.steps * self.worker_epoch.batch_rows
 
     def canonical_ranges(self) -> tuple[Rows, Rows]:
-        """Return the ranges of canonical rows of the steps when nothing is shuffled.
-
-        None beyond the last row.
-        """
-        order, size = self.part.order, self.part.batch_rows
+        """Return the ranges of canonical rows of the steps without shuffling, up to the last row."""
+        order, size = self.worker_epoch.order, self.worker_epoch.batch_rows
         steps = np.arange(self.start, self.stop, dtype=np.int64)
-        starts = steps * order.global_batch_size + self.part.worker * size
-        if self.part.workers == 1:
-            # The steps of a single worker lie one after the other.
+        starts = steps * order.global_batch_size + self.worker_epoch.worker * size
+        if self.worker_epoch.workers == 1:
+            # The steps of a single worker are consecutive.
             starts, size = starts[:1], size * self.steps
         starts = np.minimum(starts, order.rows)
         return starts, np.minimum(starts + size, order.rows)
 
     def rows(self) -> Rows:
-        """Return the canonical rows, one step after the other."""
-        part = self.part
-        batches = part.epoch.batches(
-            self.start, self.stop, worker=part.worker, workers=part.workers
+        """Return the canonical rows in order of steps."""
+        worker_epoch = self.worker_epoch
+        batches = worker_epoch.epoch.batches(
+            self.start, self.stop, worker=worker_epoch.worker, workers=worker_epoch.workers
         )
         return batches.reshape(-1)
 
 
 class StepRanges(Sequence[StepRange]):
-    """The ranges of some epochs: one step first, then more and more, up to ``most`` steps.
+    """The ranges of some epochs: a first range of one step, then growing up to ``most`` steps.
 
-    ``steps`` is how many there are in all; None: to the end of the last epoch.
+    ``steps`` is the total number of steps; None reads to the end of the last epoch.
     """
 
     def __init__(
@@ -115,12 +112,12 @@ class StepRanges(Sequence[StepRange]):
         stop = start_step + max(0, steps)
         self._first = list(pairwise(_growing_edges(start_step, min(stop, total), most=most)))
         self._later = list(pairwise([*range(0, total, most), total]))
-        # Steps of the last epoch, where it is not read to its end.
-        whole, rest = divmod(max(0, stop - total), max(1, total))
-        self._last = list(pairwise([*range(0, rest, most), rest]))
-        self._last_epoch = whole
-        self._count = len(self._first) + whole * len(self._later) + len(self._last)
-        self._parts = {start_epoch: WorkerEpoch(order.epoch(start_epoch), worker, workers)}
+        # Steps of a partial last epoch.
+        complete_epochs, last_steps = divmod(max(0, stop - total), max(1, total))
+        self._last = list(pairwise([*range(0, last_steps, most), last_steps]))
+        self._last_epoch = complete_epochs
+        self._count = len(self._first) + complete_epochs * len(self._later) + len(self._last)
+        self._worker_epochs = {start_epoch: WorkerEpoch(order.epoch(start_epoch), worker, workers)}
 
     def __len__(self) -> int:
         return self._count
@@ -130,24 +127,28 @@ class StepRanges(Sequence[StepRange]):
             raise IndexError(index)
         if index < len(self._first):
             start, stop = self._first[index]
-            return StepRange(self._part(self._start_epoch), start, stop)
+            return StepRange(self._worker_epoch(self._start_epoch), start, stop)
         epoch, index = divmod(index - len(self._first), len(self._later))
         start, stop = (self._last if epoch == self._last_epoch else self._later)[index]
-        return StepRange(self._part(self._start_epoch + 1 + epoch), start, stop)
+        return StepRange(self._worker_epoch(self._start_epoch + 1 + epoch), start, stop)
 
-    def _part(self, number: int) -> WorkerEpoch:
-        known = self._parts.get(number)
-        if known is None:
-            known = WorkerEpoch(self._order.epoch(number), self._worker, self._workers)
-            # It holds the epoch's permutation of blocks; the one before may still be read by
-            # another thread.
-            recent = {n: part for n, part in self._parts.copy().items() if n >= number - 1}
-            self._parts = {**recent, number: known}
-        return known
+    def _worker_epoch(self, number: int) -> WorkerEpoch:
+        worker_epoch = self._worker_epochs.get(number)
+        if worker_epoch is None:
+            worker_epoch = WorkerEpoch(self._order.epoch(number), self._worker, self._workers)
+            # Drop old epochs with their permutations of blocks, but not the previous one, which
+            # another thread may still read.
+            recent_epochs = {
+                epoch: recent_epoch
+                for epoch, recent_epoch in self._worker_epochs.copy().items()
+                if epoch >= number - 1
+            }
+            self._worker_epochs = {**recent_epochs, number: worker_epoch}
+        return worker_epoch
 
 
 def _growing_edges(start: int, stop: int, *, most: int) -> list[int]:
-    """Return ``start``, steps at growing distances of up to ``most``, and ``stop``."""
+    """Return edges from ``start`` to ``stop`` at growing distances of up to ``most`` steps."""
     edges, distance = [start], 1
     while edges[-1] < stop:
         edges.append(min(stop, edges[-1] + distance))
@@ -156,36 +157,36 @@ def _growing_edges(start: int, stop: int, *, most: int) -> list[int]:
 
 
 class Iterations:
-    """What each iteration over a dataset reads: it goes on where the one before ended.
+    """The step ranges of each iteration over a dataset. Thread-safe.
 
-    So an iteration of whole epochs is followed by one of the next epochs. Serves many threads.
+    An iteration continues at the end of the previous one, so each iteration reads new epochs.
     """
 
     def __init__(self, ranges_of: Callable[[int], StepRanges]) -> None:
         self._ranges_of = ranges_of
-        self._begun = 0
-        # What is wrong with the arguments is said here and not in the first step.
+        self._started = 0
+        # Invalid arguments raise here and not at the first step.
         self._ranges = {0: ranges_of(0)}
         self._lock = Lock()
 
     def begin(self) -> int:
-        """Return the number of an iteration that begins now."""
+        """Return the number of a new iteration."""
         with self._lock:
-            self._begun += 1
-            return self._begun - 1
+            self._started += 1
+            return self._started - 1
 
     def __getitem__(self, iteration: int) -> StepRanges:
         with self._lock:
-            known = self._ranges.get(iteration)
-            if known is None:
-                known = self._ranges[iteration] = self._ranges_of(iteration)
-                while len(self._ranges) > _ITERATIONS_KEPT:
+            ranges = self._ranges.get(iteration)
+            if ranges is None:
+                ranges = self._ranges[iteration] = self._ranges_of(iteration)
+                while len(self._ranges) > _CACHED_ITERATIONS:
                     self._ranges.pop(next(iter(self._ranges)))
-            return known
+            return ranges
 
 
 class Blocks(Protocol):
-    """Reads ranges of steps in the order in which they come."""
+    """A reader of ranges of steps, called in their order."""
 
     def read(self, steps: StepRange) -> Arrays:
         """Return the columns as (steps * batch, ...)."""

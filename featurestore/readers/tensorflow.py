@@ -1,8 +1,8 @@
 """Readers as ``tf.data`` datasets with static shapes, alone or under a ``tf.distribute`` strategy.
 
-The only module of the core that imports TensorFlow. Columns are decoded by numpy, a range of many
-steps at once, and cross to TensorFlow together: measured on 25 columns this took a fifth of the
-processor time of slices and bitcasts in the graph, and the cost of crossing is spread over all
+The only module of the core that imports TensorFlow. Numpy decodes ranges of many steps, and the
+columns of a range are passed to TensorFlow together: with 25 columns this took a fifth of the
+processor time of slices and bitcasts in the graph, and the cost of the transfer is spread over all
 steps of the range.
 """
 
@@ -21,7 +21,7 @@ from featurestore.errors import ReaderConfigError, missing_extra
 from featurestore.model.cores import usable_cores
 from featurestore.readers.exits import awaited_at_exit
 from featurestore.readers.packing import Packing
-from featurestore.readers.ragged import ragged_of
+from featurestore.readers.ragged import to_ragged
 from featurestore.readers.recordblocks import PackedBlocks
 from featurestore.readers.selection import PADDING_WEIGHT
 from featurestore.readers.steps import Blocks, Iterations
@@ -29,10 +29,10 @@ from featurestore.readers.steps import Blocks, Iterations
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
 
-_THREADS = 4
-# A range's number within its iteration; what is above tells the iteration.
+_GATHER_THREADS = 4
+# Low bits are the number of a range in its iteration; high bits are the iteration.
 _NUMBER_BITS = 40
-_ABOUT_PADDING = (
+_PADDING_ADVICE = (
     'remainder="pad": padding rows have weight 0, but Keras divides losses by them, and metrics= '
     "and predict count them. Take checkpoint.fit(model, epochs, validation=reader), "
     'reader.evaluate(model) and weighted_metrics=, or read with remainder="keep".'
@@ -41,8 +41,8 @@ _log = logging.getLogger("featurestore.readers")
 
 
 @cache
-def _say_once(text: str) -> None:
-    """Tell whoever watches the program; not as a warning, since it may well be right."""
+def _log_once(text: str) -> None:
+    """Log a message once per process; not a Python warning, since the usage may be correct."""
     _log.warning(text)
 
 
@@ -68,48 +68,46 @@ def tf_dataset(
 ) -> Any:
     """Return the dataset of one worker.
 
-    With several replicas each step becomes as many elements, in order. ``unpadded`` removes the
-    padding rows of ``remainder="pad"``: the last elements have fewer rows, or none.
+    With several replicas each step is split into one element per replica, in order. ``unpadded``
+    removes the padding rows of ``remainder="pad"``: the last elements are shorter or empty.
     """
     tf = import_tensorflow()
     batch = reader.order.worker_batch(workers) if workers > 0 else 0
     if replicas > 1 and batch % replicas:
         raise ReaderConfigError(
-            f"A worker's batch of {batch} rows cannot be cut equally for its {replicas} replicas.",
+            f"A worker's batch of {batch} rows cannot be divided by its {replicas} replicas.",
             hint=f"a global_batch_size that {workers * replicas} divides",
         )
     if replicas > 1 and reader.order.remainder == "keep":
         raise ReaderConfigError(
-            f'remainder="keep" cannot be cut for {replicas} replicas: its last batch is short.',
+            f'remainder="keep" cannot be split for {replicas} replicas: its last batch is short.',
             hint='remainder="pad", or "drop"',
         )
     if reader.order.remainder == "pad" and workers == 1 and not unpadded:
-        _say_once(_ABOUT_PADDING)
+        _log_once(_PADDING_ADVICE)
     packing = Packing(reader.columns, reader.order.remainder != "drop", batch // replicas)
     one_by_one = replicas == 1 and reader.steps_at_once(workers) == 1
     removes_padding = unpadded or reader.order.remainder == "keep"
-    part = _Part(reader, tf, packing, one_by_one, removes_padding)
+    builder = _DatasetBuilder(reader, tf, packing, one_by_one, removes_padding)
     iterations = reader.iterations(
         epochs, worker=worker, workers=workers, start_epoch=start_epoch, start_step=start_step
     )
-    dataset = part.dataset(iterations, reader.blocks())
+    dataset = builder.dataset(iterations, reader.blocks())
     steps = max(0, reader.steps_per_epoch * epochs - start_step) * replicas
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.deterministic = True
-    # There is nothing to tune here, and with it the end of an epoch waits for the tuning thread, up
-    # to a second.
+    # Nothing to tune here, and the end of an epoch would wait up to a second for the tuning thread.
     options.autotune.enabled = False
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
     return dataset.prefetch(2 * replicas).with_options(options)
 
 
 @dataclass(frozen=True)
-class _Part:
-    """The datasets of one reader, in batches of a given size.
+class _DatasetBuilder:
+    """Builder of the datasets of one reader.
 
-    ``one_by_one``: what is read at once is one batch. ``removes_padding``: batches have their real
-    rows alone.
+    ``one_by_one``: each range is one batch. ``removes_padding``: batches have only real rows.
     """
 
     reader: Reader
@@ -119,57 +117,57 @@ class _Part:
     removes_padding: bool
 
     def dataset(self, iterations: Iterations, source: Blocks) -> Any:
-        """Return a dataset of batches; records of one width are read by several threads.
+        """Return a dataset of batches; several threads read fixed-width records.
 
-        Lists of varying length do not cross in one array, so they are read one after the other.
+        Variable-length lists do not fit into one array, so they are read in order.
         """
-        finish = self._of_step if self.one_by_one else self._of_range
+        finish = self._step_element if self.one_by_one else self._range_elements
         if isinstance(source, PackedBlocks) and not self.reader.ragged:
-            steps = self.by_number(iterations, source, finish)
+            steps = self.numbered_ranges(iterations, source, finish)
         else:
-            steps = self.in_turn(iterations).map(self._plain(finish))
+            steps = self.sequential_ranges(iterations).map(self._without_autograph(finish))
         if self.one_by_one:
             return steps
         steps = steps.unbatch()
         if self.removes_padding:
-            # The steps of a range are of one size, so padding goes when they are apart.
-            return steps.map(self._plain(self.without_padding))
+            # Steps of a range have one static size, so padding is removed after the split.
+            return steps.map(self._without_autograph(self.without_padding))
         return steps
 
-    def _plain(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function for ``map`` as it is; nothing in it is for autograph to rewrite."""
-        plain: Callable[..., Any] = self.tf.autograph.experimental.do_not_convert(function)
-        return plain
+    def _without_autograph(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function for ``map`` that autograph does not rewrite."""
+        unconverted: Callable[..., Any] = self.tf.autograph.experimental.do_not_convert(function)
+        return unconverted
 
-    def _of_range(self, columns: Mapping[str, Any]) -> Any:
-        """Return what the user gets of the steps of a range, which are still together."""
+    def _range_elements(self, columns: Mapping[str, Any]) -> Any:
+        """Return the elements of a range, not yet split into steps."""
         return dict(columns) if self.removes_padding else self.element(columns)
 
-    def _of_step(self, columns: Mapping[str, Any]) -> Any:
-        """Return what the user gets of a range that is one step, which is not copied."""
-        step = self.tf.nest.map_structure(self._first, self._of_range(columns))
+    def _step_element(self, columns: Mapping[str, Any]) -> Any:
+        """Return the element of a range of one step, without a copy."""
+        step = self.tf.nest.map_structure(self._single_step, self._range_elements(columns))
         return self.without_padding(step) if self.removes_padding else step
 
-    def _first(self, steps: Any) -> Any:
-        """Return the only one of some steps."""
+    def _single_step(self, steps: Any) -> Any:
+        """Return the single step of a range."""
         if isinstance(steps, self.tf.RaggedTensor):
             return steps[0]
         return self.tf.squeeze(steps, 0)
 
-    def _ragged(self, rows: Any, items: np.dtype[Any]) -> Any:
-        """Return lists of varying length as a ragged tensor of (steps, batch, items)."""
-        values, splits = ragged_of(rows, items)
+    def _ragged_tensor(self, rows: Any, items: np.dtype[Any]) -> Any:
+        """Return variable-length lists as a ragged tensor of (steps, batch, items)."""
+        values, splits = to_ragged(rows, items)
         values = self.tf.constant(values, self._spec((), items).dtype)
         lists = self.tf.RaggedTensor.from_row_splits(values, splits)
         return self.tf.RaggedTensor.from_uniform_row_length(lists, self.packing.batch)
 
-    def by_number(
+    def numbered_ranges(
         self, iterations: Iterations, source: PackedBlocks, finish: Callable[..., Any]
     ) -> Any:
-        """Return a dataset of ranges of steps that are read by their numbers, in any thread.
+        """Return a dataset of ranges of steps, read by their numbers in any thread.
 
-        ``finish`` makes of a range what the dataset holds. It is no map of its own: to begin an
-        epoch takes some 10 ms of processor time for each.
+        ``finish`` converts a range to dataset elements. It is not a ``map`` of its own, because
+        each map adds about 10 ms of processor time to the start of an epoch.
         """
         tf, packing = self.tf, self.packing
         specs = self._packed_specs()
@@ -182,14 +180,14 @@ class _Part:
 
         @awaited_at_exit
         def read(number: Any) -> list[Any]:
-            iteration, place = divmod(int(number), 1 << _NUMBER_BITS)
-            return source.read_packed(iterations[iteration][place], packing)
+            iteration, index = divmod(int(number), 1 << _NUMBER_BITS)
+            return source.read_packed(iterations[iteration][index], packing)
 
         def numbers(_: Any) -> Any:
-            # Asked once for each iteration over the dataset.
-            begun = tf.numpy_function(begin, [], tf.int64)
-            begun.set_shape((2,))
-            return tf.data.Dataset.range(begun[0], begun[1])
+            # Called once per iteration over the dataset.
+            bounds = tf.numpy_function(begin, [], tf.int64)
+            bounds.set_shape((2,))
+            return tf.data.Dataset.range(bounds[0], bounds[1])
 
         def load(number: Any) -> Any:
             dtypes = [spec.dtype for spec in specs]
@@ -198,30 +196,32 @@ class _Part:
                 tensor.set_shape(spec.shape)
             return finish(packing.unpack(tensors, tf.unstack))
 
-        ranges = tf.data.Dataset.from_tensors(0).flat_map(self._plain(numbers))
-        threads = min(_THREADS, usable_cores())
-        return ranges.map(self._plain(load), num_parallel_calls=threads, deterministic=True)
+        ranges = tf.data.Dataset.from_tensors(0).flat_map(self._without_autograph(numbers))
+        threads = min(_GATHER_THREADS, usable_cores())
+        return ranges.map(
+            self._without_autograph(load), num_parallel_calls=threads, deterministic=True
+        )
 
-    def in_turn(self, iterations: Iterations) -> Any:
-        """Return the same, read one after the other."""
+    def sequential_ranges(self, iterations: Iterations) -> Any:
+        """Return a dataset of ranges of steps, read in order."""
         batch = self.packing.batch
 
         def generate() -> Iterator[dict[str, Any]]:
-            found = self.reader.read(iterations[iterations.begin()])
+            ranges = self.reader.read(iterations[iterations.begin()])
 
             @awaited_at_exit
-            def following() -> dict[str, Any]:
-                _, arrays = next(found, (0, {}))
+            def read_next() -> dict[str, Any]:
+                _, arrays = next(ranges, (0, {}))
                 batches = {}
                 for name, array in arrays.items():
                     items = self.reader.ragged.get(name)
                     if items is None:
                         batches[name] = array.reshape(-1, batch, *array.shape[1:])
                     else:
-                        batches[name] = self._ragged(array, items)
+                        batches[name] = self._ragged_tensor(array, items)
                 return batches
 
-            return iter(following, {})
+            return iter(read_next, {})
 
         specs = {}
         for name, (dtype, shape) in self.packing.outputs.items():
@@ -232,42 +232,43 @@ class _Part:
         return self.tf.data.Dataset.from_generator(generate, output_signature=specs)
 
     def without_padding(self, columns: Mapping[str, Any]) -> Any:
-        """Return what the user gets of one batch, with as many rows as there are."""
-        rest = dict(columns)
-        rows = self.tf.where(rest.pop(PADDING_WEIGHT) > 0)[:, 0]
-        return self.element({name: self.tf.gather(each, rows) for name, each in rest.items()})
+        """Return the element of one batch without its padding rows."""
+        outputs = dict(columns)
+        rows = self.tf.where(outputs.pop(PADDING_WEIGHT) > 0)[:, 0]
+        return self.element({name: self.tf.gather(each, rows) for name, each in outputs.items()})
 
     def element(self, columns: Mapping[str, Any]) -> Any:
-        """Return what the user gets of one batch: features, label and weight."""
-        rest = dict(columns)
-        weight = rest.pop(PADDING_WEIGHT, None)
+        """Return the element of one batch: features, label and weight."""
+        features = dict(columns)
+        weight = features.pop(PADDING_WEIGHT, None)
         if self.reader.weight is not None:
-            # Padding weighs nothing here, too: its rows hold zeros.
-            weight = self.tf.cast(rest.pop(self.reader.weight), self.tf.float32)
-        labels = {name: rest.pop(name) for name in self.reader.labels}
-        parts: list[Any] = [rest]
-        # A label with nulls leaves its mask among the features, where a loss can be built from it.
+            # Padding rows have weight 0 here, too: all their values are zeros.
+            weight = self.tf.cast(features.pop(self.reader.weight), self.tf.float32)
+        labels = {name: features.pop(name) for name in self.reader.labels}
+        element_parts: list[Any] = [features]
+        # The mask of a label with nulls stays among the features, for use in a loss.
         if len(labels) == 1:
-            parts.extend(labels.values())
+            element_parts.extend(labels.values())
         elif labels:
-            parts.append(labels)
+            element_parts.append(labels)
         if weight is not None:
-            parts.append(weight)
-        return tuple(parts) if len(parts) > 1 else rest
+            element_parts.append(weight)
+        return tuple(element_parts) if len(element_parts) > 1 else features
 
     def _packed_specs(self) -> list[Any]:
-        """Return the form of what crosses at once."""
+        """Return the specs of the arrays of one range."""
         packing = self.packing
-        specs = []
-        for dtype, names in packing.groups.items():
-            specs.append(self._spec((len(names), None, packing.batch), dtype))
-        for name in packing.alone:
+        specs = [
+            self._spec((len(names), None, packing.batch), dtype)
+            for dtype, names in packing.groups.items()
+        ]
+        for name in packing.ungrouped:
             dtype, shape = packing.outputs[name]
             specs.append(self._spec((None, packing.batch, *shape), dtype))
         return specs
 
     def _spec(self, shape: tuple[int | None, ...], dtype: Any) -> Any:
-        """Return the form of values of a shape."""
+        """Return the tensor spec of a shape and a numpy type."""
         tf = self.tf
         kind = tf.string if dtype.kind == "O" else tf.as_dtype(dtype)
         return tf.TensorSpec(shape, kind)
@@ -298,7 +299,7 @@ def distribute_unpadded(
 ) -> Any:
     """Return a distributed dataset without padding: the last batches of an epoch are short.
 
-    The reader's order must be padded, and its workers and replicas divide its global batch.
+    The reader's order must be padded, and workers and replicas must divide its global batch.
     """
 
     def of_worker(context: Any) -> Any:
@@ -317,8 +318,8 @@ def distribute_unpadded(
     return strategy.distribute_datasets_from_function(of_worker)
 
 
-def strategy_of(model: Any) -> Any | None:
-    """Return the ``tf.distribute`` strategy with several replicas that a Keras model belongs to."""
+def multi_replica_strategy(model: Any) -> Any | None:
+    """Return the multi-replica ``tf.distribute`` strategy of a Keras model, if any."""
     for attribute in ("distribute_strategy", "_distribute_strategy"):
         strategy = getattr(model, attribute, None)
         if getattr(strategy, "num_replicas_in_sync", 1) > 1:
@@ -328,39 +329,39 @@ def strategy_of(model: Any) -> Any | None:
 
 @contextmanager
 def averaged_replicas(model: Any, strategy: Any) -> Iterator[None]:
-    """Set variables that each replica has of its own to their mean, and restore them at the end.
+    """Set per-replica variables to their mean, and restore them at exit.
 
-    These are the moving averages of BatchNormalization. A saved model has their means. All workers
+    These are the moving averages of BatchNormalization; a saved model has their means. All workers
     must enter this together.
     """
     tf = import_tensorflow()
-    own = []
+    replica_values = []
     for variable in model.non_trainable_variables:
-        if _is_of_replicas(tf, variable):
+        if _is_averaged_over_replicas(tf, variable):
             local_values = strategy.experimental_local_results(variable)
-            own.append((variable, [local.numpy() for local in local_values]))
-    for variable, _ in own:
+            replica_values.append((variable, [local.numpy() for local in local_values]))
+    for variable, _ in replica_values:
         mean = variable.read_value()
         for local in strategy.experimental_local_results(variable):
             local.assign(mean)
     try:
         yield
     finally:
-        for variable, values in own:
+        for variable, values in replica_values:
             for local, value in zip(
                 strategy.experimental_local_results(variable), values, strict=True
             ):
                 local.assign(value)
 
 
-def _is_of_replicas(tf: Any, variable: Any) -> bool:
+def _is_averaged_over_replicas(tf: Any, variable: Any) -> bool:
     return (
         getattr(variable, "synchronization", None) == tf.VariableSynchronization.ON_READ
         and getattr(variable, "aggregation", None) == tf.VariableAggregation.MEAN
     )
 
 
-def worker_of(strategy: Any | None) -> tuple[int, int]:
+def worker_position(strategy: Any | None) -> tuple[int, int]:
     """Return (worker, workers) of this process in a strategy's cluster; (0, 1) without one.
 
     A chief is worker 0, as in the strategy's own input contexts.
@@ -386,7 +387,7 @@ def write_objects(prefix: str, objects: Mapping[str, Any]) -> None:
 
 
 def read_objects(prefix: str, objects: Mapping[str, Any]) -> None:
-    """Set the variables of trackable objects to what was written."""
+    """Read the variables of trackable objects."""
     import_tensorflow().train.Checkpoint(**objects).read(prefix).assert_existing_objects_matched()
 
 
@@ -401,10 +402,10 @@ def keras_callback(
     """Return a callback of the Keras that ``model`` belongs to.
 
     ``start()`` is called at the start of a fit, ``begin()`` at the start of each Keras epoch,
-    ``after(n)`` after each step with the number of steps that this Keras epoch has made, and
-    ``end()`` at its end, after the validation.
+    ``after(n)`` after each step with the number of steps since the start of this Keras epoch, and
+    ``end()`` at the end of the epoch, after the validation.
     """
-    keras = keras_of(model)
+    keras = keras_module(model)
 
     class ReaderCallback(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def on_train_begin(self, logs: Any = None) -> None:
@@ -422,12 +423,12 @@ def keras_callback(
     return ReaderCallback()
 
 
-def keras_of(model: Any) -> Any:
+def keras_module(model: Any) -> Any:
     """Return the module ``keras`` or ``tf_keras`` that a model belongs to."""
     import importlib
 
-    # tf_keras (Keras 2) and keras (Keras 3) both exist beside TensorFlow; a callback must come from
-    # the model's own.
+    # tf_keras (Keras 2) and keras (Keras 3) may both be installed; a callback must be a class of
+    # the package of the model.
     packages = {each.__module__.split(".")[0] for each in type(model).__mro__}
     name = "tf_keras" if "tf_keras" in packages else "keras"
     return importlib.import_module(name)

@@ -1,7 +1,7 @@
-"""Readers as PyTorch datasets: ready batches of tensors, equal steps on every rank.
+"""Readers as PyTorch datasets: batches of tensors, with an equal number of steps on every rank.
 
-Imported only where PyTorch is used. Columns are read by numpy, a range of many steps at once; the
-tensors of its steps are views of that memory.
+Imported only if PyTorch is used. Numpy reads ranges of many steps; the tensors of a step are views
+of the memory of its range.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import ReaderConfigError, UnsupportedType, listing
-from featurestore.readers.ragged import Ragged, ragged_of
+from featurestore.readers.ragged import Ragged, to_ragged
 from featurestore.readers.selection import PADDING_WEIGHT
 from featurestore.readers.steps import StepRange
-from featurestore.readers.torch_crossing import crossing
 from featurestore.readers.torch_library import (
     IterableDataset,
     get_worker_info,
     require_torch,
     torch,
 )
-from featurestore.readers.torch_position import Iteration, Position, step_of_state
+from featurestore.readers.torch_position import Iteration, Position, step_from_state
+from featurestore.readers.torch_transfer import pack_element
 
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class ReaderDataset(IterableDataset):  # type: ignore[misc]
     """The batches of one rank, for ``DataLoader(dataset, batch_size=None, num_workers=n)``.
 
-    The workers of a ``DataLoader`` take the steps in turn, so the loader yields them in order
-    whatever their number. Iterating again reads the next epochs.
+    Step i goes to worker ``i % workers`` of a ``DataLoader``, so the loader yields the steps in
+    order for any number of workers. Iterating again reads the next epochs.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
         start_step: int,
     ) -> None:
         require_torch()
-        refuse_texts(reader)
+        refuse_strings(reader)
         reader.check_step(start_step)
         reader.order.check_workers(rank, world_size)
         total = reader.steps_per_epoch
@@ -62,31 +62,31 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
         self._loaded: Iteration | None = None
 
     def __len__(self) -> int:
-        """Return the steps of an iteration; one that is entered in the middle has fewer."""
+        """Return the number of steps of an iteration; one that starts inside an epoch has fewer."""
         return self._steps
 
     def __iter__(self) -> Iterator[Any]:
-        # Nothing has begun before the first batch is asked for: loaders make iterators that they
-        # throw away.
+        # The iteration starts at the first batch, because loaders create iterators without using
+        # them.
         self._iteration = None
         return self._iterate()
 
     def _iterate(self) -> Iterator[Any]:
         iteration, self._loaded = self._loaded, None
         if iteration is None:
-            iteration = self._position.begin(*worker_of_loader())
+            iteration = self._position.begin(*loader_worker())
         self._iteration = iteration
         is_worker = get_worker_info() is not None
         for element in self._elements(iteration):
             iteration.yielded += 1
-            yield crossing(element) if is_worker else element
+            yield pack_element(element) if is_worker else element
 
     def start_at(self, step: int, *, anew: bool) -> None:
-        """Let the next iteration begin at a step, counted from epoch 0.
+        """Start the next iteration at a step, counted from epoch 0.
 
         Args:
             step: The step.
-            anew: Whether no workers are alive that know of the position before.
+            anew: True if no live workers share the previous position.
         """
         if anew:
             self._position = self._position.moved(step)
@@ -94,17 +94,17 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
             self._position.set(step)
 
     def end_from(self, step: int) -> int:
-        """Return the step at which an iteration ends that begins at a step."""
+        """Return the end of an iteration that starts at a step."""
         return self._position.end_from(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of this process, as ``torchdata.StatefulDataLoader`` asks for it.
+        """Return the position of this process, for ``torchdata.StatefulDataLoader``.
 
-        In a worker it counts the steps that this worker has made.
+        In a worker it counts the steps that this worker has yielded.
         """
         iteration = self._iteration or self._loaded
         if iteration is None:
-            iteration = self._position.following(*worker_of_loader())
+            iteration = self._position.peek(*loader_worker())
         step, yielded = iteration.begin, iteration.yielded
         if iteration.workers == 1:
             step, yielded = step + yielded, 0
@@ -113,26 +113,26 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
         return {**state, "workers": iteration.workers, "yielded": yielded}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on where ``state_dict`` was asked.
+        """Continue the next iteration at the position of ``state_dict``.
 
         Raises:
             ManifestMismatch: The state belongs to another dataset.
             ReaderConfigError: The state is of a reader with other settings or of other workers.
         """
-        step = step_of_state(self.reader, state)
-        worker, workers = worker_of_loader()
-        others = state.get("workers", 1)
+        step = step_from_state(self.reader, state)
+        worker, workers = loader_worker()
+        state_workers = state.get("workers", 1)
         self._iteration = self._loaded = None
-        if others == 1 and workers == 1:
+        if state_workers == 1 and workers == 1:
             self._position.set(step)
-        elif others == workers:
+        elif state_workers == workers:
             yielded = state["yielded"]
             self._loaded = self._position.resume(step, worker, workers, yielded=yielded)
         else:
             raise ReaderConfigError(
-                f"The state is that of one of {others} workers of a DataLoader, here are {workers}.",
-                hint=f"load it through a StatefulDataLoader with num_workers={others}; the state "
-                "of reader.torch_loader() goes on with any number of workers",
+                f"The state belongs to a DataLoader of {state_workers} workers; this one has {workers}.",
+                hint=f"load it through a StatefulDataLoader with num_workers={state_workers}; the state "
+                "of reader.torch_loader() works with any number of workers",
             )
 
     def _elements(self, iteration: Iteration) -> Iterator[Any]:
@@ -150,42 +150,42 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
             steps=iteration.end - first,
         )
         if iteration.workers > 1:
-            ranges = _every(iteration.workers, ranges)
-        form = ElementForm(self.reader)
+            ranges = _every_nth_step(iteration.workers, ranges)
+        form = ElementBuilder(self.reader)
         for steps, arrays in self.reader.read(ranges):
             yield from form.elements(steps, arrays)
 
 
-def worker_of_loader() -> tuple[int, int]:
-    """Return (worker, workers) of this process in a ``DataLoader``; (0, 1) in none."""
+def loader_worker() -> tuple[int, int]:
+    """Return (worker, workers) of this process in a ``DataLoader``; (0, 1) outside."""
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)
 
 
-def _every(count: int, ranges: Iterable[StepRange]) -> Iterator[StepRange]:
-    """Yield every ``count``-th step of ranges, each as a range of its own."""
+def _every_nth_step(count: int, ranges: Iterable[StepRange]) -> Iterator[StepRange]:
+    """Yield every ``count``-th step of ranges, each as a range of one step."""
     position = 0
     for steps in ranges:
         for step in range(steps.start, steps.stop):
             if position % count == 0:
-                yield StepRange(steps.part, step, step + 1)
+                yield StepRange(steps.worker_epoch, step, step + 1)
             position += 1
 
 
 @dataclass(frozen=True)
-class ElementForm:
-    """What a step of a reader looks like: features, label and weight, as of ``tf_dataset``.
+class ElementBuilder:
+    """The structure of a batch: features, label and weight, as in ``tf_dataset``.
 
-    ``removes_padding``: batches have their real rows alone, if they have any.
+    ``removes_padding``: batches have only their real rows, unless all rows are padding.
     """
 
     reader: Reader
     removes_padding: bool = False
 
     def elements(self, steps: StepRange, arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[Any]:
-        """Yield the elements of a range of steps; their tensors are views of its memory."""
-        size = steps.part.batch_rows
-        by_step = [_cut(array, size) for array in arrays.values()]
+        """Yield the elements of a range of steps; their tensors are views of the arrays."""
+        size = steps.worker_epoch.batch_rows
+        by_step = [_split_batches(array, size) for array in arrays.values()]
         for columns in zip(*by_step, strict=True):
             yield self._element(dict(zip(arrays, columns, strict=True)))
 
@@ -194,38 +194,38 @@ class ElementForm:
         if self.removes_padding or self.reader.order.remainder == "keep":
             columns, weight = _without_padding(columns, weight), None
         for name, items in self.reader.ragged.items():
-            columns[name] = _ragged(columns[name], items)
+            columns[name] = _ragged_tensors(columns[name], items)
         if self.reader.weight is not None:
-            # Padding weighs nothing here, too: its rows hold zeros.
+            # Padding rows have weight 0 here, too: all their values are zeros.
             weight = columns.pop(self.reader.weight).to(torch.float32)
         labels = {name: columns.pop(name) for name in self.reader.labels}
-        parts: list[Any] = [columns]
+        element_parts: list[Any] = [columns]
         if len(labels) == 1:
-            parts.extend(labels.values())
+            element_parts.extend(labels.values())
         elif labels:
-            parts.append(labels)
+            element_parts.append(labels)
         if weight is not None:
-            parts.append(weight)
-        return tuple(parts) if len(parts) > 1 else columns
+            element_parts.append(weight)
+        return tuple(element_parts) if len(element_parts) > 1 else columns
 
 
-def _cut(array: npt.NDArray[Any], size: int) -> Sequence[Any]:
-    """Return the batches of a column: tensors, of texts lists."""
+def _split_batches(array: npt.NDArray[Any], size: int) -> Sequence[Any]:
+    """Return the batches of a column as tensors, for strings as lists."""
     if array.dtype == object:
         return [array[start : start + size].tolist() for start in range(0, len(array), size)]
     if not array.flags.writeable:
-        # A part of a file's memory map; tensors may be written.
+        # A view of a file's memory map; tensors must be writable.
         array = array.copy()
     batches: Sequence[Any] = torch.from_numpy(array).reshape(-1, size, *array.shape[1:]).unbind(0)
     return batches
 
 
-def _ragged(rows: Sequence[Any], items: np.dtype[Any]) -> Ragged:
-    """Return lists of varying length as tensors of their values and row splits."""
+def _ragged_tensors(rows: Sequence[Any], items: np.dtype[Any]) -> Ragged:
+    """Return variable-length lists as tensors of values and row splits."""
     cells = np.empty(len(rows), dtype=object)
     for row, cell in enumerate(rows):
         cells[row] = cell
-    values, splits = ragged_of(cells, items)
+    values, splits = to_ragged(cells, items)
     if items.kind == "O":
         return Ragged(values.tolist(), torch.from_numpy(splits))
     return Ragged(torch.from_numpy(values), torch.from_numpy(splits))
@@ -234,29 +234,32 @@ def _ragged(rows: Sequence[Any], items: np.dtype[Any]) -> Ragged:
 def _without_padding(columns: Mapping[str, Any], weight: Any) -> dict[str, Any]:
     if weight is None or bool(weight.all()) or not bool(weight.any()):
         return dict(columns)
-    # Padding stands at the end of the last step where nothing is shuffled, else among its rows.
+    # Without shuffling padding is at the end of the last step, else anywhere in it.
     rows = np.flatnonzero(weight.numpy())
-    result = {}
+    real_columns = {}
     for name, values in columns.items():
         if isinstance(values, list):
-            result[name] = [values[row] for row in rows]
+            real_columns[name] = [values[row] for row in rows]
         else:
-            result[name] = values[torch.from_numpy(rows)]
-    return result
+            real_columns[name] = values[torch.from_numpy(rows)]
+    return real_columns
 
 
-def refuse_texts(reader: Reader) -> None:
-    """Refuse texts that were not asked for by name: there are no tensors of texts."""
-    named = reader.settings.get("columns") or ()
-    texts = []
-    for column in reader.columns:
-        if column.dtype == object and column.name not in named:
-            texts.append(column.name)
-    if texts:
-        others = [column.name for column in reader.columns if column.name not in texts]
+def refuse_strings(reader: Reader) -> None:
+    """Refuse string columns that ``columns=`` does not name, since tensors cannot have strings."""
+    requested_names = reader.settings.get("columns") or ()
+    string_columns = [
+        column.name
+        for column in reader.columns
+        if column.dtype == object and column.name not in requested_names
+    ]
+    if string_columns:
+        other_columns = [
+            column.name for column in reader.columns if column.name not in string_columns
+        ]
         raise UnsupportedType(
-            f"These columns hold texts or bytes, which PyTorch has no tensors for: "
-            f"{listing(texts, limit=50)}.",
-            hint=f"make codes of them: transformations={{{texts[0]!r}: t.vocabulary()}}; or read "
-            f"the others: columns={others}. What columns= names comes as a list of bytes",
+            f"These columns have strings or bytes, which PyTorch has no tensors for: "
+            f"{listing(string_columns, limit=50)}.",
+            hint=f"encode them: transformations={{{string_columns[0]!r}: t.vocabulary()}}; or omit them: "
+            f"columns={other_columns}. String columns named in columns= are lists of bytes",
         )

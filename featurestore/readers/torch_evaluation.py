@@ -1,4 +1,4 @@
-"""Figures of a PyTorch model over every row once: ranks share the rows and add up their sums."""
+"""Metrics of a PyTorch model over every row once: ranks share the rows and add their sums."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument
 from featurestore.readers.selection import PADDING_WEIGHT
-from featurestore.readers.torch import ElementForm, refuse_texts
+from featurestore.readers.torch import ElementBuilder, refuse_strings
 from featurestore.readers.torch_library import distributed, require_torch, torch
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ _HINT = (
 )
 
 
-def ranks_of_process() -> tuple[int, int]:
-    """Return (rank, world size) of ``torch.distributed``; (0, 1) where it is not initialized."""
+def process_rank() -> tuple[int, int]:
+    """Return (rank, world size) of ``torch.distributed``, (0, 1) if it is not initialized."""
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1
@@ -30,33 +30,35 @@ def ranks_of_process() -> tuple[int, int]:
 def evaluate_by_function(
     reader: Reader, function: Callable[..., Mapping[str, Any]]
 ) -> dict[str, float]:
-    """Return the means of what a function gives for each row, weighted by the weights of rows.
+    """Return the weighted means of the values that a function returns for each row.
 
     Args:
-        reader: A reader whose order is padded for the ranks, one lane for each, or keeps.
-        function: Takes the parts of an element of ``torch_loader``, and returns ``{name: (rows,)}``.
+        reader: A reader padded for the ranks, with one lane each, or with ``remainder="keep"``.
+        function: Function from an element of ``torch_loader`` to ``{name: (rows,)}``.
     """
     require_torch()
-    refuse_texts(reader)
-    rank, ranks = ranks_of_process()
+    refuse_strings(reader)
+    rank, ranks = process_rank()
     sums: dict[str, float] = {}
     weights = 0.0
-    form = ElementForm(reader, removes_padding=True)
+    builder = ElementBuilder(reader, removes_padding=True)
     steps_of_rank = reader.step_ranges(1, worker=rank, workers=ranks, start_epoch=0, start_step=0)
     with torch.no_grad():
         for steps, arrays in reader.read(steps_of_rank):
-            real = (arrays[PADDING_WEIGHT] > 0).reshape(-1, steps.part.batch_rows)
-            for element, real_rows in zip(form.elements(steps, arrays), real, strict=True):
-                parts = element if isinstance(element, tuple) else (element,)
-                # Ranks make equal calls of their model, since a wrapped one exchanges its buffers
-                # in each. The figures of a batch without real rows do not count.
+            is_real = (arrays[PADDING_WEIGHT] > 0).reshape(-1, steps.worker_epoch.batch_rows)
+            for element, real_rows in zip(builder.elements(steps, arrays), is_real, strict=True):
+                element_parts = element if isinstance(element, tuple) else (element,)
+                # All ranks call their models equally often, since a wrapped model synchronizes its
+                # buffers in each call. Batches without real rows do not count.
                 rows = int(real_rows.sum())
                 weight = torch.ones(rows) if rows else torch.zeros(len(real_rows))
                 if reader.weight is not None:
-                    weight = parts[-1]
-                for name, values in _checked(function(*parts), len(weight)).items():
-                    counted = torch.where(weight > 0, values.detach().cpu().double(), 0.0)
-                    sums[name] = sums.get(name, 0.0) + float((counted * weight.double()).sum())
+                    weight = element_parts[-1]
+                for name, values in _check_metrics(function(*element_parts), len(weight)).items():
+                    counted_values = torch.where(weight > 0, values.detach().cpu().double(), 0.0)
+                    sums[name] = sums.get(name, 0.0) + float(
+                        (counted_values * weight.double()).sum()
+                    )
                 weights += float(weight.double().sum())
     totals = [(sums, weights)] * ranks
     if ranks > 1:
@@ -64,8 +66,8 @@ def evaluate_by_function(
     weight = math.fsum(each for _, each in totals)
     if not weight:
         raise InvalidArgument(
-            "The rows of the split weigh 0 together, so their figures have no mean.",
-            hint="look at the weight column: reader.weight",
+            "The weights of the split have the sum 0, so its metrics have no mean.",
+            hint="check the weight column: reader.weight",
         )
     means = {}
     for name in sums:
@@ -73,11 +75,11 @@ def evaluate_by_function(
     return means
 
 
-def _checked(figures: Any, rows: int) -> Mapping[str, Any]:
-    """Return the figures of a function if they are tensors with one value for each row.
+def _check_metrics(figures: Any, rows: int) -> Mapping[str, Any]:
+    """Return the metrics of a function after checking their shapes.
 
     Raises:
-        InvalidArgument: They are not.
+        InvalidArgument: They are not tensors with one value for each row.
     """
     if not isinstance(figures, Mapping):
         raise InvalidArgument(

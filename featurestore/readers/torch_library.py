@@ -1,6 +1,6 @@
-"""What readers use of PyTorch: the one place that imports it.
+"""The optional import of PyTorch, the only one of the readers.
 
-The modules of readers that build on it can be imported without it; what they make asks for it.
+Modules that use it can be imported without PyTorch; their classes call ``require_torch``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A PyTorch ``DataLoader`` over a reader that knows where it stands.
+"""A resumable PyTorch ``DataLoader`` of a reader.
 
-It counts the batches that it has yielded, so its state has nothing to do with what workers have
-read ahead: a run goes on at its next step with any number of workers.
+It counts the batches that it has yielded, so its state does not depend on the batches that workers
+have prefetched: a run resumes at its next step with any number of workers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from featurestore.errors import ReaderConfigError
 from featurestore.readers.torch import ReaderDataset
 from featurestore.readers.torch_library import DataLoader, distributed
-from featurestore.readers.torch_position import step_of_state
+from featurestore.readers.torch_position import step_from_state
 
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How a ``DataLoader`` works: the arguments of the same names."""
+    """Arguments of ``DataLoader`` with the same names."""
 
     num_workers: int = 0
     pin_memory: bool = False
@@ -32,10 +32,10 @@ class LoaderOptions:
 
 
 class ReaderLoader(DataLoader):  # type: ignore[misc]
-    """Yields the batches of one rank; iterating again reads the next epochs.
+    """A loader of the batches of one rank; iterating again reads the next epochs.
 
-    ``state_dict()`` between two batches tells the next step, ``load_state_dict(state)`` lets the
-    next iteration begin there.
+    ``state_dict()`` between two batches is the position of the next step; ``load_state_dict(state)``
+    starts the next iteration there.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
     ) -> None:
         if (rank is None) != (world_size is None):
             raise ReaderConfigError(
-                "Of rank and world_size one alone was given.",
-                hint="torch_loader(rank=0, world_size=2), or neither: torch.distributed knows them",
+                "rank= and world_size= must be passed together.",
+                hint="torch_loader(rank=0, world_size=2), or neither, to use torch.distributed",
             )
-        self._is_placed = rank is not None
+        self._has_rank = rank is not None
         self._next = self._end = start_epoch * reader.steps_per_epoch + start_step
         dataset = ReaderDataset(
             reader,
@@ -64,16 +64,16 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
             start_epoch=start_epoch,
             start_step=start_step,
         )
-        super().__init__(dataset, batch_size=None, collate_fn=_as_it_is, **vars(options))
+        super().__init__(dataset, batch_size=None, collate_fn=_identity, **vars(options))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches up to the end of the iteration."""
         dataset = self.dataset
-        if not self._is_placed:
-            dataset.rank, dataset.world_size = place_of_process()
+        if not self._has_rank:
+            dataset.rank, dataset.world_size = distributed_rank()
             dataset.reader.order.check_workers(dataset.rank, dataset.world_size)
-            self._is_placed = True
-        # An iteration that was left in the middle is over: this one is the next.
+            self._has_rank = True
+        # An abandoned iteration counts as complete.
         start = self._end
         dataset.start_at(start, anew=self._iterator is None)
         self._next, self._end = start, dataset.end_from(start)
@@ -88,17 +88,17 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
         return reader.state(epoch, step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration begin at the step of a state, that of ``reader.state`` as well.
+        """Start the next iteration at the step of a state of this loader or of ``reader.state``.
 
         Raises:
             ManifestMismatch: The state belongs to another dataset.
             ReaderConfigError: The state is of a reader with other settings.
         """
-        self._next = self._end = step_of_state(self.dataset.reader, state)
+        self._next = self._end = step_from_state(self.dataset.reader, state)
 
 
-def place_of_process() -> tuple[int, int]:
-    """Return (rank, world size) as ``torch.distributed`` or ``torchrun`` says; (0, 1) without."""
+def distributed_rank() -> tuple[int, int]:
+    """Return (rank, world size) of ``torch.distributed`` or ``torchrun``; (0, 1) without them."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -106,6 +106,6 @@ def place_of_process() -> tuple[int, int]:
     return 0, 1
 
 
-def _as_it_is(element: Any) -> Any:
-    """Return an element: it is a batch already."""
+def _identity(element: Any) -> Any:
+    """Return an element unchanged, since it is a batch already."""
     return element

@@ -1,7 +1,7 @@
-"""Columns that are transformed after they are decoded, before anything else sees them.
+"""Transformation of columns after decoding.
 
-Readers know nothing of transformations but this: the form of what comes out, and a function over
-the values of one column.
+Readers use transformations only through the ``Transform`` protocol: output types and shapes, and a
+function on the values of a column.
 """
 
 from __future__ import annotations
@@ -20,58 +20,58 @@ from featurestore.readers.selection import PADDING_WEIGHT, PRESENT, SelectedColu
 from featurestore.readers.steps import Arrays, StepRange
 from featurestore.readers.windowblocks import WindowBlocks
 
-OfArrays = Callable[[Arrays], Arrays]
+ArraysFunction = Callable[[Arrays], Arrays]
 
 
 class Transform(Protocol):
-    """What is done to columns; the same for the same values whatever batch they are in."""
+    """A fitted transformation of columns; its results do not depend on batches."""
 
     @property
     def sha256(self) -> str:
-        """What tells it from every other."""
+        """Content hash of the transformation."""
         ...
 
     @property
-    def settled(self) -> tuple[str, ...]:
-        """The columns whose missing values become values."""
+    def null_handling(self) -> tuple[str, ...]:
+        """The columns whose missing values are replaced."""
         ...
 
     @property
     def padded(self) -> tuple[str, ...]:
-        """The columns whose lists of varying length get one length."""
+        """The columns whose variable-length lists are padded to one length."""
         ...
 
     @property
     def byte_rows(self) -> tuple[str, ...]:
-        """The binary columns that are also taken as uint8 of (rows, bytes)."""
+        """The binary columns that are also accepted as uint8 of (rows, bytes)."""
         ...
 
     def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
-        """Return type and shape of a column's results; None where nothing is done to it."""
+        """Return type and shape of a transformed column, None if the column is not transformed."""
         ...
 
     def label_offset(self, name: str) -> int:
-        """Return the code of the first class of a column; codes below are missing or unknown."""
+        """Return the code of the first class of a column; lower codes mean missing or unknown."""
         ...
 
     def apply_chain(
         self, name: str, data: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None
     ) -> npt.NDArray[Any]:
-        """Return the results of the values of a column."""
+        """Return the transformed values of a column."""
         ...
 
 
 @dataclass(frozen=True)
 class TransformedColumns:
-    """What is read, and what is made of it.
+    """The columns before and after a transformation.
 
     Attributes:
-        stored: The columns as they are read, with masks where a transformation looks at them.
-        columns: The columns as they are yielded.
-        transform: What is done.
+        stored: The columns to read, with masks if the transformation needs them.
+        columns: The yielded columns.
+        transform: The transformation.
     """
 
-    stored: tuple[SelectedColumn, ...]
+    file_columns: tuple[SelectedColumn, ...]
     columns: tuple[SelectedColumn, ...]
     transform: Transform
 
@@ -89,20 +89,20 @@ class TransformedColumns:
                 result[column.name + PRESENT] = present
         for name, array in arrays.items():
             if name not in result and not self._is_mask(name):
-                result[name] = array  # weights of padding
+                result[name] = array  # padding weights
         return result
 
     def _values(self, column: SelectedColumn, data: Any, present: Any | None) -> Any:
         if self.transform.form(column.name) is None:
             return data
         result = self.transform.apply_chain(column.name, data, present)
-        if present is not None and column.name not in self.transform.settled:
-            # As of columns that nothing is done to: what is masked or padding is 0.
+        if present is not None and column.name not in self.transform.null_handling:
+            # Masked values and padding are 0, as in columns without a transformation.
             result[~present] = 0
         return result
 
     def _is_mask(self, name: str) -> bool:
-        return any(name == column.name + PRESENT for column in self.stored if column.masked)
+        return any(name == column.name + PRESENT for column in self.file_columns if column.masked)
 
 
 def label_codes(
@@ -112,7 +112,7 @@ def label_codes(
     *,
     padding: npt.NDArray[Any] | None = None,
 ) -> npt.NDArray[Any]:
-    """Return the codes of a label from 0 on, as losses take them; padding rows are 0.
+    """Return the codes of a label starting at 0, as loss functions need them; padding rows are 0.
 
     Raises:
         ReaderConfigError: A label is missing, or not in the vocabulary.
@@ -120,67 +120,67 @@ def label_codes(
     offset = transform.label_offset(name)
     if not offset:
         return codes
-    shifted = codes - codes.dtype.type(offset)
-    outside = shifted < 0
+    shifted_codes = codes - codes.dtype.type(offset)
+    is_outside = shifted_codes < 0
     if padding is not None:
-        shifted = np.where(padding > 0, shifted, codes.dtype.type(0))
-        outside &= padding > 0
-    if outside.any():
+        shifted_codes = np.where(padding > 0, shifted_codes, codes.dtype.type(0))
+        is_outside &= padding > 0
+    if is_outside.any():
         raise ReaderConfigError(
-            f"{int(outside.sum())} rows have a label {name!r} that is null or not in the vocabulary "
+            f"{int(is_outside.sum())} rows have a label {name!r} that is null or not in the vocabulary "
             "that was fitted on the training split.",
-            hint=f"leave these rows out: frame.filter('{name} is not null'), or "
+            hint=f"remove these rows: frame.filter('{name} is not null'), or "
             f"stratify={name!r}, so that every class is in the training split",
         )
-    return shifted
+    return shifted_codes
 
 
 def transformed_columns(
     selected: tuple[SelectedColumn, ...], transform: Transform
 ) -> TransformedColumns:
-    """Return what is read and what is yielded where some columns are transformed."""
-    stored, columns = [], []
+    """Return the columns to read and to yield for a transformation."""
+    file_columns, columns = [], []
     for column in selected:
         form = transform.form(column.name)
         if form is None:
-            stored.append(column)
+            file_columns.append(column)
             columns.append(column)
             continue
-        looked_at = column.name in transform.settled and column.fill is None
+        needs_mask = column.name in transform.null_handling and column.fill is None
         byte_rows = column.name in transform.byte_rows and column.fill is None
-        masked = column.masked or looked_at
-        stored.append(replace(column, masked=masked, byte_rows=byte_rows))
+        masked = column.masked or needs_mask
+        file_columns.append(replace(column, masked=masked, byte_rows=byte_rows))
         dtype, shape = form
         columns.append(replace(column, dtype=dtype, shape=shape, fill=None))
-    return TransformedColumns(tuple(stored), tuple(columns), transform)
+    return TransformedColumns(tuple(file_columns), tuple(columns), transform)
 
 
 @dataclass
 class TransformedRecords:
-    """Records of one width, transformed; serves many threads."""
+    """Transformed fixed-width records. Thread-safe."""
 
     source: RecordBlocks
-    transform: OfArrays
+    transform: ArraysFunction
 
     def read(self, steps: StepRange) -> Arrays:
         """Return the columns as (steps * batch, ...)."""
         return self.transform(self.source.read(steps))
 
     def read_packed(self, steps: StepRange, packing: Packing) -> list[npt.NDArray[Any]]:
-        """Return the same as the arrays of a packing."""
+        """Return the columns as the arrays of a packing."""
         arrays = self.read(steps)
-        packed = []
-        for names in packing.groups.values():
-            packed.append(np.stack([arrays[name] for name in names]))
-        return packing.crossing(packed, arrays)
+        packed = [
+            np.stack(list(map(arrays.__getitem__, names))) for names in packing.groups.values()
+        ]
+        return packing.pack(packed, arrays)
 
 
 @dataclass
 class TransformedWindows:
-    """Windows, transformed; read in the order in which they come."""
+    """Transformed windows, read in order."""
 
     source: WindowBlocks
-    transform: OfArrays
+    transform: ArraysFunction
 
     def read(self, steps: StepRange) -> Arrays:
         """Return the columns as (steps * batch, ...)."""

@@ -18,8 +18,8 @@ from featurestore import transform as t
 from featurestore.model.arrow_json import type_to_json
 from featurestore.transform import Chain
 from featurestore.transform.batches import TransformBatch
-from featurestore.transform.counting import ValueCounts, sample_of
-from featurestore.transform.fit import check_asked, fit_on_sample
+from featurestore.transform.counting import ValueCounts, to_sample
+from featurestore.transform.fit import check_chains, fit_on_sample
 from featurestore.transform.fitted import FittedColumn, Transformations
 
 ROWS = 2000
@@ -99,7 +99,7 @@ def rows(seed: int, *, strange: bool) -> pa.Table:
 
 def fitted_on(table: pa.Table, asked: Mapping[str, Chain]) -> Transformations:
     """Return transformations fitted on all rows of a table."""
-    columns = check_asked(asked, table.schema)
+    columns = check_chains(asked, table.schema)
     counts = ValueCounts(tuple(asked))
     state = counts.start()
     for batch in table.to_batches():
@@ -107,7 +107,7 @@ def fitted_on(table: pa.Table, asked: Mapping[str, Chain]) -> Transformations:
     state = counts.finish(state)
     fitted = []
     for column in columns:
-        sample = sample_of(state[column.name], column.form, narrow=False)
+        sample = to_sample(state[column.name], column.form, narrow=False)
         chain = fit_on_sample(column, sample, None)
         fitted.append(FittedColumn(column.name, type_to_json(column.type), chain))
     return Transformations("conformance", 1, "train", table.num_rows, tuple(fitted))

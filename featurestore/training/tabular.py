@@ -162,7 +162,7 @@ def _fill(
         values, present = to_numpy(batch.column(name), name=name)
         if transform is not None and name in transform:
             values = transform.apply_chain(name, values, present)
-            if name in transform.settled:
+            if name in transform.null_handling:
                 present = None
         cells = values.reshape(len(values), -1)
         target = x[:, position : position + cells.shape[1]]

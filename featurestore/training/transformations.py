@@ -28,8 +28,8 @@ from featurestore.model.arrow_json import type_to_json
 from featurestore.model.manifest import Manifest
 from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.storage import files
-from featurestore.transform.counting import ColumnState, ValueCounts, sample_of
-from featurestore.transform.fit import AskedColumn, check_asked, fit_on_sample, fit_without_rows
+from featurestore.transform.counting import ColumnState, ValueCounts, to_sample
+from featurestore.transform.fit import ColumnChain, check_chains, fit_on_sample, fit_without_rows
 from featurestore.transform.fitted import TRANSFORMATIONS, FittedColumn, Transformations
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ def check_transformations(
     roles: Mapping[str, str],
     fit_on: str,
     splits: Sequence[str],
-) -> tuple[AskedColumn, ...]:
+) -> tuple[ColumnChain, ...]:
     """Return what is asked for, checked against columns, roles and splits.
 
     Raises:
         InvalidSplit: There is no split to fit on.
         InvalidArgument: A chain cannot take its column, or the column is no input or label.
     """
-    columns = check_asked(asked, schema)
+    columns = check_chains(asked, schema)
     if columns and fit_on not in splits:
         raise InvalidSplit(
             f"Transformations are fitted on the split {fit_on!r}; there are {listing(splits)}.",
@@ -71,7 +71,7 @@ def check_transformations(
 
 
 def fit_columns(
-    asked: Sequence[AskedColumn],
+    asked: Sequence[ColumnChain],
     manifest: Manifest,
     statistics: Mapping[str, ColumnStatistics],
     count: Callable[[Sequence[str]], Mapping[str, ColumnState]],
@@ -99,7 +99,7 @@ def fit_columns(
     for column in columns:
         chain = chains[column.name]
         if chain is None:
-            sample = sample_of(counts[column.name], column.form, narrow=column.narrow)
+            sample = to_sample(counts[column.name], column.form, narrow=column.narrow)
             chain = fit_on_sample(column, sample, known[column.name])
         kind = type_to_json(column.type)
         fitted.append(FittedColumn(column.name, kind, chain, column.narrow))

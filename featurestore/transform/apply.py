@@ -1,4 +1,4 @@
-"""Fitted chains on columns and batches, in the operations of any library."""
+"""Application of fitted chains to columns and batches, with the operations of any library."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.readers.selection import PRESENT
 from featurestore.transform.forms import Form
-from featurestore.transform.kernels import settled
+from featurestore.transform.kernels import flush_to_float32
 from featurestore.transform.ops import LEAST_FLOAT32, Ops, Value
 from featurestore.transform.rules import RULES
 from featurestore.transform.steps import Chain
@@ -15,42 +15,44 @@ from featurestore.transform.steps import Chain
 if TYPE_CHECKING:
     from featurestore.transform.fitted import FittedColumn, Transformations
 
-# Gives what came for a column as the library has it, and which values are there (None: all are).
+# Converts an input column to the library, and returns the mask of present values (None: all are).
 ReadColumn = Callable[["FittedColumn", Any], tuple[Any, Any | None]]
 
 
 def transform_columns(
     ops: Ops, transformations: Transformations, batch: Mapping[str, Any], read: ReadColumn
 ) -> dict[str, Any]:
-    """Return a batch with the columns that have a chain transformed, the others as they are.
+    """Transform the columns of a batch that have a chain; return the others unchanged.
 
-    ``<name>_present`` tells missing values of a column; missing numbers may be NaN.
+    ``<name>_present_integers`` is the mask of a column; missing numbers may also be NaN.
     """
     result = {}
-    for name, given in batch.items():
+    for name, values in batch.items():
         if name in transformations:
             column = transformations[name]
-            data, there = read(column, given)
-            given = _transformed(ops, column, data, _both(ops, batch.get(name + PRESENT), there))
-        result[name] = given
+            data, present = read(column, values)
+            values = _transform_column(
+                ops, column, data, _combine_masks(ops, batch.get(name + PRESENT), present)
+            )
+        result[name] = values
     return result
 
 
-def _both(ops: Ops, mask: Any | None, there: Any | None) -> Any | None:
-    """Return where a mask and what was read both say that a value is there."""
+def _combine_masks(ops: Ops, mask: Any | None, present: Any | None) -> Any | None:
+    """Return the conjunction of two masks, None if both are None."""
     if mask is None:
-        return there
+        return present
     mask = ops.cast(mask, "bool")
-    return mask if there is None else mask & there
+    return mask if present is None else mask & present
 
 
-def _transformed(ops: Ops, column: FittedColumn, data: Any, present: Any | None) -> Any:
-    kind = column.given.kind
+def _transform_column(ops: Ops, column: FittedColumn, data: Any, present: Any | None) -> Any:
+    kind = column.input_form.kind
     if kind == "whole" and ops.is_floating(data):
-        # Whole numbers with missing ones among them come as floats with NaN.
-        there = ~ops.isnan(data)
-        present = there if present is None else present & there
-        data = ops.where(there, data, 0.0)
+        # Integers with missing values arrive as floats with NaN.
+        is_number = ~ops.isnan(data)
+        present = is_number if present is None else present & is_number
+        data = ops.where(is_number, data, 0.0)
     value = Value(kind, data, present)
     if kind == "number":
         value = Value(kind, ops.number(value))
@@ -60,22 +62,22 @@ def _transformed(ops: Ops, column: FittedColumn, data: Any, present: Any | None)
 
 
 def apply_chain(ops: Ops, chain: Chain, value: Value, form: Form, *, narrow: bool) -> Any:
-    """Return the results of a chain as the array that its form says.
+    """Apply a fitted chain and return an array of the output form.
 
     Args:
-        ops: The library.
+        ops: The operations of a library.
         chain: The fitted steps.
-        value: The column as it is given.
-        form: That of the result.
-        narrow: Whether the dataset's files hold the column as float32: then numbers are given the
-            same rounding wherever they come from.
+        value: The input column.
+        form: The form of the result.
+        narrow: Whether the files of the dataset store the column as float32; inputs are then
+            rounded to float32, too.
     """
     steps = chain.steps
     if value.kind == "list":
         value = RULES[steps[0].rule].apply(ops, steps[0], value)
         steps = steps[1:]
     if value.kind == "number":
-        # Not every library tells such small numbers from 0.
+        # Some libraries flush subnormal numbers to 0.
         x = ops.number(value)
         small = (x < LEAST_FLOAT32) & (x > -LEAST_FLOAT32)
         x = ops.where(small, 0.0, x)
@@ -84,10 +86,10 @@ def apply_chain(ops: Ops, chain: Chain, value: Value, form: Form, *, narrow: boo
         value = Value("number", x)
     for step in steps:
         value = RULES[step.rule].apply(ops, step, value)
-    return _result(ops, value, form)
+    return _to_output(ops, value, form)
 
 
-def _result(ops: Ops, value: Value, form: Form) -> Any:
+def _to_output(ops: Ops, value: Value, form: Form) -> Any:
     if value.kind == "code":
         return ops.cast(value.data, form.dtype)
     if value.kind == "whole":
@@ -100,5 +102,5 @@ def _result(ops: Ops, value: Value, form: Form) -> Any:
         return ops.cast(data, form.dtype)
     data = value.data
     if form.dtype == "float32":
-        data = settled(ops, data)
+        data = flush_to_float32(ops, data)
     return ops.cast(data, form.dtype)

@@ -1,4 +1,4 @@
-"""Transformations of whole batches: arrays by name, and Arrow record batches."""
+"""Transformation of batches: arrays by name, and Arrow record batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from featurestore.transform.forms import arrow_type
 
 @dataclass(frozen=True)
 class TransformBatch:
-    """Transforms record batches; engines send it to where the rows are."""
+    """A picklable function that transforms record batches, for engines."""
 
     transformations: Transformations
 
@@ -29,12 +29,12 @@ class TransformBatch:
         columns = []
         for field, column in zip(batch.schema, batch.columns, strict=True):
             if field.name in self.transformations:
-                column = self._transformed(self.transformations[field.name], column)
+                column = self._transform_column(self.transformations[field.name], column)
             columns.append(column)
         schema = self.transformations.schema(batch.schema)
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def _transformed(self, column: FittedColumn, values: pa.Array) -> pa.Array:
+    def _transform_column(self, column: FittedColumn, values: pa.Array) -> pa.Array:
         data, present = to_numpy(values, name=column.name)
         result = self.transformations.apply_chain(column.name, data, present)
         array = pa.array(np.ascontiguousarray(result).reshape(-1))
@@ -44,11 +44,11 @@ class TransformBatch:
 
 
 def check_frame(transformations: Transformations, schema: pa.Schema) -> None:
-    """Raise unless a frame has the columns that are transformed, of the types they were fitted on.
+    """Check that a frame has the transformed columns, with compatible types.
 
     Raises:
         FeatureNotFound: Columns are missing.
-        InvalidArgument: Columns have a type whose values a chain takes for something else.
+        InvalidArgument: The type of a column differs from the type on which its chain was fitted.
     """
     from featurestore.transform.forms import form_of
 
@@ -59,9 +59,9 @@ def check_frame(transformations: Transformations, schema: pa.Schema) -> None:
             continue
         kind = schema.field(column.name).type
         form = form_of(kind)
-        numbers = {form.kind, column.given.kind} <= {"number", "whole"}
-        if (form.shape, form.item) != (column.given.shape, column.given.item) or (
-            form.kind != column.given.kind and not numbers
+        numbers = {form.kind, column.input_form.kind} <= {"number", "whole"}
+        if (form.shape, form.item) != (column.input_form.shape, column.input_form.item) or (
+            form.kind != column.input_form.kind and not numbers
         ):
             raise InvalidArgument(
                 f"Column {column.name!r} is {kind}; the transformation {column.chain} was fitted "
@@ -69,7 +69,7 @@ def check_frame(transformations: Transformations, schema: pa.Schema) -> None:
             )
     if missing:
         raise FeatureNotFound(
-            f"The transformations need {listing(missing, limit=50)}; the frame has "
+            f"The frame lacks columns of the transformations: {listing(missing, limit=50)}. It has "
             f"{listing(schema.names, limit=50)}."
         )
 
@@ -77,11 +77,11 @@ def check_frame(transformations: Transformations, schema: pa.Schema) -> None:
 def apply_to_arrays(transformations: Transformations, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch of arrays with its columns transformed."""
     result: dict[str, Any] = {}
-    for name, given in batch.items():
+    for name, values in batch.items():
         if name not in transformations:
-            result[name] = given
+            result[name] = values
             continue
-        data, present = decoded(transformations[name], given)
+        data, present = decode_column(transformations[name], values)
         mask = batch.get(name + PRESENT)
         if mask is not None:
             mask = np.asarray(mask, dtype=np.bool_)
@@ -90,60 +90,62 @@ def apply_to_arrays(transformations: Transformations, batch: Mapping[str, Any]) 
     return result
 
 
-def decoded(
-    column: FittedColumn, given: Any
+def decode_column(
+    column: FittedColumn, values: Any
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-    """Return an array as readers decode it: texts as bytes, missing values told."""
-    if column.given.kind in ("text", "binary"):
-        return _texts(given)
-    if column.given.kind == "list":
-        return _lists(given, column.given.item)
-    data = np.asarray(given)
+    """Return an array as decoded by readers, strings as bytes, with the mask of present values."""
+    if column.input_form.kind in ("text", "binary"):
+        return _encode_strings(values)
+    if column.input_form.kind == "list":
+        return _list_arrays(values, column.input_form.item)
+    data = np.asarray(values)
     if data.dtype.kind == "M":
         data = data.astype("datetime64[us]").astype(np.int64)
     if data.dtype.kind != "O":
-        return data, _present(data, column)
+        return data, _present_integers(data, column)
     present = np.array([value is not None for value in data.reshape(-1).tolist()])
     filled = np.where(present.reshape(data.shape), data, 0)
-    return filled.astype(np.float64 if column.given.kind == "number" else np.int64), present
+    return filled.astype(np.float64 if column.input_form.kind == "number" else np.int64), present
 
 
-def _present(data: npt.NDArray[Any], column: FittedColumn) -> npt.NDArray[np.bool_] | None:
-    """Return where whole numbers are present that came as floats with NaN."""
-    if column.given.kind == "number" or data.dtype.kind != "f":
+def _present_integers(data: npt.NDArray[Any], column: FittedColumn) -> npt.NDArray[np.bool_] | None:
+    """Return the mask of integers that are floats with NaN."""
+    if column.input_form.kind == "number" or data.dtype.kind != "f":
         return None
     return ~np.isnan(data)
 
 
-def _texts(given: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-    values = np.asarray(given, dtype=object)
+def _encode_strings(strings: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+    values = np.asarray(strings, dtype=object)
     data = np.full(values.shape, b"", dtype=object)
     present = np.ones(values.shape, dtype=np.bool_)
-    flat, there = data.reshape(-1), present.reshape(-1)
+    flat, is_present = data.reshape(-1), present.reshape(-1)
     for row, value in enumerate(values.reshape(-1).tolist()):
         if isinstance(value, str):
             flat[row] = value.encode()
         elif isinstance(value, bytes):
             flat[row] = value
         else:
-            there[row] = False
+            is_present[row] = False
     return data, None if present.all() else present
 
 
-def _lists(given: Any, item: str | None) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-    """Return rows of items, or ``Ragged``, as an object array of arrays; None is a missing list."""
-    if isinstance(given, Ragged):
-        values = given.values
+def _list_arrays(
+    rows: Any, item: str | None
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+    """Return rows of lists, or ``Ragged``, as an object array of arrays; None is a missing list."""
+    if isinstance(rows, Ragged):
+        values = rows.values
         if item == "text":
             values = np.asarray(values, dtype=object)
-        given = np.split(np.asarray(values), np.asarray(given.row_splits)[1:-1])
-    data = np.full(len(given), b"", dtype=object)
-    there = np.ones(len(given), dtype=np.bool_)
-    for row, value in enumerate(given):
+        rows = np.split(np.asarray(values), np.asarray(rows.row_splits)[1:-1])
+    data = np.full(len(rows), b"", dtype=object)
+    is_present = np.ones(len(rows), dtype=np.bool_)
+    for row, value in enumerate(rows):
         if value is None:
-            there[row] = False
+            is_present[row] = False
         elif item == "text":
-            data[row] = _texts(np.asarray(value, dtype=object))[0]
+            data[row] = _encode_strings(np.asarray(value, dtype=object))[0]
         else:
             data[row] = np.asarray(value)
-    return data, None if there.all() else there
+    return data, None if is_present.all() else is_present

@@ -1,4 +1,4 @@
-"""Fitting: what chains ask for is checked, and their steps are fitted one after the other."""
+"""Checks of requested chains, and fitting of their steps in order."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _OPS = NumpyOps()
 
 
 @dataclass(frozen=True)
-class AskedColumn:
-    """A column and the chain that was asked for; ``narrow`` as of ``FittedColumn``."""
+class ColumnChain:
+    """A column and its chain before fitting; ``narrow`` as in ``FittedColumn``."""
 
     name: str
     chain: Chain
@@ -31,40 +31,41 @@ class AskedColumn:
     narrow: bool = False
 
 
-def check_asked(asked: object, schema: pa.Schema) -> tuple[AskedColumn, ...]:
-    """Return what ``transformations=`` asks for, checked against the columns there are.
+def check_chains(chains: object, schema: pa.Schema) -> tuple[ColumnChain, ...]:
+    """Return the columns and chains of ``transformations=`` after checking them against a schema.
 
     Raises:
-        InvalidArgument: It is no ``{column: chain}``, or a chain cannot take its column.
-        FeatureNotFound: There is no such column.
+        InvalidArgument: The argument is not ``{column: chain}``, or a chain does not support the
+            type of its column.
+        FeatureNotFound: A column does not exist.
     """
-    if not isinstance(asked, Mapping):
+    if not isinstance(chains, Mapping):
         raise InvalidArgument(
-            f"transformations={type(asked).__name__} is no mapping.",
+            f"transformations={type(chains).__name__} is not a mapping.",
             hint='transformations={"temp": t.standardize()}',
         )
     columns = []
-    for name, chain in asked.items():
+    for name, chain in chains.items():
         if name not in schema.names:
             raise FeatureNotFound(
-                f"transformations names {name!r}; the columns are "
+                f"Unknown column {name!r} in transformations=. Available: "
                 f"{listing(schema.names, limit=50)}.",
                 hint=did_you_mean(name, schema.names, write="{!r}"),
             )
         if not isinstance(chain, Chain):
             raise InvalidArgument(
-                f"transformations[{name!r}] is {chain!r}, no transformation.",
+                f"transformations[{name!r}] is {chain!r}, which is not a transformation.",
                 hint="from featurestore import transform as t; t.standardize()",
             )
         kind = schema.field(name).type
-        columns.append(AskedColumn(name, chain, form_of(kind), kind))
-        output_of(columns[-1].form, chain, name=name)
+        columns.append(ColumnChain(name, chain, form_of(kind), kind))
+        output_form(columns[-1].form, chain, name=name)
     return tuple(columns)
 
 
-def output_of(given: Form, chain: Chain, *, name: str) -> Form:
+def output_form(input_form: Form, chain: Chain, *, name: str) -> Form:
     """Return the form of a chain's result; InvalidArgument names the column."""
-    form = given
+    form = input_form
     for step in chain.steps:
         try:
             form = RULES[step.rule].output(step, form)
@@ -72,63 +73,63 @@ def output_of(given: Form, chain: Chain, *, name: str) -> Form:
             raise InvalidArgument(f"Column {name!r}: {error.message}", hint=error.hint) from error
     if not form.dtype:
         raise InvalidArgument(
-            f"Column {name!r}: {chain} ends with texts, which no model takes.",
+            f"Column {name!r}: {chain} ends with strings, which models do not accept.",
             hint=f"{chain} | t.vocabulary()",
         )
     return form
 
 
-def fit_without_rows(column: AskedColumn, statistics: ColumnStatistics | None) -> Chain | None:
-    """Return the fitted chain where statistics tell all that it needs; None: values are needed."""
-    fitted: list[Step] = []
+def fit_without_rows(column: ColumnChain, statistics: ColumnStatistics | None) -> Chain | None:
+    """Fit a chain on statistics only; return None if it needs the values."""
+    steps: list[Step] = []
     form = column.form
     for index, step in enumerate(column.chain.steps):
         rule = RULES[step.rule]
         if rule.fits:
-            known = None
+            first_statistics = None
             if index == 0 and not column.form.shape:
-                known = statistics
-            found = rule.from_statistics(step, known, form)
-            if found is None:
+                first_statistics = statistics
+            fitted_values = rule.from_statistics(step, first_statistics, form)
+            if fitted_values is None:
                 return None
-            step = replace(step, fitted=found)
-        fitted.append(step)
+            step = replace(step, fitted=fitted_values)
+        steps.append(step)
         form = rule.output(step, form)
-    return Chain(tuple(fitted))
+    return Chain(tuple(steps))
 
 
 def fit_on_sample(
-    column: AskedColumn, sample: Sample, statistics: ColumnStatistics | None
+    column: ColumnChain, sample: Sample, statistics: ColumnStatistics | None
 ) -> Chain:
-    """Return the chain fitted on the different values of a split.
+    """Return the chain fitted on the distinct values of a split.
 
-    What statistics tell exactly is taken of them, so that it does not matter what other columns
-    needed.
+    Exact statistics take precedence over the sample, so that the chains of other columns, which
+    decide if a sample is needed, cannot change the result.
     """
-    fitted: list[Step] = []
+    steps: list[Step] = []
     form = replace(column.form, shape=())
     for index, step in enumerate(column.chain.steps):
         rule = RULES[step.rule]
-        if rule.of_lists:
+        if rule.for_lists:
             # The values of a sample are the items of all lists.
             form = replace(rule.output(step, form), shape=())
-            fitted.append(step)
+            steps.append(step)
             continue
         if rule.fits:
-            known = statistics if index == 0 and not column.form.shape else None
-            found = rule.from_statistics(step, known, form)
-            if found is None:
-                found = _found(column.name, step, sample, form)
-            step = replace(step, fitted=found)
-        fitted.append(step)
+            first_statistics = statistics if index == 0 and not column.form.shape else None
+            fitted_values = rule.from_statistics(step, first_statistics, form)
+            if fitted_values is None:
+                fitted_values = _fit_step(column.name, step, sample, form)
+            step = replace(step, fitted=fitted_values)
+        steps.append(step)
         form = rule.output(step, form)
         with np.errstate(all="ignore"):
             value = rule.apply(_OPS, step, sample.value)
         sample = Sample(value, sample.counts)
-    return Chain(tuple(fitted))
+    return Chain(tuple(steps))
 
 
-def _found(name: str, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
+def _fit_step(name: str, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
     try:
         return RULES[step.rule].fit(step, sample, form)
     except InvalidArgument as error:

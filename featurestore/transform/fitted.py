@@ -1,6 +1,6 @@
 """Transformations: fitted chains of a training dataset's columns, applied to batches.
 
-Their file is sealed JSON beside the manifest, named by its own hash.
+They are stored as sealed JSON in the directory of the dataset, in a file named by its hash.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from featurestore.model.arrow_json import type_from_json
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.sealed import sealed, unsealed
 from featurestore.transform.apply import apply_chain
-from featurestore.transform.fit import output_of
+from featurestore.transform.fit import output_form
 from featurestore.transform.forms import Form, arrow_type, form_of
 from featurestore.transform.ops import NumpyOps
 from featurestore.transform.rules import RULES
-from featurestore.transform.rules.functions import resolved
+from featurestore.transform.rules.functions import resolve_function
 from featurestore.transform.steps import Chain, Step
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 TRANSFORMATIONS = "_transformations"
 TRANSFORMATIONS_FORMAT = 1
-_OPS = NumpyOps()
+_NUMPY = NumpyOps()
 
 
 @dataclass(frozen=True)
 class FittedColumn:
     """A column and its fitted chain.
 
-    ``type`` is the column's feature type as JSON. ``narrow``: the files of the dataset hold its
+    ``type`` is the column's feature type as JSON. ``narrow``: files of the dataset store its
     float64 values as float32.
     """
 
@@ -49,36 +49,35 @@ class FittedColumn:
     narrow: bool = False
 
     @cached_property
-    def given(self) -> Form:
-        """The form of the stored values."""
+    def input_form(self) -> Form:
+        """The form of the input values."""
         return form_of(type_from_json(self.type))
 
     @cached_property
     def output(self) -> Form:
         """The form of the results."""
-        return output_of(self.given, self.chain, name=self.name)
+        return output_form(self.input_form, self.chain, name=self.name)
 
     @property
-    def settles_missing(self) -> bool:
-        """Whether a missing value comes out as a value that means something."""
-        return any(RULES[step.rule].settles_missing for step in self.chain.steps)
+    def handles_missing(self) -> bool:
+        """Whether the chain maps missing values to meaningful values."""
+        return any(RULES[step.rule].handles_missing for step in self.chain.steps)
 
     @property
     def fitted_text(self) -> str:
         """The fitted values of all steps."""
-        texts = []
-        for step in self.chain.steps:
-            if RULES[step.rule].fits:
-                texts.append(RULES[step.rule].fitted_text(step))
-        return "; ".join(texts)
+        steps = self.chain.steps
+        return "; ".join(
+            RULES[step.rule].fitted_text(step) for step in steps if RULES[step.rule].fits
+        )
 
 
 @dataclass(frozen=True, repr=False)
 class Transformations:
     """Fitted transformations of the columns of a training dataset.
 
-    The same numbers come from ``apply`` (arrays and Arrow batches), from the readers, from the
-    Keras layer and the PyTorch module, and from frames of every engine.
+    ``apply`` (arrays and Arrow batches), readers, the Keras layer, the PyTorch module and frames of
+    every engine compute equal numbers.
 
     >>> from featurestore import transform as t
     >>> dataset = store.get_training_dataset("late_flights")
@@ -89,9 +88,9 @@ class Transformations:
     Attributes:
         dataset: Name of the training dataset.
         version: Its version.
-        fit_on: The split that they were fitted on.
-        rows: The rows of that split.
-        columns: The columns and their chains.
+        fit_on: The split on which the chains were fitted.
+        rows: Number of rows of that split.
+        columns: The columns with their chains.
     """
 
     dataset: str
@@ -108,16 +107,16 @@ class Transformations:
             if column.name == name:
                 return column
         raise FeatureNotFound(
-            f"There is no transformation of {name!r}; there are those of "
+            f"Unknown transformation of column {name!r}. Available: "
             f"{listing(each.name for each in self.columns)}."
         )
 
     def apply(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return columns with those that have a chain transformed, the others as they are.
+        """Transform the columns of a batch that have a chain; return the others unchanged.
 
         Args:
-            batch: ``{column: array of (rows, ...)}``. Missing numbers are NaN, missing texts None;
-                a column ``<name>_present`` of booleans tells missing values, too, and stays.
+            batch: ``{column: array of (rows, ...)}``. Missing numbers are NaN, missing strings
+                None. A boolean column ``<name>_present_integers`` also marks missing values.
 
         >>> from featurestore import transform as t
         >>> dataset = store.get_training_dataset("late_flights")
@@ -132,68 +131,66 @@ class Transformations:
     def apply_chain(
         self, name: str, data: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None
     ) -> npt.NDArray[Any]:
-        """Return the results of a column of values as readers decode them."""
+        """Transform the values of a column, as decoded by readers."""
         from featurestore.transform.arrow_values import read_value
 
         column = self[name]
         with np.errstate(all="ignore"):
-            value = read_value(column.given, data, present)
+            value = read_value(column.input_form, data, present)
             result: npt.NDArray[Any] = apply_chain(
-                _OPS, column.chain, value, column.output, narrow=column.narrow
+                _NUMPY, column.chain, value, column.output, narrow=column.narrow
             )
         return result
 
     def label_offset(self, name: str) -> int:
-        """Return the code of the first class of a column; codes below are missing or unknown."""
+        """Return the code of the first class of a column; lower codes mean missing or unknown."""
         last = self[name].chain.steps[-1]
         if self[name].output.kind != "code":
             return 0
         return 1 + int(last.options.get("unknown", 0))
 
     @cached_property
-    def settled(self) -> tuple[str, ...]:
-        """The columns whose missing values come out as values."""
-        return tuple(column.name for column in self.columns if column.settles_missing)
+    def null_handling(self) -> tuple[str, ...]:
+        """The columns whose missing values are replaced."""
+        return tuple(column.name for column in self.columns if column.handles_missing)
 
     @cached_property
     def padded(self) -> tuple[str, ...]:
-        """The columns whose lists of varying length get one length."""
-        return tuple(column.name for column in self.columns if column.given.kind == "list")
+        """The columns whose variable-length lists are padded to one length."""
+        return tuple(column.name for column in self.columns if column.input_form.kind == "list")
 
     @cached_property
     def byte_rows(self) -> tuple[str, ...]:
-        """The binary columns that are also taken as uint8 of (rows, bytes)."""
-        names = []
-        for column in self.columns:
-            first = column.chain.steps[0]
-            if RULES[first.rule].takes_byte_rows(first):
-                names.append(column.name)
-        return tuple(names)
+        """The binary columns that are also accepted as uint8 of (rows, bytes)."""
+        first_steps = {column.name: column.chain.steps[0] for column in self.columns}
+        return tuple(
+            name for name, step in first_steps.items() if RULES[step.rule].takes_byte_rows(step)
+        )
 
     def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
-        """Return numpy type and shape of a column's results; None: it is not transformed."""
+        """Return numpy type and shape of a transformed column, None if it is not transformed."""
         if name not in self:
             return None
         output = self[name].output
         return np.dtype(output.dtype), output.shape
 
     def portable(self, *, without: Sequence[str] = ()) -> Transformations:
-        """Return the transformations with their functions, for other processes.
+        """Return the transformations with their functions, to pickle for other processes.
 
         Args:
-            without: Columns to leave out.
+            without: Columns to omit.
         """
         columns = []
         for column in self.columns:
             if column.name not in without:
-                steps = tuple(map(resolved, column.chain.steps))
+                steps = tuple(map(resolve_function, column.chain.steps))
                 columns.append(replace(column, chain=Chain(steps)))
         return replace(self, columns=tuple(columns))
 
-    def schema(self, given: pa.Schema) -> pa.Schema:
+    def schema(self, stored_schema: pa.Schema) -> pa.Schema:
         """Return the feature types of transformed rows."""
         fields = []
-        for field in given:
+        for field in stored_schema:
             if field.name in self:
                 field = field.with_type(arrow_type(self[field.name].output))
             fields.append(field)
@@ -202,7 +199,7 @@ class Transformations:
         return pa.schema(fields)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object that ``from_json`` reads back equal."""
+        """Return the transformations as a JSON object."""
         columns = []
         for column in self.columns:
             steps = [step.to_json() for step in column.chain.steps]
@@ -226,31 +223,35 @@ class Transformations:
 
     @classmethod
     def from_json(cls, data: object) -> Transformations:
-        """Return the transformations that ``to_json`` wrote; MalformedJson says what is wrong."""
-        given = JsonObject.of(data)
-        known = given.number("format", least=1)
-        if known > TRANSFORMATIONS_FORMAT:
+        """Return transformations from the JSON object of ``to_json``.
+
+        Raises:
+            MalformedJson: The object is invalid.
+        """
+        payload = JsonObject.of(data)
+        format_version = payload.number("format", least=1)
+        if format_version > TRANSFORMATIONS_FORMAT:
             raise MalformedJson(
-                f"it has format {known}; this release reads up to {TRANSFORMATIONS_FORMAT}"
+                f"it has format {format_version}; this release reads up to {TRANSFORMATIONS_FORMAT}"
             )
         return cls(
-            dataset=given.text("dataset"),
-            version=given.number("version", least=1),
-            fit_on=given.text("fit_on"),
-            rows=given.number("rows"),
-            columns=tuple(map(_column, given.objects("columns"))),
+            dataset=payload.text("dataset"),
+            version=payload.number("version", least=1),
+            fit_on=payload.text("fit_on"),
+            rows=payload.number("rows"),
+            columns=tuple(map(_column, payload.objects("columns"))),
         )
 
     def to_bytes(self) -> bytes:
-        """Return the content of their file."""
+        """Return the content of the file."""
         return sealed(self.to_json())
 
     @classmethod
     def from_bytes(cls, content: bytes, *, path: str) -> Transformations:
-        """Return the transformations that ``to_bytes`` wrote.
+        """Return transformations from the content of a file.
 
         Raises:
-            DatasetDamaged: The content is not what was written.
+            DatasetDamaged: The content is damaged.
         """
         try:
             return cls.from_json(unsealed(content))
@@ -262,38 +263,35 @@ class Transformations:
 
     @cached_property
     def sha256(self) -> str:
-        """The SHA-256 of their file."""
+        """The SHA-256 of the file."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     @property
     def path(self) -> str:
-        """Where their file lies below the dataset."""
+        """The path of the file, relative to the dataset."""
         return f"{TRANSFORMATIONS}/{self.sha256}.json"
 
     def records(self) -> list[dict[str, object]]:
-        """Return the table that is printed: input, rule, fitted values and output of each column.
+        """Return input, rule, fitted values and output of each column, as in ``repr``.
 
         >>> from featurestore import transform as t
         >>> dataset = store.get_training_dataset("late_flights")
         >>> dataset.fit({"seats": t.bins([150])}).records()
         [{'input': 'seats', 'rule': 'bins(edges=[150.0])', 'fitted': '', 'output': 'int32, 3 codes'}]
         """
-        records: list[dict[str, object]] = []
-        for column in self.columns:
-            records.append(
-                {
-                    "input": column.name,
-                    "rule": str(column.chain),
-                    "fitted": column.fitted_text,
-                    "output": str(column.output),
-                }
-            )
-        return records
+        return [
+            {
+                "input": column.name,
+                "rule": str(column.chain),
+                "fitted": column.fitted_text,
+                "output": str(column.output),
+            }
+            for column in self.columns
+        ]
 
     def __repr__(self) -> str:
-        rows = [["input", "rule", "fitted on " + self.fit_on, "output"]]
-        for record in self.records():
-            rows.append([str(value) for value in record.values()])
+        header = ["input", "rule", "fitted on " + self.fit_on, "output"]
+        rows = [header, *(list(map(str, record.values())) for record in self.records())]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = []
         for row in rows:

@@ -1,4 +1,4 @@
-"""What a column is between two steps: its kind, the shape of one value, its type at the end."""
+"""Forms: kind, shape and type of the values of a column between two steps."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ DTYPES = ("float32", "float64", "int32", "int64")
 
 @dataclass(frozen=True)
 class Form:
-    """The form of a column on its way through a chain.
+    """The form of a column between two steps of a chain.
 
     Attributes:
-        kind: "number" (float64 on the way, missing is NaN), "whole" (int64), "text", "binary",
-            "code" (whole numbers from 0, 0 is missing), "vector" (numbers that a step made of one
-            value, which no step of numbers takes), "list" (of varying length), "other" (what only a
-            function can take).
+        kind: "number" (float64, missing is NaN), "whole" (int64), "text", "binary", "code"
+            (integers from 0, 0 is missing), "vector" (several numbers computed from one value,
+            which steps on numbers do not accept), "list" (of variable length), "other" (accepted
+            only by functions).
         shape: The shape of one value.
-        dtype: The numpy type of the result, if the chain ends here; "" where it cannot.
-        size: How many codes there are, of codes.
-        item: The kind of the items, of lists.
+        dtype: The numpy type if the chain ends here, "" if it cannot end here.
+        size: The number of codes.
+        item: The kind of the items of lists.
     """
 
     kind: Kind
@@ -36,11 +36,11 @@ class Form:
     item: Kind | None = None
 
     def with_shape(self, *more: int) -> Form:
-        """Return the form with further dimensions of one value."""
+        """Return the form with additional dimensions."""
         return replace(self, shape=(*self.shape, *more))
 
     def to_json(self) -> dict[str, Any]:
-        """Return what files say of a result."""
+        """Return the form of a result as JSON."""
         data: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape)}
         if self.size is not None:
             data["size"] = self.size
@@ -56,9 +56,9 @@ class Form:
         return f"{self.dtype}{shape}{codes}"
 
 
-def code_form(given: Form, size: int) -> Form:
-    """Return the form of so many codes, in the shape of what was given."""
-    return Form("code", given.shape, "int32", size)
+def code_form(input_form: Form, size: int) -> Form:
+    """Return the form of ``size`` codes in the shape of an input."""
+    return Form("code", input_form.shape, "int32", size)
 
 
 def form_of(kind: pa.DataType) -> Form:

@@ -1,6 +1,6 @@
 """Encoded images as arrays of one shape, decoded in threads.
 
-Pillow releases the interpreter's lock while it decodes, so the threads decode side by side.
+Pillow releases the GIL while it decodes, so the threads run in parallel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, missing_extra
 from featurestore.model.cores import usable_cores
-from featurestore.readers.memory import Memory
+from featurestore.readers.bufferpool import BufferPool
 
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 
@@ -26,16 +26,16 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 ENCODINGS = ("file", "raw")
 DTYPES = ("uint8", "uint16")
 ORIENTATIONS = ("exif", "stored")
-# What is tried on bytes of a dataset; other decoders of the library are not.
+# Decoders for the bytes of a dataset; other decoders of the library are not trusted.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
-_MEMORY = Memory()
-# Images that a thread takes at once.
-_AT_ONCE = 64
-# Pixels that a file may declare, whatever limit the process has set in Pillow. Large files are
-# decoded one at a time: a few kilobytes may declare a gigabyte.
-MOST_PIXELS = 178_956_970
+_BUFFERS = BufferPool()
+# Images of one task of a thread.
+_TASK_IMAGES = 64
+# Most pixels that a file may declare, independent of the limit set in Pillow. Large files are
+# decoded one at a time, since a few kilobytes may declare a gigabyte.
+MAX_PIXELS = 178_956_970
 _LARGE_PIXELS = 1 << 25
-_LARGE = threading.Lock()
+_LARGE_LOCK = threading.Lock()
 
 
 def decode_images(
@@ -55,7 +55,7 @@ def decode_images(
 
     Args:
         cells: The bytes of PNG, JPEG, WebP, BMP or GIF files; empty bytes are padding.
-        present: Which rows have an image; None: all of them.
+        present: Mask of rows with an image; None if all rows have one.
         height: Rows of pixels.
         width: Columns of pixels.
         channels: 1 (gray), 3 (RGB) or 4 (RGBA).
@@ -66,9 +66,9 @@ def decode_images(
     Raises:
         InvalidArgument: A row cannot be decoded to the dtype; the message names the first such row.
     """
-    # Aligned, so that TensorFlow takes the memory as it is, and used again: new pages cost time.
+    # Aligned, so that TensorFlow does not copy it, and reused, since allocating pages costs time.
     shape = len(cells), height, width, channels
-    images = _MEMORY.borrow([(shape, np.dtype(dtype))], purpose="images")[0]
+    images = _BUFFERS.borrow([(shape, np.dtype(dtype))], purpose="images")[0]
     decoder = _Decoder(images, orientation=orientation)
     rows = []
     for row, cell in enumerate(cells.tolist()):
@@ -76,19 +76,19 @@ def decode_images(
             rows.append(row)
         else:
             images[row] = 0
-    parts = [rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)]
+    tasks = [rows[start : start + _TASK_IMAGES] for start in range(0, len(rows), _TASK_IMAGES)]
 
-    def decode(part: list[int]) -> None:
-        for row in part:
+    def decode(task: list[int]) -> None:
+        for row in task:
             decoder(row, cells[row])
 
-    threads = min(usable_cores(), len(parts))
+    threads = min(usable_cores(), len(tasks))
     if threads < 2:
         decode(rows)
         return images
-    # Of this call alone: a pool does not survive the fork of a worker.
+    # A pool per call, since a pool does not survive the fork of a worker.
     with ThreadPoolExecutor(threads, thread_name_prefix="featurestore-images") as pool:
-        list(pool.map(decode, parts))
+        list(pool.map(decode, tasks))
     return images
 
 
@@ -103,12 +103,12 @@ def raw_images(
 
     Args:
         cells: The bytes of each image, or uint8 of (rows, bytes), which are not copied.
-        present: Which rows have an image; None: all of them.
-        shape: Of an image.
+        present: Mask of rows with an image; None if all rows have one.
+        shape: Shape of an image.
         dtype: "uint8", or "uint16" (little-endian).
 
     Raises:
-        InvalidArgument: An image has more or fewer bytes than the shape; the first one is named.
+        InvalidArgument: The bytes of an image do not match the shape; the message names the first.
 
     >>> raw_images(np.array([b"abcd", b""], object), None, shape=(2, 2, 1))[:, 0, 1, 0].tolist()
     [98, 0]
@@ -122,24 +122,24 @@ def raw_images(
             # A copy, because rows of bytes may start at an odd address.
             cells = np.frombuffer(cells.tobytes(), dtype=samples)
         return cells.reshape(-1, *shape)
-    missing = b"\0" * size
-    found = cells.tolist()
-    for row, cell in enumerate(found):
+    zeros = b"\0" * size
+    images = cells.tolist()
+    for row, cell in enumerate(images):
         if not cell or (present is not None and not present[row]):
-            found[row] = missing
+            images[row] = zeros
         elif len(cell) != size:
             raise _wrong_size(row, len(cell), shape, size=size)
-    return np.frombuffer(bytearray().join(found), dtype=samples).reshape(-1, *shape)
+    return np.frombuffer(bytearray().join(images), dtype=samples).reshape(-1, *shape)
 
 
-def _wrong_size(row: int, found: int, shape: tuple[int, ...], *, size: int) -> InvalidArgument:
+def _wrong_size(row: int, byte_count: int, shape: tuple[int, ...], *, size: int) -> InvalidArgument:
     return InvalidArgument(
-        f"Row {row} of the batch has {found} bytes; pixels of shape {shape} are {size}."
+        f"Row {row} of the batch has {byte_count} bytes; pixels of shape {shape} are {size}."
     )
 
 
 def _imagecodecs() -> Any | None:
-    """Return the library, where it is installed."""
+    """Return the library, None if it is not installed."""
     try:
         return importlib.import_module("imagecodecs")
     except ImportError:
@@ -147,10 +147,10 @@ def _imagecodecs() -> Any | None:
 
 
 def _png_header(shape: tuple[int, ...]) -> bytes:
-    """Return how a PNG file begins whose pixels, as they are, have a shape of uint8.
+    """Return the first bytes of a PNG file with uint8 pixels of a shape.
 
-    Signature, length and name of the chunk IHDR, width, height, bits of a channel, and the type of
-    color: https://www.w3.org/TR/png-3/#11IHDR
+    Signature, length and name of the chunk IHDR, width, height, bit depth and color type:
+    https://www.w3.org/TR/png-3/#11IHDR
     """
     height, width, channels = shape
     colors = {1: 0, 3: 2, 4: 6}
@@ -158,11 +158,11 @@ def _png_header(shape: tuple[int, ...]) -> bytes:
     return b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + size + bytes([8, colors[channels]])
 
 
-# Where Pillow puts the metadata that can hold an orientation.
+# Keys of Pillow's ``info`` whose metadata can contain an orientation.
 _ORIENTED_BY = frozenset({"exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"})
 _PNG_TEXT_CHUNKS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
 _PNG_ORIENTED_BY = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
-# Tag 274 of Exif 2.32, and the names of Pillow's methods that undo each of its values.
+# Tag 274 of Exif 2.32, and the names of Pillow's methods that undo its values.
 _ORIENTATION_TAG = 0x0112
 _TRANSPOSE = {
     2: "FLIP_LEFT_RIGHT",
@@ -177,10 +177,10 @@ _MALFORMED_EXIF = (SyntaxError, ValueError, TypeError, LookupError, OSError, str
 
 
 class _Decoder:
-    """Decodes images into the rows of an array.
+    """A decoder of images into the rows of an array.
 
     imagecodecs, whose libspng takes three fifths of Pillow's time, decodes only PNG files whose
-    samples are the wanted pixels; Pillow decodes all others. So both give the same pixels.
+    samples are the output pixels; Pillow decodes all others. So both yield the same pixels.
     """
 
     def __init__(self, images: Pixels, *, orientation: str) -> None:
@@ -194,7 +194,7 @@ class _Decoder:
         self._size = images.shape[2], images.shape[1]
         self._is_deep = images.dtype == np.uint16
         self._uses_exif = orientation == "exif"
-        self._begin = _png_header(images.shape[1:])
+        self._png_start = _png_header(images.shape[1:])
         self._codecs: Any = _imagecodecs()
 
     def __call__(self, row: int, encoded: bytes) -> None:
@@ -203,49 +203,49 @@ class _Decoder:
             try:
                 self._codecs.spng_decode(encoded, out=target)
             except (RuntimeError, ValueError):
-                pass  # Pillow decides whether the bytes are an image
+                pass  # let Pillow decide if the bytes are an image
             else:
                 return
         if self._is_deep and _is_deep_color_png(encoded):
             raise InvalidArgument(
-                f"Row {row} of the batch is a PNG file with 16-bit colors; 16 bits are decoded of "
-                "gray images only.",
-                hint='t.decode_image(64, dtype="uint8") takes the high 8 bits of each color',
+                f"Row {row} of the batch is a PNG file with 16-bit colors; 16 bits are supported "
+                "only for gray images.",
+                hint='t.decode_image(64, dtype="uint8") uses the high 8 bits of each color',
             )
         try:
             with self._library.open(io.BytesIO(encoded), formats=_FORMATS) as file:
-                pixels = self._checked_pixels(file)
+                pixels = self._load_pixels(file)
         except (OSError, SyntaxError, ValueError, self._library.DecompressionBombError) as error:
             raise InvalidArgument(
-                f"Row {row} of the batch is no image that can be decoded ({error}); it begins with "
-                f"{encoded[:8]!r}.",
+                f"Row {row} of the batch cannot be decoded as an image ({error}); its first bytes "
+                f"are {encoded[:8]!r}.",
                 hint=f"encoded images are bytes of {', '.join(_FORMATS)} files",
             ) from error
         target[:] = pixels.reshape(target.shape)
 
-    def _checked_pixels(self, file: Any) -> npt.NDArray[Any]:
-        """Return the pixels of an opened file, whose declared size is checked before it is decoded.
+    def _load_pixels(self, file: Any) -> npt.NDArray[Any]:
+        """Return the pixels of an opened file after checking its declared size.
 
         Raises:
-            ValueError: It declares more pixels than are decoded.
+            ValueError: The file declares more than ``MOST_PIXELS``.
         """
         width, height = file.size
-        if width * height > MOST_PIXELS:
+        if width * height > MAX_PIXELS:
             raise ValueError(
-                f"{width:,} x {height:,} pixels are declared, at most {MOST_PIXELS:,} are decoded"
+                f"it declares {width:,} x {height:,} pixels, the limit is {MAX_PIXELS:,}"
             )
-        with _LARGE if width * height > _LARGE_PIXELS else nullcontext():
+        with _LARGE_LOCK if width * height > _LARGE_PIXELS else nullcontext():
             file.load()
             return self._pixels(file)
 
     def _is_plain_png(self, encoded: bytes) -> bool:
-        """Return whether the samples of a PNG file are the wanted pixels."""
-        if self._codecs is None or self._is_deep or not encoded.startswith(self._begin):
+        """Return True if the samples of a PNG file are the output pixels."""
+        if self._codecs is None or self._is_deep or not encoded.startswith(self._png_start):
             return False
         return not (self._uses_exif and _has_png_orientation(encoded))
 
     def _pixels(self, file: Any) -> npt.NDArray[Any]:
-        """Return the pixels of a loaded file in the wanted size, channels and dtype."""
+        """Return the pixels of a loaded file in the output size, channels and dtype."""
         transpose = self._transpose_of(file)
         # 16-bit gray: "I;16", and "I" before Pillow 11. Pillow's own conversion to "L" clips.
         if file.mode.startswith("I"):
@@ -275,7 +275,7 @@ class _Decoder:
         return pixels >> 8
 
     def _fit(self, image: Any, transpose: str | None) -> Any:
-        """Return an image upright and in the wanted size."""
+        """Return an image upright and in the output size."""
         if transpose is not None:
             image = image.transpose(self._library.Transpose[transpose])
         if image.size != self._size:
@@ -283,7 +283,7 @@ class _Decoder:
         return image
 
     def _transpose_of(self, file: Any) -> str | None:
-        """Return the method that makes a loaded file upright; None: its pixels stay as stored."""
+        """Return the name of the method that makes a loaded file upright, None if it is upright."""
         if not self._uses_exif or _ORIENTED_BY.isdisjoint(file.info):
             return None
         try:
@@ -293,15 +293,15 @@ class _Decoder:
 
 
 def _is_deep_color_png(encoded: bytes) -> bool:
-    """Return whether bytes begin like a PNG file of 16 bits a channel with more than gray."""
+    """Return True if bytes start like a PNG file with 16 bits per channel that is not gray."""
     is_png = encoded.startswith(b"\x89PNG\r\n\x1a\n")
     return is_png and encoded[24:26] in (b"\x10\x02", b"\x10\x04", b"\x10\x06")
 
 
 def _has_png_orientation(encoded: bytes) -> bool:
-    """Return whether a PNG file has a chunk that can hold an orientation.
+    """Return True if a PNG file has a chunk that can contain an orientation.
 
-    Chunk by chunk, because a search of all bytes takes as long as libspng decodes.
+    Walks the chunks, because a search of all bytes takes as long as decoding with libspng.
     """
     start = 8
     while start < len(encoded):

@@ -1,6 +1,7 @@
-"""Keras layers, of Keras 3 and of tf_keras: a dataset's preprocessor, and the inputs of a model.
+"""Keras layers for Keras 3 and tf_keras: the preprocessor of a dataset, and the inputs of a model.
 
-A saved model holds the whole layer: its graph, and in its configuration the fitted transformations.
+A saved model contains the layer completely: its graph, and the fitted transformations in its
+configuration.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ def preprocessor_layer(fitted: Transformations, framework: str) -> Any:
     """Return a layer that transforms a dict of tensors.
 
     Raises:
-        InvalidArgument: A chain has a Python function or decodes images, which no graph can hold.
+        InvalidArgument: A chain has a Python function or decodes images, which graphs do not support.
     """
-    outside = []
-    for column in fitted.columns:
-        if not all(RULES[step.rule].in_graphs for step in column.chain.steps):
-            outside.append(column.name)
-    if outside:
+    without_graphs = {name for name, rule in RULES.items() if not rule.supports_graphs}
+    unsupported = [
+        column.name
+        for column in fitted.columns
+        if any(step.rule in without_graphs for step in column.chain.steps)
+    ]
+    if unsupported:
         raise InvalidArgument(
-            f"The chains of {outside} have Python functions or decode images, which a Keras layer "
-            "cannot hold.",
+            f"The chains of {unsupported} have Python functions or decode images, which Keras layers "
+            "do not support.",
             hint='dataset.preprocessor("numpy")',
         )
     return _layer_class(framework)(fitted.to_json(), name="preprocessor")
@@ -42,7 +45,7 @@ def preprocessor_layer(fitted: Transformations, framework: str) -> Any:
 def input_layers(
     forms: Mapping[str, tuple[np.dtype[Any], tuple[int | None, ...]]], framework: str
 ) -> dict[str, Any]:
-    """Return an input layer for each name; a shape of (None,) is that of ragged tensors."""
+    """Return an input layer for each name; a shape of (None,) means ragged tensors."""
     keras = _keras(framework)
     inputs = {}
     for name, (dtype, shape) in forms.items():
@@ -64,15 +67,15 @@ def _keras(framework: str) -> Any:
 
 @cache
 def _layer_class(framework: str) -> Any:
-    """Return the class of the layer for one of the two Keras."""
+    """Return the layer class for Keras 3 or tf_keras."""
     keras = _keras(framework)
 
     @keras.utils.register_keras_serializable(package="featurestore")
     class Preprocessor(keras.layers.Layer):  # type: ignore[misc, name-defined]
-        """Applies fitted transformations to a dict of tensors; the others pass through."""
+        """Layer that applies fitted transformations to a dict and passes other tensors through."""
 
         def __init__(self, transformations: Mapping[str, Any], **options: Any) -> None:
-            # Inputs keep their own types: float64 and whole numbers are not cast.
+            # Do not cast the inputs: float64 and integers keep their types.
             super().__init__(**{"trainable": False, "autocast": False, **options})
             self._spec = dict(transformations)
             self._fitted = Transformations.from_json(self._spec)
@@ -81,17 +84,17 @@ def _layer_class(framework: str) -> Any:
             return transform_tensors(self._fitted, inputs)
 
         def compute_output_spec(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-            # Keras 3 would try the call on dense tensors, also where inputs are ragged.
+            # By default Keras 3 would trace ``call`` with dense tensors, also for ragged inputs.
             result = {}
-            for name, given in inputs.items():
+            for name, tensor in inputs.items():
                 form = self._fitted.form(name)
                 if form is None:
                     result[name] = keras.KerasTensor(
-                        given.shape, dtype=given.dtype, ragged=given.ragged
+                        tensor.shape, dtype=tensor.dtype, ragged=tensor.ragged
                     )
                 else:
                     dtype, shape = form
-                    result[name] = keras.KerasTensor((given.shape[0], *shape), dtype=dtype.name)
+                    result[name] = keras.KerasTensor((tensor.shape[0], *shape), dtype=dtype.name)
             return result
 
         def get_config(self) -> dict[str, Any]:

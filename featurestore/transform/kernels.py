@@ -1,7 +1,7 @@
-"""Logarithm and circle, of operations that every library does alike.
+"""Logarithm, sine and cosine from operations with equal results in every library.
 
-Both are series over a reduced range, with an error near that of float64: far below what is left
-after the results become float32.
+They are series over a reduced range, with an error near the precision of float64 and far below that
+of float32 results.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ _HALF_PI = math.pi / 2
 
 def log1p(ops: Ops, x: Any) -> Any:
     """Return log(1 + x): -inf at -1, NaN below it."""
-    near = (x > -0.29) & (x < 0.41)
-    # Where logarithms are asked of numbers that have none, of 1 instead.
-    usable = (x > -1.0) & (x < math.inf)
-    m, e = ops.exponent(ops.where(usable, 1.0 + x, 1.0))
-    upper = m > math.sqrt(2.0)
-    m = ops.where(upper, m * 0.5, m)
-    e = ops.where(upper, e + 1.0, e)
-    # Near 0 the sum 1 + x would lose digits, and the logarithm is small: x itself is m - 1.
-    f = ops.where(near, x, m - 1.0)
-    e = ops.where(near, 0.0, e)
+    is_near_zero = (x > -0.29) & (x < 0.41)
+    # Replace numbers without a logarithm by 1.
+    has_logarithm = (x > -1.0) & (x < math.inf)
+    m, e = ops.exponent(ops.where(has_logarithm, 1.0 + x, 1.0))
+    is_upper = m > math.sqrt(2.0)
+    m = ops.where(is_upper, m * 0.5, m)
+    e = ops.where(is_upper, e + 1.0, e)
+    # Near 0 the sum 1 + x would lose digits; there e is 0 and m - 1 is x itself.
+    f = ops.where(is_near_zero, x, m - 1.0)
+    e = ops.where(is_near_zero, 0.0, e)
     s = f / (2.0 + f)
-    found = e * _LOG_2 + s * 2.0 * _series(_ATANH, s * s)
-    found = ops.where(usable, found, math.nan)
-    found = ops.where(x == -1.0, -math.inf, found)
-    return ops.where(x == math.inf, math.inf, found)
+    logarithm = e * _LOG_2 + s * 2.0 * _series(_ATANH, s * s)
+    logarithm = ops.where(has_logarithm, logarithm, math.nan)
+    logarithm = ops.where(x == -1.0, -math.inf, logarithm)
+    return ops.where(x == math.inf, math.inf, logarithm)
 
 
-def circle(ops: Ops, x: Any, *, per_period: float) -> tuple[Any, Any]:
-    """Return sine and cosine of 2 pi x / period; ``per_period`` is 1 / period. NaN of infinities."""
+def sine_and_cosine(ops: Ops, x: Any, *, per_period: float) -> tuple[Any, Any]:
+    """Return sine and cosine of 2 pi x / period; ``per_period`` is 1 / period. NaN for infinities."""
     turns = x * per_period
     turns = (turns - ops.floor(turns)) * 4.0
     quarter = ops.floor(turns + 0.5)
     angle = (turns - quarter) * _HALF_PI
     square = angle * angle
     sine, cosine = angle * _series(_SINE, square), _series(_COSINE, square)
-    odd = (quarter == 1.0) | (quarter == 3.0)
-    first, second = ops.where(odd, cosine, sine), ops.where(odd, sine, cosine)
-    behind = (quarter == 2.0) | (quarter == 3.0)
-    left = (quarter == 1.0) | (quarter == 2.0)
-    return ops.where(behind, -first, first), ops.where(left, -second, second)
+    is_swapped = (quarter == 1.0) | (quarter == 3.0)
+    first, second = ops.where(is_swapped, cosine, sine), ops.where(is_swapped, sine, cosine)
+    negates_sine = (quarter == 2.0) | (quarter == 3.0)
+    negates_cosine = (quarter == 1.0) | (quarter == 2.0)
+    return ops.where(negates_sine, -first, first), ops.where(negates_cosine, -second, second)
 
 
-def settled(ops: Ops, x: Any) -> Any:
-    """Return numbers with 0 for those that float32 cannot tell from it, infinity for too large ones.
+def flush_to_float32(ops: Ops, x: Any) -> Any:
+    """Replace numbers below the normal range of float32 by 0, and larger ones by infinity.
 
-    Libraries differ in whether they keep such small numbers, and in the sign of such zeros.
+    Libraries differ in whether they keep subnormal numbers, and in the sign of such zeros.
     """
     x = ops.where((x < LEAST_FLOAT32) & (x > -LEAST_FLOAT32), 0.0, x)
     x = ops.where(x >= BEYOND_FLOAT32, math.inf, x)
@@ -64,7 +64,7 @@ def settled(ops: Ops, x: Any) -> Any:
 
 
 def _series(coefficients: tuple[float, ...], z: Any) -> Any:
-    """Return a polynomial by Horner's rule."""
+    """Evaluate a polynomial by Horner's rule."""
     total = z * coefficients[-1] + coefficients[-2]
     for coefficient in coefficients[-3::-1]:
         total = total * z + coefficient

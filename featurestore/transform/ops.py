@@ -1,8 +1,9 @@
-"""The operations that rules are written in, and numpy's; TensorFlow and PyTorch have their own.
+"""The operations of rules, with the implementation for numpy.
 
-A rule says once what it does, in operations that have one result in every library: sums, products
-and quotients of float64, comparisons, choices, floors, exponents, searches. Logarithms and sines of
-libraries differ in their last digits; ours are made of these operations (``kernels``).
+Rules are written once, with operations that have equal results in numpy, TensorFlow and PyTorch:
+sums, products and quotients of float64, comparisons, selections, floors, exponents and searches.
+Logarithms and sines differ between libraries in their last digits, so ``kernels`` builds them from
+these operations.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ import numpy.typing as npt
 
 from featurestore.transform.forms import Kind
 from featurestore.transform.siphash import bucket_of_texts
-from featurestore.transform.words import words_of
+from featurestore.transform.words import split_words
 
-# Smaller numbers are 0 and larger ones infinite: libraries differ in what they do beyond.
+# Smaller numbers become 0 and larger ones infinite, since libraries differ outside this range.
 LEAST_FLOAT32 = 1.1754943508222875e-38
 BEYOND_FLOAT32 = 3.4028235677973366e38
 
 
 @dataclass(frozen=True)
 class Value:
-    """A column on its way through a chain.
+    """The values of a column between two steps of a chain.
 
-    ``data`` is an array of the library; of texts always one of bytes objects where the library has
-    no texts. ``present`` tells missing values, None: none is missing. Numbers have none: missing is
-    NaN.
+    ``data`` is an array of the library, or a numpy array of bytes objects for strings if the library
+    has no strings. ``present`` is the mask of values that are not missing, None if none is missing.
+    Numbers have no mask: missing numbers are NaN.
     """
 
     kind: Kind
@@ -39,36 +40,36 @@ class Value:
 
 @dataclass(frozen=True)
 class Lists:
-    """Lists of varying length, one behind the other: the items, and how many each row has."""
+    """Variable-length lists: the concatenated items, and the number of items of each row."""
 
     items: npt.NDArray[Any]
     lengths: npt.NDArray[np.int64]
 
 
 class Ops(Protocol):
-    """The operations of one library; arithmetic and comparisons are its arrays' own.
+    """The operations of one library, in addition to arithmetic and comparisons of its arrays.
 
-    All of them are elementwise over any shape and give the same bits in every library.
+    All operations are elementwise over any shape and have bitwise equal results in every library.
     """
 
     def number(self, value: Value) -> Any:
-        """Return float64, missing as NaN, of numbers, whole numbers or codes (0 is missing)."""
+        """Return numbers, integers or codes (0 is missing) as float64, with NaN for missing."""
         ...
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
-        """Return ``yes`` where the condition holds, else ``no``; either may be a number."""
+        """Return ``yes`` where the condition is true, else ``no``; either may be a scalar."""
         ...
 
     def is_floating(self, data: Any) -> bool:
-        """Return whether numbers are floats."""
+        """Return True if the numbers are floats."""
         ...
 
     def isnan(self, data: Any) -> Any:
-        """Return where numbers are NaN."""
+        """Return the mask of NaN."""
         ...
 
     def floor(self, data: Any) -> Any:
-        """Return the greatest whole number up to each number."""
+        """Return the floor of each number."""
         ...
 
     def exponent(self, data: Any) -> tuple[Any, Any]:
@@ -76,42 +77,42 @@ class Ops(Protocol):
         ...
 
     def count_up_to(self, edges: Sequence[float], data: Any) -> Any:
-        """Return how many of the ascending edges are at or below each number, int64; 0 of NaN."""
+        """Return the number of ascending edges up to each number, int64; 0 for NaN."""
         ...
 
-    def position(self, known: Sequence[Any], value: Value) -> Any:
-        """Return the position of each value among the known ones, int64; -1 of others."""
+    def position(self, vocabulary: Sequence[Any], value: Value) -> Any:
+        """Return the position of each value in a vocabulary, int64; -1 for unknown values."""
         ...
 
     def bucket(self, value: Value, buckets: int) -> Any:
-        """Return the bucket of each text, or of each whole number's digits, int64."""
+        """Return the bucket of each string, or of the digits of each integer, int64."""
         ...
 
     def words(self, value: Value, *, lower: bool, length: int) -> Value:
-        """Return the words of each text as (..., length); beyond the last word nothing is there."""
+        """Return the words of each string as (..., length); missing after the last word."""
         ...
 
-    def place(self, lists: Any, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
-        """Return the first or last items of lists as (rows, length), their kind before that.
+    def pad_lists(self, lists: Any, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
+        """Return the kind of the items, the first or last ones as (rows, length), and their mask.
 
-        And where there are any; elsewhere stand zeros or empty texts.
+        Padding items are zeros or empty strings.
         """
         ...
 
-    def stack(self, parts: Sequence[Any]) -> Any:
-        """Return arrays side by side in a further, last dimension."""
+    def stack(self, arrays: Sequence[Any]) -> Any:
+        """Stack arrays in a new last dimension."""
         ...
 
-    def hot(self, codes: Any, size: int) -> Any:
-        """Return (..., size) of float64: 1 where the code is the position, 0 elsewhere."""
+    def one_hot(self, codes: Any, size: int) -> Any:
+        """Return one-hot vectors (..., size) of float64."""
         ...
 
     def cast(self, data: Any, dtype: str) -> Any:
-        """Return another type of numbers that it can hold."""
+        """Cast numbers to a type that can represent them."""
         ...
 
     def constant(self, value: Any, kind: Kind) -> Any:
-        """Return one value as the library holds it, of text or whole numbers."""
+        """Return a string or an integer as a scalar of the library."""
         ...
 
 
@@ -146,21 +147,23 @@ class NumpyOps:
         return half * 2.0, (exponent - 1).astype(np.float64)
 
     def count_up_to(self, edges: Sequence[float], data: Any) -> Any:
-        found = np.searchsorted(np.array(edges, dtype=np.float64), data, side="right")
-        return np.where(np.isnan(data), 0, found).astype(np.int64)
+        counts = np.searchsorted(np.array(edges, dtype=np.float64), data, side="right")
+        return np.where(np.isnan(data), 0, counts).astype(np.int64)
 
-    def position(self, known: Sequence[Any], value: Value) -> Any:
+    def position(self, vocabulary: Sequence[Any], value: Value) -> Any:
         data = np.asarray(value.data)
         if value.kind == "text":
-            return _position_of_texts(known, data)
-        ordered = np.array(known, dtype=np.int64)
-        if not len(ordered):
+            return _string_positions(vocabulary, data)
+        sorted_vocabulary = np.array(vocabulary, dtype=np.int64)
+        if not len(sorted_vocabulary):
             return np.full(data.shape, -1, dtype=np.int64)
-        order = np.argsort(ordered)
-        ordered = ordered[order]
-        wanted = data.astype(np.int64, copy=False)
-        found = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
-        return np.where(ordered[found] == wanted, order[found], -1)
+        order = np.argsort(sorted_vocabulary)
+        sorted_vocabulary = sorted_vocabulary[order]
+        keys = data.astype(np.int64, copy=False)
+        candidates = np.minimum(
+            np.searchsorted(sorted_vocabulary, keys), len(sorted_vocabulary) - 1
+        )
+        return np.where(sorted_vocabulary[candidates] == keys, order[candidates], -1)
 
     def bucket(self, value: Value, buckets: int) -> Any:
         data = np.asarray(value.data)
@@ -174,18 +177,18 @@ class NumpyOps:
         if present is not None:
             spread = self._spread(present, texts)
             present = np.broadcast_to(spread, texts.shape).reshape(-1)
-        words, there = words_of(texts.reshape(-1), present, lower=lower, length=length)
+        words, is_word = split_words(texts.reshape(-1), present, lower=lower, length=length)
         shape = *texts.shape, length
-        return Value("text", words.reshape(shape), there.reshape(shape))
+        return Value("text", words.reshape(shape), is_word.reshape(shape))
 
-    def place(self, lists: Lists, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
-        rows, there = placed(lists, length, last=last)
-        return kind_of_items(lists), rows, there
+    def pad_lists(self, lists: Lists, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
+        rows, present = padded_rows(lists, length, last=last)
+        return item_kind(lists), rows, present
 
-    def stack(self, parts: Sequence[Any]) -> Any:
-        return np.stack(parts, axis=-1)
+    def stack(self, arrays: Sequence[Any]) -> Any:
+        return np.stack(arrays, axis=-1)
 
-    def hot(self, codes: Any, size: int) -> Any:
+    def one_hot(self, codes: Any, size: int) -> Any:
         return (np.asarray(codes)[..., None] == np.arange(size)).astype(np.float64)
 
     def cast(self, data: Any, dtype: str) -> Any:
@@ -197,44 +200,44 @@ class NumpyOps:
         return np.int64(value)
 
     def _spread(self, present: Any, data: Any) -> Any:
-        """Return which rows are present in the shape of their values."""
+        """Return a mask of rows, broadcastable to the shape of their values."""
         return np.reshape(present, present.shape + (1,) * (data.ndim - present.ndim))
 
 
-def kind_of_items(lists: Lists) -> Kind:
-    """Return what the items of lists are."""
+def item_kind(lists: Lists) -> Kind:
+    """Return the kind of the items of lists."""
     kinds: dict[str, Kind] = {"f": "number", "i": "whole"}
     return kinds.get(lists.items.dtype.kind, "text")
 
 
-def placed(
+def padded_rows(
     lists: Lists, length: int, *, last: bool
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """Return the items that stay as (rows, length), and where there are any.
+    """Return the first or last items of lists as (rows, length), and their mask.
 
-    >>> rows, there = placed(Lists(np.array([1, 2, 3]), np.array([2, 0, 1])), 1, last=True)
-    >>> rows.tolist(), there.tolist()
+    >>> rows, present = padded_rows(Lists(np.array([1, 2, 3]), np.array([2, 0, 1])), 1, last=True)
+    >>> rows.tolist(), present.tolist()
     ([[2], [0], [3]], [[True], [False], [True]])
     """
     ends = np.cumsum(lists.lengths)
     starts = ends - lists.lengths
-    kept = np.minimum(lists.lengths, length)
+    item_counts = np.minimum(lists.lengths, length)
     if last:
-        starts = ends - kept
-    there = np.arange(length) < kept[:, None]
+        starts = ends - item_counts
+    present = np.arange(length) < item_counts[:, None]
     zero: Any = b"" if lists.items.dtype == object else 0
-    rows = np.full((len(kept), length), zero, dtype=lists.items.dtype)
+    rows = np.full((len(item_counts), length), zero, dtype=lists.items.dtype)
     positions = starts[:, None] + np.arange(length)
-    rows[there] = lists.items[positions[there]]
-    return rows, there
+    rows[present] = lists.items[positions[present]]
+    return rows, present
 
 
-def _position_of_texts(known: Sequence[str], data: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def _string_positions(vocabulary: Sequence[str], data: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
     texts = pa.array(data.reshape(-1).tolist(), pa.large_binary())
-    values = pa.array([text.encode() for text in known], pa.large_binary())
-    found = pc.index_in(texts, value_set=values).fill_null(-1)
-    positions: npt.NDArray[np.int64] = found.to_numpy(zero_copy_only=False).astype(np.int64)
+    values = pa.array([text.encode() for text in vocabulary], pa.large_binary())
+    indices = pc.index_in(texts, value_set=values).fill_null(-1)
+    positions: npt.NDArray[np.int64] = indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return positions.reshape(data.shape)

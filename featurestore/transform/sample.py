@@ -1,7 +1,6 @@
-"""What a step is fitted on: the different values of a column in one split, and how often each occurs.
+"""Samples for fitting: the distinct values of a column in one split, with their counts.
 
-Values come in ascending order, so that what is computed of them does not depend on how the rows
-were cut into batches, or on the engine.
+Values are sorted, so that computed statistics do not depend on batches or on the engine.
 """
 
 from __future__ import annotations
@@ -24,26 +23,31 @@ _OPS = NumpyOps()
 
 @dataclass(frozen=True)
 class Sample:
-    """Values as far as a chain has come, and the rows of each; missing ones are among them."""
+    """Distinct values after some steps of a chain, and the number of rows of each.
+
+    Missing values are included.
+    """
 
     value: Value
     counts: Counts
 
     def numbers(self) -> tuple[Floats, Counts]:
-        """Return the finite numbers in ascending order, and the rows of each."""
+        """Return the finite numbers in ascending order, with their counts."""
         data = _OPS.number(self.value)
         data = data.reshape(-1)
-        known = np.isfinite(data)
-        values, counts = data[known], self._spread(data.size)[known]
+        is_finite = np.isfinite(data)
+        values, counts = data[is_finite], self._spread(data.size)[is_finite]
         order = np.argsort(values, kind="stable")
         return values[order], counts[order]
 
     def by_frequency(self) -> list[tuple[Any, int]]:
-        """Return the values that are not missing, the most frequent first, equals in order."""
+        """Return the values that are not missing, the most frequent first, ties in ascending order."""
         data = np.asarray(self.value.data).reshape(-1)
         present = np.ones(data.size, dtype=np.bool_)
         if self.value.present is not None:
-            present = np.broadcast_to(_deep(self.value.present, self.value.data), data.shape)
+            present = np.broadcast_to(
+                _mask_of_values(self.value.present, self.value.data), data.shape
+            )
         if self.value.kind == "number":
             present = present & ~np.isnan(data)
         totals: dict[Any, int] = {}
@@ -53,21 +57,21 @@ class Sample:
         return sorted(totals.items(), key=lambda pair: (-pair[1], pair[0]))
 
     def _spread(self, size: int) -> Counts:
-        """Return the rows of each value where a row holds several."""
+        """Return the counts of values if a row has several values."""
         return np.repeat(self.counts, size // max(1, len(self.counts)))
 
 
-def _deep(present: Any, data: Any) -> Any:
-    """Return which values are present, where whole rows are told or each value by itself."""
+def _mask_of_values(present: Any, data: Any) -> Any:
+    """Return a mask of rows or of values as a flat mask of values."""
     shape = np.shape(data)
     widened = np.reshape(present, np.shape(present) + (1,) * (len(shape) - np.ndim(present)))
     return np.broadcast_to(widened, shape).reshape(-1)
 
 
-def moments(values: Floats, counts: Counts) -> tuple[float, float]:
-    """Return mean and standard deviation (with n) of values that occur several times.
+def mean_and_deviation(values: Floats, counts: Counts) -> tuple[float, float]:
+    """Return mean and population standard deviation of values with counts.
 
-    >>> moments(np.array([1.0, 3.0]), np.array([2, 2]))
+    >>> mean_and_deviation(np.array([1.0, 3.0]), np.array([2, 2]))
     (2.0, 1.0)
     """
     rows = int(counts.sum())
@@ -78,7 +82,7 @@ def moments(values: Floats, counts: Counts) -> tuple[float, float]:
 
 
 def quantile(values: Floats, counts: Counts, probability: float) -> float:
-    """Return a quantile of ascending values, between two of them in proportion.
+    """Return a quantile of ascending values with linear interpolation.
 
     >>> quantile(np.array([1.0, 3.0]), np.array([1, 1]), 0.5)
     2.0
@@ -93,16 +97,12 @@ def quantile(values: Floats, counts: Counts, probability: float) -> float:
     return low + (high - low) * (position - below)
 
 
-def settled(value: float) -> float:
-    """Return a spread to nine digits, so that it cannot show how rows were cut when it was summed."""
+def round_factor(value: float) -> float:
+    """Round a factor to nine digits, so that it does not depend on the order of a summation."""
     return float(f"{value:.9g}")
 
 
-def most(pairs: Sequence[tuple[Any, int]], limit: int | None) -> list[Any]:
-    """Return the first values of a list by frequency, texts as str."""
-    found = []
-    for value, _ in pairs[:limit]:
-        if isinstance(value, bytes):
-            value = value.decode()
-        found.append(value)
-    return found
+def most_frequent(pairs: Sequence[tuple[Any, int]], limit: int | None) -> list[Any]:
+    """Return the first values of pairs by frequency, bytes as str."""
+    values = [value for value, _ in pairs[:limit]]
+    return [value.decode() if isinstance(value, bytes) else value for value in values]

@@ -1,7 +1,7 @@
-"""SipHash-2-4 of texts (Aumasson and Bernstein 2012), all texts of an array at once.
+"""Vectorized SipHash-2-4 of strings (Aumasson and Bernstein 2012).
 
-TensorFlow has the same function as ``tf.strings.to_hash_bucket_strong``, so that a graph and numpy
-put a text into the same bucket.
+TensorFlow has this function as ``tf.strings.to_hash_bucket_strong``, so that a graph and numpy
+assign equal buckets.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
 
-# Any key will do; a change would move every text to another bucket.
+# An arbitrary key; changing it would change the bucket of every string.
 KEY = (0x6665617475726573, 0x746F7265)
 _START = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
 
 
 def siphash(texts: list[bytes]) -> Words:
-    """Return the 64-bit hash of each text.
+    """Return the 64-bit hash of each string.
 
     >>> hex(int(siphash([b""])[0]))
     '0xb43a1ef6cc251682'
     """
     lengths = np.array([len(text) for text in texts], dtype=np.int64)
     result = np.empty(len(texts), dtype=np.uint64)
-    # Texts of as many words are mixed together.
+    # Strings with an equal number of 64-bit words are hashed together.
     words = lengths // 8
     for count in np.unique(words).tolist():
         rows = np.flatnonzero(words == count)
@@ -39,7 +39,7 @@ def siphash(texts: list[bytes]) -> Words:
 
 
 def bucket_of_texts(texts: npt.NDArray[Any], buckets: int) -> npt.NDArray[np.int64]:
-    """Return the bucket of each text; each different text is hashed once."""
+    """Return the bucket of each string, hashing distinct strings once."""
     import pyarrow as pa
 
     encoded = pa.array(texts.tolist(), pa.large_binary()).dictionary_encode()
@@ -48,10 +48,11 @@ def bucket_of_texts(texts: npt.NDArray[Any], buckets: int) -> npt.NDArray[np.int
 
 
 def _mixed(blocks: Words) -> Words:
-    key = [np.uint64(part) for part in KEY]
-    state = []
-    for index, start in enumerate(_START):
-        state.append(np.full(len(blocks), np.uint64(start) ^ key[index % 2], dtype=np.uint64))
+    key = [np.uint64(word) for word in KEY]
+    state = [
+        np.full(len(blocks), np.uint64(start) ^ key[index % 2], dtype=np.uint64)
+        for index, start in enumerate(_START)
+    ]
     for column in range(blocks.shape[1]):
         block = blocks[:, column]
         state[3] ^= block
@@ -63,7 +64,7 @@ def _mixed(blocks: Words) -> Words:
 
 
 def _rounds(state: list[Words], count: int) -> None:
-    """Mix the four words of each text in place."""
+    """Mix the four state words of each string in place."""
     v0, v1, v2, v3 = state
     for _ in range(count):
         v0 += v1

@@ -1,7 +1,7 @@
-"""What is asked of a column: steps, put one behind the other by ``|``.
+"""Chains of steps, composed by ``|``.
 
-A step says its rule and the rule's options. Once fitted it also holds what was found in the rows of
-the split that it was fitted on. Steps are data: what they do is in the rules.
+A step is data: the name of its rule, the rule's options and, after fitting, the fitted values. The
+rules implement it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from featurestore.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Step:
-    """One rule with its options, and with what was fitted.
+    """One rule with its options and fitted values.
 
-    ``function`` and ``fit`` are the Python functions of a step of the rule "function"; files hold
-    the hash of their source alone.
+    ``function`` and ``fit`` are the Python functions of the rule "function"; files have only the
+    hash of their source.
     """
 
     rule: str
@@ -35,16 +35,13 @@ class Step:
         return data
 
     def __str__(self) -> str:
-        said = []
-        for name, value in self.options.items():
-            if value is not None:
-                said.append(f"{name}={value!r}")
-        return f"{self.rule}({', '.join(said)})"
+        options = [f"{name}={value!r}" for name, value in self.options.items() if value is not None]
+        return f"{self.rule}({', '.join(options)})"
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Steps of one column, the first one first.
+    """The steps of one column, in order.
 
     >>> from featurestore import transform as t
     >>> t.log1p() | t.standardize()
@@ -56,7 +53,7 @@ class Chain:
     def __or__(self, other: Chain) -> Chain:
         if not isinstance(other, Chain):
             raise InvalidArgument(
-                f"{other!r} is no transformation.", hint="t.log1p() | t.standardize()"
+                f"{other!r} is not a transformation.", hint="t.log1p() | t.standardize()"
             )
         return Chain((*self.steps, *other.steps))
 
@@ -64,6 +61,6 @@ class Chain:
         return " | ".join(map(str, self.steps))
 
 
-def one(rule: str, **options: Any) -> Chain:
+def single_step(rule: str, **options: Any) -> Chain:
     """Return the chain of a single step."""
     return Chain((Step(rule, options),))

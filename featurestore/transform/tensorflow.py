@@ -1,4 +1,4 @@
-"""The operations of TensorFlow: graph operations that a SavedModel holds."""
+"""The operations of TensorFlow, as graph operations that a SavedModel can contain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featurestore.transform.ops import Value
 from featurestore.transform.siphash import KEY, siphash
 from featurestore.transform.words import SEPARATORS
 
-_MANTISSA, _ONE, _BIAS = (1 << 52) - 1, 1023 << 52, 1023
+_MANTISSA, _EXPONENT_OF_ONE, _EXPONENT_BIAS = (1 << 52) - 1, 1023 << 52, 1023
 _LARGEST = 2**63 - 1
 
 
@@ -37,7 +37,7 @@ class TensorFlowOps:
             present = value.data != 0
         if present is None:
             return data
-        return tf.where(self._spread(present, data), data, self._number(np.nan))
+        return tf.where(self._spread(present, data), data, self._float(np.nan))
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
         dtype = getattr(yes, "dtype", getattr(no, "dtype", self._tf.float64))
@@ -57,36 +57,36 @@ class TensorFlowOps:
         tf = self._tf
         bits = tf.bitcast(data, tf.int64)
         mantissa = tf.bitwise.bitwise_or(
-            tf.bitwise.bitwise_and(bits, self._whole(_MANTISSA)), self._whole(_ONE)
+            tf.bitwise.bitwise_and(bits, self._integer(_MANTISSA)), self._integer(_EXPONENT_OF_ONE)
         )
-        exponent = tf.bitwise.right_shift(bits, self._whole(52)) - self._whole(_BIAS)
+        exponent = tf.bitwise.right_shift(bits, self._integer(52)) - self._integer(_EXPONENT_BIAS)
         return tf.bitcast(mantissa, tf.float64), tf.cast(exponent, tf.float64)
 
     def count_up_to(self, edges: Sequence[float], data: Any) -> Any:
         tf = self._tf
         if not edges:
             return tf.zeros(tf.shape(data), tf.int64)
-        found = self._search(tf.constant(edges, tf.float64), data, side="right")
-        return tf.where(tf.math.is_nan(data), self._whole(0), found)
+        counts = self._search(tf.constant(edges, tf.float64), data, side="right")
+        return tf.where(tf.math.is_nan(data), self._integer(0), counts)
 
-    def position(self, known: Sequence[Any], value: Value) -> Any:
+    def position(self, vocabulary: Sequence[Any], value: Value) -> Any:
         tf = self._tf
-        if not known:
-            return tf.fill(tf.shape(value.data), self._whole(-1))
+        if not vocabulary:
+            return tf.fill(tf.shape(value.data), self._integer(-1))
         if value.kind == "text":
-            # A table would be a resource beside the graph; hashes are ordered and searched instead.
-            texts = np.array([text.encode() for text in known], dtype=object)
+            # A lookup table would be a resource outside the graph, so hashes are searched instead.
+            texts = np.array([text.encode() for text in vocabulary], dtype=object)
             keys = (siphash(texts.tolist()) % np.uint64(_LARGEST)).astype(np.int64)
-            wanted = tf.strings.to_hash_bucket_strong(value.data, _LARGEST, key=list(KEY))
+            wanted_keys = tf.strings.to_hash_bucket_strong(value.data, _LARGEST, key=list(KEY))
         else:
-            texts = keys = np.array(known, dtype=np.int64)
-            wanted = tf.cast(value.data, tf.int64)
+            texts = keys = np.array(vocabulary, dtype=np.int64)
+            wanted_keys = tf.cast(value.data, tf.int64)
         order = np.argsort(keys, kind="stable")
-        found = self._search(tf.constant(keys[order]), wanted, side="left")
-        found = tf.minimum(found, self._whole(len(known) - 1))
-        given = value.data if value.kind == "text" else wanted
-        same = tf.gather(tf.constant(texts[order]), found) == given
-        return tf.where(same, tf.gather(tf.constant(order.astype(np.int64)), found), -1)
+        candidates = self._search(tf.constant(keys[order]), wanted_keys, side="left")
+        candidates = tf.minimum(candidates, self._integer(len(vocabulary) - 1))
+        wanted_values = value.data if value.kind == "text" else wanted_keys
+        is_match = tf.gather(tf.constant(texts[order]), candidates) == wanted_values
+        return tf.where(is_match, tf.gather(tf.constant(order.astype(np.int64)), candidates), -1)
 
     def bucket(self, value: Value, buckets: int) -> Any:
         tf = self._tf
@@ -108,10 +108,10 @@ class TensorFlowOps:
         filled = tf.reshape(words.to_tensor(default_value="", shape=(None, length)), shape)
         return Value("text", filled, filled != "")
 
-    def place(self, lists: Any, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
+    def pad_lists(self, lists: Any, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
         tf = self._tf
         if not isinstance(lists, tf.RaggedTensor):
-            lists = tf.RaggedTensor.from_tensor(lists)  # as long as each other
+            lists = tf.RaggedTensor.from_tensor(lists)  # lists of equal length
         kind: Kind = "text"
         if lists.dtype.is_floating:
             kind, lists = "number", tf.cast(lists, tf.float64)
@@ -119,13 +119,13 @@ class TensorFlowOps:
             kind, lists = "whole", tf.cast(lists, tf.int64)
         if last:
             lists = lists[:, -length:]
-        there = tf.sequence_mask(tf.minimum(lists.row_lengths(), length), length)
-        return kind, lists.to_tensor(shape=(None, length)), there
+        present = tf.sequence_mask(tf.minimum(lists.row_lengths(), length), length)
+        return kind, lists.to_tensor(shape=(None, length)), present
 
-    def stack(self, parts: Sequence[Any]) -> Any:
-        return self._tf.stack(parts, axis=-1)
+    def stack(self, arrays: Sequence[Any]) -> Any:
+        return self._tf.stack(arrays, axis=-1)
 
-    def hot(self, codes: Any, size: int) -> Any:
+    def one_hot(self, codes: Any, size: int) -> Any:
         return self._tf.one_hot(codes, size, dtype=self._tf.float64)
 
     def cast(self, data: Any, dtype: str) -> Any:
@@ -134,7 +134,7 @@ class TensorFlowOps:
     def constant(self, value: Any, kind: Kind) -> Any:
         if kind == "text":
             return self._tf.constant(value.encode())
-        return self._whole(value)
+        return self._integer(value)
 
     def _search(self, ordered: Any, data: Any, *, side: str) -> Any:
         tf = self._tf
@@ -146,20 +146,20 @@ class TensorFlowOps:
             present = present[..., None]
         return present
 
-    def _number(self, value: float) -> Any:
+    def _float(self, value: float) -> Any:
         return self._tf.constant(value, self._tf.float64)
 
-    def _whole(self, value: int) -> Any:
+    def _integer(self, value: int) -> Any:
         return self._tf.constant(value, self._tf.int64)
 
 
 def transform_tensors(transformations: Transformations, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tensors with those that have a chain transformed, the others as they are.
+    """Transform the columns of a batch that have a chain; return the others unchanged.
 
-    A tensor ``<name>_present`` tells missing values of a column; missing numbers may be NaN.
+    A tensor ``<name>_present_integers`` is the mask of a column; missing numbers may also be NaN.
     """
-    return transform_columns(TensorFlowOps(), transformations, batch, _as_it_is)
+    return transform_columns(TensorFlowOps(), transformations, batch, _unchanged)
 
 
-def _as_it_is(_column: FittedColumn, tensor: Any) -> tuple[Any, None]:
+def _unchanged(_column: FittedColumn, tensor: Any) -> tuple[Any, None]:
     return tensor, None

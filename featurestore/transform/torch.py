@@ -1,4 +1,4 @@
-"""The operations of PyTorch, and a module of them. Texts are numpy's: PyTorch has none."""
+"""The operations of PyTorch, and the preprocessor module. Strings are numpy arrays."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from featurestore.errors import missing_extra
 from featurestore.transform.apply import transform_columns
-from featurestore.transform.arrow_values import lists_of
-from featurestore.transform.batches import decoded
+from featurestore.transform.arrow_values import to_lists
+from featurestore.transform.batches import decode_column
 from featurestore.transform.fitted import FittedColumn, Transformations
 from featurestore.transform.forms import Kind
-from featurestore.transform.ops import Lists, NumpyOps, Value, kind_of_items, placed
+from featurestore.transform.ops import Lists, NumpyOps, Value, item_kind, padded_rows
 
 
 def import_torch() -> Any:
@@ -26,7 +26,7 @@ def import_torch() -> Any:
 
 
 class TorchOps:
-    """The operations of PyTorch. Texts come as numpy arrays of bytes, and leave as numbers."""
+    """The operations of PyTorch. Strings are numpy arrays of bytes until they are encoded."""
 
     def __init__(self) -> None:
         self._torch: Any = import_torch()
@@ -62,12 +62,12 @@ class TorchOps:
 
     def count_up_to(self, edges: Sequence[float], data: Any) -> Any:
         torch = self._torch
-        ordered = torch.tensor(list(edges), dtype=torch.float64, device=data.device)
-        found = torch.searchsorted(ordered, data.contiguous(), right=True)
-        return torch.where(torch.isnan(data), 0, found)
+        edge_tensor = torch.tensor(list(edges), dtype=torch.float64, device=data.device)
+        counts = torch.searchsorted(edge_tensor, data.contiguous(), right=True)
+        return torch.where(torch.isnan(data), 0, counts)
 
-    def position(self, known: Sequence[Any], value: Value) -> Any:
-        return self._torch.from_numpy(self._numpy.position(known, self._as_numpy(value)))
+    def position(self, vocabulary: Sequence[Any], value: Value) -> Any:
+        return self._torch.from_numpy(self._numpy.position(vocabulary, self._as_numpy(value)))
 
     def bucket(self, value: Value, buckets: int) -> Any:
         return self._torch.from_numpy(self._numpy.bucket(self._as_numpy(value), buckets))
@@ -76,16 +76,16 @@ class TorchOps:
         words = self._numpy.words(self._as_numpy(value), lower=lower, length=length)
         return Value("text", words.data, self._torch.from_numpy(words.present))
 
-    def place(self, lists: Lists, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
-        rows, there = placed(lists, length, last=last)
+    def pad_lists(self, lists: Lists, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
+        rows, present = padded_rows(lists, length, last=last)
         if rows.dtype != object:
             rows = self._torch.from_numpy(rows)
-        return kind_of_items(lists), rows, self._torch.from_numpy(there)
+        return item_kind(lists), rows, self._torch.from_numpy(present)
 
-    def stack(self, parts: Sequence[Any]) -> Any:
-        return self._torch.stack(list(parts), dim=-1)
+    def stack(self, arrays: Sequence[Any]) -> Any:
+        return self._torch.stack(list(arrays), dim=-1)
 
-    def hot(self, codes: Any, size: int) -> Any:
+    def one_hot(self, codes: Any, size: int) -> Any:
         torch = self._torch
         positions = torch.arange(size, device=codes.device)
         return (codes[..., None] == positions).to(torch.float64)
@@ -116,37 +116,38 @@ class TorchOps:
 
 
 def transform_batch(transformations: Transformations, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tensors with those that have a chain transformed, the others as they are.
+    """Transform the columns of a batch that have a chain; return the others unchanged.
 
-    Texts come as lists or arrays of str or bytes, None is missing; all else as tensors or arrays.
+    Strings are lists or arrays of str or bytes, with None for missing; other columns are tensors or
+    arrays.
     """
     return transform_columns(TorchOps(), transformations, batch, _read)
 
 
-def _read(column: FittedColumn, given: Any) -> tuple[Any, Any | None]:
+def _read(column: FittedColumn, values: Any) -> tuple[Any, Any | None]:
     torch = import_torch()
-    is_text = column.given.kind in ("text", "binary")
-    is_list = column.given.kind == "list"
-    if isinstance(given, torch.Tensor) and not is_text and not is_list:
-        return given, None
-    if is_list and isinstance(given, torch.Tensor):
-        given = given.unbind()  # nested
-    data, there = decoded(column, given)
-    if there is not None:
-        there = torch.from_numpy(there)
+    is_text = column.input_form.kind in ("text", "binary")
+    is_list = column.input_form.kind == "list"
+    if isinstance(values, torch.Tensor) and not is_text and not is_list:
+        return values, None
+    if is_list and isinstance(values, torch.Tensor):
+        values = values.unbind()  # nested
+    data, present = decode_column(column, values)
+    if present is not None:
+        present = torch.from_numpy(present)
     if is_text:
-        return data, there
+        return data, present
     if is_list:
-        return lists_of(data, column.given.item), there
-    return torch.from_numpy(np.ascontiguousarray(data)), there
+        return to_lists(data, column.input_form.item), present
+    return torch.from_numpy(np.ascontiguousarray(data)), present
 
 
 def preprocessor_module(fitted: Transformations) -> Any:
-    """Return a module that transforms a dict of tensors and texts; it has no parameters."""
+    """Return a module without parameters that transforms a dict of tensors and strings."""
     torch = import_torch()
 
     class Preprocessor(torch.nn.Module):  # type: ignore[misc, name-defined]
-        """Applies fitted transformations to a dict; the others pass through."""
+        """Module that applies fitted transformations to a dict and passes other columns through."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -156,11 +157,11 @@ def preprocessor_module(fitted: Transformations) -> Any:
             return transform_batch(self.transformations, batch)
 
         def get_extra_state(self) -> dict[str, Any]:
-            """Return the fitted transformations, which ``state_dict`` then holds."""
+            """Return the fitted transformations for ``state_dict``."""
             return self.transformations.to_json()
 
         def set_extra_state(self, state: Mapping[str, Any]) -> None:
-            """Take the fitted transformations of a ``state_dict``."""
+            """Load the fitted transformations of a ``state_dict``."""
             self.transformations = Transformations.from_json(state)
 
     return Preprocessor()

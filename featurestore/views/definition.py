@@ -21,8 +21,8 @@ from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.retrieval.resolve import find_spec, resolve
 from featurestore.retrieval.windows import answer_type
 from featurestore.session import Session
+from featurestore.transform.chain_json import chains_to_json
 from featurestore.transform.steps import Chain
-from featurestore.transform.written import to_written
 from featurestore.usersql import check_column_expression
 
 Asked = str | WindowFeature | OnDemandFeature
@@ -58,7 +58,7 @@ def define(
     if labels is not None:
         side = _label_side(labels, specs)
     _check_label_time(label_time)
-    written = to_written(transformations, _feature_types(steps))
+    written = chains_to_json(transformations, _feature_types(steps))
     return FeatureViewSpec(
         name=name,
         version=1,

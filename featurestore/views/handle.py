@@ -99,9 +99,9 @@ class FeatureView:
         >>> store.get_feature_view("scaled").transformations
         {'seats': min_max(low=0.0, high=1.0)}
         """
-        from featurestore.transform.written import from_written
+        from featurestore.transform.chain_json import chains_from_json
 
-        return from_written(self._spec.transformations, view=self.name)
+        return chains_from_json(self._spec.transformations, view=self.name)
 
     @property
     def description(self) -> str:

@@ -37,8 +37,8 @@ from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import alerts
 from featurestore.statistics.codec import state_from_bytes
 from featurestore.statistics.storage import StatisticsFiles
+from featurestore.transform.chain_json import chains_from_json
 from featurestore.transform.fitted import Transformations
-from featurestore.transform.written import from_written
 
 TABLE = pa.table(
     {
@@ -480,12 +480,12 @@ def fuzz_transformations(world: World, data: st.DataObject) -> None:
         assert Transformations.from_bytes(fitted.to_bytes(), path="t.json") == fitted
         assert repr(fitted)
         for column in fitted.columns:
-            if math.prod(column.output.shape) < 10_000 and column.given.kind in VALUES:
-                fitted.apply({column.name: VALUES[column.given.kind]})
+            if math.prod(column.output.shape) < 10_000 and column.input_form.kind in VALUES:
+                fitted.apply({column.name: VALUES[column.input_form.kind]})
     asked = {each["name"]: each["steps"] for each in world.transformations["columns"]}
     with contextlib.suppress(FeatureStoreError, MalformedJson):
         written = JsonObject.of(changed(asked, data, world.outside)).each(JsonObject.array)
-        assert isinstance(from_written(written, view="v"), dict)
+        assert isinstance(chains_from_json(written, view="v"), dict)
 
 
 def fuzz_expectations(world: World, data: st.DataObject) -> None:

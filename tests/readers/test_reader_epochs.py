@@ -158,7 +158,7 @@ def test_iterations_read_every_step_of_every_epoch_in_turn(
     for _ in range(4):
         for steps in iterations[iterations.begin()]:
             for step in range(steps.start, steps.stop):
-                found.append(steps.part.epoch.number * total + step)
+                found.append(steps.worker_epoch.epoch.number * total + step)
     first = start_epoch * total + start_step
     assert found == list(range(first, first + 4 * count))
 

@@ -16,7 +16,7 @@ from featurestore.errors import InvalidArgument, ReaderConfigError
 from featurestore.readers import Reader
 from featurestore.readers.evaluation import balanced_over_replicas, has_empty_replica
 from featurestore.readers.order import PADDING
-from featurestore.readers.tensorflow import _say_once
+from featurestore.readers.tensorflow import _log_once
 from featurestore.training import TrainingDataset
 from tests.readers.conftest import ROWS, Example
 from tests.readers.datasets import ROW, make_dataset
@@ -209,7 +209,7 @@ def test_metrics_that_would_count_padding_are_refused_by_fit(
 @pytest.mark.tensorflow
 def test_padding_is_spoken_of_once(tfrecord: Example, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("tensorflow")
-    _say_once.cache_clear()
+    _log_once.cache_clear()
     reader = open_example(tfrecord, remainder="pad")
     with caplog.at_level(logging.WARNING, logger="featurestore.readers"):
         reader.tf_dataset()

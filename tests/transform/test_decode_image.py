@@ -122,7 +122,7 @@ def test_bytes_that_are_no_image_are_named(pixels: Any) -> None:
     damaged = encoded(pixels[1])[:60]
     for wrong in (b"no image", damaged):
         cells = np.array([encoded(pixels[0]), wrong], object)
-        with pytest.raises(InvalidArgument, match=r"Row 1 of the batch is no image"):
+        with pytest.raises(InvalidArgument, match=r"Row 1 of the batch cannot be decoded"):
             decode_images(cells, None, height=8, width=6, channels=3)
 
 

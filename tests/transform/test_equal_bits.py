@@ -14,7 +14,7 @@ import pytest
 
 import featurestore
 from featurestore.readers.arrow_numpy import to_numpy
-from featurestore.readers.ragged import item_dtype, ragged_of
+from featurestore.readers.ragged import item_dtype, to_ragged
 from featurestore.readers.selection import PRESENT
 from featurestore.store import FeatureStore
 from featurestore.testing import transform_conformance as conformance
@@ -53,8 +53,8 @@ class TestTensorFlowGraph(TransformConformance):
 
         inputs = {}
         for name, array in decoded(table).items():
-            if name in fitted and fitted[name].given.kind == "list":
-                given = ragged_of(array, item_dtype(table.schema.field(name).type))
+            if name in fitted and fitted[name].input_form.kind == "list":
+                given = to_ragged(array, item_dtype(table.schema.field(name).type))
                 inputs[name] = tf.RaggedTensor.from_row_splits(*given)
             else:
                 inputs[name] = tf.constant(array)

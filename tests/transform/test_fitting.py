@@ -274,7 +274,7 @@ def test_nulls_need_a_policy_only_where_a_chain_leaves_them(duckdb_store: Featur
 
 def test_a_split_without_values_publishes_nothing(duckdb_store: FeatureStore) -> None:
     data = rows().append_column("empty", pa.nulls(ROWS, pa.float64()))
-    with pytest.raises(InvalidArgument, match=r"Column 'empty'.*nothing to be fitted on"):
+    with pytest.raises(InvalidArgument, match=r"Column 'empty'.*cannot be fitted"):
         make(duckdb_store, data, transformations={"empty": t.standardize()})
     assert duckdb_store.get_training_datasets() == []
 
@@ -283,12 +283,12 @@ def test_a_split_without_values_publishes_nothing(duckdb_store: FeatureStore) ->
     ("transformations", "error", "words"),
     [
         ({"xx": t.standardize()}, FeatureNotFound, "'xx'"),
-        ({"x": "standardize"}, InvalidArgument, "no transformation"),
+        ({"x": "standardize"}, InvalidArgument, "not a transformation"),
         ({"word": t.standardize()}, InvalidArgument, "vocabulary"),
         ({"x": t.vocabulary()}, InvalidArgument, "cast"),
         ({"id": t.standardize()}, InvalidArgument, r"id \(key\)"),
-        ({"word": t.impute("none")}, InvalidArgument, "ends with texts"),
-        ([t.standardize()], InvalidArgument, "no mapping"),
+        ({"word": t.impute("none")}, InvalidArgument, "ends with strings"),
+        ([t.standardize()], InvalidArgument, "not a mapping"),
     ],
 )
 def test_what_cannot_be_asked_for_is_said_before_anything_is_written(
@@ -377,7 +377,7 @@ def test_a_fitted_value_of_another_type_is_refused_when_it_is_read() -> None:
     column["output"] = {"dtype": "float32", "shape": []}
     data = {"format": 1, "dataset": "d", "version": 1, "fit_on": "train", "rows": 1}
     good = sealed({**data, "columns": [column]})
-    assert Transformations.from_bytes(good, path="t.json")["x"].given.kind == "number"
+    assert Transformations.from_bytes(good, path="t.json")["x"].input_form.kind == "number"
     for wrong in ("a text", 2**70):
         step["fitted"] = {"value": wrong}
         with pytest.raises(DatasetDamaged):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import featurestore
 from featurestore import transform as t
 from featurestore.errors import FeatureNotFound, InvalidArgument, UnsupportedType
-from featurestore.transform.arrow_values import lists_of
-from featurestore.transform.ops import placed
+from featurestore.transform.arrow_values import to_lists
+from featurestore.transform.ops import padded_rows
 
 ROWS = 240
 CHAINS = {
@@ -79,7 +79,7 @@ def test_the_first_or_last_items_stay_and_the_rest_is_filled(
     cells = np.empty(len(rows), dtype=object)
     for number, row in enumerate(rows):
         cells[number] = np.array(row, dtype=np.int64)
-    found, there = placed(lists_of(cells, "whole"), length, last=not first)
+    found, there = padded_rows(to_lists(cells, "whole"), length, last=not first)
     for row, items, flags in zip(rows, found.tolist(), there.tolist(), strict=True):
         kept = row[:length] if first else row[-length:]
         assert items == kept + [0] * (length - len(kept))
@@ -244,10 +244,10 @@ def test_lists_without_a_length_are_refused_with_what_to_write(dataset: Any) -> 
     assert "'words'" in str(refused.value)
     assert "reads lists as values and row splits" in str(refused.value)
     for chains, words in (
-        ({"words": t.vocabulary()}, "not lists of varying length"),
-        ({"words": t.pad(3)}, "ends with texts"),
-        ({"y": t.pad(3)}, r"pad\(\) takes lists"),
-        ({"numbers": t.pad(3) | t.pad(2)}, r"pad\(\) takes lists"),
+        ({"words": t.vocabulary()}, "not variable-length lists"),
+        ({"words": t.pad(3)}, "ends with strings"),
+        ({"y": t.pad(3)}, r"pad\(\) accepts variable-length lists"),
+        ({"numbers": t.pad(3) | t.pad(2)}, r"pad\(\) accepts variable-length lists"),
         ({"words": t.standardize()}, r"t\.pad"),
     ):
         with pytest.raises(InvalidArgument, match=words):

@@ -118,7 +118,7 @@ def model_arrays(spec: ModelSpec, fitted: Transformations | None, batch: pa.Reco
         data, present = _values(each, batch.column(each.name))
         handles_nulls = False
         if fitted is not None and each.name in fitted:
-            handles_nulls = each.name in fitted.settled
+            handles_nulls = each.name in fitted.null_handling
             data = fitted.apply_chain(each.name, data, present)
         if present is not None and not handles_nulls:
             if not each.masked:

@@ -16,7 +16,7 @@ from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.training.export.lengths import check_max_lengths
 from featurestore.training.export.split_rules import SplitRule, as_columns, check_columns, make_rule
 from featurestore.training.transformations import check_transformations
-from featurestore.transform.fit import AskedColumn
+from featurestore.transform.fit import ColumnChain
 
 DEFAULT_BLOCK_ROWS = 1024
 SHARD_BYTES = 128 * 1024 * 1024
@@ -41,7 +41,7 @@ class ExportRequest:
     statistics: bool = True
     description: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
-    transformations: tuple[AskedColumn, ...] = ()
+    transformations: tuple[ColumnChain, ...] = ()
     fit_on: str = "train"
     max_lengths: Mapping[str, int] = field(default_factory=dict)
 

@@ -1,7 +1,7 @@
-"""The rule of a Python function of the user's.
+"""The rule of a Python function of the user.
 
-A file holds the hash of the function's source, never a way to code: the function is found where a
-program has named it itself, by ``t.function(...)``.
+Files have the hash of the function's source and never code: a program must register the function
+itself, by ``t.function(...)``.
 """
 
 from __future__ import annotations
@@ -23,56 +23,56 @@ from featurestore.transform.rules.rule import Rule
 from featurestore.transform.sample import Sample
 from featurestore.transform.steps import Step
 
-# The functions that this process has named, by the hash of their source.
-_KNOWN: dict[str, Callable[..., Any]] = {}
+# The registered functions of this process, by the hash of their source.
+_REGISTERED: dict[str, Callable[..., Any]] = {}
 
 
 class Function(Rule):
-    """A function over a batch: numbers come as float64 with NaN, texts as str with None."""
+    """A function of a batch: numbers are float64 with NaN, strings are str with None."""
 
     name = "function"
-    in_graphs = False
-    settles_missing = True
+    supports_graphs = False
+    handles_missing = True
     fits = True
 
-    def output(self, step: Step, given: Form) -> Form:
-        if given.kind == "list":
-            self.takes(given, "number")
+    def output(self, step: Step, form: Form) -> Form:
+        if form.kind == "list":
+            self.check_input(form, "number")
         shape: tuple[int, ...] = ()
         if step.fitted is not None:
             shape = tuple(step.fitted["shape"])
         return Form("vector" if shape else "number", shape)
 
-    def fit(self, step: Step, sample: Sample, given: Form) -> Mapping[str, Any]:
-        values = given_to_function(sample.value)
+    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
+        values = to_argument(sample.value)
         fitted = None
         if step.fit is not None:
-            there = ~np.array([value is None or value != value for value in values.tolist()])
-            fitted = step.fit(values[there], sample.counts[there])
+            is_present = ~np.array([value is None or value != value for value in values.tolist()])
+            fitted = step.fit(values[is_present], sample.counts[is_present])
             try:
                 fitted = json.loads(json.dumps(fitted, allow_nan=False))
             except (TypeError, ValueError) as error:
                 raise InvalidArgument(
-                    f"What fitted= of {step.options['name']} returned is no JSON: {error}.",
-                    hint="return numbers, texts, lists and dicts of them",
+                    f"The fitted= function of {step.options['name']} did not return JSON: {error}.",
+                    hint="return numbers, strings, lists or dicts",
                 ) from error
-        found = call(step, values, fitted)
-        return {"value": fitted, "shape": list(found.shape[1:])}
+        results = call_function(step, values, fitted)
+        return {"value": fitted, "shape": list(results.shape[1:])}
 
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
         if not isinstance(ops, NumpyOps):
             raise InvalidArgument(
-                f"{step.options['name']} is a Python function, which a graph cannot hold.",
+                f"{step.options['name']} is a Python function, which graphs do not support.",
                 hint='dataset.preprocessor("numpy"), or reader.batches and reader.tf_dataset',
             )
         assert step.fitted is not None
-        found = call(step, given_to_function(value), step.fitted["value"])
-        if list(found.shape[1:]) != step.fitted["shape"]:
+        results = call_function(step, to_argument(value), step.fitted["value"])
+        if list(results.shape[1:]) != step.fitted["shape"]:
             raise InvalidArgument(
-                f"{step.options['name']} returned the shape {found.shape[1:]} for a value; when it "
-                f"was fitted it was {tuple(step.fitted['shape'])}."
+                f"{step.options['name']} returned the shape {results.shape[1:]} for a value, but "
+                f"{tuple(step.fitted['shape'])} when it was fitted."
             )
-        return Value("vector" if found.ndim > 1 else "number", found)
+        return Value("vector" if results.ndim > 1 else "number", results)
 
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
         options.text("source")
@@ -89,52 +89,52 @@ class Function(Rule):
         return json.dumps(step.fitted["value"])[:40]
 
 
-def named(function: Callable[..., Any], fit: Callable[..., Any] | None) -> Step:
-    """Return the step of a function, and remember the function for what files say of it."""
+def register_function(function: Callable[..., Any], fit: Callable[..., Any] | None) -> Step:
+    """Register a function by the hash of its source, and return its step."""
     source = source_hash(function)
-    _KNOWN[source] = function
+    _REGISTERED[source] = function
     name = getattr(function, "__qualname__", type(function).__name__)
     options = {"name": name, "source": source, "fitted": fit is not None}
     return Step("function", options, function=function, fit=fit)
 
 
-def resolved(step: Step) -> Step:
-    """Return a step with its function, which goes where the step goes.
+def resolve_function(step: Step) -> Step:
+    """Return a step with its registered function, for pickling.
 
     Raises:
-        TransformationNotKnown: This process has not named a function of this source.
+        TransformationNotKnown: No function with this source is registered in this process.
     """
     if step.rule != "function" or step.function is not None:
         return step
-    function = _KNOWN.get(step.options["source"])
+    function = _REGISTERED.get(step.options["source"])
     if function is None:
         raise TransformationNotKnown(
             f"The function {step.options['name']!r} with source {step.options['source'][:12]} is "
-            "not known in this process; functions are not stored with a dataset.",
-            hint="import the module that has it and call t.function(it) before reading",
+            "not registered in this process; functions are not stored with a dataset.",
+            hint="import its module and call t.function(the_function) before reading",
         )
     return replace(step, function=function)
 
 
-def call(step: Step, values: npt.NDArray[Any], fitted: Any) -> npt.NDArray[np.float64]:
-    """Return what the function of a step makes of values."""
-    function = resolved(step).function
+def call_function(step: Step, values: npt.NDArray[Any], fitted: Any) -> npt.NDArray[np.float64]:
+    """Call the function of a step and check its result."""
+    function = resolve_function(step).function
     assert function is not None
     arguments: tuple[Any, ...] = (values,)
     if step.options["fitted"]:
         arguments = (values, fitted)
-    found = np.asarray(function(*arguments))
-    if found.dtype.kind not in "biuf" or not found.ndim or len(found) != len(values):
+    results = np.asarray(function(*arguments))
+    if results.dtype.kind not in "biuf" or not results.ndim or len(results) != len(values):
         raise InvalidArgument(
-            f"{step.options['name']} returned {found.dtype} of shape {found.shape} for "
+            f"{step.options['name']} returned {results.dtype} of shape {results.shape} for "
             f"{len(values)} rows.",
-            hint="return one number, or one row of numbers, for each row",
+            hint="return one number, or one vector of numbers, for each row",
         )
-    return found.astype(np.float64)
+    return results.astype(np.float64)
 
 
-def given_to_function(value: Value) -> npt.NDArray[Any]:
-    """Return a column as functions take it."""
+def to_argument(value: Value) -> npt.NDArray[Any]:
+    """Return a column as the argument of functions."""
     if value.kind not in ("text", "binary", "other"):
         return NumpyOps().number(value)
     result = np.empty(len(value.data), dtype=object)

@@ -21,19 +21,19 @@ from featurestore.transform.steps import Step
 
 
 class DecodeImage(Rule):
-    """The pixels of an encoded image, of shape (height, width, channels).
+    """Decoding of images to pixels of shape (height, width, channels).
 
-    Chains of stores from before the options "dtype" and "orientation" lack them: their pixels stay
-    uint8 and in the stored orientation, as models were trained on them.
+    Old chains lack the options "dtype" and "orientation": their pixels stay uint8 and in the stored
+    orientation, since models were trained on them.
     """
 
     name = "decode_image"
-    in_graphs = False
+    supports_graphs = False
 
-    def output(self, step: Step, given: Form) -> Form:
-        self.takes(given, "binary")
-        if given.shape:
-            raise InvalidArgument("decode_image() takes one image a row.")
+    def output(self, step: Step, form: Form) -> Form:
+        self.check_input(form, "binary")
+        if form.shape:
+            raise InvalidArgument("decode_image() accepts one image per row.")
         options = step.options
         shape = (options["height"], options["width"], options["channels"])
         return Form("vector", shape, options.get("dtype", "uint8"))
@@ -41,8 +41,8 @@ class DecodeImage(Rule):
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
         if not isinstance(value.data, np.ndarray):
             raise InvalidArgument(
-                "decode_image() is done where rows are read, which a graph cannot hold.",
-                hint="reader.tf_dataset() and reader.torch_loader() give decoded images",
+                "decode_image() runs in readers; graphs do not support it.",
+                hint="reader.tf_dataset() and reader.torch_loader() yield decoded images",
             )
         present = value.present
         if present is not None:
@@ -70,10 +70,10 @@ class DecodeImage(Rule):
         options.number("height", least=1)
         options.number("width", least=1)
         if options.number("channels", least=1) not in MODES:
-            raise MalformedJson(f"channels is none of {list(MODES)}")
+            raise MalformedJson(f"channels is not one of {list(MODES)}")
         if options.text("encoding") not in ENCODINGS:
-            raise MalformedJson(f"encoding is none of {list(ENCODINGS)}")
+            raise MalformedJson(f"encoding is not one of {list(ENCODINGS)}")
         if "dtype" in options and options.text("dtype") not in DTYPES:
-            raise MalformedJson(f"dtype is none of {list(DTYPES)}")
+            raise MalformedJson(f"dtype is not one of {list(DTYPES)}")
         if "orientation" in options and options.text("orientation") not in ORIENTATIONS:
-            raise MalformedJson(f"orientation is none of {list(ORIENTATIONS)}")
+            raise MalformedJson(f"orientation is not one of {list(ORIENTATIONS)}")

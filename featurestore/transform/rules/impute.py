@@ -1,4 +1,4 @@
-"""The rule that puts a value where one is missing."""
+"""The rule that replaces missing values."""
 
 from __future__ import annotations
 
@@ -10,60 +10,63 @@ from featurestore.model.json_object import JsonObject
 from featurestore.model.statistics import ColumnStatistics
 from featurestore.transform.forms import Form
 from featurestore.transform.ops import Ops, Value
-from featurestore.transform.rules.rule import Rule, nothing_to_fit
-from featurestore.transform.sample import Sample, moments, most, quantile
+from featurestore.transform.rules.rule import Rule, no_values_error
+from featurestore.transform.sample import Sample, mean_and_deviation, most_frequent, quantile
 from featurestore.transform.steps import Step
 
 STRATEGIES = ("mean", "median", "most_frequent")
 
 
 class Impute(Rule):
-    """Missing values become one value: given, or that of the split it was fitted on."""
+    """Replacement of missing values by a constant, or by a statistic of the split of the fit."""
 
     name = "impute"
-    settles_missing = True
+    handles_missing = True
     fits = True
 
-    def output(self, step: Step, given: Form) -> Form:
-        self.takes(given, "number", "whole", "text")
-        wanted = step.options["value"]
+    def output(self, step: Step, form: Form) -> Form:
+        self.check_input(form, "number", "whole", "text")
+        fill = step.options["value"]
         if step.fitted is not None:
-            _check_fill(step.fitted["value"], given)
-        if given.kind == "text":
-            if not isinstance(wanted, str):
-                raise InvalidArgument(f"{step} is no text.", hint='t.impute("unknown")')
-            return given
-        if isinstance(wanted, str) and wanted not in STRATEGIES:
+            _check_fill(step.fitted["value"], form)
+        if form.kind == "text":
+            if not isinstance(fill, str):
+                raise InvalidArgument(
+                    f"{step} needs a string for a string column.", hint='t.impute("unknown")'
+                )
+            return form
+        if isinstance(fill, str) and fill not in STRATEGIES:
             raise InvalidArgument(
-                f"{step} is no number.", hint=f"a number, or one of {', '.join(STRATEGIES)}"
+                f"{step} needs a number for a column of numbers.",
+                hint=f"a number, or one of {', '.join(STRATEGIES)}",
             )
-        if given.kind == "whole" and (wanted == "most_frequent" or isinstance(wanted, int)):
-            return given
-        return Form("number", given.shape)
+        if form.kind == "whole" and (fill == "most_frequent" or isinstance(fill, int)):
+            return form
+        return Form("number", form.shape)
 
-    def fit(self, step: Step, sample: Sample, given: Form) -> Mapping[str, Any]:
-        wanted = step.options["value"]
-        if wanted == "most_frequent":
-            found = most(sample.by_frequency(), 1)
-            if not found:
-                raise nothing_to_fit(step)
-            return {"value": found[0]}
-        if given.kind == "text" or wanted not in STRATEGIES:
-            return {"value": wanted}
+    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
+        fill = step.options["value"]
+        if fill == "most_frequent":
+            top_values = most_frequent(sample.by_frequency(), 1)
+            if not top_values:
+                raise no_values_error(step)
+            return {"value": top_values[0]}
+        if form.kind == "text" or fill not in STRATEGIES:
+            return {"value": fill}
         values, counts = sample.numbers()
         if not len(values):
-            raise nothing_to_fit(step)
-        if wanted == "mean":
-            return {"value": moments(values, counts)[0]}
+            raise no_values_error(step)
+        if fill == "mean":
+            return {"value": mean_and_deviation(values, counts)[0]}
         return {"value": quantile(values, counts, 0.5)}
 
     def from_statistics(
-        self, step: Step, column: ColumnStatistics | None, given: Form
+        self, step: Step, column: ColumnStatistics | None, form: Form
     ) -> Mapping[str, Any] | None:
-        wanted = step.options["value"]
-        if wanted not in STRATEGIES or (given.kind == "text" and wanted != "most_frequent"):
-            return {"value": wanted}
-        if wanted != "mean" or column is None or column.kind != "number":
+        fill = step.options["value"]
+        if fill not in STRATEGIES or (form.kind == "text" and fill != "most_frequent"):
+            return {"value": fill}
+        if fill != "mean" or column is None or column.kind != "number":
             return None
         if not isinstance(column.mean, int | float):
             return None
@@ -96,8 +99,8 @@ class Impute(Rule):
         return repr(value)
 
 
-def _check_fill(fill: object, given: Form) -> None:
-    """Raise unless a fitted value is one of the column: files may come from elsewhere."""
-    fits = isinstance(fill, str) if given.kind == "text" else isinstance(fill, int | float)
-    if not fits or (isinstance(fill, int) and not -(2**63) <= fill < 2**63):
-        raise InvalidArgument(f"impute() was fitted as {fill!r}, which is no value of the column.")
+def _check_fill(fill: object, form: Form) -> None:
+    """Raise InvalidArgument unless a fitted value, which may come from a file, fits the column."""
+    is_valid = isinstance(fill, str) if form.kind == "text" else isinstance(fill, int | float)
+    if not is_valid or (isinstance(fill, int) and not -(2**63) <= fill < 2**63):
+        raise InvalidArgument(f"The fitted value {fill!r} of impute() does not fit the column.")

@@ -1,4 +1,4 @@
-"""The rule that gives lists of varying length one length."""
+"""The rule that pads variable-length lists to one length."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ _DTYPES = {"number": "float32", "whole": "int64", "text": ""}
 
 
 class Pad(Rule):
-    """As many items of each list: the first or the last ones, filled up behind them.
+    """The first or last items of each list, padded at the end.
 
-    What fills up is 0 among numbers, and a missing value among whole numbers and texts, which is 0
-    in every code.
+    Padding is 0 for numbers, and a missing value for integers and strings, which has code 0.
     """
 
     name = "pad"
-    of_lists = True
+    for_lists = True
 
-    def output(self, step: Step, given: Form) -> Form:
-        self.takes(given, "list")
-        assert given.item is not None
-        return Form(given.item, (step.options["length"],), _DTYPES[given.item])
+    def output(self, step: Step, form: Form) -> Form:
+        self.check_input(form, "list")
+        assert form.item is not None
+        return Form(form.item, (step.options["length"],), _DTYPES[form.item])
 
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
         length, keep = step.options["length"], step.options["keep"]
-        kind, rows, there = ops.place(value.data, length, last=keep == "last")
+        kind, rows, is_item = ops.pad_lists(value.data, length, last=keep == "last")
         present = value.present
         if kind != "number":
             if present is not None:
-                there = there & present[..., None]
-            return Value(kind, rows, there)
+                is_item = is_item & present[..., None]
+            return Value(kind, rows, is_item)
         if present is not None:
             rows = ops.where(present[..., None], rows, math.nan)
         return Value("number", rows)

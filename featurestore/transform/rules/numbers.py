@@ -1,4 +1,7 @@
-"""Rules of numbers: scaled, clipped, logarithms, circles, types. Missing values stay missing."""
+"""Rules on numbers: scaling, clipping, logarithm, cyclical encoding, types.
+
+Missing values stay missing.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +15,32 @@ from featurestore.model.statistics import ColumnStatistics
 from featurestore.transform import kernels
 from featurestore.transform.forms import DTYPES, Form
 from featurestore.transform.ops import Ops, Value
-from featurestore.transform.rules.rule import Rule, nothing_to_fit
-from featurestore.transform.sample import Sample, moments, quantile, settled
+from featurestore.transform.rules.rule import Rule, no_values_error
+from featurestore.transform.sample import Sample, mean_and_deviation, quantile, round_factor
 from featurestore.transform.steps import Step
 
-_NARROWEST, _WIDEST = 1e-150, 1e150
+_MIN_WIDTH, _MAX_WIDTH = 1e-150, 1e150
 
 
 class NumberRule(Rule):
     """A rule from numbers to numbers."""
 
-    def output(self, step: Step, given: Form) -> Form:
-        self.takes(given, "number", "whole")
-        return Form("number", given.shape)
+    def output(self, step: Step, form: Form) -> Form:
+        self.check_input(form, "number", "whole")
+        return Form("number", form.shape)
 
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
         return Value("number", self.numbers(ops, step, ops.number(value)))
 
     def numbers(self, ops: Ops, step: Step, x: Any) -> Any:
-        """Return the results of float64 numbers."""
+        """Return the transformed float64 numbers."""
         raise NotImplementedError
 
 
 class ScaleRule(NumberRule):
-    """(x - offset) * factor + shift, all three fitted.
+    """(x - offset) * factor + shift, with three fitted numbers.
 
-    A factor, not a quotient: TensorFlow makes factors of quotients by constants.
+    A factor and not a divisor, since TensorFlow replaces division by constants with multiplication.
     """
 
     fits = True
@@ -64,19 +67,19 @@ class ScaleRule(NumberRule):
 
 
 class Standardize(ScaleRule):
-    """Mean 0 and standard deviation 1 (with n) in the split that it was fitted on."""
+    """Scaling to mean 0 and population standard deviation 1 in the split of the fit."""
 
     name = "standardize"
 
-    def fit(self, step: Step, sample: Sample, given: Form) -> Mapping[str, Any]:
+    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
         values, counts = sample.numbers()
         if not len(values):
-            raise nothing_to_fit(step)
-        mean, deviation = moments(values, counts)
+            raise no_values_error(step)
+        mean, deviation = mean_and_deviation(values, counts)
         return _scale(mean, deviation)
 
     def from_statistics(
-        self, step: Step, column: ColumnStatistics | None, given: Form
+        self, step: Step, column: ColumnStatistics | None, form: Form
     ) -> Mapping[str, Any] | None:
         if column is None or column.kind != "number" or column.std is None:
             return None
@@ -87,29 +90,29 @@ class Standardize(ScaleRule):
 
 
 class MinMax(ScaleRule):
-    """Smallest and largest value become ``low`` and ``high``."""
+    """Scaling of the smallest and largest value to ``low`` and ``high``."""
 
     name = "min_max"
 
-    def fit(self, step: Step, sample: Sample, given: Form) -> Mapping[str, Any]:
+    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
         values, _ = sample.numbers()
         if not len(values):
-            raise nothing_to_fit(step)
-        return self._range(step, float(values[0]), float(values[-1]))
+            raise no_values_error(step)
+        return self._scale_range(step, float(values[0]), float(values[-1]))
 
     def from_statistics(
-        self, step: Step, column: ColumnStatistics | None, given: Form
+        self, step: Step, column: ColumnStatistics | None, form: Form
     ) -> Mapping[str, Any] | None:
         if column is None or column.kind != "number":
             return None
         low, high = column.minimum, column.maximum
         if not isinstance(low, int | float) or not isinstance(high, int | float):
             return None
-        return self._range(step, float(low), float(high))
+        return self._scale_range(step, float(low), float(high))
 
-    def _range(self, step: Step, low: float, high: float) -> Mapping[str, Any]:
-        wanted = step.options["high"] - step.options["low"]
-        return _scale(low, high - low, wanted=wanted, shift=float(step.options["low"]))
+    def _scale_range(self, step: Step, low: float, high: float) -> Mapping[str, Any]:
+        width = step.options["high"] - step.options["low"]
+        return _scale(low, high - low, width=width, shift=float(step.options["low"]))
 
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
         options.real("low")
@@ -118,20 +121,20 @@ class MinMax(ScaleRule):
 
 
 class Robust(ScaleRule):
-    """Median 0, and 1 for the distance of the quartiles."""
+    """Scaling to median 0 and interquartile range 1."""
 
     name = "robust"
 
-    def fit(self, step: Step, sample: Sample, given: Form) -> Mapping[str, Any]:
+    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
         values, counts = sample.numbers()
         if not len(values):
-            raise nothing_to_fit(step)
+            raise no_values_error(step)
         low, middle, high = (quantile(values, counts, share) for share in (0.25, 0.5, 0.75))
         return _scale(middle, high - low)
 
 
 class Log1p(NumberRule):
-    """log(1 + x)."""
+    """Logarithm of 1 + x."""
 
     name = "log1p"
 
@@ -140,7 +143,7 @@ class Log1p(NumberRule):
 
 
 class Clip(NumberRule):
-    """Values outside of a range become its ends."""
+    """Limitation of values to a range."""
 
     name = "clip"
 
@@ -159,38 +162,38 @@ class Clip(NumberRule):
 
 
 class Cyclical(NumberRule):
-    """Sine and cosine of the way around a period."""
+    """Sine and cosine of the phase in a period."""
 
     name = "cyclical"
 
-    def output(self, step: Step, given: Form) -> Form:
-        return replace(super().output(step, given), kind="vector").with_shape(2)
+    def output(self, step: Step, form: Form) -> Form:
+        return replace(super().output(step, form), kind="vector").with_shape(2)
 
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
         per_period = 1.0 / step.options["period"]
-        both = kernels.circle(ops, ops.number(value), per_period=per_period)
-        return Value("vector", ops.stack(both))
+        coordinates = kernels.sine_and_cosine(ops, ops.number(value), per_period=per_period)
+        return Value("vector", ops.stack(coordinates))
 
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
-        if not _NARROWEST < options.real("period") < _WIDEST:
+        if not _MIN_WIDTH < options.real("period") < _MAX_WIDTH:
             raise options.wrong("period", "a positive number")
 
 
 class Cast(Rule):
-    """The type of the result; whole numbers are cut towards 0, and their missing values are 0."""
+    """Cast to the type of the result; integers are truncated towards 0, missing ones are 0."""
 
     name = "cast"
 
-    def output(self, step: Step, given: Form) -> Form:
+    def output(self, step: Step, form: Form) -> Form:
         dtype = step.options["dtype"]
-        if given.kind == "code" and dtype.startswith("int"):
-            return replace(given, dtype=dtype)
-        if given.kind == "vector" and dtype.startswith("float"):
-            return replace(given, dtype=dtype)
-        self.takes(given, "number", "whole")
+        if form.kind == "code" and dtype.startswith("int"):
+            return replace(form, dtype=dtype)
+        if form.kind == "vector" and dtype.startswith("float"):
+            return replace(form, dtype=dtype)
+        self.check_input(form, "number", "whole")
         if dtype.startswith("int"):
-            return Form("whole", given.shape, dtype)
-        return Form("number", given.shape, dtype)
+            return Form("whole", form.shape, dtype)
+        return Form("number", form.shape, dtype)
 
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
         dtype = step.options["dtype"]
@@ -202,11 +205,11 @@ class Cast(Rule):
             return value
         x = ops.number(value)
         present = ~ops.isnan(x)
-        least, greatest = -(2.0**31), 2.0**31 - 1
+        minimum, maximum = -(2.0**31), 2.0**31 - 1
         if dtype == "int64":
-            least, greatest = -(2.0**63), 2.0**63 - 1024
+            minimum, maximum = -(2.0**63), 2.0**63 - 1024
         x = ops.where(x < 0.0, -ops.floor(-x), ops.floor(x))
-        x = ops.where(x < least, least, ops.where(x > greatest, greatest, x))
+        x = ops.where(x < minimum, minimum, ops.where(x > maximum, maximum, x))
         return Value("whole", ops.cast(ops.where(present, x, 0.0), "int64"), present)
 
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
@@ -215,10 +218,10 @@ class Cast(Rule):
 
 
 def _scale(
-    offset: float, spread: float, *, wanted: float = 1.0, shift: float = 0.0
+    offset: float, spread: float, *, width: float = 1.0, shift: float = 0.0
 ) -> dict[str, Any]:
-    """Return offset, factor and shift; a column that is constant stays so."""
+    """Return offset, factor and shift; the factor of a constant column is 1."""
     factor = 1.0
-    if _NARROWEST < spread < _WIDEST:
-        factor = settled(wanted / spread)
+    if _MIN_WIDTH < spread < _MAX_WIDTH:
+        factor = round_factor(width / spread)
     return {"offset": offset, "factor": factor, "shift": shift}

@@ -1,4 +1,4 @@
-"""What a rule is: the form that it gives, what it is fitted on, what it does to a column."""
+"""The interface of rules: output form, fitting, application."""
 
 from __future__ import annotations
 
@@ -15,37 +15,41 @@ from featurestore.transform.steps import Step
 
 
 class Rule:
-    """One kind of step. Rules have no state: options and fitted values are in the step.
+    """A kind of step. Rules are stateless: options and fitted values are in the step.
 
-    ``output`` refuses what the rule cannot take. A rule that is fitted has ``fit``, and where the
-    statistics of a split tell exactly what it needs, ``from_statistics``. ``apply`` is written in
-    the operations of ``Ops``, so that it is the same in every library.
+    ``output`` rejects unsupported inputs. A rule with fitted values implements ``fit`` and, if exact
+    statistics of a split suffice, ``from_statistics``. ``apply`` uses only operations of ``Ops``, so
+    that its results are equal in every library.
     """
 
     name = ""
-    # Whether a missing value leaves the step as a value that means something.
-    settles_missing = False
+    # Whether the step maps missing values to meaningful values.
+    handles_missing = False
     fits = False
-    # Whether a graph of TensorFlow can hold it.
-    in_graphs = True
-    # Whether it takes lists of varying length, and is the first step of their chains.
-    of_lists = False
+    # Whether a TensorFlow graph can contain it.
+    supports_graphs = True
+    # Whether it accepts variable-length lists, as the first step of their chains.
+    for_lists = False
 
-    def output(self, step: Step, given: Form) -> Form:
-        """Return the form of the result; InvalidArgument where the input cannot be taken."""
+    def output(self, step: Step, form: Form) -> Form:
+        """Return the form of the result.
+
+        Raises:
+            InvalidArgument: The rule does not support the input.
+        """
         raise NotImplementedError
 
-    def fit(self, step: Step, sample: Sample, given: Form) -> Mapping[str, Any]:
-        """Return what is fitted, as JSON."""
+    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
+        """Return the fitted values as JSON."""
         return {}
 
     def from_statistics(
-        self, step: Step, column: ColumnStatistics | None, given: Form
+        self, step: Step, column: ColumnStatistics | None, form: Form
     ) -> Mapping[str, Any] | None:
-        """Return what is fitted without looking at values; None: they have to be looked at.
+        """Return the fitted values from statistics, None if the values themselves are needed.
 
-        ``column`` are the statistics of untouched values, None where there are none or steps come
-        before.
+        ``column`` has the statistics of the stored values; None if they are missing or if this is
+        not the first step.
         """
         return None
 
@@ -54,50 +58,54 @@ class Rule:
         raise NotImplementedError
 
     def takes_byte_rows(self, step: Step) -> bool:
-        """Return whether binaries of one length may come as uint8 of (rows, bytes)."""
+        """Return True if binaries of one length may be uint8 of (rows, bytes)."""
         return False
 
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
-        """Check what a file says of a step; MalformedJson names what is wrong."""
+        """Check the options and fitted values of a step in a file.
+
+        Raises:
+            MalformedJson: They are invalid.
+        """
 
     def fitted_text(self, step: Step) -> str:
-        """Return the fitted values in a few words."""
+        """Return a short text of the fitted values."""
         return ""
 
-    def takes(self, given: Form, *kinds: str) -> None:
-        """Raise unless the input is of one of some kinds."""
-        if given.kind not in kinds:
+    def check_input(self, form: Form, *kinds: str) -> None:
+        """Raise InvalidArgument unless the input has one of the kinds."""
+        if form.kind not in kinds:
             raise InvalidArgument(
-                f"{self.name}() takes {' or '.join(_NAMES[kind] for kind in kinds)}, "
-                f"not {_NAMES[given.kind]}.",
-                hint=_HINTS.get((given.kind, kinds[0])),
+                f"{self.name}() accepts {' or '.join(_KIND_NAMES[kind] for kind in kinds)}, "
+                f"not {_KIND_NAMES[form.kind]}.",
+                hint=_HINTS.get((form.kind, kinds[0])),
             )
 
 
-_NAMES = {
+_KIND_NAMES = {
     "number": "numbers",
-    "whole": "whole numbers",
-    "text": "texts",
+    "whole": "integers",
+    "text": "strings",
     "binary": "bytes",
     "code": "codes",
     "vector": "vectors",
-    "list": "lists of varying length",
+    "list": "variable-length lists",
     "other": "values of this type",
 }
 _HINTS = {
-    ("list", "number"): "t.pad(length) | ... gives lists one length",
-    ("list", "text"): "t.pad(length) | ... gives lists one length",
-    ("number", "list"): "leave t.pad(...) out: values and lists of one length need none",
-    ("text", "list"): "leave t.pad(...) out: values and lists of one length need none",
-    ("whole", "list"): "leave t.pad(...) out: values and lists of one length need none",
-    ("number", "text"): 't.cast("int64") makes whole numbers, t.bins(edges) categories',
-    ("text", "number"): "t.vocabulary(), t.hash_bucket(n) or t.one_hot() make numbers of texts",
+    ("list", "number"): "t.pad(length) | ... pads lists to one length",
+    ("list", "text"): "t.pad(length) | ... pads lists to one length",
+    ("number", "list"): "remove t.pad(...): only variable-length lists need it",
+    ("text", "list"): "remove t.pad(...): only variable-length lists need it",
+    ("whole", "list"): "remove t.pad(...): only variable-length lists need it",
+    ("number", "text"): 't.cast("int64") makes integers, t.bins(edges) categories',
+    ("text", "number"): "t.vocabulary(), t.hash_bucket(n) or t.one_hot() encode strings as numbers",
 }
 
 
-def nothing_to_fit(step: Step) -> InvalidArgument:
-    """Return the error for a column that has no value to fit a step on."""
+def no_values_error(step: Step) -> InvalidArgument:
+    """Return the error for a column without values to fit a step on."""
     return InvalidArgument(
-        f"{step} has nothing to be fitted on: all values are missing or infinite.",
-        hint="leave the column out, or t.impute(value) first",
+        f"{step} cannot be fitted: all values are missing or infinite.",
+        hint="omit the column, or use t.impute(value) first",
     )

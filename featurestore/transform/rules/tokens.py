@@ -1,4 +1,4 @@
-"""The rule that makes the codes of words of a text."""
+"""The rule that encodes the words of a string."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from featurestore.transform.forms import Form, code_form
 from featurestore.transform.ops import Ops, Value
 from featurestore.transform.rules.codes import (
     check_vocabulary,
-    codes_of,
     known_values,
     values_text,
+    vocabulary_codes,
 )
 from featurestore.transform.rules.rule import Rule
-from featurestore.transform.sample import Sample, most
+from featurestore.transform.sample import Sample, most_frequent
 from featurestore.transform.steps import Step
 
 
 class TextTokens(Rule):
-    """The codes of the first words of a text, 0 behind the last one."""
+    """The codes of the first words of a string, padded with 0."""
 
     name = "text_tokens"
-    settles_missing = True
+    handles_missing = True
     fits = True
 
-    def output(self, step: Step, given: Form) -> Form:
-        self.takes(given, "text")
+    def output(self, step: Step, form: Form) -> Form:
+        self.check_input(form, "text")
         size = 1 + step.options["unknown"] + len(known_values(step))
-        return code_form(given, size).with_shape(step.options["length"])
+        return code_form(form, size).with_shape(step.options["length"])
 
-    def fit(self, step: Step, sample: Sample, given: Form) -> Mapping[str, Any]:
+    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
         from featurestore.transform.ops import NumpyOps
 
         words = self._words(NumpyOps(), step, sample.value)
-        counted = Sample(words, sample.counts).by_frequency()
-        return {"values": most(counted, step.options["max_size"])}
+        word_counts = Sample(words, sample.counts).by_frequency()
+        return {"values": most_frequent(word_counts, step.options["max_size"])}
 
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
-        return Value("code", codes_of(ops, step, self._words(ops, step, value)))
+        return Value("code", vocabulary_codes(ops, step, self._words(ops, step, value)))
 
     def _words(self, ops: Ops, step: Step, value: Value) -> Value:
         return ops.words(value, lower=step.options["lower"], length=step.options["length"])

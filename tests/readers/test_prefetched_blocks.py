@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from featurestore.readers.aheadblocks import AheadBlocks, Records, Room
+from featurestore.readers.prefetch import PrefetchedBlocks, PrefetchLimits, Records
 from featurestore.readers.shardfiles import ROW_BITS
 
 BLOCKS = 200
@@ -34,8 +34,8 @@ class Server:
 
 def test_blocks_that_are_read_in_any_order_come_in_few_requests_within_their_room() -> None:
     server, random = Server(), np.random.default_rng(5)
-    room = Room(ahead=120, read=45, stretch=16, gap=4)
-    blocks = AheadBlocks(server, room)
+    room = PrefetchLimits(unread_blocks=120, read_blocks=45, request_blocks=16, gap_blocks=4)
+    blocks = PrefetchedBlocks(server, room)
     order = random.permutation(BLOCKS)
     keys = ((order // 67) << ROW_BITS) + order
     later = EVERY.copy()
@@ -54,7 +54,9 @@ def test_blocks_that_are_read_in_any_order_come_in_few_requests_within_their_roo
 
 def test_a_block_that_failed_is_asked_for_again() -> None:
     server = Server()
-    blocks = AheadBlocks(server, Room(ahead=8, read=8, stretch=4, gap=0))
+    blocks = PrefetchedBlocks(
+        server, PrefetchLimits(unread_blocks=8, read_blocks=8, request_blocks=4, gap_blocks=0)
+    )
     server.failing = True
     blocks.expect([3, 4], EVERY)
     with pytest.raises(OSError, match="gone"):
@@ -72,7 +74,9 @@ def test_what_a_reader_that_is_gone_expected_is_not_fetched() -> None:
         going_on.wait(20)
         return [np.zeros((1, 2), np.uint8) for _ in keys]
 
-    blocks = AheadBlocks(fetch, Room(ahead=100, read=1, stretch=1, gap=0))
+    blocks = PrefetchedBlocks(
+        fetch, PrefetchLimits(unread_blocks=100, read_blocks=1, request_blocks=1, gap_blocks=0)
+    )
     pool = blocks.pool
     blocks.expect(range(100), EVERY)
     while len(asked) < 8:

@@ -13,7 +13,7 @@ import pytest
 
 from featurestore.readers import open_reader
 from featurestore.readers import reader as reader_module
-from featurestore.readers.memory import Memory
+from featurestore.readers.bufferpool import BufferPool
 from featurestore_connectors import parquet
 from tests.readers.conftest import Example
 from tests.readers.datasets import make_dataset
@@ -22,7 +22,7 @@ COLUMNS = 10
 
 
 def test_memory_is_lent_again_when_no_view_of_it_is_left() -> None:
-    memory = Memory()
+    memory = BufferPool()
 
     def borrow(purpose: str) -> npt.NDArray[np.float32]:
         return memory.borrow([((4, 8), np.dtype(np.float32))], purpose=purpose)[0]
@@ -42,7 +42,7 @@ def test_memory_is_lent_again_when_no_view_of_it_is_left() -> None:
 
 
 def test_memory_of_many_arrays_is_all_lent_again_and_stays_in_its_process() -> None:
-    memory = Memory(None)
+    memory = BufferPool(None)
     wanted = [((100,), np.dtype(np.uint8))]
     for _ in range(3):
         lent = [memory.borrow(wanted, purpose="x")[0] for _ in range(50)]
@@ -56,7 +56,7 @@ def test_memory_of_many_arrays_is_all_lent_again_and_stays_in_its_process() -> N
 
 def test_arrays_that_are_lent_together_come_back_together() -> None:
     memory, wanted = (
-        Memory(),
+        BufferPool(),
         [((3, 5), np.dtype(np.float64)), ((7,), np.dtype(np.bool_)), ((0, 4), np.dtype(np.int8))],
     )
     large, small, none = memory.borrow(wanted, purpose="x")
@@ -110,7 +110,7 @@ def peak_bytes(directory: Path, rows: int, data_format: str) -> int:
 def test_memory_does_not_grow_with_the_dataset(
     data_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_module, "_MOST_ROWS", 1024)
+    monkeypatch.setattr(reader_module, "_RANGE_ROWS", 1024)
     monkeypatch.setattr(parquet, "CACHED_ROW_GROUPS", 4)
     few, many = (peak_bytes(tmp_path / str(rows), rows, data_format) for rows in (120_000, 480_000))
     data = 480_000 * COLUMNS * 4

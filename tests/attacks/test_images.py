@@ -83,6 +83,6 @@ def test_an_image_within_the_bound_is_decoded(monkeypatch: pytest.MonkeyPatch) -
     cells = np.array([buffer.getvalue()] * 3, object)
     decoded = images.decode_images(cells, None, height=8, width=8, channels=3)
     assert np.unique(decoded.reshape(-1, 3), axis=0).tolist() == [[1, 2, 3]]
-    monkeypatch.setattr(images, "MOST_PIXELS", 59_999)
+    monkeypatch.setattr(images, "MAX_PIXELS", 59_999)
     with pytest.raises(InvalidArgument, match="declares 300 x 200 pixels, the limit is 59,999"):
         images.decode_images(cells, None, height=8, width=8, channels=3)

@@ -253,7 +253,7 @@ def test_rows_that_differ_from_those_counted_are_not_written(
     counted: pa.Array, written: pa.Array, declared: bool, tmp_path: Path
 ) -> None:
     layout = layout_of(FORMAT, pa.table({"x": counted}), declared=declared)
-    with pytest.raises(DatasetDamaged, match="'x' is not as it was counted"):
+    with pytest.raises(DatasetDamaged, match="'x' differs from its profile"):
         write(FORMAT, tmp_path, pa.table({"x": written}), layout)
 
 

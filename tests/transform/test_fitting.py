@@ -327,7 +327,7 @@ def test_a_function_is_found_by_its_source_and_by_nothing_else(
     assert batch["x"].shape == (64, 2)
     step = fitted_of(dataset)["x"].chain.steps[0]
     assert step.options["source"] == functions.source_hash(above)
-    monkeypatch.setattr(functions, "_KNOWN", {})
+    monkeypatch.setattr(functions, "_REGISTERED", {})
     with pytest.raises(TransformationNotKnown, match="above"):
         next(dataset.reader("train", global_batch_size=64, columns=["x"]).batches())
     t.function(above, fitted=average)

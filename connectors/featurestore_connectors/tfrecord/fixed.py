@@ -1,7 +1,7 @@
-"""Encoding and decoding of records of one width, by numpy over the whole batch.
+"""Vectorized encoding and decoding of fixed-width records.
 
-The encoder keeps a block of records that were copied from the template once; each batch overwrites
-the bytes of the values (and those that say which are null) and nothing else.
+The encoder reuses a block of records that were copied from the template once; a batch overwrites
+only the bytes of values and nulls.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import pyarrow as pa
 from featurestore.model.types import numpy_type
 from featurestore_connectors.tfrecord import framing, items, narrow, planes, wire
 from featurestore_connectors.tfrecord.checksums import Checksums
-from featurestore_connectors.tfrecord.items import not_as_counted
+from featurestore_connectors.tfrecord.items import profile_mismatch
 from featurestore_connectors.tfrecord.regions import (
     fill_lists,
     fill_region,
+    read_item_rows,
     read_lengths,
     read_lists,
     read_present,
-    rows_of_items,
 )
 from featurestore_connectors.tfrecord.template import Slot, Template
 from featurestore_connectors.tfrecord.wire_columns import (
@@ -44,45 +44,47 @@ from featurestore_connectors.tfrecord.wire_columns import (
 )
 
 Records = npt.NDArray[np.uint8]
-# Measured: smaller blocks pay numpy's calls for too few rows, larger ones leave the caches.
+# Measured: smaller blocks have more overhead of numpy calls, larger ones exceed the caches.
 BLOCK_BYTES = 1 << 23
-BYTES_AT_ONCE = 1 << 22
+CHUNK_BYTES = 1 << 22
 _NO_LENGTHS = np.zeros(0, np.int64)
 
 
 class Encoder:
-    """Fills records from the columns of record batches."""
+    """Encoder of record batches to fixed-width records."""
 
     def __init__(self, template: Template) -> None:
         width = max(len(template.data), 1)
         self._template, self._slots = template, template.slots
         self.block_rows = max(16, min(8192, BLOCK_BYTES // width))
-        one = np.frombuffer(template.data, np.uint8)
-        self._records = np.tile(one, (self.block_rows, 1))
+        template_bytes = np.frombuffer(template.data, np.uint8)
+        self._records = np.tile(template_bytes, (self.block_rows, 1))
 
     def blocks(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Records]]:
-        """Yield the batch in pieces with their records; the next piece overwrites them."""
-        places = [batch.schema.get_field_index(slot.field.column.name) for slot in self._slots]
+        """Yield slices of the batch with their records, which the next iteration overwrites."""
+        column_indexes = [
+            batch.schema.get_field_index(slot.field.column.name) for slot in self._slots
+        ]
         for start in range(0, batch.num_rows, self.block_rows):
-            piece = batch.slice(start, self.block_rows)
-            records = self._records[: piece.num_rows]
-            for slot, place in zip(self._slots, places, strict=True):
-                _fill(records, piece.column(place), slot)
-            yield piece, records
+            chunk = batch.slice(start, self.block_rows)
+            records = self._records[: chunk.num_rows]
+            for slot, column_index in zip(self._slots, column_indexes, strict=True):
+                _fill_column(records, chunk.column(column_index), slot)
+            yield chunk, records
 
     @cached_property
     def _checksums(self) -> Checksums:
         return Checksums(self._template)
 
     def framed(self, batch: pa.RecordBatch) -> Iterator[tuple[Records, npt.NDArray[np.int64]]]:
-        """Yield the records of a batch with their checksums; no lengths, since all have one."""
+        """Yield the records of a batch with checksums; the lengths are empty, since they are equal."""
         for _, records in self.blocks(batch):
-            crcs = self._checksums.of(records)
+            crcs = self._checksums.masked_checksums(records)
             records[:, -framing.FOOTER :].view("<u4")[:, 0] = crcs
             yield records, _NO_LENGTHS
 
 
-def _fill(records: Records, array: pa.Array, slot: Slot) -> None:
+def _fill_column(records: Records, array: pa.Array, slot: Slot) -> None:
     column, valid = slot.field.column, present(array)
     if slot.is_list:
         write_nulls(records, slot, valid)
@@ -92,7 +94,7 @@ def _fill(records: Records, array: pa.Array, slot: Slot) -> None:
     write_nulls(records, slot, valid)
     start, size = slot.offset, slot.field.width * column.items
     if narrow.is_narrow(slot.field):
-        _fill_narrow(records, narrow.numbers_of(values), slot)
+        _fill_narrow(records, narrow.to_int8(values), slot)
     elif column.wire == INT64:
         words = integers(values).reshape(len(records), column.items)
         if valid is not None and column.shape:
@@ -101,7 +103,7 @@ def _fill(records: Records, array: pa.Array, slot: Slot) -> None:
             len(records), column.items, slot.field.width
         )
         if not wire.write_varints(target, words, width=slot.field.width):
-            raise not_as_counted(column, "a number is larger than all that were counted")
+            raise profile_mismatch(column, "a number larger than the maximum")
     elif column.wire == FLOAT:
         numbers = floats(values).reshape(len(records), column.items)
         if valid is not None and column.shape:
@@ -120,16 +122,16 @@ def _fill_narrow(records: Records, numbers: npt.NDArray[np.int8], slot: Slot) ->
         narrow.fill(records, slot.offset, numbers)
         return
     if numbers.min(initial=0) < 0:
-        raise not_as_counted(slot.field.column, "a number is negative where none was counted")
+        raise profile_mismatch(slot.field.column, "a negative number, but the profile has none")
     records[:, slot.offset] = numbers.view(np.uint8)
 
 
 def write_nulls(records: Records, slot: Slot, valid: npt.NDArray[np.bool_] | None) -> None:
-    """Write the bytes by which rows have a value or none."""
+    """Write the null bytes of a column."""
     null_byte = slot.null_byte
     if null_byte is None:
         if valid is not None:
-            raise not_as_counted(slot.field.column, "there are nulls where none were counted")
+            raise profile_mismatch(slot.field.column, "nulls, but the profile has none")
         return
     if valid is None:
         records[:, null_byte.offset] = null_byte.present
@@ -138,19 +140,19 @@ def write_nulls(records: Records, slot: Slot, valid: npt.NDArray[np.bool_] | Non
         records[:, null_byte.offset] = values
 
 
-Parts = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]
+BinaryParts = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]
 
 
 def _fill_constant_bytes(
-    records: Records, parts: Parts, slot: Slot, valid: npt.NDArray[np.bool_] | None
+    records: Records, strings: BinaryParts, slot: Slot, valid: npt.NDArray[np.bool_] | None
 ) -> None:
-    offsets, data = parts
+    offsets, data = strings
     width = slot.field.width
     lengths = np.diff(offsets)
     if valid is not None:
         lengths = lengths[valid]
     if len(data) != width * len(lengths) or lengths.max(initial=0) > width:
-        raise not_as_counted(slot.field.column, f"texts differ from the {width} bytes that all had")
+        raise profile_mismatch(slot.field.column, f"strings that do not have {width} bytes")
     if width == 0:
         return
     target = records[:, slot.offset : slot.offset + width].view(f"V{width}")[:, 0]
@@ -161,12 +163,12 @@ def _fill_constant_bytes(
         target[valid] = data.view(f"V{width}")
 
 
-def _fill_bytes(records: Records, parts: Parts, slot: Slot) -> None:
-    offsets, data = parts
+def _fill_bytes(records: Records, strings: BinaryParts, slot: Slot) -> None:
+    offsets, data = strings
     lengths = np.diff(offsets)
     if lengths.max(initial=0) > slot.field.width:
-        raise not_as_counted(
-            slot.field.column, f"a text is longer than the {slot.field.width} bytes of the longest"
+        raise profile_mismatch(
+            slot.field.column, f"a string longer than the maximum of {slot.field.width} bytes"
         )
     fill_region(records, lengths, data, slot)
 
@@ -175,7 +177,7 @@ def _fill_bytes(records: Records, parts: Parts, slot: Slot) -> None:
 
 
 def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[Any]]:
-    """Return integers and floats in the features' numpy types.
+    """Return integers and floats in the numpy types of the features.
 
     The shape is (n,) for scalars, (n, items) for lists.
     """
@@ -192,12 +194,12 @@ def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[An
 
 def _read_list(records: Records, slot: Slot) -> npt.NDArray[Any]:
     column, width = slot.field.column, slot.field.width
-    part = records[:, slot.offset : slot.offset + width * column.items]
+    region = records[:, slot.offset : slot.offset + width * column.items]
     if column.wire == INT64:
-        several = wire.read_varints(part.reshape(len(records), column.items, width), width=width)
-        return from_integers(several, column.leaf)
+        words = wire.read_varints(region.reshape(len(records), column.items, width), width=width)
+        return from_integers(words, column.leaf)
     numbers = (
-        part.view(f"V{4 * column.items}")[:, 0]
+        region.view(f"V{4 * column.items}")[:, 0]
         .copy()
         .view("<f4")
         .reshape(len(records), *column.shape or ())
@@ -206,60 +208,58 @@ def _read_list(records: Records, slot: Slot) -> npt.NDArray[Any]:
 
 
 def read_bytes(records: Records, slot: Slot) -> pa.Array:
-    """Return strings or binaries as a binary array, empty where null."""
+    """Return strings or binaries as a binary array, empty for nulls."""
     width, rows = slot.field.width, len(records)
     if slot.entry is None:
-        data, valid = _constant_bytes(records, slot), read_present(records, slot)
+        data, valid = _padded_bytes(records, slot), read_present(records, slot)
         if valid is None:
             return items.binary(np.full(rows, width), data)
         return items.binary(np.where(valid, width, 0), data[valid])
     lengths = read_lengths(records, slot)
-    step = max(1, BYTES_AT_ONCE // max(width, 1))
-    pieces = [np.zeros(0, np.uint8)]
+    step = max(1, CHUNK_BYTES // max(width, 1))
+    chunks = [np.zeros(0, np.uint8)]
     for first in range(0, rows, step):
-        part = lengths[first : first + step]
+        chunk_lengths = lengths[first : first + step]
         region = records[first : first + step, slot.offset : slot.offset + width]
-        pieces.append(region[np.arange(width) < part[:, None]])
-    return items.binary(lengths, np.concatenate(pieces))
+        chunks.append(region[np.arange(width) < chunk_lengths[:, None]])
+    return items.binary(lengths, np.concatenate(chunks))
 
 
 def read_padded(records: Records, slot: Slot) -> npt.NDArray[np.bytes_] | None:
-    """Return strings or binaries as numpy's bytes of one width, empty where null.
+    """Return strings or binaries as fixed-width numpy bytes, empty for nulls.
 
-    None where they hold too little.
-
-    numpy takes zeros at the end for padding, so that it cannot hold values that end with one.
+    Returns None if a value ends with a zero byte, which numpy would strip as padding.
     """
     width = slot.field.width
     if width == 0:
         return None
-    data = _constant_bytes(records, slot)
+    data = _padded_bytes(records, slot)
     if slot.entry is None:
         valid = read_present(records, slot)
-        lost = data[:, -1] == 0
+        is_truncated = data[:, -1] == 0
         if valid is not None:
-            lost &= valid
+            is_truncated &= valid
     else:
         lengths = read_lengths(records, slot)
         data[np.arange(width) >= lengths[:, None]] = 0
-        lost = (data[np.arange(len(data)), lengths - 1] == 0) & (lengths > 0)
-    if lost.any():
+        is_truncated = (data[np.arange(len(data)), lengths - 1] == 0) & (lengths > 0)
+    if is_truncated.any():
         return None
     return data.view(f"S{width}")[:, 0]
 
 
 def view_bytes(records: Records, slot: Slot) -> Records | None:
-    """Return strings or binaries of one length as a view, of null rows what stands there.
+    """Return binaries of one length as a view, with undefined bytes for nulls.
 
-    None where lengths differ.
+    Returns None if lengths vary.
     """
     if slot.field.column.wire != BYTES or slot.entry is not None or slot.field.width == 0:
         return None
     return records[:, slot.offset : slot.offset + slot.field.width]
 
 
-def _constant_bytes(records: Records, slot: Slot) -> Records:
-    """Return the bytes where a string stands, and what fills it up."""
+def _padded_bytes(records: Records, slot: Slot) -> Records:
+    """Return the bytes of strings with their padding."""
     width = slot.field.width
     data = np.empty((len(records), width), np.uint8)
     if width:
@@ -270,13 +270,13 @@ def _constant_bytes(records: Records, slot: Slot) -> Records:
 
 
 def read_column(records: Records, slot: Slot) -> pa.Array:
-    """Return a column of records as its feature type."""
+    """Return a column of records as an Arrow array of its feature type."""
     return read_arrays(records, [slot])[0]
 
 
 def read_arrays(records: Records, slots: Sequence[Slot]) -> list[pa.Array]:
-    """Return columns of records as their feature types."""
-    numbers = iter(read_numbers(records, _numeric(slots)))
+    """Return columns of records as Arrow arrays of their feature types."""
+    numbers = iter(read_numbers(records, _numeric_slots(slots)))
     result = []
     for slot in slots:
         column = slot.field.column
@@ -291,8 +291,8 @@ def read_arrays(records: Records, slots: Sequence[Slot]) -> list[pa.Array]:
     return result
 
 
-def _numeric(slots: Sequence[Slot]) -> list[Slot]:
-    """Return the places of columns with as many numbers in each row."""
+def _numeric_slots(slots: Sequence[Slot]) -> list[Slot]:
+    """Return the slots of columns with a fixed number of numbers per row."""
     return [slot for slot in slots if slot.field.column.wire != BYTES and not slot.is_list]
 
 
@@ -300,14 +300,14 @@ Decoded = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
 
 
 def decode(records: Records, template: Template, columns: Sequence[str]) -> dict[str, Decoded]:
-    """Return ``{column: (values, present)}`` as ``RecordAccess.decode`` promises."""
+    """Return ``{column: (values, present)}`` for ``RecordAccess.decode``."""
     slots = [template.slot(name) for name in columns]
-    numbers = iter(read_numbers(records, _numeric(slots)))
+    numbers = iter(read_numbers(records, _numeric_slots(slots)))
     result: dict[str, Decoded] = {}
     for name, slot in zip(columns, slots, strict=True):
         values: npt.NDArray[Any]
         if slot.is_list:
-            values = rows_of_items(records, slot)
+            values = read_item_rows(records, slot)
         elif slot.field.column.wire == BYTES:
             values = read_bytes(records, slot).to_numpy(zero_copy_only=False)
         else:

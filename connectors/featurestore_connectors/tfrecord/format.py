@@ -1,4 +1,4 @@
-"""TFRecord: layouts, shards, and the description of the dataset beside them."""
+"""The TFRecord format: layouts, shards, and the schema file of a dataset."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ GZIP_LEVEL = 6
 
 
 class TFRecordFormat:
-    """Writes and reads shards of ``tf.train.Example`` records (``formats.DatasetFormat``)."""
+    """The format of ``tf.train.Example`` records (``formats.DatasetFormat``)."""
 
     @property
     def name(self) -> str:
@@ -84,10 +84,10 @@ class TFRecordFormat:
     def write_shard(
         self, directory: str, path: str, batches: Iterator[pa.RecordBatch], *, layout: Layout
     ) -> WrittenShard:
-        ready = read_layout(layout)
+        record_layout = read_layout(layout)
         with ShardFile(directory, path) as file:
-            rows, lengths = _write_records(file, batches, ready)
-        if ready.fixed or ready.compression is not None:
+            rows, lengths = _write_records(file, batches, record_layout)
+        if record_layout.fixed or record_layout.compression is not None:
             return WrittenShard(file.written, rows)
         with ShardFile(directory, path + INDEX_SUFFIX) as index:
             index.write(index_bytes(lengths))
@@ -102,21 +102,21 @@ class TFRecordFormat:
         return [file.written]
 
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
-        refused = self.refuse_reading(layout)
-        if refused is not None:
+        refusal = self.refuse_reading(layout)
+        if refusal is not None:
             raise InvalidArgument(
-                refused, hint="tf.data.TFRecordDataset(path, compression_type='GZIP')"
+                refusal, hint="tf.data.TFRecordDataset(path, compression_type='GZIP')"
             )
-        ready = read_layout(layout)
-        if ready.fixed:
-            return FixedShard(path, ready)
-        return VariableShard(path, ready)
+        record_layout = read_layout(layout)
+        if record_layout.fixed:
+            return FixedShard(path, record_layout)
+        return VariableShard(path, record_layout)
 
     def record_access(self, layout: Layout) -> RecordAccess | None:
-        ready = read_layout(layout)
-        if not ready.fixed or ready.compression is not None:
+        record_layout = read_layout(layout)
+        if not record_layout.fixed or record_layout.compression is not None:
             return None
-        return FixedAccess(ready)
+        return FixedAccess(record_layout)
 
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
         return verify_shard(path, read_layout(layout), rows=rows)
@@ -128,8 +128,8 @@ class TFRecordFormat:
         if layout["compression"] is None:
             return None
         return (
-            f"The shards are compressed with {layout['compression']}, so no row can be found "
-            "without unpacking all before it. Read them with "
+            f"The shards are compressed with {layout['compression']}, which prevents random access "
+            "to rows. Read them with "
             "tf.data.TFRecordDataset(paths, compression_type='GZIP') and tf_feature_spec(), "
             "or create the dataset again with compression=None."
         )
@@ -138,27 +138,27 @@ class TFRecordFormat:
 def _write_records(
     file: ShardFile, batches: Iterator[pa.RecordBatch], layout: RecordLayout
 ) -> tuple[int, list[npt.NDArray[np.int64]]]:
-    """Write the records of all batches; return how many, and their lengths."""
+    """Write the records of all batches; return their number and their lengths."""
     encoder: Encoder | VariableEncoder
     if layout.fixed:
         encoder = Encoder(layout.template)
     else:
         encoder = VariableEncoder(layout)
-    pack = None
+    compressor = None
     if layout.compression == "GZIP":
-        # wbits=31 makes the gzip header without a time, so that equal rows give equal bytes.
-        pack = zlib.compressobj(GZIP_LEVEL, wbits=31)
+        # wbits=31 writes a gzip header without a timestamp, so that equal rows give equal files.
+        compressor = zlib.compressobj(GZIP_LEVEL, wbits=31)
     rows, lengths = 0, []
     for batch in joined_batches(batches, rows=encoder.block_rows):
         rows += batch.num_rows
-        for data, sizes in encoder.framed(batch):
-            if pack is None:
+        for data, record_lengths in encoder.framed(batch):
+            if compressor is None:
                 file.write(data)
             else:
-                file.write(pack.compress(data.data))
-            lengths.append(sizes)
-    if pack is not None:
-        file.write(pack.flush())
+                file.write(compressor.compress(data.data))
+            lengths.append(record_lengths)
+    if compressor is not None:
+        file.write(compressor.flush())
     return rows, lengths
 
 

@@ -1,6 +1,6 @@
 """TFRecord framing.
 
-``uint64 length | masked CRC of it | payload | masked CRC of the payload``, little-endian.
+``uint64 length | masked CRC of the length | payload | masked CRC of the payload``, little-endian.
 
 The masked checksum is CRC-32C (Castagnoli), rotated and shifted by a constant:
 https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
@@ -32,7 +32,7 @@ def mask(crc: int) -> int:
 
 
 def masks(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Return the masked forms of many checksums."""
+    """Return the masked forms of CRC-32C checksums."""
     with np.errstate(over="ignore"):
         return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(0xA282EAD8)
 
@@ -55,7 +55,7 @@ def record(payload: bytes) -> bytes:
 def payload_checksums(records: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
     """Return the masked CRCs of the payloads of records of shape (n, record_bytes).
 
-    One call a record, without a line of Python for each.
+    The loop over records runs in C.
     """
     count, width = records.shape
     data = memoryview(records.reshape(-1))  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def payload_checksums(records: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
 
 
 def checksums(data: Any, bounds: Sequence[tuple[int, int]]) -> npt.NDArray[np.uint32]:
-    """Return the masked CRCs of the pieces ``[start, end)`` of a buffer."""
+    """Return the masked CRCs of the ranges ``[start, end)`` of a buffer."""
     view = memoryview(data).cast("B")
     return masks(
         np.fromiter((crc32c(view[start:end]) for start, end in bounds), np.uint32, len(bounds))

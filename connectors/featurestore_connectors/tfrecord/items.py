@@ -1,7 +1,7 @@
-"""Values of different lengths as the bytes between their heads, and back: texts and lists.
+"""Encoding and decoding of variable-length values: strings and lists.
 
-The items of a list of numbers have one width each. Those of a list of texts have a tag and a length
-of constant width before them, as ``BytesList`` wants it.
+The items of a list of numbers have one width. Each item of a list of strings is preceded by a tag
+and a length of constant width, as in ``BytesList``.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Counts = npt.NDArray[np.int64]
 _NOTHING = pa.scalar(b"", pa.binary())
 
 
-def not_as_counted(column: WireColumn, what: str) -> DatasetDamaged:
-    """Return the error for values that the profile, counted before, did not have."""
+def profile_mismatch(column: WireColumn, difference: str) -> DatasetDamaged:
+    """Return the error for values that contradict the profile of the column."""
     return DatasetDamaged(
-        f"Column {column.name!r} is not as it was counted before writing: {what}.",
+        f"Column {column.name!r} differs from its profile, computed before writing: {difference}.",
         hint="the source changed while it was read; run the export again",
     )
 
@@ -52,7 +52,7 @@ def binary_rows(rows: Bytes) -> pa.Array:
 
 
 def binary(lengths: Counts, data: Bytes) -> pa.Array:
-    """Return values of these lengths, one behind the other in ``data``, as a binary array."""
+    """Return the concatenated values of ``data`` as a binary array."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
@@ -63,27 +63,27 @@ def binary(lengths: Counts, data: Bytes) -> pa.Array:
 
 
 def encode(array: pa.Array, field: Field) -> tuple[Counts, Bytes]:
-    """Return how many bytes the values of each row have, and the bytes."""
+    """Return the number of bytes of each row, and the bytes."""
     column = field.column
     if column.wire == BYTES and column.shape == ():
         offsets, data = binary_parts(texts(array))
         return np.diff(offsets), data
     counts, values = ragged(array, column)
     if column.wire == BYTES:
-        return _encode_texts(counts, texts(values), field)
+        return _encode_strings(counts, texts(values), field)
     if column.wire == INT64:
         data = np.empty((len(values), field.width), np.uint8)
         if not wire.write_varints(data, integers(values), width=field.width):
-            raise not_as_counted(column, "a number is larger than all that were counted")
+            raise profile_mismatch(column, "a number larger than the maximum")
         return counts * field.width, data.reshape(-1)
     return counts * field.width, np.ascontiguousarray(floats(values)).view(np.uint8)
 
 
-def _encode_texts(counts: Counts, values: pa.Array, field: Field) -> tuple[Counts, Bytes]:
+def _encode_strings(counts: Counts, values: pa.Array, field: Field) -> tuple[Counts, Bytes]:
     offsets, _ = binary_parts(values)
     lengths = np.diff(offsets)
     if lengths.max(initial=0) >= 1 << 7 * field.width:
-        raise not_as_counted(field.column, "a text is longer than all that were counted")
+        raise profile_mismatch(field.column, "a string longer than the maximum")
     heads = np.full((len(values), field.item_head), wire.FEATURES, np.uint8)
     wire.write_varints(heads[:, 1:], lengths.astype(np.uint64), width=field.width)
     joined, data = binary_parts(pc.binary_join_element_wise(binary_rows(heads), values, _NOTHING))
@@ -95,70 +95,69 @@ def _encode_texts(counts: Counts, values: pa.Array, field: Field) -> tuple[Count
 
 
 def decode(data: Bytes, begins: Counts, lengths: Counts, field: Field) -> tuple[Counts, pa.Array]:
-    """Return how many items each row has, and the items of all rows.
+    """Return the number of items of each row, and the items of all rows.
 
-    ``begins`` and ``lengths`` tell where the bytes of a row's items lie in ``data``. IndexError and
-    ValueError are raised for bytes that ``encode`` does not write.
+    The items of a row are ``lengths`` bytes at ``begins`` of ``data``.
+
+    Raises:
+        IndexError, ValueError: The bytes are damaged.
     """
     leaf = field.column.leaf
     if field.item_head:
-        counts, places, sizes = _texts(data, begins, lengths, field)
-        return counts, bytes_to_arrow(binary(sizes, spans(data, places, sizes)), leaf)
+        counts, offsets, sizes = _locate_strings(data, begins, lengths, field)
+        return counts, bytes_to_arrow(binary(sizes, take_ranges(data, offsets, sizes)), leaf)
     if (lengths % field.width).any():
         raise ValueError("a list ends within an item")
-    found = spans(data, begins, lengths)
+    item_bytes = take_ranges(data, begins, lengths)
     if field.column.wire == INT64:
-        words = wire.read_varints(found.reshape(-1, field.width), width=field.width)
+        words = wire.read_varints(item_bytes.reshape(-1, field.width), width=field.width)
         return lengths // field.width, to_arrow(from_integers(words, leaf), leaf)
-    numbers = found.view("<f4").astype(numpy_type(leaf), copy=False)
+    numbers = item_bytes.view("<f4").astype(numpy_type(leaf), copy=False)
     return lengths // field.width, to_arrow(numbers, leaf)
 
 
-def _texts(
+def _locate_strings(
     data: Bytes, begins: Counts, lengths: Counts, field: Field
 ) -> tuple[Counts, Counts, Counts]:
-    """Return the texts of each row: how many, where they begin and how long they are."""
-    counts, place, ends = np.zeros(len(begins), np.int64), begins.copy(), begins + lengths
-    rows = np.flatnonzero(place < ends)
-    owners, starts, sizes = [np.zeros(0, np.int64)], [begins[:0]], [begins[:0]]
+    """Return the number of strings of each row, and offset and length of each string."""
+    counts, cursors, ends = np.zeros(len(begins), np.int64), begins.copy(), begins + lengths
+    rows = np.flatnonzero(cursors < ends)
+    item_rows, starts, sizes = [np.zeros(0, np.int64)], [begins[:0]], [begins[:0]]
     while len(rows):
-        heads = take(data, place[rows] + 1, field.width)
-        found = wire.read_varints(heads, width=field.width).view(np.int64)
-        owners.append(rows)
-        starts.append(place[rows] + field.item_head)
-        sizes.append(found)
+        heads = take(data, cursors[rows] + 1, field.width)
+        item_lengths = wire.read_varints(heads, width=field.width).view(np.int64)
+        item_rows.append(rows)
+        starts.append(cursors[rows] + field.item_head)
+        sizes.append(item_lengths)
         counts[rows] += 1
-        place[rows] += field.item_head + found
-        rows = rows[place[rows] < ends[rows]]
-    if not np.array_equal(place, ends):
-        raise ValueError("texts end elsewhere than their list")
-    order = np.argsort(np.concatenate(owners), kind="stable")
+        cursors[rows] += field.item_head + item_lengths
+        rows = rows[cursors[rows] < ends[rows]]
+    if not np.array_equal(cursors, ends):
+        raise ValueError("strings do not end at the end of their list")
+    order = np.argsort(np.concatenate(item_rows), kind="stable")
     return counts, np.concatenate(starts)[order], np.concatenate(sizes)[order]
 
 
-def take(data: Bytes, places: Counts, width: int) -> Bytes:
-    """Return ``width`` bytes at each place, shape (n, width).
-
-    One copy each, no index of single bytes.
-    """
-    if len(places) == 0 or width == 0:
-        return np.zeros((len(places), width), np.uint8)
+def take(data: Bytes, offsets: Counts, width: int) -> Bytes:
+    """Return ``width`` bytes at each offset, of shape (n, width), by one copy each."""
+    if len(offsets) == 0 or width == 0:
+        return np.zeros((len(offsets), width), np.uint8)
     windows = np.lib.stride_tricks.sliding_window_view(data, width)
-    return np.ascontiguousarray(windows[places])
+    return np.ascontiguousarray(windows[offsets])
 
 
-def spans(data: Bytes, begins: Counts, lengths: Counts) -> Bytes:
-    """Return the bytes of spans, one after the other."""
-    before = np.cumsum(lengths) - lengths
-    return data[np.repeat(begins - before, lengths) + np.arange(int(lengths.sum()))]
+def take_ranges(data: Bytes, begins: Counts, lengths: Counts) -> Bytes:
+    """Return the concatenated bytes of ranges."""
+    preceding_bytes = np.cumsum(lengths) - lengths
+    return data[np.repeat(begins - preceding_bytes, lengths) + np.arange(int(lengths.sum()))]
 
 
 def lists(
     counts: Counts, values: pa.Array, column: WireColumn, valid: npt.NDArray[np.bool_] | None
 ) -> pa.Array:
-    """Return the items of all rows as lists of the column's type, with its nulls."""
+    """Return the items of all rows as lists of the column's type, with nulls."""
     if column.shape is not None:
-        return assemble(_with_places_of_nulls(values, column, valid), column, valid)
+        return assemble(_insert_null_items(values, column, valid), column, valid)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     nulls, bitmap = 0, None
     if valid is not None:
@@ -169,14 +168,14 @@ def lists(
     return pa.Array.from_buffers(column.kind, len(counts), buffers, nulls, children=[values])
 
 
-def _with_places_of_nulls(
+def _insert_null_items(
     values: pa.Array, column: WireColumn, valid: npt.NDArray[np.bool_] | None
 ) -> pa.Array:
-    """Return items with places for those of nulls, too; any value may stand there."""
+    """Insert arbitrary items for null rows."""
     if valid is None:
         return values
-    kept = np.maximum(np.cumsum(valid) - 1, 0) * column.items
+    first_items = np.maximum(np.cumsum(valid) - 1, 0) * column.items
     if len(values) == 0:
         empty = pa.array([b""] * column.items, pa.binary())
-        values, kept = bytes_to_arrow(empty, column.leaf), kept * 0
-    return values.take(pa.array((kept[:, None] + np.arange(column.items)).reshape(-1)))
+        values, first_items = bytes_to_arrow(empty, column.leaf), first_items * 0
+    return values.take(pa.array((first_items[:, None] + np.arange(column.items)).reshape(-1)))

@@ -1,9 +1,9 @@
-"""Which layout fits a dataset, as the JSON object that a manifest keeps.
+"""Choice of the layout of a dataset, a JSON object in its manifest.
 
-``fixed``: every record has one width, so row i of a shard begins at ``i * record_bytes``.
-``variable``: records are as long as their rows, and an index of offsets lies beside each shard;
-chosen for ragged lists and lists of strings, and where filling strings up would cost more than a
-quarter; not for columns whose greatest length was declared.
+``fixed``: all records have one width, so row i of a shard starts at ``i * record_bytes``.
+``variable``: records have different lengths, and each shard has an index file of offsets. It is
+chosen for ragged lists and lists of strings without a declared length, and if padding of strings
+would add more than a quarter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from featurestore_connectors.tfrecord.template import (
     Template,
     bare_template,
     framed_template,
-    null_byte_of,
+    null_byte_for,
     open_entry,
 )
 from featurestore_connectors.tfrecord.wire_columns import (
@@ -41,12 +41,12 @@ from featurestore_connectors.tfrecord.wire_columns import (
 )
 
 VERSION = 1
-# Records of one width that keep room for lists.
+# Fixed-width records with room for lists.
 VERSION_OF_LISTS = 2
-# Nulls are fields that parsers skip; before they were features with masked keys.
+# Nulls are fields that parsers skip; in older versions they were features with masked keys.
 VERSION_OF_NULLS = 3
 MOST_PADDING = 0.25
-MOST_BYTES = 2**31 - 1  # protobuf holds no longer message
+MOST_BYTES = 2**31 - 1  # limit of protobuf messages
 INDEX_ENTRY = 8
 _FLOAT_BYTES = 4
 STRING_GUESS = 16
@@ -55,9 +55,9 @@ COMPRESSIONS = (None, "GZIP")
 
 @dataclass(frozen=True)
 class Tail:
-    """A column behind the constant part of the variable layout.
+    """A column after the constant part of the variable layout.
 
-    ``entry`` are the bytes before them, and ``null_byte`` is one of these.
+    ``entry`` has the bytes before the values, and ``null_byte`` is one of them.
     """
 
     field: Field
@@ -67,9 +67,9 @@ class Tail:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """A layout ready for use.
+    """A parsed layout.
 
-    ``template`` is the whole record (fixed) or its beginning (variable).
+    ``template`` is the complete record (fixed) or its start (variable).
     """
 
     schema: pa.Schema
@@ -86,12 +86,12 @@ class RecordLayout:
 
 
 def check_compression(compression: str | None) -> None:
-    """Raise InvalidArgument for a compression that is not offered."""
+    """Raise InvalidArgument for an unknown compression."""
     if compression not in COMPRESSIONS:
         raise InvalidArgument(
-            f"compression={compression!r} is not known for tfrecord; "
-            f"there are {listing(COMPRESSIONS)}.",
-            hint="compression=None keeps random access",
+            f"Unknown compression={compression!r} for tfrecord. Available: "
+            f"{listing(COMPRESSIONS)}.",
+            hint="compression=None allows random access",
         )
 
 
@@ -101,91 +101,93 @@ def choose_layout(
     """Return the layout of a dataset.
 
     Raises:
-        UnsupportedType: Values do not fit; lists every such column.
+        UnsupportedType: Values are not supported; the message lists their columns.
     """
-    found = {profile.name: profile for profile in profiles}
-    pairs = [(column, found[column.name]) for column in wire_columns(schema)]
+    profile_by_name = {profile.name: profile for profile in profiles}
+    pairs = [(column, profile_by_name[column.name]) for column in wire_columns(schema)]
     _check_values(pairs)
-    fields, with_room = [], []
+    fields, fixed_fields = [], []
     for column, profile in pairs:
-        fields.append(_field(column, profile))
-        with_room.append(_with_room(fields[-1], profile))
-    reason = _why_variable(with_room, found)
-    kind = "variable"
+        fields.append(_column_field(column, profile))
+        fixed_fields.append(_reserve_room(fields[-1], profile))
+    reason = _variable_reason(fixed_fields, profile_by_name)
+    layout_kind = "variable"
     version = VERSION
     if reason is None:
-        kind, fields = "fixed", with_room
+        layout_kind, fields = "fixed", fixed_fields
     if any(field.room is not None for field in fields):
         version = VERSION_OF_LISTS
     if any(field.nullable for field in fields):
         version = VERSION_OF_NULLS
     layout: dict[str, Any] = {
         "version": version,
-        "kind": kind,
+        "kind": layout_kind,
         "reason": reason,
         "compression": compression,
         "schema": schema_to_json(schema),
-        "fields": list(map(_described, fields)),
+        "fields": list(map(_field_json, fields)),
     }
-    ready = read_layout(layout)
-    layout["mean_bytes"] = _mean_bytes(ready, found)
-    if ready.fixed:
-        layout["record_bytes"] = ready.record_bytes
-        for described in layout["fields"]:
-            described.update(_places(ready.template.slot(described["name"])))
+    record_layout = read_layout(layout)
+    layout["mean_bytes"] = _mean_bytes(record_layout, profile_by_name)
+    if record_layout.fixed:
+        layout["record_bytes"] = record_layout.record_bytes
+        for field_json in layout["fields"]:
+            field_json.update(_offsets_json(record_layout.template.slot(field_json["name"])))
     return layout
 
 
 def read_layout(layout: Layout) -> RecordLayout:
-    """Return the layout that ``choose_layout`` described."""
-    for known, ready in _READY:
-        if known is layout:
-            return ready
+    """Parse the layout of a manifest."""
+    for cached_layout, record_layout in _CACHED_LAYOUTS:
+        if cached_layout is layout:
+            return record_layout
     if layout["version"] not in (VERSION, VERSION_OF_LISTS, VERSION_OF_NULLS):
         raise InvalidArgument(
             f"The shards have TFRecord layout version {layout['version']}; "
             f"this release reads up to {VERSION_OF_NULLS}.",
             hint="upgrade featurestore",
         )
-    ready = _read(layout)
-    _READY.append((layout, ready))
-    del _READY[:-8]
-    return ready
+    record_layout = _parse_layout(layout)
+    _CACHED_LAYOUTS.append((layout, record_layout))
+    del _CACHED_LAYOUTS[:-8]
+    return record_layout
 
 
-# The last layouts by identity: a dataset of thousands of shards hands over the same object for
-# each.
-_READY: list[tuple[Layout, RecordLayout]] = []
+# Cache of parsed layouts by identity: all shards of a dataset pass the same object.
+_CACHED_LAYOUTS: list[tuple[Layout, RecordLayout]] = []
 
 
-def _read(layout: Layout) -> RecordLayout:
+def _parse_layout(layout: Layout) -> RecordLayout:
     schema, fixed = schema_from_json(layout["schema"]), layout["kind"] == "fixed"
     fields = []
-    for column, given in zip(wire_columns(schema), layout["fields"], strict=True):
-        decided = (given["width"], given["nullable"], given["constant"], given["longest"])
-        fields.append(Field(column, *decided, room=given.get("room")))
+    for column, field_json in zip(wire_columns(schema), layout["fields"], strict=True):
+        options = (
+            field_json["width"],
+            field_json["nullable"],
+            field_json["constant"],
+            field_json["longest"],
+        )
+        fields.append(Field(column, *options, room=field_json.get("room")))
     tails: list[Tail] = []
     masked_keys = layout["version"] < VERSION_OF_NULLS
     if fixed:
         template = framed_template(fields, masked_keys=masked_keys)
     else:
-        constant, varying = _by_constancy(fields)
+        constant, varying = _split_by_width(fields)
         template = bare_template(constant, masked_keys=masked_keys)
         for field in varying:
             entry = _tail_entry(field)
-            null_byte = null_byte_of(field, region=0, key=entry.key_offset, masked_keys=masked_keys)
+            null_byte = null_byte_for(
+                field, region=0, key=entry.key_offset, masked_keys=masked_keys
+            )
             tails.append(Tail(field, entry, null_byte))
     return RecordLayout(schema, tuple(fields), template, tuple(tails), fixed, layout["compression"])
 
 
-def _by_constancy(fields: Sequence[Field]) -> tuple[list[Field], list[Field]]:
-    """Return the fields that take as many bytes in every record, and the others."""
-    constant, varying = [], []
-    for field in fields:
-        if field.constant:
-            constant.append(field)
-        else:
-            varying.append(field)
+def _split_by_width(fields: Sequence[Field]) -> tuple[list[Field], list[Field]]:
+    """Return the fields of constant width, and the others."""
+    constant = [field for field in fields if field.constant]
+    varying = [field for field in fields if not field.constant]
     return constant, varying
 
 
@@ -194,12 +196,12 @@ def _tail_entry(field: Field) -> OpenEntry:
     if column.shape == ():
         return open_entry(column, longest=field.width, items=True)
     if column.wire == BYTES:
-        # Nothing bounds the bytes of a list beforehand; five bytes hold the length of any record.
+        # The length of a list is unbounded; five bytes suffice for the length of any record.
         return open_entry(column, longest=MOST_BYTES, items=False)
     return open_entry(column, longest=field.longest * field.width, items=True)
 
 
-def _field(column: WireColumn, profile: ColumnProfile) -> Field:
+def _column_field(column: WireColumn, profile: ColumnProfile) -> Field:
     nullable, values = profile.nulls > 0, profile.rows - profile.nulls
     if column.wire != BYTES:
         width = _FLOAT_BYTES
@@ -214,8 +216,8 @@ def _field(column: WireColumn, profile: ColumnProfile) -> Field:
     return Field(column, profile.longest, nullable, constant)
 
 
-def _with_room(field: Field, profile: ColumnProfile) -> Field:
-    """Return a field with room for the longest list, where its length was declared."""
+def _reserve_room(field: Field, profile: ColumnProfile) -> Field:
+    """Return a field with room for the longest list, if its length was declared."""
     column = field.column
     if not profile.declared or field.constant or column.shape == ():
         return field
@@ -238,18 +240,18 @@ def _varint_width(column: WireColumn, profile: ColumnProfile) -> int:
     return wire.MAX_VARINT
 
 
-def _why_variable(fields: Sequence[Field], profiles: Mapping[str, ColumnProfile]) -> str | None:
-    """Return why records cannot have one width, None when they can."""
-    _, varying = _by_constancy(fields)
-    lists, padding = [], {}
+def _variable_reason(fields: Sequence[Field], profiles: Mapping[str, ColumnProfile]) -> str | None:
+    """Return the reason for the variable layout, None for the fixed layout."""
+    _, varying = _split_by_width(fields)
+    unbounded_lists, padding = [], {}
     for field in varying:
         name = field.column.name
         if field.column.shape != () and field.room is None:
-            lists.append(name)
+            unbounded_lists.append(name)
         elif not profiles[name].declared:
             padding[name] = field.width - _mean_length(field, profiles)
-    if lists:
-        return f"lists of different lengths or of strings: {listing(lists)}"
+    if unbounded_lists:
+        return f"lists of different lengths or of strings: {listing(unbounded_lists)}"
     record = len(framed_template(fields).data)
     total = sum(padding.values())
     cost = total / max(record - total, 1)
@@ -267,23 +269,23 @@ def _mean_length(field: Field, profiles: Mapping[str, ColumnProfile]) -> float:
     return profile.total_length / max(profile.rows, 1)
 
 
-def _mean_bytes(ready: RecordLayout, profiles: Mapping[str, ColumnProfile]) -> float:
-    """Return the expected bytes of a record with its place in the index."""
-    if ready.fixed:
-        return float(ready.record_bytes)
-    size = float(len(ready.template.data) + framing.FRAMING + INDEX_ENTRY)
-    for tail in ready.tails:
+def _mean_bytes(record_layout: RecordLayout, profiles: Mapping[str, ColumnProfile]) -> float:
+    """Return the expected bytes of a record with its entry in the index."""
+    if record_layout.fixed:
+        return float(record_layout.record_bytes)
+    size = float(len(record_layout.template.data) + framing.FRAMING + INDEX_ENTRY)
+    for tail in record_layout.tails:
         profile = profiles[tail.field.column.name]
         items = 1.0
-        each = _mean_length(tail.field, profiles)
+        item_bytes = _mean_length(tail.field, profiles)
         if tail.field.column.shape != ():
             items = profile.total_length / max(profile.rows, 1)
-            each = tail.field.width
+            item_bytes = tail.field.width
         if tail.field.item_head:
-            # The bytes of strings in lists are not counted by the profile: a guess, used for the
-            # number of shards alone.
-            each += STRING_GUESS
-        size += len(tail.entry.head) + items * each
+            # Profiles do not count the bytes of strings in lists. The estimate only affects the
+            # number of shards.
+            item_bytes += STRING_GUESS
+        size += len(tail.entry.head) + items * item_bytes
     return size
 
 
@@ -291,19 +293,19 @@ def _check_values(pairs: Sequence[tuple[WireColumn, ColumnProfile]]) -> None:
     refused = []
     for column, profile in pairs:
         if column.wire == INT64 and profile.maximum is not None and profile.maximum > LARGEST:
-            way_out = "store it as a text or a float64"
-            refused.append(f"{column.name}: {profile.maximum} is above 2**63-1 ({way_out})")
+            remedy = "store it as a string or a float64"
+            refused.append(f"{column.name}: {profile.maximum} is above 2**63-1 ({remedy})")
         if profile.inner_nulls:
             refused.append(f"{column.name}: {profile.inner_nulls:,} nulls inside lists (fill them)")
     if refused:
         raise UnsupportedType(
-            f"TFRecord cannot hold values of these columns: {'; '.join(refused)}.",
+            f"TFRecord does not support values of these columns: {'; '.join(refused)}.",
             hint="change these values, or use data_format='parquet'",
         )
 
 
-def _described(field: Field) -> dict[str, Any]:
-    described = {
+def _field_json(field: Field) -> dict[str, Any]:
+    field_json = {
         "name": field.column.name,
         "list": field.column.wire,
         "width": field.width,
@@ -313,16 +315,16 @@ def _described(field: Field) -> dict[str, Any]:
         "longest": field.longest,
     }
     if field.room is not None:
-        described["room"] = field.room
-    return described
+        field_json["room"] = field.room
+    return field_json
 
 
-def _places(slot: Slot) -> dict[str, int]:
-    """Return where values, key, null byte and (of strings and lists) the length lie in a record."""
-    places = {"offset": slot.offset, "key_offset": slot.key_offset}
+def _offsets_json(slot: Slot) -> dict[str, int]:
+    """Return the offsets of values, key, null byte and length in a record as JSON."""
+    offsets = {"offset": slot.offset, "key_offset": slot.key_offset}
     if slot.null_byte is not None:
-        places["null_offset"] = slot.null_byte.offset
+        offsets["null_offset"] = slot.null_byte.offset
     if slot.entry is not None:
-        places["length_offset"] = slot.entry_offset + slot.entry.lengths[-1][0]
-        places["length_width"] = slot.entry.length_width
-    return places
+        offsets["length_offset"] = slot.entry_offset + slot.entry.lengths[-1][0]
+        offsets["length_width"] = slot.entry.length_width
+    return offsets

@@ -1,7 +1,7 @@
-"""Booleans and integers of 8 bits, whose varints are written without spreading their bits.
+"""Fast varints of booleans and 8-bit integers.
 
-A varint of ten bytes of such a number is its lowest seven bits, eight bytes that tell the sign and
-a last one that does.
+The ten bytes of such a varint are the lowest seven bits, eight bytes of sign bits, and a last byte
+for the sign.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import pyarrow.types as pat
 from featurestore_connectors.tfrecord import wire
 from featurestore_connectors.tfrecord.template import Field
 
-# The bytes between the first and the last.
+# The bytes between the first and the last one.
 POSITIVE, NEGATIVE = 0x80, 0xFF
-_CONTINUED = 0x8080808080808080
-# The last two bytes, of a positive number and what a negative one has otherwise.
+_CONTINUATION_BITS = 0x8080808080808080
+# The last two bytes of a positive number, and the bits that differ for a negative one.
 _LAST, _LAST_OF_NEGATIVE = 0x0080, 0x017F
 
 
 def is_narrow(field: Field) -> bool:
-    """Tell whether a column holds single booleans or integers of 8 bits with a sign."""
+    """Return True for a scalar column of booleans or signed 8-bit integers."""
     leaf = field.column.leaf
     return field.column.shape == () and bool(pat.is_boolean(leaf) or pat.is_int8(leaf))
 
 
 def is_signed(field: Field) -> bool:
-    """Tell whether a narrow column has varints of ten bytes, for negative numbers."""
+    """Return True if a narrow column has ten-byte varints, for negative numbers."""
     return is_narrow(field) and field.width == wire.MAX_VARINT
 
 
 def fill(records: npt.NDArray[np.uint8], start: int, numbers: npt.NDArray[np.int8]) -> None:
-    """Write numbers as varints of ten bytes from a byte of the records on."""
+    """Write numbers as ten-byte varints at a byte offset of the records."""
     words = numbers.astype(np.int64)
-    words |= np.int64(_CONTINUED - 2**64)
+    words |= np.int64(_CONTINUATION_BITS - 2**64)
     records[:, start : start + 8].view("<i8")[:, 0] = words
     ends = (numbers >> 7).astype(np.int16)
     ends &= np.int16(_LAST_OF_NEGATIVE)
@@ -43,8 +43,8 @@ def fill(records: npt.NDArray[np.uint8], start: int, numbers: npt.NDArray[np.int
     records[:, start + 8 : start + 10].view("<i2")[:, 0] = ends
 
 
-def numbers_of(values: pa.Array) -> npt.NDArray[np.int8]:
-    """Return booleans (as 0 and 1) or integers of 8 bits, nulls as 0."""
+def to_int8(values: pa.Array) -> npt.NDArray[np.int8]:
+    """Return booleans or 8-bit integers as int8, nulls as 0."""
     if values.null_count:
         values = values.fill_null(False if pat.is_boolean(values.type) else 0)
     if not pat.is_boolean(values.type):

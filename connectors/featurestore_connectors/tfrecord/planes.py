@@ -1,8 +1,8 @@
-"""Numbers out of records: columns become the rows of arrays, many columns in one move.
+"""Transposition of number columns from records into the rows of arrays.
 
-numpy copies structures field by field, some hundred records at a time, with no Python call for a
-column. A record is such a structure; so is what stands at one place of all rows of an array: its
-fields lie a row apart.
+numpy copies structured arrays field by field, some hundred records at a time, without a Python call
+per column. A record is such a structure, and so is a column of the target array, whose fields are
+one row apart.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from featurestore_connectors.tfrecord import wire
 from featurestore_connectors.tfrecord.template import Slot, Template
 from featurestore_connectors.tfrecord.wire_columns import BYTES, FLOAT
 
-# Measured: fewer records pay numpy's calls too often, and threads wait for each other at every
-# call; more of them leave the caches between two moves.
+# Measured: with fewer records the overhead of numpy calls and the wait for the GIL dominate; more
+# records do not fit into the caches between two copies.
 BLOCK_BYTES = 1 << 24
-MOST_ROWS, FEWEST_ROWS = 16_384, 2048
+MAX_ROWS, MIN_ROWS = 16_384, 2048
 # Seven bits of each byte of a word.
 _GROUPS = 0x7F7F7F7F7F7F7F7F
 
@@ -33,7 +33,7 @@ Records = npt.NDArray[np.uint8]
 
 
 def is_number(slot: Slot) -> bool:
-    """Tell whether a column holds one number in each row."""
+    """Return True for a scalar column of numbers."""
     return slot.field.column.wire != BYTES and slot.field.column.shape == ()
 
 
@@ -47,7 +47,7 @@ def number_type(slot: Slot) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class _Fields:
-    """Values of one type at some offsets of every record, and the array rows they go to."""
+    """Values of one type at offsets of every record, and their target rows in an array."""
 
     kind: str
     offsets: tuple[int, ...]
@@ -55,27 +55,27 @@ class _Fields:
 
     @property
     def index(self) -> Any:
-        """The rows, as numpy likes them best."""
+        """The rows as a slice if they are consecutive, which numpy indexes faster."""
         first, last = self.rows[0], self.rows[-1]
         if self.rows == tuple(range(first, last + 1)):
             return slice(first, last + 1)
         return np.array(self.rows)
 
-    def move(self, records: Records, target: npt.NDArray[Any], start: int = 0) -> None:
-        """Copy the values into ``target[rows, start : start + n]``; ``target`` is contiguous."""
+    def copy_to(self, records: Records, target: npt.NDArray[Any], start: int = 0) -> None:
+        """Copy the values into ``target[rows, start : start + n]`` of a contiguous array."""
         size = target.dtype.itemsize
-        across = _structure(self.kind, tuple(row * target.strides[0] for row in self.rows))
+        column_type = _structure(self.kind, tuple(row * target.strides[0] for row in self.rows))
         shape, offset = (len(records),), start * size
-        place: npt.NDArray[Any] = np.ndarray(
-            shape, across, buffer=target, offset=offset, strides=(size,)
+        column_view: npt.NDArray[Any] = np.ndarray(
+            shape, column_type, buffer=target, offset=offset, strides=(size,)
         )
-        place[...] = records.view(_structure(self.kind, self.offsets, records.shape[1]))[:, 0]
+        column_view[...] = records.view(_structure(self.kind, self.offsets, records.shape[1]))[:, 0]
 
-    def take(self, records: Records) -> npt.NDArray[Any]:
-        """Return the values in an array of their own, a row for each offset."""
-        found = np.empty((len(self.offsets), len(records)), self.kind)
-        _Fields(self.kind, self.offsets, tuple(range(len(self.offsets)))).move(records, found)
-        return found
+    def read(self, records: Records) -> npt.NDArray[Any]:
+        """Return the values in a new array, with a row for each offset."""
+        values = np.empty((len(self.offsets), len(records)), self.kind)
+        _Fields(self.kind, self.offsets, tuple(range(len(self.offsets)))).copy_to(records, values)
+        return values
 
 
 @lru_cache(maxsize=256)
@@ -94,30 +94,30 @@ def _structure(kind: str, offsets: tuple[int, ...], size: int | None = None) -> 
     )
 
 
-class _Part(Protocol):
-    """Some rows of an array, which are written together."""
+class _Writer(Protocol):
+    """A writer of some rows of an array."""
 
     def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None: ...
 
 
 @dataclass(frozen=True)
-class _Floats:
-    """Columns of floats."""
+class _FloatWriter:
+    """Writer of float columns."""
 
     fields: _Fields
 
     def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None:
         if target.dtype == np.float32:
-            self.fields.move(records, target, start)
+            self.fields.copy_to(records, target, start)
         else:
-            target[self.fields.index, start : start + len(records)] = self.fields.take(records)
+            target[self.fields.index, start : start + len(records)] = self.fields.read(records)
 
 
 @dataclass(frozen=True)
-class _Varints:
-    """Columns of varints that are read in words of one size.
+class _VarintWriter:
+    """Writer of varint columns that are read in words of one size.
 
-    ``beyond`` are the places of ninth and tenth bytes.
+    ``beyond`` are the (row, offset, position) of ninth and tenth bytes.
     """
 
     fields: _Fields
@@ -125,39 +125,39 @@ class _Varints:
     beyond: tuple[tuple[int, int, int], ...]
 
     def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None:
-        words = self.fields.take(records)
+        words = self.fields.read(records)
         masks = [_GROUPS >> 8 * (8 - width) for width in self.widths]
         words &= np.array(masks, np.uint64).astype(words.dtype)[:, None]
         wire.join(words, width=max(self.widths))
-        for row, offset, place in self.beyond:
-            bits = records[:, offset + place] & np.uint8(0x7F if place == 8 else 1)
-            words[row] |= bits.astype(np.uint64) << np.uint64(7 * place)
-        found = target[:, start : start + len(records)]
+        for row, offset, position in self.beyond:
+            bits = records[:, offset + position] & np.uint8(0x7F if position == 8 else 1)
+            words[row] |= bits.astype(np.uint64) << np.uint64(7 * position)
+        columns = target[:, start : start + len(records)]
         if target.dtype == np.bool_:
-            found[self.fields.index] = words != 0
+            columns[self.fields.index] = words != 0
             return
         if words.dtype == np.uint64:
-            # From unsigned to signed of one size numpy converts one by one, and slowly.
+            # A view, because numpy's conversion from unsigned to signed is slow.
             words = words.view(np.int64)
-        found[self.fields.index] = words
+        columns[self.fields.index] = words
 
 
 @dataclass(frozen=True)
-class _Presence:
-    """Which records have a value, by the bytes that are ``null`` where they have none."""
+class _PresenceWriter:
+    """Writer of presence masks, from the bytes that are ``null`` for null values."""
 
     fields: _Fields
     null: int
 
     def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None:
         target[self.fields.index, start : start + len(records)] = (
-            self.fields.take(records) != self.null
+            self.fields.read(records) != self.null
         )
 
 
 @dataclass(frozen=True)
-class _Everywhere:
-    """Presence of columns that have a value in every record."""
+class _AlwaysPresent:
+    """Writer of the presence masks of columns without nulls."""
 
     rows: tuple[int, ...]
 
@@ -166,21 +166,22 @@ class _Everywhere:
 
 
 class FixedPlaneReader:
-    """Writes numbers of records into arrays (the interface ``PlaneReader``)."""
+    """A reader of the numbers of records into arrays (the interface ``PlaneReader``)."""
 
     def __init__(self, template: Template, groups: Sequence[Sequence[Plane | None]]) -> None:
-        self._parts = []
+        self._writers = []
         for planes in groups:
-            wanted = []
-            for row, plane in enumerate(planes):
-                if plane:
-                    wanted.append((row, template.slot(plane.column), plane.presence))
-            self._parts.append(_parts(wanted))
+            planes_to_read = [
+                (row, template.slot(plane.column), plane.presence)
+                for row, plane in enumerate(planes)
+                if plane
+            ]
+            self._writers.append(_plane_writers(planes_to_read))
 
     def __call__(
         self, records: Records, arrays: Sequence[npt.NDArray[Any]], start: int = 0
     ) -> None:
-        _write(records, list(zip(arrays, self._parts, strict=True)), start)
+        _write(records, list(zip(arrays, self._writers, strict=True)), start)
 
 
 def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[Any]]:
@@ -189,60 +190,60 @@ def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[An
     for number, slot in enumerate(slots):
         columns.setdefault(number_type(slot), []).append(number)
     targets = []
-    found = {}
+    rows = {}
     for kind, numbers in columns.items():
         array = np.empty((len(numbers), len(records)), kind)
-        wanted = []
+        planes_to_read = []
         for row, number in enumerate(numbers):
-            wanted.append((row, slots[number], False))
-            found[number] = array[row]
-        targets.append((array, _parts(wanted)))
+            planes_to_read.append((row, slots[number], False))
+            rows[number] = array[row]
+        targets.append((array, _plane_writers(planes_to_read)))
     _write(records, targets)
-    return [found[number] for number in range(len(slots))]
+    return [rows[number] for number in range(len(slots))]
 
 
 def _write(
-    records: Records, targets: Sequence[tuple[npt.NDArray[Any], Sequence[_Part]]], start: int = 0
+    records: Records, targets: Sequence[tuple[npt.NDArray[Any], Sequence[_Writer]]], start: int = 0
 ) -> None:
-    step = max(FEWEST_ROWS, min(MOST_ROWS, BLOCK_BYTES // records.shape[1]))
+    step = max(MIN_ROWS, min(MAX_ROWS, BLOCK_BYTES // records.shape[1]))
     for first in range(0, len(records), step):
         block = records[first : first + step]
-        for array, parts in targets:
-            for part in parts:
-                part.write(block, array, start + first)
+        for array, writers in targets:
+            for writer in writers:
+                writer.write(block, array, start + first)
 
 
-def _parts(wanted: Sequence[tuple[int, Slot, bool]]) -> list[_Part]:
-    """Return what writes (row, column, whether its presence is meant)."""
-    floats, everywhere = [], []
-    # One layout marks nulls by one value.
+def _plane_writers(planes: Sequence[tuple[int, Slot, bool]]) -> list[_Writer]:
+    """Return the writers for (row, column, True for its presence)."""
+    floats, always_present = [], []
+    # By the value that marks nulls.
     presences: dict[int, list[tuple[int, int]]] = {}
     integers: dict[int, list[tuple[int, Slot]]] = {}
-    for row, slot, presence in wanted:
+    for row, slot, presence in planes:
         if presence and slot.null_byte is not None:
             presences.setdefault(slot.null_byte.null, []).append((row, slot.null_byte.offset))
         elif presence:
-            everywhere.append(row)
+            always_present.append(row)
         elif slot.field.column.wire == FLOAT:
             floats.append((row, slot.offset))
         else:
             integers.setdefault(_word_bytes(slot.field.width), []).append((row, slot))
-    parts: list[_Part] = []
-    for null, places in presences.items():
-        parts.append(_Presence(_fields("u1", places), null))
-    if everywhere:
-        parts.append(_Everywhere(tuple(everywhere)))
+    writers: list[_Writer] = []
+    for null, offsets in presences.items():
+        writers.append(_PresenceWriter(_to_fields("u1", offsets), null))
+    if always_present:
+        writers.append(_AlwaysPresent(tuple(always_present)))
     if floats:
-        parts.append(_Floats(_fields("<f4", floats)))
+        writers.append(_FloatWriter(_to_fields("<f4", floats)))
     for size in sorted(integers):
-        parts.append(_varints(size, integers[size]))
-    return parts
+        writers.append(_varint_writer(size, integers[size]))
+    return writers
 
 
 def _word_bytes(width: int) -> int:
-    """Return the bytes of the smallest word that holds a varint, or the first eight bytes of it.
+    """Return the size of the smallest word for a varint, or for its first eight bytes.
 
-    Behind the last varint of a record there are as many bytes as the largest word needs.
+    A record has enough bytes after its last varint to read a word of this size.
     """
     for size in (1, 2, 4):
         if width <= size:
@@ -250,16 +251,16 @@ def _word_bytes(width: int) -> int:
     return 8
 
 
-def _varints(size: int, columns: Sequence[tuple[int, Slot]]) -> _Varints:
-    places, widths, beyond = [], [], []
+def _varint_writer(size: int, columns: Sequence[tuple[int, Slot]]) -> _VarintWriter:
+    offsets, widths, beyond = [], [], []
     for number, (row, slot) in enumerate(columns):
-        places.append((row, slot.offset))
+        offsets.append((row, slot.offset))
         widths.append(min(slot.field.width, size))
-        for place in range(8, slot.field.width):
-            beyond.append((number, slot.offset, place))
-    return _Varints(_fields(f"<u{size}", places), tuple(widths), tuple(beyond))
+        for position in range(8, slot.field.width):
+            beyond.append((number, slot.offset, position))
+    return _VarintWriter(_to_fields(f"<u{size}", offsets), tuple(widths), tuple(beyond))
 
 
-def _fields(kind: str, places: Sequence[tuple[int, int]]) -> _Fields:
-    rows, offsets = zip(*places, strict=True)
-    return _Fields(kind, offsets, rows)
+def _to_fields(kind: str, row_offsets: Sequence[tuple[int, int]]) -> _Fields:
+    rows, column_offsets = zip(*row_offsets, strict=True)
+    return _Fields(kind, column_offsets, rows)

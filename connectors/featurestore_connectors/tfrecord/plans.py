@@ -1,4 +1,4 @@
-"""Records as engines write them: a template with places, for columns of single values."""
+"""Record plans for engines that write records themselves: scalar columns in a template."""
 
 from __future__ import annotations
 
@@ -12,25 +12,22 @@ from featurestore_connectors.tfrecord.variable import INDEX_SUFFIX
 
 
 def record_plan(layout: RecordLayout) -> RecordPlan | None:
-    """Return how the records of a layout are made; None where they hold lists or decimals."""
+    """Return the record plan of a layout, None for compressed layouts, lists and decimals."""
     if layout.compression is not None:
         return None
     for field in layout.fields:
         if field.column.shape != () or pat.is_decimal(field.column.leaf):
             return None
-    suffix = ""
-    if not layout.fixed:
-        suffix = INDEX_SUFFIX
     return RecordPlan(
         layout.template.data,
         layout.fixed,
-        tuple(map(_place, layout.template.slots)),
+        tuple(map(_record_place, layout.template.slots)),
         tuple(map(_tail, layout.tails)),
-        suffix,
+        "" if layout.fixed else INDEX_SUFFIX,
     )
 
 
-def _place(slot: Slot) -> RecordPlace:
+def _record_place(slot: Slot) -> RecordPlace:
     lengths = None
     if slot.entry is not None:
         lengths = _lengths(slot.entry, start=slot.entry_offset)
@@ -62,7 +59,5 @@ def _null_mark(null_byte: NullByte | None) -> NullMark | None:
 
 
 def _lengths(entry: OpenEntry, *, start: int) -> ValueLengths:
-    places = []
-    for place, extra in entry.lengths:
-        places.append((start + place, extra))
-    return ValueLengths(tuple(places), entry.length_width)
+    lengths = tuple((start + offset, extra) for offset, extra in entry.lengths)
+    return ValueLengths(lengths, entry.length_width)

@@ -1,7 +1,4 @@
-"""Open shards of the random-access layouts.
-
-Rows ``[start, stop)`` as Arrow, and records as they lie in the file.
-"""
+"""Readers of shards with random access: row ranges as Arrow, and raw records."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ def map_records(path: str, *, record_bytes: int) -> npt.NDArray[np.uint8]:
     """Return a memory map of a shard, uint8 of shape (rows, record_bytes).
 
     Raises:
-        DatasetDamaged: The file is missing or does not hold whole records.
+        DatasetDamaged: The file is missing, or its size is not a multiple of the record size.
     """
     try:
         size = files.status(path).size
@@ -38,7 +35,7 @@ def map_records(path: str, *, record_bytes: int) -> npt.NDArray[np.uint8]:
         raise DatasetDamaged(
             f"The shard {path!r} has {size:,} bytes, "
             f"which is not a multiple of its records' {record_bytes:,}.",
-            hint="it was cut off or changed; featurestore td verify names what is wrong",
+            hint="it was truncated or changed; featurestore td verify lists the damage",
         )
     if size == 0:
         return np.zeros((0, record_bytes), np.uint8)
@@ -72,7 +69,7 @@ class FixedShard:
 
 
 class VariableShard:
-    """An open shard of the variable layout: the index tells where rows begin."""
+    """An open shard of the variable layout, with its index of row offsets."""
 
     def __init__(self, path: str, layout: RecordLayout) -> None:
         self._layout, self._path = layout, path
@@ -91,13 +88,13 @@ class VariableShard:
         try:
             span = Span(data, bounds[:-1] - bounds[0], self._layout)
             if not np.array_equal(span.ends, bounds[1:] - bounds[0]):
-                raise IndexError("records end elsewhere than the index says")
+                raise IndexError("the ends of records differ from the index")
             arrays = [span.column(name) for name in columns]
         except (IndexError, ValueError, pa.ArrowInvalid) as error:
             raise DatasetDamaged(
                 f"Rows {start:,} to {stop:,} of the shard {self._path!r} "
                 f"cannot be decoded: {error}.",
-                hint="featurestore td verify names what is wrong",
+                hint="featurestore td verify lists the damage",
             ) from error
         schema = selected(self._layout.schema, columns)
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -107,7 +104,7 @@ class VariableShard:
 
 
 def read_index(path: str, *, size: int) -> npt.NDArray[np.uint64]:
-    """Return the offsets of the records of a shard of ``size`` bytes, and of its end."""
+    """Return the offsets of the records of a shard of ``size`` bytes, and its end."""
     name = path + INDEX_SUFFIX
     try:
         index = np.fromfile(name, "<u8")
@@ -121,7 +118,7 @@ def read_index(path: str, *, size: int) -> npt.NDArray[np.uint64]:
 
 
 class FixedAccess:
-    """Random access to records of one width (``formats.RecordAccess``)."""
+    """Random access to fixed-width records (``formats.RecordAccess``)."""
 
     def __init__(self, layout: RecordLayout) -> None:
         self._layout = layout

@@ -1,6 +1,6 @@
-"""What TensorFlow needs to parse the records: a feature spec, and the same as ``schema.pbtxt``.
+"""Parsing specs for TensorFlow: a feature spec, and its equivalent ``schema.pbtxt``.
 
-The text is a ``tensorflow.metadata.v0.Schema``:
+The file is a ``tensorflow.metadata.v0.Schema``:
 https://github.com/tensorflow/metadata/blob/master/tensorflow_metadata/proto/v0/schema.proto
 """
 
@@ -19,10 +19,9 @@ _TYPES = {"int64": "INT", "float32": "FLOAT", "bytes": "BYTES"}
 def feature_spec(manifest: Manifest) -> dict[str, Any]:
     """Return ``{column: tf.io feature}`` for ``tf.io.parse_example``.
 
-    Columns without nulls are dense (FixedLenFeature), lists of different lengths ragged
-    (RaggedFeature). A column with nulls is sparse (VarLenFeature), so that a missing value is not
-    mistaken for a number; replace its entry by a FixedLenFeature with ``default_value=`` to choose
-    what stands there.
+    Columns without nulls are dense (FixedLenFeature), variable-length lists ragged (RaggedFeature).
+    A column with nulls is sparse (VarLenFeature), so that a missing value is not mistaken for a
+    number; to fill missing values, replace its entry by a FixedLenFeature with ``default_value=``.
     """
     try:
         import tensorflow as tf
@@ -52,10 +51,9 @@ def columns_with_nulls(manifest: Manifest) -> set[str]:
 def schema_text(manifest: Manifest) -> str:
     """Return the schema as protobuf text."""
     nullable = columns_with_nulls(manifest)
-    texts = []
-    for column in manifest.columns:
-        texts.append(_feature_text(column, nullable=column.name in nullable))
-    return "".join(texts)
+    return "".join(
+        _feature_text(column, nullable=column.name in nullable) for column in manifest.columns
+    )
 
 
 def _feature_text(column: ManifestColumn, *, nullable: bool) -> str:

@@ -1,10 +1,10 @@
-"""Records of one width: the constant bytes, and the places of the bytes that vary.
+"""Templates of fixed-width records: the constant bytes, and the slots of the columns.
 
 A record is ``frame header | features of the columns of constant width | one region for each other
-column | CRC``. A region is a ``features`` field of its own (protobuf merges them). Columns with
-nulls have one, because another tag makes a field that parsers skip of it; and columns of varying
-length: the lengths there are varints of constant width, and a filler makes the region as wide as
-the longest string or list needs. So every column has one place.
+column | CRC``. A region is a separate ``features`` field (protobuf merges them). Columns with nulls
+have a region, because parsers skip it when its tag is changed. Columns of variable length have a
+region, whose lengths are varints of constant width and whose filler extends it to the width of the
+longest string or list. So the offset of every column is constant.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _LISTS = {INT64: wire.INT64_LIST, FLOAT: wire.FLOAT_LIST, BYTES: wire.BYTES_LIST
 
 @dataclass(frozen=True)
 class Field:
-    """What a layout decides about a column.
+    """The layout of a column.
 
-    ``width`` is the bytes of one value: of a varint, of a float (4), of a string (of all when
-    ``constant``, else of the longest), of the length before each string of a list. ``nullable``
-    says that rows may have no value. ``longest`` is the most values of a row of a ragged list.
-    ``room`` is the bytes that records of one width keep for the values of a list; None: lists are
-    as long as they are.
+    ``width`` is the number of bytes of one value: of a varint, of a float (4), of a string (of all
+    strings if ``constant``, else of the longest), or of the length before each string of a list.
+    ``nullable`` columns may have nulls. ``longest`` is the most values of a row of a ragged list.
+    ``room`` is the number of bytes that fixed-width records reserve for a list; None if lists have
+    variable length.
     """
 
     column: WireColumn
@@ -39,14 +39,14 @@ class Field:
 
     @property
     def item_head(self) -> int:
-        """Bytes before each text of a list: a tag and the text's length; 0 for other columns."""
+        """Bytes before each string of a list: a tag and a length; 0 for other columns."""
         if self.column.wire == BYTES and self.column.shape != ():
             return 1 + self.width
         return 0
 
     @property
-    def most_bytes(self) -> int:
-        """Bytes that the values of a row take at most, where records have one width."""
+    def max_bytes(self) -> int:
+        """Most bytes of the values of a row in fixed-width records."""
         if self.room is not None:
             return self.room
         return self.width * self.column.items
@@ -54,10 +54,10 @@ class Field:
 
 @dataclass(frozen=True)
 class NullByte:
-    """The byte of a record by which a column has a value there or none, and its two values.
+    """The byte of a record that marks a null of a column, and its two values.
 
-    Up to layout version 2 it is the first byte of the key, masked where the row has no value;
-    parsers then list a feature of another name. Since version 3 it is the tag of the region.
+    Up to layout version 2 it is the first byte of the key, masked for nulls, so that parsers see a
+    feature with another name. Since version 3 it is the tag of the region.
     """
 
     offset: int
@@ -67,10 +67,10 @@ class NullByte:
 
 @dataclass(frozen=True)
 class OpenEntry:
-    """The bytes before values of varying length: a ``features`` field that holds one column.
+    """The bytes before variable-length values: the start of a ``features`` field of one column.
 
-    ``lengths`` are the places of length varints in ``head`` and what each counts beyond the values'
-    own bytes; the last is the values' length itself.
+    ``lengths`` are the offsets of the length varints in ``head``, with the number of bytes that each
+    counts in addition to the values; the last one is the length of the values.
     """
 
     head: bytes
@@ -81,9 +81,9 @@ class OpenEntry:
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a column in a record: of its values, its key and what says that it is null.
+    """The offsets of a column in a record: of its values, its key and its null byte.
 
-    ``null_byte`` is None for columns without nulls, ``entry`` where the length is constant.
+    ``null_byte`` is None for columns without nulls, ``entry`` for values of constant length.
     """
 
     field: Field
@@ -95,20 +95,20 @@ class Slot:
 
     @property
     def values_bytes(self) -> int:
-        """Bytes from ``offset`` on that belong to the values, filler included."""
-        size = self.field.most_bytes
+        """Bytes of the values, filler included."""
+        size = self.field.max_bytes
         if self.entry is None:
             return size
         return size + 1 + self.filler_width
 
     @property
     def is_list(self) -> bool:
-        """Whether the values are a list of varying length, or a list of texts."""
+        """Whether the values are a variable-length list, or a list of strings."""
         return self.field.room is not None
 
     @property
     def entry_offset(self) -> int:
-        """Where the column's ``features`` field begins (columns whose length varies)."""
+        """Offset of the column's ``features`` field (columns of variable length)."""
         if self.entry is None:
             return self.offset
         return self.offset - len(self.entry.head)
@@ -122,7 +122,7 @@ class Template:
     slots: tuple[Slot, ...]
 
     def slot(self, name: str) -> Slot:
-        """Return the place of a column."""
+        """Return the slot of a column."""
         return self._by_name[name]
 
     @cached_property
@@ -131,20 +131,20 @@ class Template:
 
 
 def framed_template(fields: Sequence[Field], *, masked_keys: bool = False) -> Template:
-    """Return the template of whole records, framing included.
+    """Return the template of complete records, framing included.
 
-    ``masked_keys``: nulls are marked as before layout version 3.
+    ``masked_keys``: mark nulls as before layout version 3.
     """
     constant = [field for field in fields if field.constant]
     body, slots = _constant_part(constant, start=framing.HEADER, masked_keys=masked_keys)
     for field in fields:
         if field.constant:
             continue
-        entry = open_entry(field.column, longest=field.most_bytes, items=not field.item_head)
-        filler_width = wire.varint_width(0, field.most_bytes)
+        entry = open_entry(field.column, longest=field.max_bytes, items=not field.item_head)
+        filler_width = wire.varint_width(0, field.max_bytes)
         start = framing.HEADER + len(body)
         key = start + entry.key_offset
-        null_byte = null_byte_of(field, region=start, key=key, masked_keys=masked_keys)
+        null_byte = null_byte_for(field, region=start, key=key, masked_keys=masked_keys)
         slots.append(Slot(field, start + len(entry.head), key, null_byte, entry, filler_width))
         body += entry.head + bytes(slots[-1].values_bytes)
     data = framing.header(len(body)) + body + bytes(framing.FOOTER)
@@ -152,13 +152,13 @@ def framed_template(fields: Sequence[Field], *, masked_keys: bool = False) -> Te
 
 
 def bare_template(fields: Sequence[Field], *, masked_keys: bool = False) -> Template:
-    """Return the template of the columns of constant width alone, without framing."""
+    """Return the template of the columns of constant width, without framing."""
     body, slots = _constant_part(fields, start=0, masked_keys=masked_keys)
     return Template(body, tuple(slots))
 
 
-def null_byte_of(field: Field, *, region: int, key: int, masked_keys: bool) -> NullByte | None:
-    """Return what says that a column is null, of one whose region and key begin there."""
+def null_byte_for(field: Field, *, region: int, key: int, masked_keys: bool) -> NullByte | None:
+    """Return the null byte of a column whose region and key start at these offsets."""
     if not field.nullable:
         return None
     if masked_keys:
@@ -169,26 +169,28 @@ def null_byte_of(field: Field, *, region: int, key: int, masked_keys: bool) -> N
 def _constant_part(
     fields: Sequence[Field], *, start: int, masked_keys: bool
 ) -> tuple[bytes, list[Slot]]:
-    """Return ``features`` fields with an entry for each column, and where the values lie.
+    """Return ``features`` fields with an entry for each column, and the slots of the columns.
 
     Columns without nulls share a field.
     """
-    shared, alone = [], []
+    shared, separate = [], []
     for field in fields:
         if field.nullable and not masked_keys:
-            alone.append([field])
+            separate.append([field])
         else:
             shared.append(field)
     body, slots = bytearray(), []
-    for group in filter(None, [shared, *alone]):
+    for group in filter(None, [shared, *separate]):
         region = start + len(body)
         entries = [_entry(field) for field in group]
         size = sum(len(entry) for entry, _, _ in entries)
         body += bytes([wire.FEATURES]) + wire.varint(size)
         for field, (entry, values, key) in zip(group, entries, strict=True):
-            place = start + len(body)
-            null_byte = null_byte_of(field, region=region, key=place + key, masked_keys=masked_keys)
-            slots.append(Slot(field, place + values, place + key, null_byte))
+            entry_start = start + len(body)
+            null_byte = null_byte_for(
+                field, region=region, key=entry_start + key, masked_keys=masked_keys
+            )
+            slots.append(Slot(field, entry_start + values, entry_start + key, null_byte))
             body += entry
     return bytes(body), slots
 
@@ -210,7 +212,7 @@ def _entry(field: Field) -> tuple[bytes, int, int]:
 def open_entry(column: WireColumn, *, longest: int, items: bool) -> OpenEntry:
     """Return the head of a column whose values have up to ``longest`` bytes.
 
-    ``items`` is False where the values bring their own tags and lengths (lists of strings).
+    ``items`` is False if the values contain their own tags and lengths (lists of strings).
     """
     key = wire.delimited(wire.FEATURES, column.key)
     width = 1
@@ -225,12 +227,12 @@ def open_entry(column: WireColumn, *, longest: int, items: bool) -> OpenEntry:
     ]
     if items:
         tags.append(bytes([wire.FEATURES]))
-    head, places = b"", []
+    head, offsets = b"", []
     for tag in tags:
         head += tag + length
-        places.append(len(head) - width)
-    # A length counts the values and all of the head behind its own varint.
-    lengths = tuple((place, len(head) - place - width) for place in places)
+        offsets.append(len(head) - width)
+    # A length counts the values and the bytes of the head after its varint.
+    lengths = tuple((offset, len(head) - offset - width) for offset in offsets)
     return OpenEntry(
-        head, places[1] + width + 1 + len(wire.varint(len(column.key))), lengths, width
+        head, offsets[1] + width + 1 + len(wire.varint(len(column.key))), lengths, width
     )

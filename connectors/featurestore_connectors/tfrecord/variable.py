@@ -1,7 +1,7 @@
-"""Records as long as their rows need, and the index of offsets beside each shard.
+"""Variable-length records, with an index file of offsets for each shard.
 
 A record is ``frame header | features of the columns of constant width | one features field for each
-other column | CRC``; protobuf merges the fields. The index holds ``rows + 1`` little-endian 64-bit
+other column | CRC``; protobuf merges the fields. The index has ``rows + 1`` little-endian 64-bit
 offsets: of each record and of the end of the file.
 """
 
@@ -16,17 +16,17 @@ import pyarrow.compute as pc
 
 from featurestore_connectors.tfrecord import framing, items, wire
 from featurestore_connectors.tfrecord.fixed import Encoder, Records, read_column
-from featurestore_connectors.tfrecord.items import not_as_counted
+from featurestore_connectors.tfrecord.items import profile_mismatch
 from featurestore_connectors.tfrecord.layout import RecordLayout, Tail
 from featurestore_connectors.tfrecord.wire_columns import binary_parts, bytes_to_arrow, present
 
-BYTES_AT_ONCE = 1 << 26
+CHUNK_BYTES = 1 << 26
 INDEX_SUFFIX = ".idx"
 _NOTHING = pa.scalar(b"", pa.binary())
 
 
 class VariableEncoder:
-    """Turns record batches into framed records of different lengths."""
+    """Encoder of record batches to framed variable-length records."""
 
     def __init__(self, layout: RecordLayout) -> None:
         self._tails = layout.tails
@@ -36,20 +36,20 @@ class VariableEncoder:
     def framed(
         self, batch: pa.RecordBatch
     ) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:
-        """Yield the bytes of records with their lengths."""
-        for piece in _small(batch):
-            for part, head in self._head.blocks(piece):
-                yield self._frame(part, head)
+        """Yield the bytes of records, with the length of each record."""
+        for chunk in _split_batch(batch):
+            for rows, head in self._head.blocks(chunk):
+                yield self._frame(rows, head)
 
     def _frame(
         self, batch: pa.RecordBatch, head: Records
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        parts = [items.binary_rows(head)]
+        segments = [items.binary_rows(head)]
         for tail in self._tails:
-            parts += _encode(
+            segments += _encode(
                 batch.column(batch.schema.get_field_index(tail.field.column.name)), tail
             )
-        payload = pc.binary_join_element_wise(*parts, _NOTHING)
+        payload = pc.binary_join_element_wise(*segments, _NOTHING)
         offsets, data = binary_parts(payload)
         lengths = np.diff(offsets)
         bounds = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
@@ -60,36 +60,38 @@ class VariableEncoder:
         return binary_parts(framed)[1], lengths + framing.FRAMING
 
 
-def _small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield the batch in pieces that fit memory also when texts are long."""
-    if batch.nbytes <= BYTES_AT_ONCE or batch.num_rows < 2:
+def _split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Split a batch into slices of bounded size, since strings may be long."""
+    if batch.nbytes <= CHUNK_BYTES or batch.num_rows < 2:
         yield batch
         return
     half = batch.num_rows // 2
-    yield from _small(batch.slice(0, half))
-    yield from _small(batch.slice(half))
+    yield from _split_batch(batch.slice(0, half))
+    yield from _split_batch(batch.slice(half))
 
 
 def _headers(lengths: npt.NDArray[np.int64]) -> pa.Array:
-    distinct, place = np.unique(lengths, return_inverse=True)
+    distinct, length_index = np.unique(lengths, return_inverse=True)
     headers = b"".join(framing.header(int(length)) for length in distinct)
-    return items.binary_rows(np.frombuffer(headers, np.uint8).reshape(-1, framing.HEADER)[place])
+    return items.binary_rows(
+        np.frombuffer(headers, np.uint8).reshape(-1, framing.HEADER)[length_index]
+    )
 
 
 def _encode(array: pa.Array, tail: Tail) -> list[pa.Array]:
-    """Return heads and values of one column, a binary array each."""
+    """Return the heads and the values of one column as two binary arrays."""
     field, entry = tail.field, tail.entry
     lengths, data = items.encode(array, field)
     valid = present(array)
     if valid is not None and tail.null_byte is None:
-        raise not_as_counted(field.column, "there are nulls where none were counted")
+        raise profile_mismatch(field.column, "nulls, but the profile has none")
     if lengths.max(initial=0) + entry.lengths[0][1] >= 1 << 7 * entry.length_width:
-        raise not_as_counted(field.column, "a value is longer than all that were counted")
+        raise profile_mismatch(field.column, "a value longer than the maximum")
     heads = np.tile(np.frombuffer(entry.head, np.uint8), (len(array), 1))
-    for place, extra in entry.lengths:
+    for offset, extra in entry.lengths:
         words = (lengths + extra).astype(np.uint64)
         wire.write_varints(
-            heads[:, place : place + entry.length_width], words, width=entry.length_width
+            heads[:, offset : offset + entry.length_width], words, width=entry.length_width
         )
     if valid is not None and tail.null_byte is not None:
         heads[~valid, tail.null_byte.offset] = tail.null_byte.null
@@ -100,7 +102,7 @@ def _encode(array: pa.Array, tail: Tail) -> list[pa.Array]:
 
 
 class Span:
-    """Records ``[start, stop)`` of a shard as bytes, with where each begins."""
+    """The bytes of records ``[start, stop)`` of a shard, with the start of each record."""
 
     def __init__(
         self, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], layout: RecordLayout
@@ -109,35 +111,35 @@ class Span:
         self._starts = starts + framing.HEADER
         self._heads: Records | None = None
         self._tails: dict[str, tuple[Tail, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
-        place = self._starts + len(layout.template.data)
+        offsets = self._starts + len(layout.template.data)
         for tail in layout.tails:
             size, entry = tail.entry.length_width, tail.entry
             lengths = wire.read_varints(
-                items.take(data, place + entry.lengths[-1][0], size), width=size
+                items.take(data, offsets + entry.lengths[-1][0], size), width=size
             ).view(np.int64)
-            self._tails[tail.field.column.name] = tail, place, lengths
-            place = place + len(entry.head) + lengths
-        self.ends = place + framing.FOOTER
+            self._tails[tail.field.column.name] = tail, offsets, lengths
+            offsets = offsets + len(entry.head) + lengths
+        self.ends = offsets + framing.FOOTER
 
     def column(self, name: str) -> pa.Array:
         """Return a column as its feature type."""
         if name not in self._tails:
             if self._heads is None:
-                # With the bytes behind, of which there are always so many: varints are read a whole
-                # word at a time.
+                # Include the footer's number of bytes after the head, which always exist: varints
+                # are read by words.
                 self._heads = items.take(
                     self._data, self._starts, len(self._layout.template.data) + framing.FOOTER
                 )
             return read_column(self._heads, self._layout.template.slot(name))
-        tail, place, lengths = self._tails[name]
+        tail, offsets, lengths = self._tails[name]
         entry = tail.entry
         valid = None
         if tail.null_byte is not None:
-            valid = self._data[place + tail.null_byte.offset] != tail.null_byte.null
-        begins = place + len(entry.head)
+            valid = self._data[offsets + tail.null_byte.offset] != tail.null_byte.null
+        begins = offsets + len(entry.head)
         if tail.field.column.shape == ():
-            found = items.binary(lengths, items.spans(self._data, begins, lengths))
-            values = bytes_to_arrow(found, tail.field.column.leaf)
+            value_bytes = items.binary(lengths, items.take_ranges(self._data, begins, lengths))
+            values = bytes_to_arrow(value_bytes, tail.field.column.leaf)
             return with_nulls(values, valid)
         counts, values = items.decode(self._data, begins, lengths, tail.field)
         return items.lists(counts, values, tail.field.column, valid)

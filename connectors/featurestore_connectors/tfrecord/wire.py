@@ -1,7 +1,7 @@
-"""Bytes of ``tf.train.Example``: varints, also longer than needed, and the messages around values.
+"""The wire format of ``tf.train.Example``: varints, also with padding, and tags.
 
-https://protobuf.dev/programming-guides/encoding says what a varint and a tag are;
-``tensorflow/core/example/feature.proto`` which fields there are.
+https://protobuf.dev/programming-guides/encoding defines varints and tags;
+``tensorflow/core/example/feature.proto`` defines the fields.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ MASKED_KEY = 0x01  # first character of the keys of nulls in layouts before vers
 MAX_VARINT = 10
 
 _U64 = np.dtype("<u8")
-_CONTINUED = 0x8080808080808080
-_MOVES = ((28, 4), (14, 2), (7, 1))
+_CONTINUATION_BITS = 0x8080808080808080
+_SHIFTS = ((28, 4), (14, 2), (7, 1))
 
 
 def varint(value: int, *, width: int | None = None) -> bytes:
-    """Return a varint, filled with empty continuation bytes up to ``width``.
+    """Return a varint, padded with empty continuation bytes up to ``width``.
 
     >>> varint(300).hex(), varint(7, width=3).hex()
     ('ac02', '878000')
@@ -44,7 +44,7 @@ def varint(value: int, *, width: int | None = None) -> bytes:
 
 
 def varint_width(minimum: int, maximum: int) -> int:
-    """Return the bytes that hold every integer in a range; negative ones need all ten.
+    """Return the varint width for all integers of a range; negative ones need ten bytes.
 
     >>> varint_width(0, 127), varint_width(0, 128), varint_width(-1, 0)
     (1, 2, 10)
@@ -59,14 +59,13 @@ def delimited(tag: int, body: bytes) -> bytes:
 
 def _field_mask(bits: int, step: int) -> int:
     """Return a 64-bit mask: the low ``bits`` of every ``step`` bits."""
-    return sum(((1 << bits) - 1) << place for place in range(0, 64, step))
+    return sum(((1 << bits) - 1) << position for position in range(0, 64, step))
 
 
-# One step of spreading moves the upper half of each field up, so that 56 bits end as eight groups
-# of seven.
+# Each step shifts the upper half of every field, so that 56 bits become eight groups of seven.
 _STEPS = tuple(
     (stays, (stays << (bits + shift)) & (2**64 - 1), shift)
-    for bits, shift in _MOVES
+    for bits, shift in _SHIFTS
     for stays in [_field_mask(bits, 2 * (bits + shift))]
 )
 
@@ -74,7 +73,7 @@ _STEPS = tuple(
 def spreading_steps(width: int) -> tuple[tuple[int, int, int], ...]:
     """Return the steps that spread ``width <= 8`` bytes.
 
-    Each is a mask of what stays, a mask of what moved, and the shift.
+    A step is a mask of the bits that stay, a mask of the shifted bits, and the shift.
     """
     if width > 4:
         return _STEPS
@@ -84,31 +83,25 @@ def spreading_steps(width: int) -> tuple[tuple[int, int, int], ...]:
 
 
 def spread(values: npt.NDArray[np.uint64], *, width: int) -> npt.NDArray[np.uint64]:
-    """Return integers below ``2**(7 * width)`` as varints of ``width <= 8`` bytes.
-
-    They replace the values.
-    """
+    """Convert integers below ``2**(7 * width)`` to varints of ``width <= 8`` bytes, in place."""
     for stays, moved_to, shift in spreading_steps(width):
         moved = values << np.uint64(shift)
         moved &= np.uint64(moved_to)
         values &= np.uint64(stays)
         values |= moved
     if width > 1:
-        values |= np.uint64(_CONTINUED & ((1 << 8 * (width - 1)) - 1))
+        values |= np.uint64(_CONTINUATION_BITS & ((1 << 8 * (width - 1)) - 1))
     return values
 
 
 def gather(words: npt.NDArray[Any], *, width: int) -> npt.NDArray[Any]:
-    """Return the integers in the first ``width <= 8`` bytes of little-endian words.
-
-    They replace the words.
-    """
+    """Decode the varints in the first ``width <= 8`` bytes of little-endian words, in place."""
     words &= words.dtype.type(0x7F7F7F7F7F7F7F7F >> 8 * (8 - width))
     return join(words, width=width)
 
 
 def join(words: npt.NDArray[Any], *, width: int) -> npt.NDArray[Any]:
-    """Return the integers whose groups of seven bits lie one in a byte, in place of them."""
+    """Join the seven-bit groups of the bytes of words to integers, in place."""
     number = words.dtype.type
     largest = np.iinfo(words.dtype).max
     if width == 1:
@@ -116,7 +109,7 @@ def join(words: npt.NDArray[Any], *, width: int) -> npt.NDArray[Any]:
     for stays, moved_to, shift in reversed(spreading_steps(width)):
         moved = words & number(moved_to & largest)
         moved >>= number(shift)
-        if shift == 1:  # what moves by half leaves half behind
+        if shift == 1:  # x - x / 2 clears the moved bits
             words -= moved
         else:
             words &= number(stays & largest)
@@ -127,10 +120,10 @@ def join(words: npt.NDArray[Any], *, width: int) -> npt.NDArray[Any]:
 def write_varints(target: npt.NDArray[Any], values: npt.NDArray[np.uint64], *, width: int) -> bool:
     """Write varints of ``width`` bytes into a byte array of shape (..., width).
 
-    Tell whether every value fitted.
+    ``values`` are overwritten. The last axis of ``target`` must be contiguous.
 
-    ``values`` are overwritten. ``target`` may have any strides but bytes of one varint lie side by
-    side.
+    Returns:
+        True if every value fits into ``width`` bytes.
     """
     if width == MAX_VARINT:
         _write_long(target, values)
@@ -141,9 +134,9 @@ def write_varints(target: npt.NDArray[Any], values: npt.NDArray[np.uint64], *, w
     elif width == 9:
         target[..., 8] = (values >> np.uint64(56)).astype(np.uint8)
         values &= np.uint64((1 << 56) - 1)
-        _put(target[..., :8], spread(values, width=8) | np.uint64(0x80 << 56), width=8)
+        _store_words(target[..., :8], spread(values, width=8) | np.uint64(0x80 << 56), width=8)
     else:
-        _put(target, spread(values, width=width), width=width)
+        _store_words(target, spread(values, width=width), width=width)
     return fits
 
 
@@ -151,19 +144,16 @@ def _write_long(target: npt.NDArray[Any], values: npt.NDArray[np.uint64]) -> Non
     target[..., 8] = ((values >> np.uint64(56)) | np.uint64(0x80)).astype(np.uint8)
     target[..., 9] = (values >> np.uint64(63)).astype(np.uint8)
     values &= np.uint64((1 << 56) - 1)
-    _put(target[..., :8], spread(values, width=8) | np.uint64(0x80 << 56), width=8)
+    _store_words(target[..., :8], spread(values, width=8) | np.uint64(0x80 << 56), width=8)
 
 
 def read_varints(source: npt.NDArray[Any], *, width: int) -> npt.NDArray[np.uint64]:
-    """Return the integers held by varints of ``width`` bytes.
-
-    ``source`` is a byte array of shape (..., width).
-    """
+    """Decode varints of ``width`` bytes from a byte array of shape (..., width)."""
     if width == 1:
         return source[..., 0].astype(_U64)
     words = np.zeros(source.shape[:-1], dtype=_U64)
     head = min(width, 8)
-    _pieces(words[..., None].view(np.uint8), head)[...] = _pieces(source, head)
+    _as_items(words[..., None].view(np.uint8), head)[...] = _as_items(source, head)
     result = gather(words, width=head)
     if width > 8:
         result |= (source[..., 8] & np.uint8(0x7F)).astype(_U64) << np.uint64(56)
@@ -172,15 +162,12 @@ def read_varints(source: npt.NDArray[Any], *, width: int) -> npt.NDArray[np.uint
     return result
 
 
-def _put(target: npt.NDArray[Any], words: npt.NDArray[np.uint64], *, width: int) -> None:
-    _pieces(target, width)[...] = _pieces(
+def _store_words(target: npt.NDArray[Any], words: npt.NDArray[np.uint64], *, width: int) -> None:
+    _as_items(target, width)[...] = _as_items(
         np.ascontiguousarray(words)[..., None].view(np.uint8), width
     )
 
 
-def _pieces(array: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
-    """Return the first ``width`` bytes of the last axis as one item.
-
-    Copied in one move, not byte by byte.
-    """
+def _as_items(array: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
+    """View the first ``width`` bytes of the last axis as one item, which numpy copies at once."""
     return array[..., :width].view(f"V{width}")[..., 0]

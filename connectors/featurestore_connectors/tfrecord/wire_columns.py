@@ -1,8 +1,7 @@
-"""Feature types as TFRecord holds them: which of the three lists, how many values, what is lost.
+"""Mapping of feature types to TFRecord: list type, number of values, loss of precision.
 
-``WireColumn`` says how a column is written; ``int_items``, ``float_items`` and ``byte_items`` take
-Arrow columns apart into numpy arrays, with zeros where a value is null, so that equal rows give
-equal bytes.
+``WireColumn`` describes a column; the functions convert Arrow columns to numpy arrays, with zeros
+for nulls, so that equal rows give equal bytes.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class WireColumn:
-    """How one column goes on the wire.
+    """The wire format of one column.
 
     ``shape`` is () for scalars, None for ragged lists; ``leaf`` is the type of one value, ``loss``
-    what is lost.
+    describes a loss of precision.
     """
 
     name: str
@@ -53,36 +52,36 @@ class WireColumn:
 
     @property
     def key(self) -> bytes:
-        """The name as it stands in the record."""
+        """The encoded name."""
         return self.name.encode()
 
     def encoding(self, *, nullable: bool) -> ColumnEncoding:
-        """Return how the column is held, for the manifest."""
+        """Return the encoding of the column for the manifest."""
         return ColumnEncoding(
             self.wire, self.shape, SKIPPED_FIELD if nullable else "none", self.loss
         )
 
 
 def wire_columns(schema: pa.Schema) -> tuple[WireColumn, ...]:
-    """Return how the columns of a schema of feature types are written.
+    """Return the wire format of the columns of a schema.
 
     Raises:
-        UnsupportedType: Lists every column that cannot be, with what to do.
+        UnsupportedType: Columns are not supported; the message lists them with remedies.
     """
-    found, refused = [], []
+    columns, unsupported = [], []
     for field in schema:
         shape, leaf = _shape(field.type)
         wire, loss = _wire(leaf)
         if wire is None:
-            refused.append(f"{field.name}: {field.type} ({_way_out(field.type)})")
+            unsupported.append(f"{field.name}: {field.type} ({_remedy(field.type)})")
         else:
-            found.append(WireColumn(field.name, field.type, wire, leaf, shape, loss))
-    if refused:
+            columns.append(WireColumn(field.name, field.type, wire, leaf, shape, loss))
+    if unsupported:
         raise UnsupportedType(
-            f"TFRecord cannot hold these columns: {'; '.join(refused)}.",
-            hint="change or leave out these columns, or use data_format='parquet'",
+            f"TFRecord does not support these columns: {'; '.join(unsupported)}.",
+            hint="change or omit these columns, or use data_format='parquet'",
         )
-    return tuple(found)
+    return tuple(columns)
 
 
 def _shape(kind: pa.DataType) -> tuple[tuple[int, ...] | None, pa.DataType]:
@@ -108,16 +107,16 @@ def _wire(leaf: pa.DataType) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _way_out(kind: pa.DataType) -> str:
+def _remedy(kind: pa.DataType) -> str:
     if pat.is_struct(kind):
-        return "make its fields columns of their own"
+        return "use a column for each field"
     if pat.is_list(kind) or pat.is_fixed_size_list(kind):
-        return "flatten it into one list of numbers or texts a row"
-    return "convert it to a number or a text"
+        return "flatten it to one list of numbers or strings per row"
+    return "convert it to a number or a string"
 
 
 def present(array: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Return which rows have a value, None when all have."""
+    """Return the mask of rows with a value, None if there are no nulls."""
     if array.null_count == 0:
         return None
     result: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
@@ -125,32 +124,30 @@ def present(array: pa.Array) -> npt.NDArray[np.bool_] | None:
 
 
 def leaves(array: pa.Array, column: WireColumn) -> pa.Array:
-    """Return the values of scalars and fixed-size lists, ``items`` for each row.
-
-    Null rows have as many.
+    """Return the values of scalars and fixed-size lists, ``items`` for each row, null rows included.
 
     Raises:
-        UnsupportedType: A list has nulls inside: no list of ``tf.train.Feature`` can hold them.
+        UnsupportedType: A list has nulls inside, which ``tf.train.Feature`` does not support.
     """
     rows, inner = present(array), array
     for size in column.shape or ():
         inner = inner.values.slice(inner.offset * size, len(inner) * size)
         if inner.null_count:
-            absent = inner.is_null().to_numpy(zero_copy_only=False).reshape(len(array), -1)
-            if rows is None or absent[rows].any():
+            is_null = inner.is_null().to_numpy(zero_copy_only=False).reshape(len(array), -1)
+            if rows is None or is_null[rows].any():
                 raise inner_nulls(column)
     return inner
 
 
 def ragged(array: pa.Array, column: WireColumn) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """Return how many values each row has, none where the list is null, and all values in a row."""
+    """Return the number of values of each row, 0 for null lists, and the flat values."""
     rows = present(array)
     if column.shape is not None:
         values = leaves(array, column)
         if rows is None:
             return np.full(len(array), column.items), values
-        of_present = pa.array(np.repeat(rows, column.items))
-        return np.where(rows, column.items, 0), values.filter(of_present)
+        is_present_item = pa.array(np.repeat(rows, column.items))
+        return np.where(rows, column.items, 0), values.filter(is_present_item)
     values = array.flatten()
     if values.null_count:
         raise inner_nulls(column)
@@ -160,8 +157,8 @@ def ragged(array: pa.Array, column: WireColumn) -> tuple[npt.NDArray[np.int64], 
 def inner_nulls(column: WireColumn) -> UnsupportedType:
     """Return the error for nulls inside lists."""
     return UnsupportedType(
-        f"Column {column.name!r} has nulls inside its lists, which TFRecord cannot hold.",
-        hint="fill them, or make the whole list null",
+        f"Column {column.name!r} has nulls inside its lists, which TFRecord does not support.",
+        hint="fill them, or replace the complete list by null",
     )
 
 
@@ -192,13 +189,13 @@ def floats(values: pa.Array) -> npt.NDArray[np.float32]:
     numbers = values.to_numpy()
     if numbers.dtype == np.float32:
         return numbers
-    # A signalling NaN becomes a quiet one: NaN it is, and numpy need not warn.
+    # Signalling NaN become quiet NaN, which is no reason for a warning.
     with np.errstate(over="ignore", invalid="ignore"):
         return numbers.astype(np.float32)
 
 
 def texts(values: pa.Array) -> pa.Array:
-    """Return strings, binaries and decimals (their text) as binary, nulls as empty."""
+    """Return strings, binaries and decimals (as text) as binary, nulls as empty bytes."""
     if pat.is_decimal(values.type):
         values = decimal_text(values)
     if not pat.is_binary(values.type):
@@ -224,7 +221,7 @@ def binary_parts(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
 
 
 def from_integers(words: Array, leaf: pa.DataType) -> Array:
-    """Return decoded words as the feature's numpy type; dates and times stay int64."""
+    """Return decoded words in the numpy type of the feature; dates and times stay int64."""
     if pat.is_boolean(leaf):
         return words != 0
     if words.dtype == np.uint64:
@@ -235,7 +232,7 @@ def from_integers(words: Array, leaf: pa.DataType) -> Array:
 
 
 def to_arrow(values: Array, leaf: pa.DataType) -> pa.Array:
-    """Return decoded values, flat, as an Arrow array of the leaf type (not for bytes)."""
+    """Return flat decoded values as an Arrow array of the leaf type (not for bytes)."""
     if pat.is_date32(leaf):
         return pa.array(values.astype(np.int32)).view(leaf)
     if pat.is_timestamp(leaf):
@@ -250,12 +247,12 @@ def bytes_to_arrow(values: pa.Array, leaf: pa.DataType) -> pa.Array:
     text = values.cast(pa.string())
     if pat.is_string(leaf):
         return text
-    # An absent value has no digits; its mask follows.
+    # Null values are empty strings here; the mask is applied later.
     return pc.if_else(pc.equal(text, ""), "0", text).cast(leaf)
 
 
 def assemble(values: pa.Array, column: WireColumn, valid: npt.NDArray[np.bool_] | None) -> pa.Array:
-    """Return flat values of fixed size as an array of the feature type with its nulls."""
+    """Return flat values as an array of the feature type with nulls."""
     rows = len(values) // column.items
     count, bitmap = 0, None
     if valid is not None:

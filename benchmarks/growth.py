@@ -79,7 +79,7 @@ def append(path: str, commit: int, *, rows: int = ROWS) -> None:
     new = NewFile(file, os.path.getsize(file), table.num_rows, json.dumps(told))
     snapshot = read_snapshot(path)
     note = {"operation": "append", "run": f"grown-{commit}", "unique": "kept_after"}
-    note |= commits.seen_by_writer(path, snapshot.version)
+    note |= commits.base_metadata(path, snapshot.version)
     change = duckdb_commits.Change("WRITE", {"mode": "Append"}, adds=[new], note=note)
     duckdb_commits.commit(snapshot, change, Publication(durable=False))
 

@@ -1,1 +1,1 @@
-"""The Delta log as the store reads and writes it."""
+"""Reading and writing of Delta logs."""

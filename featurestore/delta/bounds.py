@@ -1,12 +1,10 @@
-"""Bounds of columns from the statistics in the log.
+"""Bounds of columns from the statistics in the log, including their truncation by other writers.
 
-The one place that knows how other writers cut them.
-
-Bounds are ordinals: integers as they are, dates as days and times as microseconds since 1970. A
-bound may lie further out than the true value, never further in. Spark (and delta-rs, in
-checkpoints) cut times to milliseconds, so the greatest time may be 999 microseconds later than its
-text, and the least one is taken to be as much earlier. Texts are cut in a way of each writer's own,
-so they give no bounds.
+Bounds are ordinals: integers, dates as days and times as microseconds since 1970. A lower bound is at
+most the minimum, an upper bound at least the maximum. Spark (and delta-rs, in checkpoints) truncate
+times to milliseconds, so the maximum may be 999 microseconds later than the log has it, and the
+minimum gets the same tolerance. Writers truncate strings in different ways, so strings have no
+bounds.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ import pyarrow.types as pat
 from featurestore.model.times import to_micros
 
 MICROS_OF_DAY = 86_400_000_000
-_CUT_DIGITS = 3
-_CUT_MICROS = 999
+_MILLISECOND_DIGITS = 3
+_TRUNCATED_MICROS = 999
 _FIRST_DAY = date(1970, 1, 1).toordinal()
 _INT64 = np.iinfo(np.int64)
 
@@ -34,100 +32,99 @@ _INT64 = np.iinfo(np.int64)
 class ColumnBounds:
     """Bounds of one column in each file of a snapshot.
 
-    Where ``known`` is False the log tells nothing of a file.
+    ``is_known`` is False for files without statistics of the column.
 
-    >>> bounds = ColumnBounds.of([(1, 5), None])
-    >>> bounds.may_hold(6, 9).tolist()
+    >>> bounds = ColumnBounds.from_pairs([(1, 5), None])
+    >>> bounds.may_contain(6, 9).tolist()
     [False, True]
     """
 
     low: npt.NDArray[np.int64]
     high: npt.NDArray[np.int64]
-    known: npt.NDArray[np.bool_]
+    is_known: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, found: Sequence[tuple[int, int] | None]) -> ColumnBounds:
-        """Return the bounds of files, None for those whose bounds are not known."""
-        known = np.zeros(len(found), dtype=np.bool_)
-        pairs = np.zeros((len(found), 2), dtype=np.int64)
-        for position, pair in enumerate(found):
+    def from_pairs(cls, pairs_by_file: Sequence[tuple[int, int] | None]) -> ColumnBounds:
+        """Return the bounds of files from pairs, None for unknown bounds."""
+        is_known = np.zeros(len(pairs_by_file), dtype=np.bool_)
+        pairs = np.zeros((len(pairs_by_file), 2), dtype=np.int64)
+        for position, pair in enumerate(pairs_by_file):
             if pair is not None:
-                known[position] = True
+                is_known[position] = True
                 pairs[position] = pair
-        return cls(pairs[:, 0], pairs[:, 1], known)
+        return cls(pairs[:, 0], pairs[:, 1], is_known)
 
-    def may_hold(self, first: int, last: int) -> npt.NDArray[np.bool_]:
-        """Tell for each file whether it may hold a value in ``[first, last]``."""
+    def may_contain(self, first: int, last: int) -> npt.NDArray[np.bool_]:
+        """Return for each file whether it may contain a value in ``[first, last]``."""
         overlaps: npt.NDArray[np.bool_] = (self.low <= last) & (self.high >= first)
-        return overlaps | ~self.known
+        return overlaps | ~self.is_known
 
-    def greatest(self) -> int | None:
-        """Return a value that none in the files exceeds.
-
-        None when one is not known, or there are no files.
-        """
-        if not len(self.known) or not self.known.all():
+    def maximum(self) -> int | None:
+        """Return an upper bound of all files, None if one is unknown or without files."""
+        if not len(self.is_known) or not self.is_known.all():
             return None
         return int(self.high.max())
 
     def pairs(self) -> list[tuple[int, int] | None]:
-        """Return lower and upper bound of each file, None where they are not known."""
-        sides = zip(self.low.tolist(), self.high.tolist(), self.known.tolist(), strict=True)
+        """Return lower and upper bound of each file, None for unknown bounds."""
+        sides = zip(self.low.tolist(), self.high.tolist(), self.is_known.tolist(), strict=True)
         return [(low, high) if known else None for low, high, known in sides]
 
-    def kept(self, which: npt.NDArray[np.bool_]) -> ColumnBounds:
-        """Return the bounds of some of the files."""
-        return ColumnBounds(self.low[which], self.high[which], self.known[which])
-
-    def joined(self, other: ColumnBounds) -> ColumnBounds:
-        """Return these bounds, then those of more files."""
+    def select(self, is_selected: npt.NDArray[np.bool_]) -> ColumnBounds:
+        """Return the bounds of selected files."""
         return ColumnBounds(
-            np.concatenate([self.low, other.low]),
-            np.concatenate([self.high, other.high]),
-            np.concatenate([self.known, other.known]),
+            self.low[is_selected], self.high[is_selected], self.is_known[is_selected]
+        )
+
+    def concat(self, bounds: ColumnBounds) -> ColumnBounds:
+        """Return these bounds followed by those of other files."""
+        return ColumnBounds(
+            np.concatenate([self.low, bounds.low]),
+            np.concatenate([self.high, bounds.high]),
+            np.concatenate([self.is_known, bounds.is_known]),
         )
 
 
 def has_bounds(kind: pa.DataType) -> bool:
-    """Tell whether the log can bound a column of a storage type."""
+    """Return True if columns of a storage type have bounds."""
     return bool(pat.is_integer(kind) or pat.is_date(kind) or pat.is_timestamp(kind))
 
 
-def bounds_in(
+def bounds_from_statistics(
     statistics: Mapping[str, Any], column: str, kind: pa.DataType
 ) -> tuple[int, int] | None:
-    """Return lower and upper bound of a column by a file's statistics, None where they tell none.
+    """Return lower and upper bound of a column from the statistics of a file, None if unknown.
 
     >>> stats = {"minValues": {"n": 1}, "maxValues": {"n": 5}}
-    >>> bounds_in(stats, "n", pa.int64())
+    >>> bounds_from_statistics(stats, "n", pa.int64())
     (1, 5)
     """
-    least, greatest = statistics.get("minValues"), statistics.get("maxValues")
-    if not isinstance(least, dict) or not isinstance(greatest, dict):
+    minimums, maximums = statistics.get("minValues"), statistics.get("maxValues")
+    if not isinstance(minimums, dict) or not isinstance(maximums, dict):
         return None
-    low = _ordinal_of_text(least.get(column), kind, slack=-_CUT_MICROS)
-    high = _ordinal_of_text(greatest.get(column), kind, slack=_CUT_MICROS)
+    low = _parse_bound(minimums.get(column), kind, slack=-_TRUNCATED_MICROS)
+    high = _parse_bound(maximums.get(column), kind, slack=_TRUNCATED_MICROS)
     if low is None or high is None:
         return None
     return low, high
 
 
-def bounds_of_partition(text: str | None, kind: pa.DataType) -> tuple[int, int] | None:
-    """Return the bounds of a partition column in a file, from the value that the log has for it."""
+def bounds_from_partition(text: str | None, kind: pa.DataType) -> tuple[int, int] | None:
+    """Return the bounds of a partition column from the partition value of a file."""
     value: Any = text
     if text is not None and pat.is_integer(kind):
         try:
             value = int(text)
         except ValueError:
             return None
-    found = _ordinal_of_text(value, kind, slack=0)
-    if found is None:
+    bound = _parse_bound(value, kind, slack=0)
+    if bound is None:
         return None
-    return found, found
+    return bound, bound
 
 
 def ordinal(value: Any) -> int | None:
-    """Return a Python value as bounds count it; None for values that they do not bound.
+    """Return a Python value as an ordinal, None for types without bounds.
 
     >>> ordinal(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
     1000000
@@ -143,8 +140,8 @@ def ordinal(value: Any) -> int | None:
     return None
 
 
-def _ordinal_of_text(value: Any, kind: pa.DataType, *, slack: int) -> int | None:
-    """Return a bound of the log as an ordinal, further out by ``slack`` where it may be cut."""
+def _parse_bound(value: Any, kind: pa.DataType, *, slack: int) -> int | None:
+    """Return a bound of the log as an ordinal, shifted by ``slack`` if it may be truncated."""
     if pat.is_integer(kind):
         if not isinstance(value, int) or not _INT64.min <= value <= _INT64.max:
             return None
@@ -155,18 +152,18 @@ def _ordinal_of_text(value: Any, kind: pa.DataType, *, slack: int) -> int | None
         if pat.is_date(kind):
             return ordinal(date.fromisoformat(value))
         if pat.is_timestamp(kind):
-            found = ordinal(datetime.fromisoformat(value))
-            if found is not None and _may_be_cut(value):
-                found += slack
-            return found
+            bound = ordinal(datetime.fromisoformat(value))
+            if bound is not None and _may_be_truncated(value):
+                bound += slack
+            return bound
     except (ValueError, OverflowError):
-        # Years before 1 and after 9999, which other writers have.
+        # Years before 1 and after 9999, which other writers support.
         return None
     return None
 
 
-def _may_be_cut(text: str) -> bool:
-    """Tell whether a time may have lost its microseconds: whole ones have six digits."""
-    _, dot, rest = text.partition(".")
-    digits = len(rest) - len(rest.lstrip("0123456789"))
-    return not dot or digits <= _CUT_DIGITS
+def _may_be_truncated(text: str) -> bool:
+    """Return True if a time has no microseconds, which has six digits otherwise."""
+    _, dot, fraction = text.partition(".")
+    digits = len(fraction) - len(fraction.lstrip("0123456789"))
+    return not dot or digits <= _MILLISECOND_DIGITS

@@ -1,7 +1,4 @@
-"""Checkpoints of a Delta log: all that a table was at a version.
-
-In one file, in parts, or with sidecars.
-"""
+"""Checkpoints of a Delta log, in one file, in several files, or with sidecars."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ _ADD_FIELDS = (
 
 @dataclass
 class Checkpoint:
-    """The actions of a checkpoint, as they would stand in commits."""
+    """The actions of a checkpoint, in the form of commits."""
 
     protocol: Mapping[str, Any] | None = None
     metadata: Mapping[str, Any] | None = None
@@ -45,90 +42,87 @@ class Checkpoint:
 
 
 def read_checkpoint(path: str, files: Sequence[str]) -> Checkpoint:
-    """Return what the files of one checkpoint of a table say.
+    """Return the actions of one checkpoint of a table.
 
     Raises:
-        TableDamaged: A file is missing or unreadable; names it.
+        TableDamaged: A file is missing or unreadable; the message names it.
     """
-    found = Checkpoint()
+    checkpoint = Checkpoint()
     for file in files:
         try:
-            add = _add_text if file.endswith(".json") else _add_table
-            sidecars = add(found, file)
+            add = _add_json_file if file.endswith(".json") else _add_parquet_file
+            sidecars = add(checkpoint, file)
         except OSError as error:
             raise unreadable_file(file, error) from error
         except (ValueError, KeyError, TypeError, RecursionError, pa.ArrowException) as error:
             raise damaged_file(file, "is not a readable checkpoint") from error
         for name in sidecars:
-            _read_sidecar(found, path, name)
-    return found
+            _read_sidecar(checkpoint, path, name)
+    return checkpoint
 
 
-def _read_sidecar(found: Checkpoint, path: str, name: str) -> None:
-    # The name is a text of the log: only the file of that name among the sidecars is meant.
+def _read_sidecar(checkpoint: Checkpoint, path: str, name: str) -> None:
+    # The log is untrusted: use the base name, so that the path cannot leave the sidecar folder.
     file = os.path.join(path, LOG_FOLDER, _SIDECARS, os.path.basename(name))
     try:
-        _add_table(found, file)
+        _add_parquet_file(checkpoint, file)
     except OSError as error:
         raise unreadable_file(file, error) from error
     except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise damaged_file(file, "is no readable part of a checkpoint") from error
+        raise damaged_file(file, "is not a readable sidecar of a checkpoint") from error
 
 
-def _add_text(found: Checkpoint, file: str) -> list[str]:
+def _add_json_file(checkpoint: Checkpoint, file: str) -> list[str]:
     actions = parse_actions(files.read_text(file))
     for protocol in actions_of(actions, "protocol"):
-        found.protocol = protocol
+        checkpoint.protocol = protocol
     for metadata in actions_of(actions, "metaData"):
-        found.metadata = metadata
-    found.transactions += actions_of(actions, "txn")
-    found.adds += actions_of(actions, "add")
+        checkpoint.metadata = metadata
+    checkpoint.transactions += actions_of(actions, "txn")
+    checkpoint.adds += actions_of(actions, "add")
     return [str(each["path"]) for each in actions_of(actions, "sidecar")]
 
 
-def _add_table(found: Checkpoint, path: str) -> list[str]:
+def _add_parquet_file(checkpoint: Checkpoint, path: str) -> list[str]:
     file = parquet.ParquetFile(files.opened(path))
     names = set(file.schema_arrow.names)
-    small = [name for name in ("protocol", "metaData", "txn", "sidecar") if name in names]
-    actions = file.read(columns=small)
-    for protocol in _present(actions, "protocol"):
-        found.protocol = protocol
-    for metadata in _present(actions, "metaData"):
-        found.metadata = _plain_metadata(metadata)
-    found.transactions += _present(actions, "txn")
+    kinds = [name for name in ("protocol", "metaData", "txn", "sidecar") if name in names]
+    actions = file.read(columns=kinds)
+    for protocol in _actions_of_kind(actions, "protocol"):
+        checkpoint.protocol = protocol
+    for metadata in _actions_of_kind(actions, "metaData"):
+        checkpoint.metadata = _normalize_metadata(metadata)
+    checkpoint.transactions += _actions_of_kind(actions, "txn")
     if "add" in names:
-        stored = file.schema_arrow.field("add").type
-        wanted = []
-        for name in _ADD_FIELDS:
-            if stored.get_field_index(name) >= 0:
-                wanted.append(f"add.{name}")
-        found.adds += _adds(file.read(columns=wanted))
-    return [str(each["path"]) for each in _present(actions, "sidecar")]
+        add_type = file.schema_arrow.field("add").type
+        add_columns = [f"add.{name}" for name in _ADD_FIELDS if add_type.get_field_index(name) >= 0]
+        checkpoint.adds += _added_files(file.read(columns=add_columns))
+    return [str(each["path"]) for each in _actions_of_kind(actions, "sidecar")]
 
 
-def _present(actions: pa.Table, kind: str) -> list[dict[str, Any]]:
+def _actions_of_kind(actions: pa.Table, kind: str) -> list[dict[str, Any]]:
     if kind not in actions.column_names:
         return []
     values = actions[kind].combine_chunks()
     return list(values.filter(values.is_valid()).to_pylist())
 
 
-def _plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metadata with its map as an object, as a commit has it."""
+def _normalize_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata with its map as an object, as in commits."""
     return {**metadata, "configuration": dict(metadata.get("configuration") or [])}
 
 
-def _adds(actions: pa.Table) -> list[Mapping[str, Any]]:
-    """Return the added files; column by column, since a checkpoint may name very many."""
+def _added_files(actions: pa.Table) -> list[Mapping[str, Any]]:
+    """Return the added files; converted column by column, since a checkpoint may have millions."""
     values = actions["add"].combine_chunks()
     values = values.filter(pc.is_valid(values))
     columns = {}
     for index in range(values.type.num_fields):
         name = values.type.field(index).name
         columns[name] = values.field(name).to_pylist()
-    found: list[Mapping[str, Any]] = []
+    adds: list[Mapping[str, Any]] = []
     for row in zip(*columns.values(), strict=True):
         add = dict(zip(columns, row, strict=True))
         add["partitionValues"] = dict(add.get("partitionValues") or [])
-        found.append(add)
-    return found
+        adds.append(add)
+    return adds

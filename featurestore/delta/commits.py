@@ -1,18 +1,16 @@
-"""What the store writes into a Delta log, and reads back.
-
-Definitions, commits, and whether keys are unique.
+"""Metadata of the store in a Delta log: definitions, commits, and uniqueness of keys.
 
 Table properties: ``featurestore.spec`` (the definition) and ``featurestore.meta`` (description and
-tags). Each commit's note is a JSON object: operation, run, job, inputs, validation, and the claim
-``unique``:
+tags). The user metadata of a commit is a JSON object: operation, run, job, inputs, validation, and
+the claim ``unique``:
 
-* ``true`` / ``false``: keys and times are (not) unique after this commit, whatever was before;
-* ``"kept"``: as unique as the version before (upserts, deletes);
-* ``"kept_after"``: unique if version ``base`` was, and no other data came in between (appends of
-  later times).
+* ``true`` / ``false``: keys and times are (not) unique after this commit;
+* ``"kept"``: unique if the previous version is (upserts, deletes);
+* ``"kept_after"``: unique if version ``base`` is, and no other data was committed in between
+  (appends of later times).
 
-``base`` is the version that the writer saw, ``base_unique`` and ``base_time`` what was known of it:
-so a commit can be understood without those before it.
+``base`` is the version that the writer read, ``base_unique`` and ``base_time`` are its uniqueness and
+commit time, so that a commit can be interpreted without earlier ones.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ __all__ = [
     "latest_data_version",
     "meta_of",
     "properties",
-    "seen_by_writer",
+    "base_metadata",
     "spec_of",
     "unique_at",
 ]
@@ -53,9 +51,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Meta:
-    """Description and tags of a version of a group: they change without a new version.
+    """Description and tags of a version of a group, which may change without a new version.
 
-    ``features`` holds the descriptions of columns, by name.
+    ``features`` has the descriptions of columns by name.
     """
 
     description: str = ""
@@ -63,11 +61,11 @@ class Meta:
     features: Mapping[str, str] = field(default_factory=dict)
 
     def to_text(self) -> str:
-        """Return the JSON text of the table property."""
-        told: dict[str, Any] = {"description": self.description, "tags": dict(self.tags)}
+        """Return the value of the table property as JSON text."""
+        payload: dict[str, Any] = {"description": self.description, "tags": dict(self.tags)}
         if self.features:
-            told["features"] = dict(self.features)
-        return json.dumps(told, ensure_ascii=False)
+            payload["features"] = dict(self.features)
+        return json.dumps(payload, ensure_ascii=False)
 
 
 def properties(spec: FeatureGroupSpec, meta: Meta) -> dict[str, str]:
@@ -76,42 +74,42 @@ def properties(spec: FeatureGroupSpec, meta: Meta) -> dict[str, str]:
 
 
 def spec_of(state: Snapshot) -> FeatureGroupSpec:
-    """Return the definition that holds at a version of a table.
+    """Return the definition of a feature group at a version of its table.
 
-    The property may name columns that the version does not have yet (they are added by a later
-    commit), and another Delta writer may have added columns: the table's own schema decides which
-    there are.
+    The property may name columns that a later commit adds, and another Delta writer may have added
+    columns, so the schema of the table decides which columns exist.
 
     Raises:
-        TableDamaged: The table is no feature group's.
+        TableDamaged: The table does not belong to a feature group.
     """
     spec = announced_spec(state)
-    stored = dict(zip(state.schema.names, state.schema, strict=True))
-    if list(stored) == spec.schema.names:
+    table_fields = dict(zip(state.schema.names, state.schema, strict=True))
+    if list(table_fields) == spec.schema.names:
         return spec
-    known = [each for each in spec.schema if each.name in stored]
-    ours = set(spec.schema.names)
-    foreign = []
-    for name, held in stored.items():
-        if name not in ours:
-            foreign.append(pa.field(name, _plain(held.type)))
+    known_fields = [each for each in spec.schema if each.name in table_fields]
+    spec_names = set(spec.schema.names)
+    foreign_fields = [
+        pa.field(name, _feature_type(held.type))
+        for name, held in table_fields.items()
+        if name not in spec_names
+    ]
     created = spec.created_time
-    if created not in stored:
+    if created not in table_fields:
         created = None
-    return replace(spec, schema=pa.schema([*known, *foreign]), created_time=created)
+    return replace(spec, schema=pa.schema([*known_fields, *foreign_fields]), created_time=created)
 
 
 def announced_spec(state: Snapshot) -> FeatureGroupSpec:
-    """Return the definition as the table property has it.
+    """Return the definition in the table property.
 
-    Decimals have the digits that the table holds: they get more without a change of the property.
+    Decimals have the precision of the table, which may grow without a change of the property.
     """
     if SPEC not in state.properties:
         raise TableDamaged(
-            f"The Delta table {state.path} has no property {SPEC!r}, so it is no feature group.",
-            hint="write its rows into a new one: featurestore.create_featuregroup(df, name)",
+            f"The Delta table {state.path} has no property {SPEC!r}, so it is not a feature group.",
+            hint="write its rows into a new group: featurestore.create_featuregroup(df, name)",
         )
-    with _stored(state, SPEC):
+    with _parsing_property(state, SPEC):
         spec = FeatureGroupSpec.from_json(json.loads(state.properties[SPEC]))
         return spec.with_wider_decimals(state.schema)
 
@@ -120,21 +118,21 @@ def meta_of(state: Snapshot) -> Meta:
     """Return description and tags of a table.
 
     Raises:
-        TableDamaged: The property is not what the store writes.
+        TableDamaged: The property is invalid.
     """
-    with _stored(state, META):
+    with _parsing_property(state, META):
         data = json.loads(state.properties.get(META, "{}"))
         description, tags = data.get("description", ""), dict(data.get("tags", {}))
         features = dict(data.get("features", {}))
         texts = (description, *tags, *tags.values(), *features, *features.values())
         if not all(isinstance(text, str) for text in texts):
-            raise ValueError("descriptions, tags and their values are texts")
+            raise ValueError("descriptions, tags and their values must be strings")
         return Meta(description, tags, features)
 
 
 @contextmanager
-def _stored(state: Snapshot, name: str) -> Iterator[None]:
-    """Say of what a table property holds that it cannot be understood."""
+def _parsing_property(state: Snapshot, name: str) -> Iterator[None]:
+    """Convert errors of a block that parses a table property to TableDamaged."""
     try:
         yield
     except (
@@ -153,16 +151,16 @@ def _stored(state: Snapshot, name: str) -> Iterator[None]:
 
 
 def history(path: str, *, limit: int | None = None, before: int | None = None) -> list[Commit]:
-    """Return commits of a group's data before a Delta version, newest first, at most ``limit``.
+    """Return the last ``limit`` commits of a group before a Delta version, newest first.
 
-    Commit 0 (the empty table) is left out; ``None`` means all.
+    Commit 0 (the empty table) is omitted. None means all commits.
     """
     back = None
     if limit is not None and before is None:
         back = limit
-    with log.looked_at_once(path, back=back):
-        found = read_history(path, limit=limit, before=before)
-        return [_commit(path, each) for each in found if each.version > 0]
+    with log.cached_listing(path, back=back):
+        log_commits = read_history(path, limit=limit, before=before)
+        return [_commit(path, each) for each in log_commits if each.version > 0]
 
 
 def commit_of(path: str, version: int) -> Commit:
@@ -170,9 +168,9 @@ def commit_of(path: str, version: int) -> Commit:
     return _commit(path, commit_at(path, version))
 
 
-def seen_by_writer(path: str, version: int) -> dict[str, Any]:
-    """Return what a commit's note says of the version that its writer saw."""
-    with log.looked_at_once(path):
+def base_metadata(path: str, version: int) -> dict[str, Any]:
+    """Return the user metadata of a commit about the version that its writer read."""
+    with log.cached_listing(path):
         return {
             "base": version,
             "base_unique": unique_at(path, version),
@@ -181,7 +179,7 @@ def seen_by_writer(path: str, version: int) -> dict[str, Any]:
 
 
 def version_of_run(path: str, run_id: str, *, after: int) -> int | None:
-    """Return the version that a run committed after another one, None when it committed none."""
+    """Return the version that a run committed after ``after``, if any."""
     for version in range(log.latest_version(path), after, -1):
         actions = _actions(path, version)
         if actions is not None and log.note_of(actions).get("run") == run_id:
@@ -190,7 +188,7 @@ def version_of_run(path: str, run_id: str, *, after: int) -> int | None:
 
 
 def latest_data_version(path: str, version: int) -> int:
-    """Return the last commit at or before ``version`` that changed rows (0 when none did)."""
+    """Return the last commit up to ``version`` that changed rows, 0 if none did."""
     for number in range(version, 0, -1):
         actions = _actions(path, number)
         if actions is None or log.changes_data(actions):
@@ -199,22 +197,22 @@ def latest_data_version(path: str, version: int) -> int:
 
 
 def unique_at(path: str, version: int) -> bool:
-    """Tell whether (primary key, event time, created time) is known to be unique at a version."""
+    """Return True if (primary key, event time, created time) is known to be unique at a version."""
     number = latest_data_version(path, version)
     while number > 0:
         actions = _actions(path, number)
         note = log.note_of(actions or [])
-        claim, base, known = note.get("unique"), note.get("base"), note.get("base_unique")
+        claim, base, base_unique = note.get("unique"), note.get("base"), note.get("base_unique")
         if claim not in ("kept", "kept_after"):
             return claim is True
         before = latest_data_version(path, number - 1)
         alone = isinstance(base, int) and before <= base
         if claim == "kept_after" and not alone:
             return False
-        if alone and isinstance(known, bool):
-            return known
+        if alone and isinstance(base_unique, bool):
+            return base_unique
         number = before
-    return True  # commit 0: no rows at all
+    return True  # commit 0 has no rows
 
 
 def _commit(path: str, commit: LogCommit) -> Commit:
@@ -235,12 +233,12 @@ def _commit(path: str, commit: LogCommit) -> Commit:
 
 
 def _actions(path: str, version: int) -> Actions | None:
-    """Return the actions of a commit, None when it was removed from the log."""
+    """Return the actions of a commit, None if it was removed from the log."""
     file = log.commit_path(path, version)
     return log.read_commit(file) if files.exists(file) else None
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
+def _feature_type(kind: pa.DataType) -> pa.DataType:
     """Return the feature type of a column that another writer added."""
     from featurestore.model.types import feature_type
 

@@ -1,4 +1,4 @@
-"""Data files as the log names them: where they are, and what they hold."""
+"""Data files of the log: paths, sizes and statistics."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from featurestore.storage import files
 from featurestore.storage.location import absolute, is_uri
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/")
-_ROWS_FIRST = re.compile(r'\{\s*"numRecords"\s*:\s*(\d+)\s*[,}]')
+_LEADING_ROW_COUNT = re.compile(r'\{\s*"numRecords"\s*:\s*(\d+)\s*[,}]')
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One Parquet file of a table version; ``path`` is absolute, ``log_path`` as the log writes it.
+    """One Parquet file of a table version; ``path`` is absolute, ``log_path`` is the path in the log.
 
-    ``partition`` holds the values of all its rows by column, as texts of the log; ``statistics`` is
-    JSON of the log.
+    ``partition`` has the partition values of the file by column, as text; ``statistics`` is the
+    JSON text of the log.
     """
 
     path: str
@@ -40,11 +40,11 @@ class DataFile:
 
 
 def data_file(path: str, add: Mapping[str, Any]) -> DataFile:
-    """Return the file that an action of the log adds to the table at ``path``.
+    """Return the file of an add action of the table at ``path``.
 
     Raises:
-        UnsupportedTable: A deletion vector hides rows of the file, or it lies outside the table.
-        TableDamaged: The action tells too little.
+        UnsupportedTable: The file has a deletion vector, or is outside of the table.
+        TableDamaged: The action is incomplete.
     """
     log_path = add["path"]
     protocol.check_no_vector(path, log_path, add)
@@ -62,52 +62,52 @@ def data_file(path: str, add: Mapping[str, Any]) -> DataFile:
         raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TableDamaged(
-            f"The Delta log of {path} tells too little of the file {log_path}.",
+            f"The Delta log of {path} has an incomplete entry of the file {log_path}.",
             hint="restore the folder from a copy",
         ) from error
 
 
 def order_of_writing(file: DataFile) -> tuple[int, str]:
-    """Return the key that sorts the files of a table in the order of their commits."""
-    # Files of one commit share their time, and writers number them.
+    """Return the sort key of files in commit order."""
+    # Files of one commit have equal times and numbered names.
     return file.modified, file.log_path
 
 
 def file_path(path: str, log_path: str) -> str:
     """Return the absolute path of a data file.
 
-    The log names it relative or as a URL, percent-encoded.
+    Paths in the log are relative or URLs, and percent-encoded.
 
     Raises:
-        UnsupportedTable: The file lies outside the table, as those of a shallow clone do.
-        TableDamaged: It is no path.
+        UnsupportedTable: The file is outside of the table, as in a shallow clone.
+        TableDamaged: The path is invalid.
     """
     path = absolute(path)
     if not isinstance(log_path, str) or "\0" in unquote(log_path):
         raise TableDamaged(
-            f"The Delta log of {path} names a file {log_path!r}, which is no path.",
+            f"The Delta log of {path} has the invalid path {log_path!r} of a file.",
             hint="restore the folder from a copy",
         )
-    text = log_path
+    decoded_path = log_path
     if _SCHEME.match(log_path):
         url = urlsplit(log_path)
         if url.scheme != "file":
             raise protocol.refusal(path, f"files outside its folder ({log_path})")
-        text = url.path
-    text = unquote(text)
-    found = os.path.join(path, text)
-    if not text.startswith("/") and ".." not in text:
-        return found
+        decoded_path = url.path
+    decoded_path = unquote(decoded_path)
+    joined_path = os.path.join(path, decoded_path)
+    if not decoded_path.startswith("/") and ".." not in decoded_path:
+        return joined_path
     if is_uri(path):
         raise protocol.refusal(path, f"files outside its folder ({log_path})")
-    found = os.path.normpath(found)
-    if not found.startswith(os.path.join(path, "")):
+    joined_path = os.path.normpath(joined_path)
+    if not joined_path.startswith(os.path.join(path, "")):
         raise protocol.refusal(path, f"files outside its folder ({log_path})")
-    return found
+    return joined_path
 
 
 def rows_of(path: str, add: Mapping[str, Any]) -> int:
-    """Return how many rows an added file has: by the log, else by the file itself."""
+    """Return the number of rows of an added file, from the log or else from the file."""
     rows = rows_in_statistics(add.get("stats"))
     if rows is None:
         rows = _footer_rows(file_path(path, add["path"]))
@@ -115,31 +115,31 @@ def rows_of(path: str, add: Mapping[str, Any]) -> int:
 
 
 def rows_in_statistics(text: str | None) -> int | None:
-    """Return how many rows the statistics of a file state, None where they do not.
+    """Return the number of rows in the statistics of a file, None if it is missing.
 
     >>> rows_in_statistics('{"numRecords":3,"minValues":{}}')
     3
     """
     if not isinstance(text, str):
         return None
-    quick = _ROWS_FIRST.match(text)
-    if quick is not None:
-        return int(quick[1])
-    rows = parsed_statistics(text).get("numRecords")
+    match = _LEADING_ROW_COUNT.match(text)
+    if match is not None:
+        return int(match[1])
+    rows = parse_statistics(text).get("numRecords")
     if not isinstance(rows, int):
         return None
     return rows
 
 
-def parsed_statistics(text: str | None) -> Mapping[str, Any]:
-    """Return the statistics of a file; empty where there are none that can be read."""
+def parse_statistics(text: str | None) -> Mapping[str, Any]:
+    """Return the statistics of a file, empty if they are missing or invalid."""
     try:
-        found = json.loads(text or "{}")
+        statistics = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(statistics, dict):
         return {}
-    return found
+    return statistics
 
 
 def _footer_rows(file: str) -> int:
@@ -148,4 +148,4 @@ def _footer_rows(file: str) -> int:
     try:
         return int(parquet.read_metadata(files.opened_by_ranges(file)).num_rows)
     except (OSError, pa.ArrowInvalid) as error:
-        raise damaged_file(file, "is missing or no Parquet file") from error
+        raise damaged_file(file, "is missing or not a Parquet file") from error

@@ -1,4 +1,4 @@
-"""What is left to say of a table that was deleted: when, and by whom."""
+"""Deletion records of tables: time and user of a deletion."""
 
 from __future__ import annotations
 
@@ -11,33 +11,35 @@ from featurestore.errors import FeatureGroupNotFound, StorageError
 from featurestore.model.times import utc_now
 from featurestore.storage import files
 
-_ENDING = ".deleted"
+_SUFFIX = ".deleted"
 
 
-def note_deletion(path: str) -> None:
-    """Write down beside a table that it is deleted now; what cannot be written is left out."""
+def record_deletion(path: str) -> None:
+    """Write the deletion record of a table next to it, if the storage allows it."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = "unknown"
-    by = f"{user} on {socket.gethostname()}, process {os.getpid()}"
+    user_and_host = f"{user} on {socket.gethostname()}, process {os.getpid()}"
     with suppress(StorageError):
-        files.write_json(path + _ENDING, {"at": utc_now().isoformat(timespec="seconds"), "by": by})
+        files.write_json(
+            path + _SUFFIX, {"at": utc_now().isoformat(timespec="seconds"), "by": user_and_host}
+        )
 
 
-def deletion_of(path: str) -> FeatureGroupNotFound | None:
-    """Return the error for a table that was deleted, None where no deletion is known."""
-    if files.exists(path) or not files.exists(path + _ENDING):
+def deletion_error(path: str) -> FeatureGroupNotFound | None:
+    """Return the error for a deleted table, None if there is no deletion record."""
+    if files.exists(path) or not files.exists(path + _SUFFIX):
         return None
     try:
-        found = files.read_json(path + _ENDING)
+        record = files.read_json(path + _SUFFIX)
     except StorageError:
-        found = None
-    at = by = "unknown"
-    if isinstance(found, dict):
-        at, by = str(found.get("at")), str(found.get("by"))
+        record = None
+    deleted_at = deleted_by = "unknown"
+    if isinstance(record, dict):
+        deleted_at, deleted_by = str(record.get("at")), str(record.get("by"))
     version, name = os.path.basename(path), os.path.basename(os.path.dirname(path))
     return FeatureGroupNotFound(
-        f"Feature group {name!r} {version} was deleted at {at} by {by}.",
-        hint="get its data anew from a version that is there",
+        f"Feature group {name!r} {version} was deleted at {deleted_at} by {deleted_by}.",
+        hint="read its data from another version",
     )

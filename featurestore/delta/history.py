@@ -1,8 +1,8 @@
-"""History of a Delta table: what each commit did, and which version there was at an instant.
+"""History of a Delta table: its commits, and the version at an instant.
 
-Commit times never fall here: a commit that a slow clock stamped before its predecessor has the
-predecessor's time. Our writers note the time of the version that they saw (``base``,
-``base_time``), so that a commit's time is found without reading all commits before it.
+Commit times are monotonic: a commit whose clock was behind gets the time of its predecessor. Writers
+of the store record the time of the version that they read (``base``, ``base_time``), so that the
+time of a commit does not require reading all earlier commits.
 """
 
 from __future__ import annotations
@@ -23,9 +23,14 @@ from featurestore.model.counts import check_count
 from featurestore.model.times import from_micros, parse_moment, to_micros
 from featurestore.storage import files
 
-# Rows that a rewrite carried over unchanged: one key for each writer and operation.
-_COPIED_ROWS = ("numCopiedRows", "numTargetRowsCopied", "num_copied_rows", "num_target_rows_copied")
-_REMEMBERED_TIMES = 1 << 16
+# Metrics of rows that a rewrite copied unchanged: one key for each writer and operation.
+_COPIED_ROW_METRICS = (
+    "numCopiedRows",
+    "numTargetRowsCopied",
+    "num_copied_rows",
+    "num_target_rows_copied",
+)
+_CACHED_TIMES = 1 << 16
 # The end of the year 9999 in milliseconds since 1970.
 _LAST_TIME = 253_402_300_799_999
 _TIMES: OrderedDict[FileState, int] = OrderedDict()
@@ -33,10 +38,9 @@ _TIMES: OrderedDict[FileState, int] = OrderedDict()
 
 @dataclass(frozen=True)
 class LogCommit:
-    """One commit: ``timestamp`` in milliseconds since 1970 (never falling), ``rows`` after it.
+    """One commit: ``timestamp`` in milliseconds since 1970 (monotonic), ``rows`` after the commit.
 
-    ``operation`` is the name in the note where a writer of ours left one, else the log's, in lower
-    case.
+    ``operation`` is the name in the user metadata of the store, else that of the log, in lower case.
     """
 
     version: int
@@ -58,15 +62,15 @@ def read_history(
 ) -> tuple[LogCommit, ...]:
     """Return the last ``limit`` commits before version ``before`` (None: all), newest first.
 
-    Commits that were removed from the log, as other writers do after a checkpoint, are left out.
+    Commits that other writers removed from the log after a checkpoint are omitted.
 
     Raises:
-        TableDamaged: A commit is missing or unreadable; names the file.
+        TableDamaged: A commit is missing or unreadable; the message names the file.
     """
     back = limit
     if limit is not None and before is not None:
-        back = log.reach(path, before - 1, limit)
-    with log.looked_at_once(path, back=back):
+        back = log.commits_to_list(path, before - 1, limit)
+    with log.cached_listing(path, back=back):
         return _read_history(path, limit=limit, before=before)
 
 
@@ -78,12 +82,12 @@ def _read_history(path: str, *, limit: int | None, before: int | None) -> tuple[
     if last < 0:
         return ()
     count = last + 1 if limit is None else limit
-    found = _commits_back_from(path, last, count)
-    counted = _RowCounts(path, found)
+    page = _commits_back_from(path, last, count)
+    row_counts = _RowCounts(path, page)
     rows = read_snapshot(path, last).rows
     commits = []
-    for version, actions in found:
-        rows_in, rows_out = counted.of(version, actions)
+    for version, actions in page:
+        rows_in, rows_out = row_counts.count(version, actions)
         commits.append(_log_commit(path, version, actions, rows_in, rows_out, rows))
         rows -= rows_in - rows_out
     return tuple(commits)
@@ -91,20 +95,20 @@ def _read_history(path: str, *, limit: int | None, before: int | None) -> tuple[
 
 def commit_at(path: str, version: int) -> LogCommit:
     """Return one commit."""
-    found = read_history(path, limit=1, before=version + 1)
-    if not found or found[0].version != version:
+    commits = read_history(path, limit=1, before=version + 1)
+    if not commits or commits[0].version != version:
         raise VersionNotFound(
             f"{path} has no commit {version}; the last one is {log.latest_version(path)}."
         )
-    return found[0]
+    return commits[0]
 
 
 def version_as_of(path: str, as_of: object, *, argument: str = "as_of") -> int:
-    """Return the Delta version that a time or a version means.
+    """Return the Delta version of a time or a version.
 
     Raises:
-        InvalidArgument: It is neither.
-        VersionNotFound: The table began later.
+        InvalidArgument: The value is neither.
+        VersionNotFound: The time is before the first version.
     """
     if isinstance(as_of, date | str):
         return version_at(path, parse_moment(as_of, argument=argument))
@@ -119,43 +123,43 @@ def version_as_of(path: str, as_of: object, *, argument: str = "as_of") -> int:
         ) from error
 
 
-def version_at(path: str, moment: datetime) -> int:
+def version_at(path: str, timestamp: datetime) -> int:
     """Return the last version whose commit time is at or before an instant.
 
-    Commit times have milliseconds; of several commits in one millisecond the last one counts.
+    Commit times have milliseconds; of several commits in one millisecond the last one is returned.
 
     Raises:
-        VersionNotFound: The table began later.
+        VersionNotFound: The instant is before the first version.
     """
-    with log.looked_at_once(path, back=None):
-        return _version_at(path, moment)
+    with log.cached_listing(path, back=None):
+        return _version_at(path, timestamp)
 
 
-def _version_at(path: str, moment: datetime) -> int:
-    millis = to_micros(moment) // 1000
+def _version_at(path: str, timestamp: datetime) -> int:
+    millis = to_micros(timestamp) // 1000
     listed = log.list_log(path)
     first = bisect.bisect_left(listed.commits, listed.earliest)
     versions = listed.commits[first:]
     position = bisect.bisect_right(versions, millis, key=lambda each: commit_time(path, each))
     if position == 0:
-        began = ended = "never"
+        first_time = last_time = "never"
         if versions:
-            began = from_micros(commit_time(path, versions[0]) * 1000).isoformat()
-            ended = from_micros(commit_time(path, versions[-1]) * 1000).isoformat()
+            first_time = from_micros(commit_time(path, versions[0]) * 1000).isoformat()
+            last_time = from_micros(commit_time(path, versions[-1]) * 1000).isoformat()
         raise VersionNotFound(
-            f"{path} has no version at {moment.isoformat()}: its commits are of {began} to "
-            f"{ended}.",
-            hint=f"as_of={began!r}",
+            f"{path} has no version at {timestamp.isoformat()}: its commits are from {first_time} to "
+            f"{last_time}.",
+            hint=f"as_of={first_time!r}",
         )
     return versions[position - 1]
 
 
 def commit_time(path: str, version: int) -> int:
-    """Return a commit's time in milliseconds since 1970, never before that of an earlier one."""
-    waiting = []
-    floor, until = 0, 0
+    """Return the monotonic time of a commit in milliseconds since 1970."""
+    commits = []
+    floor, stop = 0, 0
     number = version
-    while number >= until:
+    while number >= stop:
         file = log.commit_path(path, number)
         if not files.exists(file):
             break
@@ -163,15 +167,15 @@ def commit_time(path: str, version: int) -> int:
         if state in _TIMES:
             floor = max(floor, _TIMES[state])
             break
-        waiting.append((state, _stated_time(actions, state)))
+        commits.append((state, _stated_time(actions, state)))
         base, base_time = _base_of(log.note_of(actions), number)
-        if base >= until:
-            floor, until = base_time, base + 1
+        if base >= stop:
+            floor, stop = base_time, base + 1
         number -= 1
-    for state, stated in reversed(waiting):
-        floor = max(floor, stated)
+    for state, commit_timestamp in reversed(commits):
+        floor = max(floor, commit_timestamp)
         _TIMES[state] = floor
-    while len(_TIMES) > _REMEMBERED_TIMES:
+    while len(_TIMES) > _CACHED_TIMES:
         _TIMES.popitem(last=False)
     return floor
 
@@ -188,9 +192,9 @@ def added_files(path: str, version: int) -> tuple[str, ...]:
 
 
 class _RowCounts:
-    """Rows that commits of a page add and remove.
+    """The numbers of rows that the commits of a page add and remove.
 
-    Files are looked up only where the log does not say it.
+    Files are opened only if the log lacks the number.
     """
 
     def __init__(self, path: str, page: list[tuple[int, Actions]]) -> None:
@@ -198,8 +202,8 @@ class _RowCounts:
         self._page = page
         self._rows_of_files: dict[str, int] | None = None
 
-    def of(self, version: int, actions: Actions) -> tuple[int, int]:
-        """Return the rows that a commit added and removed."""
+    def count(self, version: int, actions: Actions) -> tuple[int, int]:
+        """Return the numbers of rows that a commit added and removed."""
         rows_in = sum(rows_of(self._path, add) for add in log.actions_of(actions, "add"))
         rows_out = 0
         for remove in log.actions_of(actions, "remove"):
@@ -223,17 +227,17 @@ class _RowCounts:
 
 
 def _commits_back_from(path: str, last: int, count: int) -> list[tuple[int, Actions]]:
-    found: list[tuple[int, Actions]] = []
+    commits: list[tuple[int, Actions]] = []
     for version in range(last, max(last - count, -1), -1):
         file = log.commit_path(path, version)
         if not files.exists(file) and _was_cleaned(path, version):
             break
-        found.append((version, log.read_commit(file)))
-    return found
+        commits.append((version, log.read_commit(file)))
+    return commits
 
 
 def _was_cleaned(path: str, version: int) -> bool:
-    """Tell whether a commit and all before it were removed after a checkpoint."""
+    """Return True if a commit and all before it were removed after a checkpoint."""
     listed = log.list_log(path)
     first = min(listed.commits, default=listed.latest + 1)
     return version < first and max(listed.checkpoints, default=-1) >= version
@@ -260,7 +264,7 @@ def _log_commit(
 
 def _copied_rows(info: Mapping[str, Any]) -> int:
     metrics = info.get("operationMetrics")
-    for key in _COPIED_ROWS:
+    for key in _COPIED_ROW_METRICS:
         if isinstance(metrics, Mapping) and str(metrics.get(key, "")).isdigit():
             return int(metrics[key])
     return 0
@@ -276,15 +280,12 @@ def _stated_time(actions: Actions, state: FileState) -> int:
 
 
 def _is_time(millis: int) -> bool:
-    """Tell whether a number in a log can be a time: it is between 1970 and the year 9999."""
+    """Return True if a number is a time between 1970 and the year 9999."""
     return 0 < millis <= _LAST_TIME
 
 
 def _base_of(note: Mapping[str, Any], version: int) -> tuple[int, int]:
-    """Return the version that a writer of ours saw and its commit time.
-
-    (-1, 0) where none is noted.
-    """
+    """Return the base version in user metadata and its commit time, (-1, 0) without one."""
     base, base_time = note.get("base"), note.get("base_time")
     if not isinstance(base, int) or not isinstance(base_time, int):
         return -1, 0

@@ -1,7 +1,6 @@
-"""Files of a Delta log: their names, which there are, and the actions of one commit.
+"""Files of a Delta log: names, listing, and the actions of commits.
 
-Nothing here writes. What a log says is data: it is parsed, never followed to a place outside the
-table.
+This module only reads. Logs are untrusted: paths in them are never followed outside of the table.
 """
 
 from __future__ import annotations
@@ -31,19 +30,16 @@ _CHECKPOINT_NAME = re.compile(
     r"(?:parquet|(?P<part>\d{10})\.(?P<parts>\d{10})\.parquet|(?P<unique>[\w-]+)\.(?:parquet|json))"
 )
 _KINDS_OF_OBJECTS = ("add", "remove", "metaData", "protocol", "txn", "commitInfo", "sidecar")
-# The last version of each table that this process has seen: its successors are looked for, not
-# listed.
-_LAST_SEEN: dict[str, int] = {}
-# So many commits before the last one seen are asked for again together with those after it.
-_ASKED_AGAIN = 20
+# The last known version of each table in this process: only its successors are checked, without a
+# listing.
+_LAST_VERSIONS: dict[str, int] = {}
+# Number of commits before the last known one that a listing includes.
+_RELISTED_COMMITS = 20
 
 
 @dataclass(frozen=True)
 class FileState:
-    """A file of the log as it was read.
-
-    Another one under its name has another time, size or number.
-    """
+    """The identity of a file of the log: a replaced file has another time, size or inode."""
 
     path: str
     modified: int
@@ -51,15 +47,19 @@ class FileState:
     number: int | str
 
     @classmethod
-    def of(cls, path: str) -> FileState:
-        """Return the state of a file; OSError when it is not there."""
+    def from_path(cls, path: str) -> FileState:
+        """Return the state of a file.
+
+        Raises:
+            OSError: The file does not exist.
+        """
         status = files.status(path)
         return cls(path, status.modified_ns, status.size, status.inode)
 
     def is_current(self) -> bool:
-        """Tell whether the file is still the one that was read."""
+        """Return True if the file was not replaced."""
         try:
-            return FileState.of(self.path) == self
+            return FileState.from_path(self.path) == self
         except OSError:
             return False
 
@@ -73,42 +73,41 @@ class LogFiles:
 
     @property
     def latest(self) -> int:
-        """The last version that there is, -1 when there is none."""
+        """The last version, -1 for an empty log."""
         last_checkpoint = max(self.checkpoints, default=-1)
         return max(*self.commits[-1:], last_checkpoint, -1)
 
     @property
     def earliest(self) -> int:
-        """The first version that can be read: older ones were removed with their commits."""
+        """The first version that can be replayed; commits of older ones were removed."""
         if self.commits and self.commits[0] == 0:
             return 0
         return min(self.checkpoints, default=self.latest)
 
 
 @contextmanager
-def looked_at_once(path: str, *, back: int | None = _ASKED_AGAIN) -> Iterator[None]:
-    """Ask a log below a URI once which files it has, and use the answer until the block ends.
+def cached_listing(path: str, *, back: int | None = _RELISTED_COMMITS) -> Iterator[None]:
+    """List a log in an object store once, and use the listing until the block ends.
 
-    For what reads: a commit that another writer makes meanwhile is not seen. Where the process has
-    seen the log before, only what came later is asked for, and ``back`` commits before it (None:
-    all).
+    For reads only, since concurrent commits are not visible. If the process knows the log, only
+    later files and ``back`` commits before are listed (None: all).
     """
-    seen = _LAST_SEEN.get(path)
+    last_version = _LAST_VERSIONS.get(path)
     after = ""
-    if seen is not None and back is not None and back < seen:
-        after = f"{seen - back:0{_VERSION_DIGITS}d}"
+    if last_version is not None and back is not None and back < last_version:
+        after = f"{last_version - back:0{_VERSION_DIGITS}d}"
     with listed_once(os.path.join(path, LOG_FOLDER), after=after):
         yield
 
 
-def reach(path: str, version: int, count: int) -> int:
-    """Return how far back ``looked_at_once`` has to ask to know ``count`` commits up to one."""
-    return max(_ASKED_AGAIN, _LAST_SEEN.get(path, version) - version + count)
+def commits_to_list(path: str, version: int, count: int) -> int:
+    """Return ``back`` of a listing that includes ``count`` commits up to a version."""
+    return max(_RELISTED_COMMITS, _LAST_VERSIONS.get(path, version) - version + count)
 
 
 def is_delta_table(path: str) -> bool:
-    """Tell whether there is a Delta table at ``path``."""
-    if is_uri(path) and path in _LAST_SEEN and latest_version(path) >= 0:
+    """Return True if there is a Delta table at ``path``."""
+    if is_uri(path) and path in _LAST_VERSIONS and latest_version(path) >= 0:
         return True
     if files.exists(commit_path(path, 0)):
         return True
@@ -117,7 +116,7 @@ def is_delta_table(path: str) -> bool:
 
 
 def has_commit(path: str, version: int) -> bool:
-    """Tell whether the log has the JSON file of a commit."""
+    """Return True if the log has the JSON file of a commit."""
     return files.exists(commit_path(path, version))
 
 
@@ -125,7 +124,7 @@ def list_log(path: str) -> LogFiles:
     """Return the files of a log.
 
     Raises:
-        TableDamaged: There is no log.
+        TableDamaged: The log is missing.
     """
     folder = os.path.join(path, LOG_FOLDER)
     names = files.list_directory(folder)
@@ -143,66 +142,63 @@ def list_log(path: str) -> LogFiles:
 
 
 def checkpoint_before(path: str, version: int) -> tuple[int, tuple[str, ...]]:
-    """Return the last complete checkpoint at or before a version, with its files.
-
-    (-1, ()) when there is none.
-    """
-    last = _stated_checkpoint(path)
+    """Return the last complete checkpoint up to a version with its files, (-1, ()) without one."""
+    last = _last_checkpoint(path)
     if 0 <= last <= version:
         file = os.path.join(path, LOG_FOLDER, f"{last:0{_VERSION_DIGITS}d}.checkpoint.parquet")
         if files.exists(file):
             return last, (file,)
     checkpoints = list_log(path).checkpoints
-    found = max((each for each in checkpoints if each <= version), default=-1)
-    return found, checkpoints.get(found, ())
+    last_version = max((each for each in checkpoints if each <= version), default=-1)
+    return last_version, checkpoints.get(last_version, ())
 
 
 def latest_version(path: str) -> int:
-    """Return the number of the last version in the log, -1 when there is none.
+    """Return the last version in the log, -1 for an empty log.
 
-    A log that was seen before is not listed again: only the names after the last one are looked
-    for.
+    A known log is not listed again: only the successors of the last known version are checked.
     """
     path = absolute(path)
-    seen = _LAST_SEEN.get(path)
+    last_version = _LAST_VERSIONS.get(path)
     if is_uri(path):
-        return _latest_listed(path, seen)
-    if seen is None or not files.exists(commit_path(path, seen)):
-        found = list_log(path)
-        seen = found.latest
-        if not found.commits or found.commits[-1] < seen:
-            return seen
-    # A gap of one commit is damage and not the end.
-    while files.exists(commit_path(path, seen + 1)) or files.exists(commit_path(path, seen + 2)):
-        seen += 1
-    _LAST_SEEN[path] = seen
-    return seen
+        return _latest_listed(path, last_version)
+    if last_version is None or not files.exists(commit_path(path, last_version)):
+        log_files = list_log(path)
+        last_version = log_files.latest
+        if not log_files.commits or log_files.commits[-1] < last_version:
+            return last_version
+    # A gap of one commit is damage and not the end of the log.
+    while files.exists(commit_path(path, last_version + 1)) or files.exists(
+        commit_path(path, last_version + 2)
+    ):
+        last_version += 1
+    _LAST_VERSIONS[path] = last_version
+    return last_version
 
 
-def _latest_listed(path: str, seen: int | None) -> int:
-    """Return the last version of a log below a URI: one list of the names since the last one."""
-    if seen is not None:
-        before = f"{seen:0{_VERSION_DIGITS}d}"
-        commits = set()
-        for name in files.list_directory(os.path.join(path, LOG_FOLDER), after=before):
-            commits.add(_commit_version(name))
-        if seen in commits:
-            # A gap of one commit is damage and not the end.
-            while seen + 1 in commits or seen + 2 in commits:
-                seen += 1
-            _LAST_SEEN[path] = seen
-            return seen
-    _LAST_SEEN.pop(path, None)
+def _latest_listed(path: str, last_version: int | None) -> int:
+    """Return the last version of a log in an object store by one listing after the last known one."""
+    if last_version is not None:
+        before = f"{last_version:0{_VERSION_DIGITS}d}"
+        names = files.list_directory(os.path.join(path, LOG_FOLDER), after=before)
+        commits = set(map(_commit_version, names))
+        if last_version in commits:
+            # A gap of one commit is damage and not the end of the log.
+            while last_version + 1 in commits or last_version + 2 in commits:
+                last_version += 1
+            _LAST_VERSIONS[path] = last_version
+            return last_version
+    _LAST_VERSIONS.pop(path, None)
     if not files.is_directory(os.path.join(path, LOG_FOLDER)):
         return -1
-    found = list_log(path)
-    if found.commits and found.commits[-1] == found.latest:
-        _LAST_SEEN[path] = found.latest
-    return found.latest
+    log_files = list_log(path)
+    if log_files.commits and log_files.commits[-1] == log_files.latest:
+        _LAST_VERSIONS[path] = log_files.latest
+    return log_files.latest
 
 
 def commit_path(path: str, version: int) -> str:
-    """Return where the log keeps the commit of a version."""
+    """Return the path of the commit file of a version."""
     return os.path.join(path, LOG_FOLDER, f"{version:0{_VERSION_DIGITS}d}.json")
 
 
@@ -210,26 +206,26 @@ def read_commit(file: str) -> Actions:
     """Return the actions of one commit file.
 
     Raises:
-        TableDamaged: The file is missing, or not what a commit looks like.
+        TableDamaged: The file is missing or invalid.
     """
     return read_commit_file(file)[1]
 
 
 def read_commit_file(file: str) -> tuple[FileState, Actions]:
-    """Return the actions of one commit file, and which file that was.
+    """Return the actions of one commit file and the identity of the file.
 
-    Errors as in ``read_commit``.
+    Raises the errors of ``read_commit``.
     """
     try:
-        state = FileState.of(file)
+        state = FileState.from_path(file)
     except OSError as error:
         raise unreadable_file(file, error) from error
-    return state, _parsed_commit(state)
+    return state, _parse_commit(state)
 
 
-# A commit never changes, and histories are asked for again and again.
+# Commits are immutable, and histories read them repeatedly.
 @lru_cache(maxsize=4096)
-def _parsed_commit(state: FileState) -> Actions:
+def _parse_commit(state: FileState) -> Actions:
     if state.size == 0:
         raise damaged_file(state.path, "is empty")
     try:
@@ -241,49 +237,46 @@ def _parsed_commit(state: FileState) -> Actions:
 
 
 def parse_actions(text: str) -> Actions:
-    r"""Return the actions of a commit's text: one JSON object a line, lines ending in \n alone.
+    r"""Return the actions of a commit's text: one JSON object per line, with \n as line separator.
 
     >>> parse_actions('{"txn": {"appId": "a", "version": 1}}')
     [{'txn': {'appId': 'a', 'version': 1}}]
 
     Raises:
-        ValueError: The text holds something else, or nothing.
+        ValueError: The text is invalid or empty.
     """
-    # str.splitlines would cut at U+2028, U+2029 and U+0085, which JSON texts may hold.
+    # str.splitlines would also split at U+2028, U+2029 and U+0085, which JSON may contain.
     lines = [line for line in text.split("\n") if line.strip()]
     actions = [json.loads(line) for line in lines]
     for action in actions:
         if not isinstance(action, dict):
-            raise ValueError(f"an action is an object, not {action!r:.80}")
+            raise ValueError(f"an action must be an object, not {action!r:.80}")
         for kind in _KINDS_OF_OBJECTS:
             if not isinstance(action.get(kind, None), dict | None):
-                raise ValueError(f"{kind!r} is an object, not {action[kind]!r:.80}")
+                raise ValueError(f"{kind!r} must be an object, not {action[kind]!r:.80}")
         for kind in ("add", "remove"):
             if action.get(kind) is not None and not isinstance(action[kind].get("path"), str):
-                raise ValueError(f"{kind!r} names no file")
+                raise ValueError(f"{kind!r} has no path")
     if not actions:
-        raise ValueError("there are no actions")
+        raise ValueError("the commit has no actions")
     return actions
 
 
 def actions_of(actions: Actions, kind: str) -> Iterator[dict[str, Any]]:
     """Yield the actions of one kind."""
     for action in actions:
-        found = action.get(kind)
-        if found is not None:
-            yield found
+        payload = action.get(kind)
+        if payload is not None:
+            yield payload
 
 
 def commit_info(actions: Actions) -> Mapping[str, Any]:
-    """Return what a commit tells about itself; empty when it tells nothing."""
+    """Return the ``commitInfo`` action of a commit, empty if it is missing."""
     return next(actions_of(actions, "commitInfo"), {})
 
 
 def note_of(actions: Actions) -> Mapping[str, Any]:
-    """Return the JSON object that our writers leave in a commit.
-
-    Empty where another writer's text is.
-    """
+    """Return the JSON object in the user metadata of a commit, empty for other writers' text."""
     text = commit_info(actions).get("userMetadata")
     if not isinstance(text, str):
         return {}
@@ -297,7 +290,7 @@ def note_of(actions: Actions) -> Mapping[str, Any]:
 
 
 def changes_data(actions: Actions) -> bool:
-    """Tell whether a commit adds or removes rows; compaction and new properties do not."""
+    """Return True if a commit adds or removes rows, unlike compaction or new properties."""
     for kind in ("add", "remove"):
         for action in actions_of(actions, kind):
             if action.get("dataChange", True):
@@ -305,36 +298,33 @@ def changes_data(actions: Actions) -> bool:
     return False
 
 
-def damaged_file(file: str, what: str) -> TableDamaged:
-    """Return the error for a file of a table that is not as it should be."""
+def damaged_file(file: str, damage: str) -> TableDamaged:
+    """Return the error for a damaged file of a table."""
     return TableDamaged(
-        f"The file {file} {what}.",
+        f"The file {file} {damage}.",
         hint="restore it from a copy, or read an older Delta version with as_of=",
     )
 
 
 def unreadable_file(file: str, error: OSError) -> StorageError:
-    """Return the error for a file of a table that could not be read.
-
-    Damage where it is not there, or no such file.
-    """
+    """Return the error for an unreadable file of a table: damage if it is missing or invalid."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return damaged_file(file, "is missing")
     if error.errno is None:
-        return damaged_file(file, "cannot be read: it is no file of its kind")
+        return damaged_file(file, "cannot be read: it has another format")
     return StorageError(f"{file} could not be read: {error}.", hint=refusal_hint(error))
 
 
-def _stated_checkpoint(path: str) -> int:
-    """Return the version of the last checkpoint that the log names, -1 when it names none."""
+def _last_checkpoint(path: str) -> int:
+    """Return the version in ``_last_checkpoint``, -1 without one."""
     try:
         text = files.read_text(os.path.join(path, LOG_FOLDER, "_last_checkpoint"))
-        found = json.loads(text)
+        content = json.loads(text)
     except (OSError, ValueError, RecursionError):
         return -1
-    if not isinstance(found, dict) or not isinstance(found.get("version"), int):
+    if not isinstance(content, dict) or not isinstance(content.get("version"), int):
         return -1
-    return int(found["version"])
+    return int(content["version"])
 
 
 def _commit_version(name: str) -> int | None:
@@ -345,8 +335,8 @@ def _commit_version(name: str) -> int | None:
 
 
 def _complete_checkpoints(folder: str, names: Sequence[str]) -> dict[int, tuple[str, ...]]:
-    found: dict[int, tuple[str, ...]] = {}
-    parts: dict[tuple[int, str], list[str]] = {}
+    checkpoints: dict[int, tuple[str, ...]] = {}
+    multipart_files: dict[tuple[int, str], list[str]] = {}
     for name in sorted(names):
         match = _CHECKPOINT_NAME.fullmatch(name)
         if match is None:
@@ -354,10 +344,10 @@ def _complete_checkpoints(folder: str, names: Sequence[str]) -> dict[int, tuple[
         version = int(match["version"])
         file = os.path.join(folder, name)
         if match["part"] is None:
-            found[version] = (file,)
+            checkpoints[version] = (file,)
         else:
-            parts.setdefault((version, match["parts"]), []).append(file)
-    for (version, count), present in parts.items():
+            multipart_files.setdefault((version, match["parts"]), []).append(file)
+    for (version, count), present in multipart_files.items():
         if len(present) == int(count):
-            found.setdefault(version, tuple(present))
-    return found
+            checkpoints.setdefault(version, tuple(present))
+    return checkpoints

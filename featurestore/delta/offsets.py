@@ -1,8 +1,8 @@
-"""Where streams stand in a table: a transaction number for each partition of a topic.
+"""Stream positions in a table: a transaction number for each partition of a topic.
 
-The number is the offset of the next record, in the same commit as the rows, so that table and
-position cannot part. A commit says from which numbers it goes on: whoever finds others there was
-overtaken.
+The number is the offset of the next record and is committed with the rows, so that table and
+position cannot diverge. A commit requires the numbers at its start; a writer that sees other numbers
+was overtaken.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ Offsets = Mapping[str, tuple[int | None, int]]
 
 
 def check_offsets(state: Snapshot, offsets: Offsets) -> None:
-    """Raise StreamOvertaken where an application's number is not the one that the writer saw."""
-    for app, (seen, _) in offsets.items():
-        if state.transactions.get(app) != seen:
+    """Raise StreamOvertaken if the number of an application differs from the one that was read."""
+    for app, (expected, _) in offsets.items():
+        if state.transactions.get(app) != expected:
             raise overtaken(app)
 
 
 def check_winner(transactions: Iterable[Mapping[str, Any]], offsets: Offsets) -> None:
-    """Raise StreamOvertaken where a commit that came first moved one of the applications."""
+    """Raise StreamOvertaken if a concurrent commit advanced one of the applications."""
     for each in transactions:
         if each["appId"] in offsets:
             raise overtaken(str(each["appId"]))
 
 
 def overtaken(app: str) -> StreamOvertaken:
-    """Return the error of a write whose records another writer committed first."""
+    """Return the error for a write whose records another writer committed first."""
     return StreamOvertaken(
-        f"Another process committed records of {app!r} first; nothing of this write landed.",
-        hint="read the position again, and go on from there",
+        f"Another process committed records of {app!r} first; this write was not committed.",
+        hint="read the position again, and continue from there",
     )
 
 
 def next_offsets(state: Snapshot, offsets: Offsets) -> Offsets | None:
-    """Return how a second table goes on to the numbers that a write brings; None for a repeat.
+    """Return the offsets of a write for a second table, None if the write is a repetition.
 
-    It need not have been written to each time, so it may be behind the first table, never between
-    its numbers.
+    Not every write goes to the second table, so its numbers may be lower, but they must be numbers
+    of the first table.
 
     Raises:
-        StreamOvertaken: The records that it has are not those that the write begins with.
+        StreamOvertaken: The second table already has records of this write.
     """
-    moved = {}
+    next_numbers = {}
     repeated = bool(offsets)
     for app, (_, number) in offsets.items():
-        held = state.transactions.get(app)
-        repeated = repeated and held == number
-        moved[app] = (held, number)
+        current = state.transactions.get(app)
+        repeated = repeated and current == number
+        next_numbers[app] = (current, number)
     if repeated:
         return None
-    for app, (seen, _) in offsets.items():
-        held = moved[app][0]
-        if held is not None and held > (seen or 0):
+    for app, (expected, _) in offsets.items():
+        current = next_numbers[app][0]
+        if current is not None and current > (expected or 0):
             raise overtaken(app)
-    return moved
+    return next_numbers

@@ -1,8 +1,7 @@
-"""Whether the data files of a version are there, and what is said when they are not.
+"""Checks that the data files of a version exist, and the errors for missing files.
 
-A file that the latest version needs and that is missing is damage. One that a later commit has
-removed from the table was taken by a vacuum, ours or another program's, which is no damage: then
-the versions that can still be read are named.
+A missing file of the latest version is damage. A missing file that a later commit removed from the
+table was deleted by a vacuum, maybe of another program; the error then lists the readable versions.
 """
 
 from __future__ import annotations
@@ -18,40 +17,40 @@ from featurestore.errors import FeatureStoreError, VersionVacuumed
 from featurestore.storage import files
 from featurestore.storage.location import absolute
 
-_MOST_RANGES = 10
+_SHOWN_RANGES = 10
 
 
-def check_files(snapshot: Snapshot, wanted: Iterable[DataFile] | None = None) -> None:
-    """Make sure that data files of a version are there, in the size that the log says.
+def check_files(snapshot: Snapshot, data_files: Iterable[DataFile] | None = None) -> None:
+    """Check that data files of a version exist with their size in the log.
 
     Args:
         snapshot: The version.
-        wanted: Some of its files; None for all.
+        data_files: Some of its files; None checks all.
 
     Raises:
-        VersionVacuumed: A vacuum removed some; says which versions can be read.
-        TableDamaged: One is missing that the latest version needs, or has another size.
-        StorageError: One could not be looked at.
+        VersionVacuumed: A vacuum removed files; the message lists the readable versions.
+        TableDamaged: A file of the latest version is missing, or a file has another size.
+        StorageError: The status of a file cannot be read.
     """
-    looked_for = snapshot.files if wanted is None else list(wanted)
-    listed: Mapping[str, int] = {}
-    if len(looked_for) > 1:
-        listed = files.sizes_below(snapshot.path)
-    for file in looked_for:
+    checked_files = snapshot.files if data_files is None else list(data_files)
+    listed_sizes: Mapping[str, int] = {}
+    if len(checked_files) > 1:
+        listed_sizes = files.sizes_below(snapshot.path)
+    for file in checked_files:
         try:
-            size = listed.get(file.path)
+            size = listed_sizes.get(file.path)
             if size is None:
-                size = FileState.of(file.path).size
+                size = FileState.from_path(file.path).size
         except OSError as error:
             raise unreadable_data_file(file.path, error, version=snapshot.version) from error
         if size != file.bytes:
-            raise damaged_file(file.path, f"has {size} bytes where the log says {file.bytes}")
+            raise damaged_file(file.path, f"has {size} bytes, but {file.bytes} in the log")
 
 
 def unreadable_data_file(
     file: str, error: OSError, *, version: int | None = None
 ) -> FeatureStoreError:
-    """Return the error for a data file that could not be read, of a version where it is known."""
+    """Return the error for an unreadable data file of a version, if the version is known."""
     if isinstance(error, FileNotFoundError):
         vacuumed = vacuumed_file(file, version=version)
         if vacuumed is not None:
@@ -60,7 +59,7 @@ def unreadable_data_file(
 
 
 def vacuumed_file(file: str, *, version: int | None = None) -> VersionVacuumed | None:
-    """Return the error for a file that a vacuum took; None for one that is there or is missed."""
+    """Return the error for a file that a vacuum removed, None for existing or damaged files."""
     path = _table_of(file)
     if path is None or files.exists(file):
         return None
@@ -69,23 +68,23 @@ def vacuumed_file(file: str, *, version: int | None = None) -> VersionVacuumed |
         if any(each.path == file for each in latest.files):
             return None
         readable = readable_versions(path)
-    except FeatureStoreError:  # the log has damage of its own
+    except FeatureStoreError:  # the log is damaged, too
         return None
     if not readable or version in readable:
         return None
-    asked, next_one = "An old Delta version", readable[-1]
+    version_name, next_one = "An old Delta version", readable[-1]
     if version is not None:
-        asked = f"Delta version {version}"
+        version_name = f"Delta version {version}"
         next_one = next((each for each in readable if each > version), next_one)
     return VersionVacuumed(
-        f"{asked} of {path} cannot be read any more: a vacuum removed its data files. "
+        f"{version_name} of {path} cannot be read any more: a vacuum removed its data files. "
         f"Versions that can be read: {_ranges(readable)}.",
         hint=f"as_of={next_one}; a longer retain= of vacuum keeps more versions",
     )
 
 
 def readable_versions(path: str) -> list[int]:
-    """Return the versions of a table whose data files are all there, ascending."""
+    """Return the versions of a table whose data files all exist, ascending."""
     listed = log.list_log(path)
     missing = set()
     for file in read_snapshot(path, listed.earliest).files:
@@ -106,7 +105,7 @@ def readable_versions(path: str) -> list[int]:
 
 
 def _table_of(file: str) -> str | None:
-    """Return the directory of the table that a data file lies in, None when there is none."""
+    """Return the directory of the table of a data file, if any."""
     folder = os.path.dirname(absolute(file))
     while folder != os.path.dirname(folder):
         if log.is_delta_table(folder):
@@ -116,7 +115,7 @@ def _table_of(file: str) -> str | None:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as text, the last ones where they are many.
+    """Return ascending numbers as text with ranges, at most the last ranges.
 
     >>> _ranges([0, 4, 5, 6])
     '0, 4 to 6'
@@ -127,9 +126,10 @@ def _ranges(numbers: Sequence[int]) -> str:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    texts = []
-    for first, last in ranges[-_MOST_RANGES:]:
-        texts.append(str(first) if first == last else f"{first} to {last}")
-    if len(ranges) > _MOST_RANGES:
+    texts = [
+        str(first) if first == last else f"{first} to {last}"
+        for first, last in ranges[-_SHOWN_RANGES:]
+    ]
+    if len(ranges) > _SHOWN_RANGES:
         texts.insert(0, "...")
     return ", ".join(texts)

@@ -1,9 +1,9 @@
-"""Which Delta tables the store reads and writes: the one judge, asked before any read.
+"""Protocol checks: which Delta tables the store can read and write.
 
-A table says in its protocol which features its readers must know. Those below are known; a table
-that asks for another one, maps its columns, or hides rows by deletion vectors would be read
-wrongly, so it is refused by name (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Table
-Features").
+The protocol of a table lists the features that its readers must support. Tables with other features
+than those below, with column mapping or with deletion vectors would be read wrongly, so they are
+refused with the name of the feature
+(https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Table Features").
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 from featurestore.errors import UnsupportedTable, listing
 
-# Features of readers that change nothing about the rows of the files that the log lists, or that
-# are judged apart: a deletion vector by its file, a column mapping by its mode.
-_HARMLESS_FEATURES = frozenset(
+# Reader features that do not change the rows of listed files, or that have their own checks: a
+# deletion vector by its file, a column mapping by its mode.
+_SUPPORTED_FEATURES = frozenset(
     {
         "columnMapping",
         "deletionVectors",
         "timestampNtz",
-        # Files of narrower types are cast by whoever reads them with the schema of the table.
+        # Readers cast files with narrower types to the schema of the table.
         "typeWidening",
         "typeWidening-preview",
         "v2Checkpoint",
@@ -37,10 +37,7 @@ _WRITTEN_WRITER = 2
 
 @dataclass(frozen=True)
 class Protocol:
-    """What a table asks of its readers and writers.
-
-    Delta's two version numbers, and features by name.
-    """
+    """The requirements of a table for its readers and writers: Delta versions and features."""
 
     reader: int = _WRITTEN_READER
     writer: int = _WRITTEN_WRITER
@@ -48,28 +45,32 @@ class Protocol:
     writer_features: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, action: Mapping[str, Any]) -> Protocol:
-        """Return the protocol that an action of the log states; ValueError when it states none."""
+    def from_action(cls, action: Mapping[str, Any]) -> Protocol:
+        """Return the protocol of a log action.
+
+        Raises:
+            ValueError: The action is invalid.
+        """
         reader, writer = action.get("minReaderVersion"), action.get("minWriterVersion")
         if not (isinstance(reader, int) and isinstance(writer, int)):
-            raise ValueError(f"no protocol: {dict(action)}")
-        of_readers = action.get("readerFeatures") or []
-        of_writers = action.get("writerFeatures") or []
-        for name in chain(of_readers, of_writers):
+            raise ValueError(f"invalid protocol: {dict(action)}")
+        reader_features = action.get("readerFeatures") or []
+        writer_features = action.get("writerFeatures") or []
+        for name in chain(reader_features, writer_features):
             if not isinstance(name, str):
-                raise ValueError(f"no protocol: {dict(action)}")
-        return cls(reader, writer, tuple(of_readers), tuple(of_writers))
+                raise ValueError(f"invalid protocol: {dict(action)}")
+        return cls(reader, writer, tuple(reader_features), tuple(writer_features))
 
 
 def check_readable(path: str, protocol: Protocol, properties: Mapping[str, str]) -> None:
-    """Refuse a table that asks its readers for something that the store does not know.
+    """Refuse a table that requires unsupported reader features.
 
     Raises:
-        UnsupportedTable: Names the features.
+        UnsupportedTable: The table is not supported; the message names the features.
     """
     if protocol.reader > _FEATURES_READER:
         raise refusal(path, f"reader version {protocol.reader}")
-    unknown = sorted(set(protocol.reader_features) - _HARMLESS_FEATURES)
+    unknown = sorted(set(protocol.reader_features) - _SUPPORTED_FEATURES)
     if unknown:
         raise refusal(path, f"the table features {listing(unknown)}")
     mode = properties.get(_COLUMN_MAPPING, "none")
@@ -78,16 +79,16 @@ def check_readable(path: str, protocol: Protocol, properties: Mapping[str, str])
 
 
 def check_no_vector(path: str, file: str, add: Mapping[str, Any]) -> None:
-    """Refuse a file of which a deletion vector hides rows."""
+    """Refuse a file with a deletion vector."""
     if add.get("deletionVector") is not None:
         raise refusal(path, f"deletion vectors (its file {file} has one)")
 
 
 def check_writable(path: str, protocol: Protocol) -> None:
-    """Refuse a table that asks its writers for features that the embedded engine does not know.
+    """Refuse a table that requires writer features that the embedded engine does not support.
 
     Raises:
-        UnsupportedTable: Names the versions that it asks for.
+        UnsupportedTable: The table is not supported; the message names the required versions.
     """
     if protocol.reader > _WRITTEN_READER or protocol.writer > _WRITTEN_WRITER:
         raise UnsupportedTable(
@@ -98,9 +99,9 @@ def check_writable(path: str, protocol: Protocol) -> None:
         )
 
 
-def refusal(path: str, what: str) -> UnsupportedTable:
+def refusal(path: str, feature: str) -> UnsupportedTable:
     """Return the error for a table that the store would read wrongly."""
     return UnsupportedTable(
-        f"The Delta table at {path} uses {what}, which the store does not read.",
+        f"The Delta table at {path} uses {feature}, which the store does not support.",
         hint="copy its rows into a plain Delta table or Parquet files with the tool that wrote it",
     )

@@ -1,4 +1,4 @@
-"""Replay of a Delta log: checkpoint and commits, one after the other, to what a table is."""
+"""Replay of a Delta log: the state of a table from a checkpoint and commits."""
 
 from __future__ import annotations
 
@@ -23,24 +23,27 @@ class Replay:
         self.removed: set[str] = set()
 
     def apply(self, actions: Actions, file: str) -> None:
-        """Take in a commit; TableDamaged names its file when it makes no sense."""
-        for found in log.actions_of(actions, "protocol"):
-            self.protocol = found
-        for found in log.actions_of(actions, "metaData"):
-            self.metadata = found
-        self._take_transactions(log.actions_of(actions, "txn"), file)
-        # A commit may name a file twice: with another deletion vector it goes and comes, in any
-        # order.
-        for found in log.actions_of(actions, "remove"):
-            self.adds.pop(found["path"], None)
-            self.removed.add(found["path"])
-        for found in log.actions_of(actions, "add"):
-            self.adds[found["path"]] = found
-            # A file that is added again takes the place of the one before it.
-            self.removed.add(found["path"])
+        """Apply a commit.
+
+        Raises:
+            TableDamaged: The commit is invalid; the message names its file.
+        """
+        for payload in log.actions_of(actions, "protocol"):
+            self.protocol = payload
+        for payload in log.actions_of(actions, "metaData"):
+            self.metadata = payload
+        self._apply_transactions(log.actions_of(actions, "txn"), file)
+        # A commit may both remove and add a file, in any order, to change its deletion vector.
+        for payload in log.actions_of(actions, "remove"):
+            self.adds.pop(payload["path"], None)
+            self.removed.add(payload["path"])
+        for payload in log.actions_of(actions, "add"):
+            self.adds[payload["path"]] = payload
+            # A file that is added again replaces its earlier state.
+            self.removed.add(payload["path"])
 
     def apply_commits(self, first: int, last: int) -> list[FileState]:
-        """Take in the commits from ``first`` to ``last``, and return their files."""
+        """Apply the commits from ``first`` to ``last``, and return their files."""
         sources = []
         for number in range(first, last + 1):
             file = log.commit_path(self.path, number)
@@ -50,26 +53,26 @@ class Replay:
         return sources
 
     def apply_checkpoint(self, files: Iterable[str]) -> list[FileState]:
-        """Take in a checkpoint, of which the log has these files, and return them."""
+        """Apply a checkpoint, and return the state of its files."""
         names = list(files)
         try:
-            sources = [FileState.of(file) for file in names]
+            sources = [FileState.from_path(file) for file in names]
         except OSError as error:
             raise unreadable_file(str(error.filename), error) from error
-        found = read_checkpoint(self.path, names)
-        self.protocol, self.metadata = found.protocol, found.metadata
-        self._take_transactions(found.transactions, names[0])
-        self.adds = {str(add["path"]): add for add in found.adds}
+        checkpoint = read_checkpoint(self.path, names)
+        self.protocol, self.metadata = checkpoint.protocol, checkpoint.metadata
+        self._apply_transactions(checkpoint.transactions, names[0])
+        self.adds = {str(add["path"]): add for add in checkpoint.adds}
         return sources
 
     def data_files(self) -> list[DataFile]:
-        """Return the files that were added and are there still, in the order of writing."""
-        found = [data_file(self.path, add) for add in self.adds.values()]
-        return sorted(found, key=order_of_writing)
+        """Return the added files that were not removed, in commit order."""
+        files = [data_file(self.path, add) for add in self.adds.values()]
+        return sorted(files, key=order_of_writing)
 
-    def _take_transactions(self, found: Iterable[Mapping[str, Any]], file: str) -> None:
+    def _apply_transactions(self, transactions: Iterable[Mapping[str, Any]], file: str) -> None:
         try:
-            for each in found:
+            for each in transactions:
                 self.transactions[str(each["appId"])] = int(each["version"])
         except (KeyError, TypeError, ValueError) as error:
-            raise damaged_file(file, "holds a transaction without application or number") from error
+            raise damaged_file(file, "has a transaction without application or number") from error

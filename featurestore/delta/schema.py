@@ -1,4 +1,4 @@
-"""Delta's JSON schemas as Arrow schemas of storage types."""
+"""Conversion of Delta's JSON schemas to Arrow schemas of storage types."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(-?\d+)\s*\)")
 
 
 class UnknownTypeError(ValueError):
-    """A column has a type that the store does not know. Does not leave the package."""
+    """The type of a column is unknown. Internal to the package."""
 
     def __init__(self, column: str, kind: object) -> None:
         self.column = column
@@ -50,107 +50,103 @@ def arrow_schema(text: str) -> pa.Schema:
     id: int64 not null
 
     Raises:
-        UnknownTypeError: Names the column and its type.
-        ValueError: The text is no schema.
+        UnknownTypeError: The type of a column is unknown.
+        ValueError: The text is not a schema.
     """
     fields = []
     try:
         for each in json.loads(text)["fields"]:
             field = _field(each, each["name"])
-            fields.append(field.with_metadata(_texts(each.get("metadata") or {})))
+            fields.append(field.with_metadata(_string_metadata(each.get("metadata") or {})))
         return pa.schema(fields)
     except (KeyError, TypeError, AttributeError, RecursionError, pa.ArrowInvalid) as error:
         raise ValueError(f"the schema of the table cannot be read: {error!r}") from error
 
 
 def requested_schema(
-    path: str, stored: pa.Schema, schema: pa.Schema | None, columns: Sequence[str] | None
+    path: str, table_schema: pa.Schema, schema: pa.Schema | None, columns: Sequence[str] | None
 ) -> pa.Schema:
-    """Return the feature types that a read of a table gives.
+    """Return the feature types of the columns that are read from a table.
 
-    Only columns that are read have to have some.
-
-    ``stored`` is the table's schema at the version, ``schema`` are feature types to restore,
-    ``columns`` selects. Warns of times without a zone, which are taken as UTC.
+    ``stored`` is the table's schema at the version, ``schema`` has feature types to restore,
+    ``columns`` selects columns. Warns about times without a zone, which are read as UTC. The types
+    of other columns are not checked.
 
     Raises:
-        SchemaMismatch: A column is asked for that is not there.
-        UnsupportedType: Lists the columns that a feature group cannot hold.
+        SchemaMismatch: A requested column does not exist.
+        UnsupportedType: Types are not supported; the message lists the columns.
     """
-    given = stored if schema is None else schema
+    selected = table_schema if schema is None else schema
     if columns is not None:
-        absent = [column for column in columns if column not in given.names]
-        if absent:
+        missing_columns = [column for column in columns if column not in selected.names]
+        if missing_columns:
             raise SchemaMismatch(
-                f"{path} has no columns {listing(absent)}; it has {listing(given.names, limit=50)}."
+                f"{path} has no columns {listing(missing_columns)}; it has {listing(selected.names, limit=50)}."
             )
-        given = pa.schema([given.field(column) for column in columns])
-    wanted = given
+        selected = pa.schema([selected.field(column) for column in columns])
+    feature_types = selected
     if schema is None:
-        wanted = feature_schema(given)
-        refuse_untyped(wanted, what=f"The table {path}", hint=_typing)
-    _warn_of_naive_times(path, stored, wanted)
-    return wanted
+        feature_types = feature_schema(selected)
+        refuse_untyped(feature_types, what=f"The table {path}", hint=_cast_hint)
+    _warn_of_naive_times(path, table_schema, feature_types)
+    return feature_types
 
 
-def _typing(columns: pa.Schema) -> str:
-    return (
-        f"leave them out with columns=, or cast them where the table is made: {sql_casts(columns)}"
-    )
+def _cast_hint(columns: pa.Schema) -> str:
+    return f"omit them with columns=, or cast them where the table is written: {sql_casts(columns)}"
 
 
-def _warn_of_naive_times(path: str, stored: pa.Schema, wanted: pa.Schema) -> None:
-    naive = []
-    for field in stored:
-        is_naive = pat.is_timestamp(field.type) and field.type.tz is None
-        if is_naive and field.name in wanted.names:
-            naive.append(field.name)
+def _warn_of_naive_times(path: str, table_schema: pa.Schema, feature_types: pa.Schema) -> None:
+    naive = [
+        field.name
+        for field in table_schema
+        if pat.is_timestamp(field.type)
+        and field.type.tz is None
+        and field.name in feature_types.names
+    ]
     if naive:
         noun = "Columns" if len(naive) > 1 else "Column"
         warn_caller(
-            f"{noun} {listing(naive)} of {path} have no time zone and are taken as UTC",
+            f"{noun} {listing(naive)} of {path} have no time zone and are read as UTC",
             NaiveTimeWarning,
         )
 
 
-def _field(given: Mapping[str, Any], column: str) -> pa.Field:
-    return pa.field(given["name"], _type(given["type"], column), bool(given.get("nullable", True)))
+def _field(definition: Mapping[str, Any], column: str) -> pa.Field:
+    return pa.field(
+        definition["name"],
+        _type(definition["type"], column),
+        bool(definition.get("nullable", True)),
+    )
 
 
-def _texts(metadata: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the texts of a column's metadata (a comment, a shape), None where there are none.
+def _string_metadata(metadata: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the string values of a column's metadata (a comment, a shape), None if empty.
 
-    It is written again with each new schema of the table.
+    They are written again with each new schema of the table.
     """
-    texts = {}
-    for key, value in metadata.items():
-        if isinstance(value, str):
-            texts[key] = value
-    return texts or None
+    return {key: value for key, value in metadata.items() if isinstance(value, str)} or None
 
 
-def _type(given: Any, column: str) -> pa.DataType:
-    if isinstance(given, str):
-        return _primitive(given, column)
-    if not isinstance(given, dict):
-        raise UnknownTypeError(column, given)
-    if given["type"] == "struct":
-        fields = []
-        for each in given["fields"]:
-            fields.append(_field(each, column))
-        return pa.struct(fields)
-    if given["type"] == "array":
-        element = _type(given["elementType"], column)
-        return pa.list_(pa.field("element", element, bool(given.get("containsNull", True))))
-    if given["type"] == "map":
-        return pa.map_(_type(given["keyType"], column), _type(given["valueType"], column))
-    raise UnknownTypeError(column, given)
+def _type(definition: Any, column: str) -> pa.DataType:
+    if isinstance(definition, str):
+        return _primitive(definition, column)
+    if not isinstance(definition, dict):
+        raise UnknownTypeError(column, definition)
+    if definition["type"] == "struct":
+        return pa.struct([_field(each, column) for each in definition["fields"]])
+    if definition["type"] == "array":
+        element = _type(definition["elementType"], column)
+        return pa.list_(pa.field("element", element, bool(definition.get("containsNull", True))))
+    if definition["type"] == "map":
+        return pa.map_(_type(definition["keyType"], column), _type(definition["valueType"], column))
+    raise UnknownTypeError(column, definition)
 
 
-def _primitive(given: str, column: str) -> pa.DataType:
-    if given in _PRIMITIVES:
-        return _PRIMITIVES[given]
-    decimal = _DECIMAL.fullmatch(given)
+def _primitive(type_name: str, column: str) -> pa.DataType:
+    if type_name in _PRIMITIVES:
+        return _PRIMITIVES[type_name]
+    decimal = _DECIMAL.fullmatch(type_name)
     if decimal is None:
-        raise UnknownTypeError(column, given)
+        raise UnknownTypeError(column, type_name)
     return pa.decimal128(int(decimal[1]), int(decimal[2]))

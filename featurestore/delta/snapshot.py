@@ -1,9 +1,7 @@
-"""Snapshots: what a Delta table is at one version.
+"""Snapshots: the state of a Delta table at one version.
 
-Replayed from the last checkpoint and the commits after it.
-
-A snapshot that this process has read is the base of the next one, so that a version costs what its
-own commit holds.
+A snapshot is replayed from the last checkpoint and later commits, or from an earlier snapshot in the
+cache of this process, so that reading the next version costs only its commit.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ from featurestore.delta import log, protocol
 from featurestore.delta.bounds import (
     MICROS_OF_DAY,
     ColumnBounds,
-    bounds_in,
-    bounds_of_partition,
+    bounds_from_partition,
+    bounds_from_statistics,
     has_bounds,
 )
-from featurestore.delta.datafile import DataFile, order_of_writing, parsed_statistics
-from featurestore.delta.deleted import deletion_of
+from featurestore.delta.datafile import DataFile, order_of_writing, parse_statistics
+from featurestore.delta.deleted import deletion_error
 from featurestore.delta.log import FileState
 from featurestore.delta.protocol import Protocol
 from featurestore.delta.replay import Replay
@@ -38,20 +36,19 @@ from featurestore.errors import TableDamaged, UnsupportedTable, VersionNotFound
 from featurestore.storage.location import absolute, is_uri
 
 _log = logging.getLogger("featurestore.delta")
-# Snapshots that are remembered, and how far behind one may be to be the base of another.
-_REMEMBERED = 64
-_NEAR = 1000
-# So many commits before a version are looked at again before what was read of it is believed.
-_LOOKED_AT = 16
+# Cached snapshots, and the most versions between a cached snapshot and one based on it.
+_CACHED_SNAPSHOTS = 64
+_MAX_REPLAYED_VERSIONS = 1000
+# Number of last commits whose files are checked before a cached snapshot is used.
+_CHECKED_COMMITS = 16
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A table at one version. ``schema`` holds storage types.
+    """A table at one version.
 
-    ``files`` are in the order of writing.
-
-    ``metadata`` is the log's own action, ``transactions`` the last number of each application.
+    ``schema`` has storage types, ``files`` are in commit order, ``metadata`` is the action of the
+    log, and ``transactions`` has the last number of each application.
     """
 
     path: str
@@ -69,7 +66,7 @@ class Snapshot:
     _bounds: dict[str, ColumnBounds] = field(default_factory=dict, repr=False, compare=False)
 
     def holds(self, transaction: tuple[str, int] | None) -> bool:
-        """Tell whether an application has committed a transaction, or a later one."""
+        """Return True if an application has committed a transaction, or a later one."""
         if transaction is None:
             return False
         app, number = transaction
@@ -86,12 +83,9 @@ class Snapshot:
         return self._bounds[column]
 
     def times(self, column: str) -> list[tuple[int, int] | None] | None:
-        """Return least and greatest time of each of ``files`` in microseconds since 1970.
+        """Return minimum and maximum time of each of ``files`` in microseconds since 1970.
 
-        Days count as their beginning.
-
-        None for a file of which the log does not tell, and as a whole for columns that hold no
-        times.
+        Dates are midnight. Files without statistics are None; columns without times return None.
         """
         bounds = self.bounds(column)
         if bounds is None:
@@ -102,128 +96,125 @@ class Snapshot:
         return [_in_micros(pair, kind) for pair in bounds.pairs()]
 
     def times_of_added(self, add: Mapping[str, Any], column: str) -> tuple[int, int] | None:
-        """Return least and greatest time of a file that a commit of this table adds.
-
-        None where it does not tell.
-        """
+        """Return minimum and maximum time of a file of an add action, None if unknown."""
         kind = self.schema.field(column).type
         if column in self.partition_by:
-            found = bounds_of_partition(add.get("partitionValues", {}).get(column), kind)
+            bounds = bounds_from_partition(add.get("partitionValues", {}).get(column), kind)
         else:
-            found = bounds_in(parsed_statistics(add.get("stats")), column, kind)
-        return _in_micros(found, kind)
+            bounds = bounds_from_statistics(parse_statistics(add.get("stats")), column, kind)
+        return _in_micros(bounds, kind)
 
 
 def read_snapshot(path: str, version: int | None = None) -> Snapshot:
-    """Return what a table is at a version (the latest when None).
+    """Return the snapshot of a table at a version, by default the latest.
 
     Raises:
-        VersionNotFound: The table has no such version.
-        TableDamaged: The log is missing or unreadable; names the file.
-        UnsupportedTable: The table uses features that the store would read wrongly; names them.
+        VersionNotFound: The version does not exist.
+        TableDamaged: The log is missing or unreadable; the message names the file.
+        UnsupportedTable: The table uses unsupported features; the message names them.
     """
     path = absolute(path)
-    with log.looked_at_once(path):
+    with log.cached_listing(path):
         return _read(path, version)
 
 
 def _read(path: str, version: int | None) -> Snapshot:
     if not log.is_delta_table(path):
-        deleted = deletion_of(path)
+        deleted = deletion_error(path)
         if deleted is not None:
             raise deleted
         raise TableDamaged(
-            f"There is no Delta log at {os.path.join(path, log.LOG_FOLDER)}.",
+            f"The Delta log {os.path.join(path, log.LOG_FOLDER)} is missing.",
             hint="featurestore registry rebuild",
         )
-    wanted = log.latest_version(path) if version is None else version
-    held = _MEMORY.find(path, wanted)
-    if held is not None:
-        return held.snapshot
+    requested_version = log.latest_version(path) if version is None else version
+    cached = _CACHE.find(path, requested_version)
+    if cached is not None:
+        return cached.snapshot
     latest = log.latest_version(path)
-    if not 0 <= wanted <= latest:
-        raise _no_version(path, wanted, latest)
-    base = _MEMORY.base(path, wanted)
+    if not 0 <= requested_version <= latest:
+        raise _no_version(path, requested_version, latest)
+    base = _CACHE.base(path, requested_version)
     if base is None:
-        read = _replayed(path, wanted)
+        read = _replay_log(path, requested_version)
     else:
-        read = _continued(base, wanted)
-    _MEMORY.keep(read)
+        read = _replay_from(base, requested_version)
+    _CACHE.add(read)
     return read.snapshot
 
 
 def transaction_version(path: str, app: str) -> int | None:
-    """Return the last transaction number of an application, None when it committed none."""
+    """Return the last transaction number of an application, if any."""
     return read_snapshot(path).transactions.get(app)
 
 
 @dataclass(frozen=True)
-class _Read:
-    """A snapshot, and the files of the log that it was read from: checkpoint and last commits."""
+class _CachedSnapshot:
+    """A snapshot, and the log files of its checkpoint and last commits."""
 
     snapshot: Snapshot
     sources: tuple[FileState, ...]
 
     def is_current(self) -> bool:
         if is_uri(self.snapshot.path):
-            # Nothing there takes the place of a commit; a table of the same name has others.
+            # Object stores do not overwrite commits; a new table at this path has other commits.
             return self.sources[-1].is_current()
         return all(source.is_current() for source in self.sources)
 
 
-class _Memory:
-    """The snapshots that this process read last."""
+class _SnapshotCache:
+    """LRU cache of the snapshots of this process."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[tuple[str, int], _Read] = OrderedDict()
+        self._snapshots: OrderedDict[tuple[str, int], _CachedSnapshot] = OrderedDict()
         self._lock = Lock()
 
-    def find(self, path: str, version: int) -> _Read | None:
-        """Return a snapshot that was read, if its log is still the same."""
+    def find(self, path: str, version: int) -> _CachedSnapshot | None:
+        """Return a cached snapshot, if its log has not changed."""
         with self._lock:
-            held = self._held.get((path, version))
-            if held is not None:
-                self._held.move_to_end((path, version))
-        if held is None or not held.is_current():
+            cached = self._snapshots.get((path, version))
+            if cached is not None:
+                self._snapshots.move_to_end((path, version))
+        if cached is None or not cached.is_current():
             return None
-        return held
+        return cached
 
-    def base(self, path: str, version: int) -> _Read | None:
-        """Return the nearest snapshot before a version."""
+    def base(self, path: str, version: int) -> _CachedSnapshot | None:
+        """Return the nearest cached snapshot before a version."""
         with self._lock:
             nearest = -1
-            for table, number in self._held:
+            for table, number in self._snapshots:
                 if table == path and number < version:
                     nearest = max(nearest, number)
-            held = self._held.get((path, nearest))
-        if held is None or version - nearest > _NEAR or not held.is_current():
+            cached = self._snapshots.get((path, nearest))
+        if cached is None or version - nearest > _MAX_REPLAYED_VERSIONS or not cached.is_current():
             return None
-        return held
+        return cached
 
-    def keep(self, read: _Read) -> None:
-        """Remember a snapshot, and forget the one that was not asked for the longest."""
+    def add(self, read: _CachedSnapshot) -> None:
+        """Cache a snapshot, and evict the least recently used ones."""
         with self._lock:
-            self._held[(read.snapshot.path, read.snapshot.version)] = read
-            while len(self._held) > _REMEMBERED:
-                self._held.popitem(last=False)
+            self._snapshots[(read.snapshot.path, read.snapshot.version)] = read
+            while len(self._snapshots) > _CACHED_SNAPSHOTS:
+                self._snapshots.popitem(last=False)
 
 
-_MEMORY = _Memory()
+_CACHE = _SnapshotCache()
 
 
-def _replayed(path: str, version: int) -> _Read:
-    """Return a snapshot read from the last checkpoint up to a version and the commits after it."""
+def _replay_log(path: str, version: int) -> _CachedSnapshot:
+    """Return a snapshot replayed from the last checkpoint up to a version and later commits."""
     replay, start, sources = _from_checkpoint(path, version)
     sources += replay.apply_commits(start + 1, version)
-    return _Read(_first_snapshot(replay, version), tuple(sources[-_LOOKED_AT:]))
+    return _CachedSnapshot(_first_snapshot(replay, version), tuple(sources[-_CHECKED_COMMITS:]))
 
 
 def _from_checkpoint(path: str, version: int) -> tuple[Replay, int, list[FileState]]:
-    """Return the state at the last checkpoint that can be read, its version, and its files.
+    """Return the state at the last readable checkpoint, its version, and its files.
 
-    A power loss may leave a checkpoint half written: those of other writers, and of the libraries,
-    are not synced. What it says stands in the commits before it, too, as long as they are kept.
-    The version is -1 where the log is read from its beginning.
+    A power loss may truncate a checkpoint, since other writers and the libraries do not sync it.
+    The commits before have the same content while they are retained. The version is -1 if the log
+    is replayed from its start.
     """
     damaged: TableDamaged | None = None
     before = version
@@ -235,7 +226,7 @@ def _from_checkpoint(path: str, version: int) -> tuple[Replay, int, list[FileSta
         try:
             return replay, start, replay.apply_checkpoint(files)
         except TableDamaged as error:
-            _log.warning("a checkpoint is passed over: %s", error.message)
+            _log.warning("a damaged checkpoint is skipped: %s", error.message)
             damaged, before = damaged or error, start - 1
     if not log.has_commit(path, 0):
         if damaged is not None:
@@ -253,8 +244,8 @@ def _no_version(path: str, version: int, latest: int, *, earliest: int = 0) -> V
     )
 
 
-def _continued(base: _Read, version: int) -> _Read:
-    """Return a snapshot from an earlier one and the commits after it."""
+def _replay_from(base: _CachedSnapshot, version: int) -> _CachedSnapshot:
+    """Return a snapshot from an earlier one and later commits."""
     before = base.snapshot
     replay = Replay(before.path)
     replay.transactions = dict(before.transactions)
@@ -263,8 +254,8 @@ def _continued(base: _Read, version: int) -> _Read:
     if replay.protocol is None and replay.metadata is None:
         snapshot = _next_snapshot(before, replay, version)
     else:
-        snapshot = _changed_table(before, replay, version)
-    return _Read(snapshot, tuple(sources[-_LOOKED_AT:]))
+        snapshot = _snapshot_with_new_metadata(before, replay, version)
+    return _CachedSnapshot(snapshot, tuple(sources[-_CHECKED_COMMITS:]))
 
 
 def _first_snapshot(replay: Replay, version: int) -> Snapshot:
@@ -272,34 +263,38 @@ def _first_snapshot(replay: Replay, version: int) -> Snapshot:
     return _snapshot(replay, version, tuple(files))
 
 
-def _changed_table(before: Snapshot, replay: Replay, version: int) -> Snapshot:
-    """Return the snapshot after commits that changed what the table is."""
+def _snapshot_with_new_metadata(before: Snapshot, replay: Replay, version: int) -> Snapshot:
+    """Return the snapshot after commits that changed metadata or protocol."""
     files = [file for file in before.files if file.log_path not in replay.removed]
     files = sorted([*files, *replay.data_files()], key=order_of_writing)
     replay.metadata = replay.metadata or before.metadata
     if replay.protocol is None:
-        return _snapshot(replay, version, tuple(files), asks=before.protocol)
+        return _snapshot(replay, version, tuple(files), known_protocol=before.protocol)
     return _snapshot(replay, version, tuple(files))
 
 
 def _next_snapshot(before: Snapshot, replay: Replay, version: int) -> Snapshot:
-    """Return the snapshot after commits that changed files alone."""
-    new = replay.data_files()
-    stays = np.ones(len(before.files), dtype=np.bool_)
-    gone = []
+    """Return the snapshot after commits that changed only files."""
+    added_files = replay.data_files()
+    is_retained = np.ones(len(before.files), dtype=np.bool_)
+    removed_files = []
     if replay.removed:
         for position, file in enumerate(before.files):
             if file.log_path in replay.removed:
-                stays[position] = False
-                gone.append(file)
+                is_retained[position] = False
+                removed_files.append(file)
     files = before.files
-    if gone:
-        files = tuple(before.files[position] for position in np.flatnonzero(stays))
-    in_order = not files or not new or order_of_writing(files[-1]) <= order_of_writing(new[0])
-    files = (*files, *new)
+    if removed_files:
+        files = tuple(before.files[position] for position in np.flatnonzero(is_retained))
+    in_order = (
+        not files
+        or not added_files
+        or order_of_writing(files[-1]) <= order_of_writing(added_files[0])
+    )
+    files = (*files, *added_files)
     if not in_order:
         files = tuple(sorted(files, key=order_of_writing))
-    (rows_in, bytes_in), (rows_out, bytes_out) = _sizes(new), _sizes(gone)
+    (rows_in, bytes_in), (rows_out, bytes_out) = _sizes(added_files), _sizes(removed_files)
     after = replace(
         before,
         version=version,
@@ -311,7 +306,9 @@ def _next_snapshot(before: Snapshot, replay: Replay, version: int) -> Snapshot:
     )
     if in_order:
         for column, bounds in list(before._bounds.items()):
-            after._bounds[column] = bounds.kept(stays).joined(_bounds_of(after, new, column))
+            after._bounds[column] = bounds.select(is_retained).concat(
+                _bounds_of(after, added_files, column)
+            )
     return after
 
 
@@ -325,17 +322,21 @@ def _sizes(files: Iterable[DataFile]) -> tuple[int, int]:
 
 
 def _snapshot(
-    replay: Replay, version: int, files: tuple[DataFile, ...], *, asks: Protocol | None = None
+    replay: Replay,
+    version: int,
+    files: tuple[DataFile, ...],
+    *,
+    known_protocol: Protocol | None = None,
 ) -> Snapshot:
     path, metadata = replay.path, replay.metadata
     try:
-        if metadata is None or (replay.protocol is None and asks is None):
-            raise ValueError("it states no metadata or no protocol")
-        asked = asks or Protocol()
+        if metadata is None or (replay.protocol is None and known_protocol is None):
+            raise ValueError("metadata or protocol is missing")
+        table_protocol = known_protocol or Protocol()
         if replay.protocol is not None:
-            asked = Protocol.of(replay.protocol)
+            table_protocol = Protocol.from_action(replay.protocol)
         properties = _configuration(metadata)
-        protocol.check_readable(path, asked, properties)
+        protocol.check_readable(path, table_protocol, properties)
         rows, size = _sizes(files)
         return Snapshot(
             path=path,
@@ -347,7 +348,7 @@ def _snapshot(
             files=files,
             rows=rows,
             bytes=size,
-            protocol=asked,
+            protocol=table_protocol,
             metadata=metadata,
             transactions=replay.transactions,
         )
@@ -363,10 +364,10 @@ def _snapshot(
 
 
 def _configuration(metadata: Mapping[str, Any]) -> dict[str, str]:
-    found = metadata.get("configuration") or {}
-    if not isinstance(found, Mapping):
-        raise ValueError("its properties are no object")
-    return {str(name): str(value) for name, value in found.items()}
+    configuration = metadata.get("configuration") or {}
+    if not isinstance(configuration, Mapping):
+        raise ValueError("the properties are not an object")
+    return {str(name): str(value) for name, value in configuration.items()}
 
 
 def _in_micros(pair: tuple[int, int] | None, kind: pa.DataType) -> tuple[int, int] | None:
@@ -379,10 +380,11 @@ def _in_micros(pair: tuple[int, int] | None, kind: pa.DataType) -> tuple[int, in
 
 def _bounds_of(snapshot: Snapshot, files: Iterable[DataFile], column: str) -> ColumnBounds:
     kind = snapshot.schema.field(column).type
-    found = []
-    for file in files:
-        if column in snapshot.partition_by:
-            found.append(bounds_of_partition(file.partition.get(column), kind))
-        else:
-            found.append(bounds_in(parsed_statistics(file.statistics), column, kind))
-    return ColumnBounds.of(found)
+    if column in snapshot.partition_by:
+        pairs = [bounds_from_partition(file.partition.get(column), kind) for file in files]
+    else:
+        pairs = [
+            bounds_from_statistics(parse_statistics(file.statistics), column, kind)
+            for file in files
+        ]
+    return ColumnBounds.from_pairs(pairs)

@@ -1,11 +1,8 @@
-"""Vacuum.
+"""Vacuum: removal of files that no retained version needs, for all engines.
 
-Which files of a table no wanted version needs, decided once for every engine, and their removal.
-
-Writers, readers and other vacuums may be at work. Everything is decided for the version that is the
-latest when a
-vacuum begins: what later commits add is not touched, and neither is a file that a writer may be
-about to commit.
+Writers, readers and other vacuums may run concurrently. A vacuum considers the version that is the
+latest at its start: files of later commits are not removed, and neither are files that a writer may
+be about to commit.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from featurestore.storage import files
 from featurestore.storage.connections import object_store_for
 from featurestore.storage.location import absolute, is_uri
 
-# A file that no commit names may belong to a write that is under way.
+# A file without a commit may belong to a running write.
 _LONGEST_WRITE = timedelta(days=1)
 
 
@@ -38,51 +35,51 @@ def remove_unneeded_files(
         StorageError: A file cannot be removed.
     """
     latest = latest_version(path)
-    candidates = _unneeded(path, latest, keep_versions=keep_versions, retain=retain)
-    # A writer may have taken longer than any is expected to, and committed just now.
+    candidates = _unneeded_files(path, latest, keep_versions=keep_versions, retain=retain)
+    # A writer may have taken longer than _LONGEST_WRITE and have committed just now.
     candidates -= _added_between(path, latest + 1, latest_version(path))
     removed = []
     for file in sorted(candidates):
-        if files.remove(file, below=absolute(path)):  # else another vacuum took it
+        if files.remove(file, below=absolute(path)):  # else another vacuum removed it
             removed.append(file)
     if is_uri(path):
         storage, folder = object_store_for(path)
-        abandoned = datetime.fromtimestamp(abandoned_before(retain), UTC)
+        abandoned = datetime.fromtimestamp(orphaned_before(retain), UTC)
         storage.remove_unfinished(folder, before=abandoned)
     return removed
 
 
-def abandoned_before(retain: datetime) -> float:
-    """Return since when (seconds since 1970) an uncommitted file may be a living writer's."""
+def orphaned_before(retain: datetime) -> float:
+    """Return the time (seconds since 1970) before which an uncommitted file is an orphan file."""
     return min(retain, utc_now() - _LONGEST_WRITE).timestamp()
 
 
 def modified(file: str) -> float:
-    """Return when a file was written last (seconds since 1970); never, when it is gone."""
+    """Return the modification time of a file (seconds since 1970), infinity if it is missing."""
     try:
         return files.status(file).modified_ns / 1e9
-    except FileNotFoundError:  # another vacuum, or a writer that failed, took it
+    except FileNotFoundError:  # removed by another vacuum or by a failed writer
         return math.inf
 
 
-def _unneeded(
+def _unneeded_files(
     path: str, latest: int, *, keep_versions: Sequence[int], retain: datetime
 ) -> set[str]:
-    """Return the files that no wanted version up to ``latest`` has and no writer has just made."""
-    needed = _needed(path, latest, keep_versions=keep_versions, retain=retain)
-    known = _added_between(path, 0, latest)
-    abandoned = abandoned_before(retain)
-    found = set()
-    for file in _data_files(path):
-        if file in needed:
-            continue
-        if file in known or modified(file) < abandoned:
-            found.add(file)
-    return found
+    """Return the files that no retained version up to ``latest`` needs, without new files."""
+    needed = _needed_files(path, latest, keep_versions=keep_versions, retain=retain)
+    committed = _added_between(path, 0, latest)
+    abandoned = orphaned_before(retain)
+    return {
+        file
+        for file in _data_files(path)
+        if file not in needed and (file in committed or modified(file) < abandoned)
+    }
 
 
-def _needed(path: str, latest: int, *, keep_versions: Sequence[int], retain: datetime) -> set[str]:
-    """Return the files of every version since ``retain``, and of those that are kept."""
+def _needed_files(
+    path: str, latest: int, *, keep_versions: Sequence[int], retain: datetime
+) -> set[str]:
+    """Return the files of every version since ``retain`` and of ``keep_versions``."""
     try:
         first = version_at(path, retain)
     except VersionNotFound:
@@ -94,7 +91,7 @@ def _needed(path: str, latest: int, *, keep_versions: Sequence[int], retain: dat
 
 
 def _added_between(path: str, first: int, last: int) -> set[str]:
-    """Return the files that the commits of a range of versions added, as far as they are there."""
+    """Return the files that a range of versions added, without commits removed from the log."""
     added: set[str] = set()
     for version in range(first, last + 1):
         if files.exists(commit_path(path, version)):
@@ -109,5 +106,5 @@ def _data_files(path: str) -> Iterator[str]:
 
 
 def _holds_data(folder: str) -> bool:
-    # Partition folders may begin with an underscore, as their column does; others are not data.
+    # Partition folders may start with an underscore, if the name of their column does.
     return "=" in folder or not folder.startswith(("_", "."))

@@ -31,7 +31,7 @@ def take_snapshot(session: Session, live: LiveSource) -> int:
             "run": run.run_id,
             "unique": False,
             "inputs": [live.read.to_json()],
-            **commits.seen_by_writer(path, read_snapshot(path).version),
+            **commits.base_metadata(path, read_snapshot(path).version),
         }
         version = engine.write(path, rows, TableWrite("overwrite", note=commit_metadata))
         assert version is not None  # None is only returned for repeated transactions

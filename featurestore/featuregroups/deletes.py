@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from featurestore.delta import commits
-from featurestore.delta.deleted import note_deletion
+from featurestore.delta.deleted import record_deletion
 from featurestore.errors import InvalidArgument, PinnedByTrainingDataset, listing
 from featurestore.featuregroups.dependents import refuse_used
 from featurestore.featuregroups.registration import advance
@@ -68,7 +68,7 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
         with in_flight(session, kind="delete", name=name, version=version) as run:
             with session.registry.transaction() as connection:
                 groups.forget(connection, name, version)
-            note_deletion(session.featuregroup_path(name, version))
+            record_deletion(session.featuregroup_path(name, version))
             with after_publication(f"The deletion of feature group {name!r} version {version}"):
                 groups.remove_files(session.paths, name, version)
                 run.registered = True

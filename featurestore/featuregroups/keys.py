@@ -65,7 +65,7 @@ def _is_later(engine: Engine, relation: Relation, group: OpenGroup) -> bool:
     if column is None:
         return False
     bounds = group.state.bounds(column)
-    last = None if bounds is None else bounds.greatest()
+    last = None if bounds is None else bounds.maximum()
     if last is None:
         return False
     first = engine.aggregate(engine.select(relation, {column: column}), Earliest(column))

@@ -303,7 +303,7 @@ def _stored_near(engine: Engine, rows: Relation, group: OpenGroup) -> Relation |
         if extremes is None:
             return None
         bounds = state.bounds(time)
-        if bounds is not None and not bounds.may_hold(*extremes).any():
+        if bounds is not None and not bounds.may_contain(*extremes).any():
             return None
         predicate = _between(engine, time, kind, extremes)
     stored = engine.read_table(group.path, version=state.version, columns=spec.upsert_key)

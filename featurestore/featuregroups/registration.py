@@ -13,7 +13,7 @@ from dataclasses import replace
 from sqlalchemy.engine import Connection
 
 from featurestore.delta import commits
-from featurestore.delta.log import looked_at_once
+from featurestore.delta.log import cached_listing
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureStoreError
 from featurestore.featuregroups.audit import LandedRows
@@ -55,7 +55,7 @@ def write_rows(
 
 def register(session: Session, landed: LandedRows, *, run: InFlight) -> Commit:
     """Bring registry and statistics up to a commit that has just landed, and return it."""
-    with looked_at_once(landed.group.path):
+    with cached_listing(landed.group.path):
         return _registered(session, landed, run)
 
 

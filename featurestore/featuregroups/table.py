@@ -9,7 +9,7 @@ from typing import Any
 
 from featurestore.delta import commits
 from featurestore.delta.history import version_as_of
-from featurestore.delta.log import is_delta_table, looked_at_once
+from featurestore.delta.log import cached_listing, is_delta_table
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import (
     ExternalRowsError,
@@ -35,7 +35,7 @@ class OpenGroup:
     spec: FeatureGroupSpec
     path: str
     state: Snapshot
-    # What ``seen_by_writer`` returns, where the group was opened for a write.
+    # What ``base_metadata`` returns, where the group was opened for a write.
     seen: Mapping[str, Any] | None = None
 
     @property
@@ -46,7 +46,7 @@ class OpenGroup:
     def seen_by_writer(self) -> Mapping[str, Any]:
         """Return what a commit that builds on this version notes of it."""
         if self.seen is None:
-            return commits.seen_by_writer(self.path, self.delta_version)
+            return commits.base_metadata(self.path, self.delta_version)
         return self.seen
 
 
@@ -62,7 +62,7 @@ def open_group(
     """
     name, version = resolve(session, name, version)
     path = session.featuregroup_path(name, version)
-    with looked_at_once(path):
+    with cached_listing(path):
         return _open(path, f"{name!r} version {version}", as_of)
 
 
@@ -74,9 +74,9 @@ def open_stored(session: Session, name: str, version: int | None = None, *, to: 
     """
     name, version = resolve(session, name, version)
     path = session.featuregroup_path(name, version)
-    with looked_at_once(path):
+    with cached_listing(path):
         group = _open(path, f"{name!r} version {version}", None)
-        group = replace(group, seen=commits.seen_by_writer(path, group.delta_version))
+        group = replace(group, seen=commits.base_metadata(path, group.delta_version))
     if group.spec.external is not None:
         raise ExternalRowsError(
             f"Feature group {group.spec.name!r} version {group.spec.version} is external: its rows "

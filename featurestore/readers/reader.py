@@ -251,7 +251,7 @@ class Reader:
             rows = rows[rows != PADDING]
         return rows
 
-    def remove_padding(self, predictions: Any, *, epoch: int = 0) -> npt.NDArray[Any]:
+    def unpad(self, predictions: Any, *, epoch: int = 0) -> npt.NDArray[Any]:
         """Remove the predictions of padding rows.
 
         Args:
@@ -270,7 +270,7 @@ class Reader:
 
         return remove_padding(self, predictions, epoch=epoch)
 
-    def reading_keys(self, *, epoch: int = 0) -> pa.Table:
+    def keys(self, *, epoch: int = 0) -> pa.Table:
         """Return the key columns of the rows of an epoch, in reading order.
 
         Row i is the key of prediction i of ``unpad(predictions)``.

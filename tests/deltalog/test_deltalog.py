@@ -136,7 +136,7 @@ def test_a_moment_gives_the_last_version_at_or_before_it(tmp_path: Path) -> None
     assert version_at(path, at(2999)) == 3
     assert version_at(path, at(3000)) == 4
     assert version_at(path, at(10**12)) == 4
-    with pytest.raises(VersionNotFound, match="its commits are of"):
+    with pytest.raises(VersionNotFound, match="its commits are from"):
         version_at(path, at(999))
 
 

@@ -305,7 +305,7 @@ def test_times_that_other_writers_cut_to_milliseconds_leave_no_file_out(
     commit(path, 1, add(path, "part-0.parquet", rows, stats=cut))
     bounds = read_snapshot(str(path)).bounds("at")
     assert bounds is not None
-    greatest = bounds.greatest()
+    greatest = bounds.maximum()
     assert greatest is not None
     assert greatest >= (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(
         microseconds=1

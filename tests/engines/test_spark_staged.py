@@ -98,7 +98,7 @@ def _assert_bounds(path: str) -> None:
     assert None not in (ids, times, days)
     assert ids is not None
     assert min(each[0] for each in ids.pairs() if each) == 0
-    assert ids.greatest() == 149
+    assert ids.maximum() == 149
     told: list[dict[str, Any]] = [json.loads(file.statistics or "") for file in state.files]
     assert sum(each["numRecords"] for each in told) == 100
     assert sum(each["nullCount"]["at"] for each in told) == 20

@@ -119,7 +119,7 @@ def test_weights_by_hand_are_checked(duckdb_store: FeatureStore) -> None:
         ({0: 1.0, 1: -1.0}, "is not a weight"),
         ({0: 1.0, 1: float("nan")}, "is not a weight"),
         ("even", 'class_weights="balanced"'),
-        ({"z": {0: 1.0}}, "Labels: 'y'"),
+        ({"z": {0: 1.0}}, "Available: 'y'"),
         ({}, "not a mapping"),
     ):
         with pytest.raises(InvalidArgument, match=text):

@@ -45,10 +45,10 @@ def test_blocks_that_are_read_in_any_order_come_in_few_requests_within_their_roo
         blocks.expect(window, later)
         for key, found in zip(window, blocks.get(window), strict=True):
             assert found.result().tolist() == [[key >> ROW_BITS, key & 0xFF]]
-        assert len(blocks._blocks) <= room.ahead + room.read
+        assert len(blocks._blocks) <= room.unread_blocks + room.read_blocks
     # Most of what was fetched between others was kept until it was read.
     assert len(server.requests) < BLOCKS / 2
-    assert max(len(request) for request in server.requests) <= room.stretch + room.gap
+    assert max(len(request) for request in server.requests) <= room.request_blocks + room.gap_blocks
     assert sum(len(request) for request in server.requests) < 3 * BLOCKS
 
 

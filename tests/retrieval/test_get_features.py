@@ -275,7 +275,7 @@ def test_as_of_reads_every_group_as_it_stood(duckdb_store: FeatureStore) -> None
         temperature(as_of={"planes": 1})
     with pytest.raises(FeatureGroupNotFound):
         temperature(as_of={"nothing": 1})
-    with pytest.raises(VersionNotFound, match="its commits are of"):
+    with pytest.raises(VersionNotFound, match="its commits are from"):
         temperature(as_of="2001-01-01T00:00:00Z")
 
 

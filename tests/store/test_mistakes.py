@@ -204,7 +204,7 @@ GROUPS: list[Row] = [
      ("dataframe_type='pandas'",)),
     ("condition", lambda w: w.store.delete_from_featuregroup("g", "kk = 'a'"), InvalidSql, ("'kk'", "'k', 't', 'x', 'y'")),
     ("as of long ago", lambda w: w.store.get_featuregroup("g", as_of="2001-01-01T00:00Z"), VersionNotFound,
-     ("its commits are of", "as_of='")),
+     ("its commits are from", "as_of='")),
     ("as of no time", lambda w: w.store.get_featuregroup("g", as_of="yesterday"), InvalidArgument, ("ISO 8601",)),
     ("as of no version", lambda w: w.store.get_featuregroup("g", as_of=99), VersionNotFound, ("0 to 1", "as_of=1")),
     ("features as of long ago", lambda w: w.store.get_features(["g.x"], as_of="2001-01-01T00:00Z"), FeatureStoreError,

@@ -139,7 +139,7 @@ def test_raw_pixels_of_another_size_are_named() -> None:
 def test_what_is_no_image_column_is_refused(tmp_path: Path) -> None:
     store = featurestore.connect(tmp_path)
     rows = pa.table({"text": ["a", "b"], "y": [0, 1]})
-    with pytest.raises(InvalidArgument, match=r"decode_image\(\) takes bytes, not texts"):
+    with pytest.raises(InvalidArgument, match=r"decode_image\(\) accepts bytes, not strings"):
         store.create_training_dataset(
             rows, "texts", label="y", transformations={"text": t.decode_image(8)}
         )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from datetime import datetime
 
-from featurestore.delta.vacuum import abandoned_before, modified, remove_unneeded_files
+from featurestore.delta.vacuum import modified, orphaned_before, remove_unneeded_files
 from featurestore.storage import files as storage
 from featurestore_connectors.duckdb_delta.files import WRITING
 
@@ -17,7 +17,7 @@ def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list
     Returns their paths.
     """
     removed = remove_unneeded_files(path, keep_versions=keep_versions, retain=retain)
-    _remove_abandoned_writes(path, abandoned_before(retain))
+    _remove_abandoned_writes(path, orphaned_before(retain))
     return removed
 
 

@@ -389,7 +389,7 @@ def _overlapping(state: Snapshot, ranges: Mapping[str, tuple[int, int]]) -> tupl
     for column, (least, greatest) in ranges.items():
         of_files = state.bounds(column)
         if of_files is not None:
-            within &= of_files.may_hold(least, greatest)
+            within &= of_files.may_contain(least, greatest)
     return tuple(state.files[number] for number in np.flatnonzero(within))
 
 

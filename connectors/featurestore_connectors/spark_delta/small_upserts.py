@@ -78,7 +78,7 @@ def _candidates(snapshot: Snapshot, keys: pa.Table) -> list[DataFile]:
         least, greatest = ordinal(extremes["min"]), ordinal(extremes["max"])
         if least is None or greatest is None:  # null keys match nothing
             return []
-        within &= bounds.may_hold(least, greatest)
+        within &= bounds.may_contain(least, greatest)
     return [snapshot.files[number] for number in np.flatnonzero(within)]
 
 

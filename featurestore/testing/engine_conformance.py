@@ -1,6 +1,6 @@
-"""What every engine must do.
+"""Conformance suite of engines.
 
-A test class inherits ``EngineConformance`` beside a fixture ``engine``.
+A test class inherits ``EngineConformance`` and provides the fixture ``engine``:
 
     @pytest.fixture(scope="module")
     def engine():
@@ -11,8 +11,8 @@ A test class inherits ``EngineConformance`` beside a fixture ``engine``.
     class TestMyEngine(EngineConformance):
         pass
 
-``CrossEngineConformance`` takes a second engine, ``other``: each reads, appends to and merges into
-the tables of the other. Functions given to engines lie on module level, so that they can be
+``CrossEngineConformance`` needs a second engine, ``other``: each reads, appends to and merges into
+the tables of the other. Functions passed to engines are on module level, so that they can be
 pickled.
 """
 
@@ -30,7 +30,7 @@ from featurestore.testing.type_conformance import VALUES, TypeConformance, same
 
 
 class EngineConformance(TypeConformance, RelationConformance, TableConformance):
-    """The suite of one engine; the fixture ``engine`` is that of the module that inherits."""
+    """The suite of one engine; the module of the subclass provides the fixture ``engine``."""
 
 
 class CrossEngineConformance:
@@ -49,13 +49,13 @@ class CrossEngineConformance:
             write(first, path, table.slice(1, 2), TableWrite("upsert", key=("id",)))
             write(second, path, table.slice(0, 2), TableWrite("upsert", key=("id",)))
             for reader in (first, second):
-                found = rows(reader, reader.read_table(path, schema=table.schema), by="id")
-                assert same(found, table.to_pylist())
+                actual = rows(reader, reader.read_table(path, schema=table.schema), by="id")
+                assert same(actual, table.to_pylist())
             assert first.delete(path, "id = 1", note={}) is not None
             assert second.delete(path, "id = 0", note={}) is not None
             for reader in (first, second):
-                found = rows(reader, reader.read_table(path, schema=table.schema))
-                assert same(found, table.slice(2, 1).to_pylist())
+                actual = rows(reader, reader.read_table(path, schema=table.schema))
+                assert same(actual, table.slice(2, 1).to_pylist())
 
     def test_each_knows_the_transactions_of_the_other(
         self, engine: Engine, other: Engine, tmp_path: Path

@@ -1,7 +1,4 @@
-"""Tables for the conformance of formats.
-
-Every feature type, random values, and what a loss leaves of them.
-"""
+"""Tables for the conformance suite of formats: every feature type, random values, expected losses."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ STRUCTS = (
     pa.list_(pa.struct([("x", pa.float32())])),
 )
 EVERY_TYPE = (*SCALARS, *LISTS, *FIXED_LISTS, *STRUCTS)
-# What no format may refuse.
+# Types that every format must support.
 REQUIRED = (
     *NUMBERS,
     pa.string(),
@@ -66,7 +63,7 @@ REQUIRED = (
 def supported(
     dataset_format: DatasetFormat, kinds: Sequence[pa.DataType] = EVERY_TYPE
 ) -> list[pa.DataType]:
-    """Return the types that a format takes."""
+    """Return the types that a format supports."""
     return [kind for kind in kinds if _takes(dataset_format, kind)]
 
 
@@ -98,8 +95,7 @@ def _scalars(kind: pa.DataType) -> st.SearchStrategy[Any]:
     if pat.is_integer(kind):
         lowest = -(2 ** (kind.bit_width - 1))
         highest = -lowest - 1
-        # An unsigned number above 2**63-1 fits no signed one; formats may refuse it, which has its
-        # own test.
+        # Formats may refuse unsigned numbers above 2**63-1, which have their own test.
         if pat.is_unsigned_integer(kind):
             lowest, highest = 0, min(2**kind.bit_width, 2**63) - 1
         return st.integers(lowest, highest)
@@ -108,7 +104,7 @@ def _scalars(kind: pa.DataType) -> st.SearchStrategy[Any]:
     if pat.is_decimal(kind):
         digits = st.integers(-(10**kind.precision) + 1, 10**kind.precision - 1)
         return digits.map(
-            lambda whole: Decimal(whole).scaleb(-kind.scale, _context(kind.precision))
+            lambda unscaled: Decimal(unscaled).scaleb(-kind.scale, _context(kind.precision))
         )
     if pat.is_date(kind):
         return st.dates()
@@ -128,10 +124,10 @@ def _context(precision: int) -> Any:
 @st.composite
 def tables(draw: st.DrawFn, kinds: Sequence[pa.DataType], *, max_rows: int = 12) -> pa.Table:
     """Draw a table of one to five columns of these types, with and without nulls."""
-    chosen = draw(st.lists(st.sampled_from(list(kinds)), min_size=1, max_size=5))
+    column_types = draw(st.lists(st.sampled_from(list(kinds)), min_size=1, max_size=5))
     rows = draw(st.integers(0, max_rows))
     columns = {}
-    for index, kind in enumerate(chosen):
+    for index, kind in enumerate(column_types):
         cell = values(kind)
         if draw(st.booleans()):
             cell = st.one_of(st.none(), cell)
@@ -141,7 +137,7 @@ def tables(draw: st.DrawFn, kinds: Sequence[pa.DataType], *, max_rows: int = 12)
 
 
 def example_table(kinds: Sequence[pa.DataType], *, rows: int = 300) -> pa.Table:
-    """Return a table with one column for each type, some of its rows null, the same each time."""
+    """Return a deterministic table with one column for each type and some nulls."""
     columns = {}
     for number, kind in enumerate(kinds):
         cells = [_example(kind, row, number) for row in range(rows)]
@@ -201,35 +197,38 @@ def profiles(table: pa.Table) -> tuple[ColumnProfile, ...]:
 
 
 def kept(table: pa.Table, encodings: dict[str, ColumnEncoding]) -> pa.Table:
-    """Return what must come back of a table: float64 as it is after a declared loss."""
+    """Return the expected values of a table after a round trip: declared losses are applied."""
     columns = []
     for field in table.schema:
         column = table[field.name]
         if encodings[field.name].loss is not None:
-            column = pa.chunked_array(list(map(_narrowed, column.chunks)), field.type)
+            column = pa.chunked_array(list(map(_to_float32, column.chunks)), field.type)
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=table.schema)
 
 
-def _narrowed(array: pa.Array) -> pa.Array:
+def _to_float32(array: pa.Array) -> pa.Array:
     if pat.is_float64(array.type):
         return array.cast(pa.float32(), safe=False).cast(pa.float64())
     if pat.is_fixed_size_list(array.type):
-        return _narrowed(array.cast(pa.list_(array.type.value_type))).cast(array.type)
+        return _to_float32(array.cast(pa.list_(array.type.value_type))).cast(array.type)
     absent = None
     if array.null_count:
         absent = array.is_null()
-    return pa.ListArray.from_arrays(array.offsets, _narrowed(array.values), mask=absent)
+    return pa.ListArray.from_arrays(array.offsets, _to_float32(array.values), mask=absent)
 
 
-def same(left: pa.Table | pa.RecordBatch, right: pa.Table | pa.RecordBatch) -> bool:
-    """Tell whether two tables are equal to the bit: NaN equals NaN, 0.0 differs from -0.0."""
-    if left.schema != right.schema or left.num_rows != right.num_rows:
+def same(first: pa.Table | pa.RecordBatch, second: pa.Table | pa.RecordBatch) -> bool:
+    """Return True if two tables are bitwise equal: NaN equals NaN, 0.0 differs from -0.0."""
+    if first.schema != second.schema or first.num_rows != second.num_rows:
         return False
-    return all(_spelled(a) == _spelled(b) for a, b in zip(left.columns, right.columns, strict=True))
+    return all(
+        _representations(a) == _representations(b)
+        for a, b in zip(first.columns, second.columns, strict=True)
+    )
 
 
-def _spelled(column: Any) -> Any:
+def _representations(column: Any) -> Any:
     return list(map(repr, column.to_pylist()))
 
 
@@ -240,16 +239,16 @@ def manifest_of(
     encodings = dataset_format.encodings(layout)
     columns = []
     for field in table.schema:
-        held = encodings[field.name]
+        encoding = encodings[field.name]
         columns.append(
             ManifestColumn(
                 field.name,
                 type_to_json(field.type),
                 "feature",
-                held.tf_type,
-                held.shape,
-                held.null,
-                held.loss,
+                encoding.tf_type,
+                encoding.shape,
+                encoding.null,
+                encoding.loss,
             )
         )
     first, size, entries = 0, 0, []

@@ -1,13 +1,13 @@
-"""What every format of training datasets must do.
+"""Conformance suite of the formats of training datasets.
 
-A test class inherits this beside a fixture ``dataset_format``.
+A test class inherits ``FormatConformance`` and provides the fixture ``dataset_format``:
 
-@pytest.fixture
-def dataset_format():
-return MyFormat()
+    @pytest.fixture
+    def dataset_format():
+        return MyFormat()
 
-class TestMyFormat(FormatConformance):
-pass
+    class TestMyFormat(FormatConformance):
+        pass
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def layout_of(
     compression: str | None = None,
     declared: bool = False,
 ) -> Layout:
-    """Return the layout for a table, gone through JSON as in a manifest.
+    """Return the layout for a table, after a round trip through JSON as in a manifest.
 
-    ``declared`` says that the lengths of its lists and texts were.
+    ``declared`` marks the lengths of its lists and strings as declared.
     """
-    counted = [replace(profile, declared=declared) for profile in profiles(table)]
+    column_profiles = [replace(profile, declared=declared) for profile in profiles(table)]
     layout = dataset_format.layout(
-        table.schema, counted, compression=compression, block_rows=BLOCK_ROWS
+        table.schema, column_profiles, compression=compression, block_rows=BLOCK_ROWS
     )
     assert json.loads(json.dumps(layout)) == layout
     loaded: Layout = json.loads(json.dumps(layout))
@@ -83,7 +83,7 @@ def write(
     *,
     batch_rows: int = 64,
 ) -> tuple[str, WrittenShard]:
-    """Write a table as the one shard of a dataset; return its path and what was written."""
+    """Write a table as the single shard of a dataset; return its path and the written shard."""
     ending = ""
     if dataset_format.extension:
         ending = f".{dataset_format.extension}"
@@ -95,12 +95,12 @@ def write(
 
 
 def files_under(directory: Path) -> list[Path]:
-    """Return the files of a directory and those below it, sorted."""
+    """Return all files below a directory, sorted."""
     return sorted(each for each in directory.rglob("*") if each.is_file())
 
 
-def _with_under_nulls(junk: int) -> pa.Table:
-    """Return a table whose middle row is null, with a number of our choice in its place."""
+def _table_with_value_under_null(junk: int) -> pa.Table:
+    """Return a table whose middle row is null, with a number under the null."""
     valid = pa.py_buffer(bytes([0b101]))
     numbers = pa.py_buffer(np.array([1, junk, 3]))
     items = pa.array([1, 2, junk, junk, 5, 6], pa.float32())
@@ -114,14 +114,14 @@ def _with_under_nulls(junk: int) -> pa.Table:
 
 
 def _presence(present: Any) -> Any:
-    """Return which rows have a value, where None stands for all."""
+    """Return the mask of rows with a value, where None means all rows."""
     if present is None:
         return np.True_
     return present
 
 
 class FormatConformance:
-    """The suite; the fixture ``dataset_format`` is that of the module that inherits."""
+    """The suite of one format; the module of the subclass provides ``dataset_format``."""
 
     def test_every_type_that_it_takes_comes_back(
         self, dataset_format: DatasetFormat, tmp_path: Path
@@ -132,9 +132,9 @@ class FormatConformance:
         layout = layout_of(dataset_format, table)
         path, _ = write(dataset_format, tmp_path, table, layout)
         reader = dataset_format.open_shard(path, layout=layout)
-        found = reader.read(0, reader.rows, table.schema.names)
-        found.validate(full=True)
-        assert same(found, kept(table, dataset_format.encodings(layout)))
+        actual = reader.read(0, reader.rows, table.schema.names)
+        actual.validate(full=True)
+        assert same(actual, kept(table, dataset_format.encodings(layout)))
         reader.close()
 
     @settings(
@@ -155,17 +155,17 @@ class FormatConformance:
     ) -> None:
         table = data.draw(tables(supported(dataset_format)))
         layout = layout_of(dataset_format, table)
-        path, written = write(dataset_format, tmp_path_factory.mktemp("random"), table, layout)
-        assert written.rows == table.num_rows
+        path, shard = write(dataset_format, tmp_path_factory.mktemp("random"), table, layout)
+        assert shard.rows == table.num_rows
         assert list(dataset_format.verify_shard(path, layout=layout, rows=table.num_rows)) == []
         reader = dataset_format.open_shard(path, layout=layout)
         start = data.draw(st.integers(0, table.num_rows))
         stop = data.draw(st.integers(start, table.num_rows))
         columns = data.draw(st.permutations(table.schema.names))
-        found = reader.read(start, stop, columns)
-        found.validate(full=True)
+        actual = reader.read(start, stop, columns)
+        actual.validate(full=True)
         assert same(
-            found,
+            actual,
             kept(table, dataset_format.encodings(layout))
             .select(columns)
             .slice(start, stop - start),
@@ -196,13 +196,13 @@ class FormatConformance:
         _, first = write(dataset_format, tmp_path / "sliced", sliced, layout)
         for rows in BATCHES:
             folder = tmp_path / str(rows)
-            _, written = write(dataset_format, folder, table, layout, batch_rows=rows)
-            assert written == first
+            _, shard = write(dataset_format, folder, table, layout, batch_rows=rows)
+            assert shard == first
 
     def test_what_stands_under_a_null_decides_no_byte(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
-        clean, littered = _with_under_nulls(0), _with_under_nulls(77)
+        clean, littered = _table_with_value_under_null(0), _table_with_value_under_null(77)
         layout = layout_of(dataset_format, clean)
         _, first = write(dataset_format, tmp_path / "clean", clean, layout)
         _, second = write(dataset_format, tmp_path / "littered", littered, layout)
@@ -214,16 +214,16 @@ class FormatConformance:
         kinds = [kind for kind in supported(dataset_format) if "decimal" not in str(kind)]
         table = example_table(kinds)
         layout = layout_of(dataset_format, table, declared=True)
-        path, written = write(dataset_format, tmp_path / "whole", table, layout)
+        path, shard = write(dataset_format, tmp_path / "whole", table, layout)
         _, small = write(dataset_format, tmp_path / "small", table, layout, batch_rows=7)
-        assert small == written
+        assert small == shard
         assert list(dataset_format.verify_shard(path, layout=layout, rows=300)) == []
         reader = dataset_format.open_shard(path, layout=layout)
         expected = kept(table, dataset_format.encodings(layout))
         for start, stop in ((0, 300), (7, 8), (50, 50)):
-            found = reader.read(start, stop, table.schema.names)
-            found.validate(full=True)
-            assert same(found, expected.slice(start, stop - start))
+            actual = reader.read(start, stop, table.schema.names)
+            actual.validate(full=True)
+            assert same(actual, expected.slice(start, stop - start))
         reader.close()
         access = dataset_format.record_access(layout)
         if access is None:
@@ -243,8 +243,8 @@ class FormatConformance:
         for number, layout in enumerate(
             (layout_of(dataset_format, table), layout_of(dataset_format, table.slice(0, 0)))
         ):
-            path, written = write(dataset_format, tmp_path / str(number), table.slice(0, 0), layout)
-            assert written.rows == 0
+            path, shard = write(dataset_format, tmp_path / str(number), table.slice(0, 0), layout)
+            assert shard.rows == 0
             reader = dataset_format.open_shard(path, layout=layout)
             assert reader.rows == 0
             assert reader.read(0, 0, table.schema.names).schema == table.schema
@@ -259,10 +259,10 @@ class FormatConformance:
     ) -> None:
         table = example_table(supported(dataset_format))
         layout = layout_of(dataset_format, table)
-        _, written = write(dataset_format, tmp_path, table, layout)
-        files = [written.file, *written.sidecars]
+        _, shard = write(dataset_format, tmp_path, table, layout)
+        files = [shard.file, *shard.sidecars]
         files += dataset_format.finish(
-            str(tmp_path), manifest_of(dataset_format, table, layout, [written])
+            str(tmp_path), manifest_of(dataset_format, table, layout, [shard])
         )
         for file in files:
             check_file(tmp_path, file)
@@ -275,8 +275,8 @@ class FormatConformance:
     ) -> None:
         table = example_table(supported(dataset_format))
         layout = layout_of(dataset_format, table)
-        _, written = write(dataset_format, tmp_path, table, layout)
-        manifest = manifest_of(dataset_format, table, layout, [written])
+        _, shard = write(dataset_format, tmp_path, table, layout)
+        manifest = manifest_of(dataset_format, table, layout, [shard])
         first = list(dataset_format.finish(str(tmp_path), manifest))
         assert list(dataset_format.finish(str(tmp_path), manifest)) == first
 
@@ -286,19 +286,18 @@ class FormatConformance:
         if not isinstance(dataset_format, NarrowProfile):
             return
         table = example_table(supported(dataset_format))
-        looked_at = list(dataset_format.profiled(table.schema))
-        assert looked_at == [name for name in table.schema.names if name in looked_at]
-        every, some = profiles(table), []
-        for each in every:
-            if each.name in looked_at:
-                some.append(each)
-            else:
-                some.append(ColumnProfile(each.name, each.rows, 0))
-        how: dict[str, Any] = {"compression": None, "block_rows": BLOCK_ROWS}
-        layout = dataset_format.layout(table.schema, every, **how)
-        assert layout == dataset_format.layout(table.schema, some, **how)
-        size = dataset_format.bytes_per_row(layout, every)
-        assert size == dataset_format.bytes_per_row(layout, some)
+        profiled_names = list(dataset_format.profiled(table.schema))
+        assert profiled_names == [name for name in table.schema.names if name in profiled_names]
+        all_profiles = profiles(table)
+        needed_profiles = [
+            each if each.name in profiled_names else ColumnProfile(each.name, each.rows, 0)
+            for each in all_profiles
+        ]
+        options: dict[str, Any] = {"compression": None, "block_rows": BLOCK_ROWS}
+        layout = dataset_format.layout(table.schema, all_profiles, **options)
+        assert layout == dataset_format.layout(table.schema, needed_profiles, **options)
+        size = dataset_format.bytes_per_row(layout, all_profiles)
+        assert size == dataset_format.bytes_per_row(layout, needed_profiles)
 
     def test_encodings_name_every_column(self, dataset_format: DatasetFormat) -> None:
         table = example_table(supported(dataset_format), rows=20)
@@ -315,12 +314,12 @@ class FormatConformance:
                 assert encodings[field.name].shape == shape
 
     def test_refused_types_are_named_all_at_once(self, dataset_format: DatasetFormat) -> None:
-        taken = supported(dataset_format)
-        refused = [kind for kind in EVERY_TYPE if kind not in taken]
-        if not refused:
+        supported_types = supported(dataset_format)
+        unsupported_types = [kind for kind in EVERY_TYPE if kind not in supported_types]
+        if not unsupported_types:
             return
         schema = pa.schema([("good", pa.int64())])
-        for number, kind in enumerate(refused):
+        for number, kind in enumerate(unsupported_types):
             schema = schema.append(pa.field(f"bad{number}", kind))
         with pytest.raises(UnsupportedType) as caught:
             dataset_format.check(schema, compression=None)
@@ -362,15 +361,15 @@ class FormatConformance:
     ) -> None:
         table = example_table(supported(dataset_format))
         layout = layout_of(dataset_format, table)
-        path, written = write(dataset_format, tmp_path, table, layout)
+        path, shard = write(dataset_format, tmp_path, table, layout)
         assert list(dataset_format.verify_shard(path, layout=layout, rows=300)) == []
         assert "300" in str(dataset_format.verify_shard(path, layout=layout, rows=299)[0].message)
-        whole = Path(path).read_bytes()
-        for size in (len(whole) - 1, len(whole) // 2, 1):
-            Path(path).write_bytes(whole[:size])
+        content = Path(path).read_bytes()
+        for size in (len(content) - 1, len(content) // 2, 1):
+            Path(path).write_bytes(content[:size])
             assert dataset_format.verify_shard(path, layout=layout, rows=300)
-        Path(path).write_bytes(whole)
-        for sidecar in written.sidecars:
+        Path(path).write_bytes(content)
+        for sidecar in shard.sidecars:
             os.remove(tmp_path / sidecar.path)
             assert dataset_format.verify_shard(path, layout=layout, rows=300)
         os.remove(path)
@@ -386,26 +385,26 @@ class FormatConformance:
         kinds = [kind for kind in supported(dataset_format) if pa.types.is_primitive(kind)]
         table = example_table(kinds)
         layout = layout_of(dataset_format, table)
-        written = records_of(dataset_format, tmp_path, table, layout)
-        if written is None:
+        access_and_records = records_of(dataset_format, tmp_path, table, layout)
+        if access_and_records is None:
             return
-        access, records = written
+        access, records = access_and_records
         assert records.shape == (300, access.record_bytes)
-        some = np.array([299, 5, 5, 0, 64])
-        decoded = access.decode(records[some], table.schema.names)
-        expected = kept(table, dataset_format.encodings(layout)).take(pa.array(some))
+        row_numbers = np.array([299, 5, 5, 0, 64])
+        decoded = access.decode(records[row_numbers], table.schema.names)
+        expected = kept(table, dataset_format.encodings(layout)).take(pa.array(row_numbers))
         for name, (values, present) in decoded.items():
             column = expected[name].combine_chunks()
             assert values.shape == (5,)
-            there = column.is_valid().to_numpy(zero_copy_only=False)
-            assert (there == _presence(present)).all()
+            is_valid = column.is_valid().to_numpy(zero_copy_only=False)
+            assert (is_valid == _presence(present)).all()
             if pa.types.is_date(column.type):
                 column = column.view(pa.int32())
             elif pa.types.is_timestamp(column.type):
                 column = column.view(pa.int64())
             if pa.types.is_decimal(column.type):
                 continue
-            assert values[there].tolist() == column.drop_null().to_pylist()
+            assert values[is_valid].tolist() == column.drop_null().to_pylist()
 
     def test_records_go_into_planes_as_they_decode(
         self, dataset_format: DatasetFormat, tmp_path: Path
@@ -414,10 +413,10 @@ class FormatConformance:
             [kind for kind in supported(dataset_format) if pa.types.is_primitive(kind)]
         )
         layout = layout_of(dataset_format, table)
-        written = records_of(dataset_format, tmp_path, table, layout)
-        if written is None:
+        access_and_records = records_of(dataset_format, tmp_path, table, layout)
+        if access_and_records is None:
             return
-        access, records = written[0], written[1][20:]
+        access, records = access_and_records[0], access_and_records[1][20:]
         decoded = access.decode(records, table.schema.names)
         names_of: dict[np.dtype[Any], list[str]] = {}
         for name, (values, _) in decoded.items():
@@ -431,9 +430,9 @@ class FormatConformance:
             assert (array[-1] == 1).all()
             assert (array[:, :5] == 1).all()
             assert (array[:, -2:] == 1).all()
-        there = np.zeros((len(decoded), len(records)), np.bool_)
-        access.plane_reader([[Plane(name, presence=True) for name in decoded]])(records, [there])
-        for row, (name, (_, present)) in zip(there, decoded.items(), strict=True):
+        masks = np.zeros((len(decoded), len(records)), np.bool_)
+        access.plane_reader([[Plane(name, presence=True) for name in decoded]])(records, [masks])
+        for row, (name, (_, present)) in zip(masks, decoded.items(), strict=True):
             assert (row == _presence(present)).all()
             assert (row == _presence(access.present(records, name))).all()
 
@@ -451,18 +450,18 @@ class FormatConformance:
         }
         table = pa.table(texts)
         layout = layout_of(dataset_format, table)
-        written = records_of(dataset_format, tmp_path, table, layout)
-        if written is None:
+        access_and_records = records_of(dataset_format, tmp_path, table, layout)
+        if access_and_records is None:
             return
-        access, records = written
+        access, records = access_and_records
         for name, values in texts.items():
-            found = access.padded_texts(records, name)
+            padded = access.padded_texts(records, name)
             expected = [(value or "").encode() for value in values]
             if any(text.endswith(b"\0") for text in expected):
-                assert found is None, name
+                assert padded is None, name
             else:
-                assert found is not None, name
-                assert found.tolist() == expected
+                assert padded is not None, name
+                assert padded.tolist() == expected
 
     def test_byte_rows_are_the_bytes_of_each_record_or_nothing(
         self, dataset_format: DatasetFormat, tmp_path: Path
@@ -474,28 +473,25 @@ class FormatConformance:
         }
         table = pa.table({name: pa.array(each, pa.binary()) for name, each in cells.items()})
         layout = layout_of(dataset_format, table)
-        written = records_of(dataset_format, tmp_path, table, layout)
-        if written is None:
+        access_and_records = records_of(dataset_format, tmp_path, table, layout)
+        if access_and_records is None:
             return
-        access, records = written
+        access, records = access_and_records
         assert access.byte_rows(records, "longer") is None
         for name in ("same", "null"):
-            found = access.byte_rows(records, name)
-            if found is None:
+            byte_rows = access.byte_rows(records, name)
+            if byte_rows is None:
                 continue
-            assert found.shape == (3, 2)
-            assert found.dtype == np.uint8
-            for row, value in zip(found, cells[name], strict=True):
+            assert byte_rows.shape == (3, 2)
+            assert byte_rows.dtype == np.uint8
+            for row, value in zip(byte_rows, cells[name], strict=True):
                 assert value is None or row.tobytes() == value
 
 
 def records_of(
     dataset_format: DatasetFormat, directory: Path, table: pa.Table, layout: Layout
 ) -> tuple[RecordAccess, Any] | None:
-    """Write a table and return the access to its records and the records.
-
-    None where there is no random access.
-    """
+    """Write a table; return the record access and the records, None without random access."""
     access = dataset_format.record_access(layout)
     if access is None:
         return None
@@ -504,6 +500,6 @@ def records_of(
 
 
 def check_file(directory: Path, file: WrittenFile) -> None:
-    """Compare a file with what the format said of it."""
+    """Compare a file with its size and hash as reported by the format."""
     data = (directory / file.path).read_bytes()
     assert (len(data), hashlib.sha256(data).hexdigest()) == (file.bytes, file.sha256)

@@ -1,4 +1,4 @@
-"""Relations: select, filter, queries, functions over batches, aggregates, shards."""
+"""Conformance suite of relations: select, filter, SQL, batch functions, aggregates, shards."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
 
 def rows(engine: Engine, relation: Relation, *, by: str | None = None) -> list[dict[str, Any]]:
-    """Return the rows of a relation, sorted by a column when it is named."""
+    """Return the rows of a relation, sorted by a column if ``by`` is not None."""
     table = engine.stream(relation).read_all()
     assert table.schema == relation.schema
     if by is not None:
         table = table.sort_by(by)
-    found: list[dict[str, Any]] = table.to_pylist()
-    return found
+    row_dicts: list[dict[str, Any]] = table.to_pylist()
+    return row_dicts
 
 
 def ids_of(engine: Engine, relation: Relation) -> list[int]:
@@ -63,7 +63,7 @@ def double_value(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def fail_at_seven(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Raise where an id of 7 is among the rows."""
+    """Raise ValueError if a row has the id 7."""
     if 7 in batch.column(batch.schema.get_field_index("id")).to_pylist():
         raise ValueError("seven is not allowed")
     return batch
@@ -71,20 +71,20 @@ def fail_at_seven(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class SumAndCount(Accumulator[tuple[int, int], tuple[int, int]]):
-    """An accumulator for the tests: how many rows, and the sum of their ids."""
+    """An accumulator for the tests: number of rows, and sum of their ids."""
 
     def start(self) -> tuple[int, int]:
-        """Return the state of no rows."""
+        """Return the empty state."""
         return 0, 0
 
     def update(self, state: tuple[int, int], batch: pa.RecordBatch) -> tuple[int, int]:
-        """Return the state with a batch."""
+        """Add a batch to the state."""
         ids = np.asarray(batch.column(batch.schema.get_field_index("id")))
         return state[0] + batch.num_rows, state[1] + int(ids.sum())
 
-    def merge(self, left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
-        """Return both."""
-        return left[0] + right[0], left[1] + right[1]
+    def merge(self, state: tuple[int, int], other_state: tuple[int, int]) -> tuple[int, int]:
+        """Merge two states."""
+        return state[0] + other_state[0], state[1] + other_state[1]
 
     def finish(self, state: tuple[int, int]) -> tuple[int, int]:
         """Return rows and sum."""
@@ -103,14 +103,14 @@ def write_ids(directory: str, number: int, batches: Iterator[pa.RecordBatch]) ->
 
 
 class RelationConformance:
-    """Everything of the interface that makes relations of relations or reads them."""
+    """The suite of the methods of an engine that transform or read relations."""
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
         self._stages = (str(tmp_path / "given" / str(number)) for number in itertools.count())
 
-    def given(self, engine: Engine, table: pa.Table) -> Relation:
-        """Return a table as a relation that can be read again and again."""
+    def staged_relation(self, engine: Engine, table: pa.Table) -> Relation:
+        """Return a table as a relation that can be read repeatedly."""
         return engine.stage(engine.from_arrow(table.to_reader()), next(self._stages))
 
     def test_a_stream_comes_back_as_it_was(self, engine: Engine) -> None:
@@ -120,23 +120,25 @@ class RelationConformance:
         assert rows(engine, relation, by="id") == table.to_pylist()
 
     def test_select_renames_and_orders_columns(self, engine: Engine) -> None:
-        found = engine.select(self.given(engine, numbered(2)), {"x": "value", "id": "id"})
-        assert found.schema == pa.schema([("x", pa.float64()), ("id", pa.int64())])
-        assert rows(engine, found, by="id") == [{"x": 0.0, "id": 0}, {"x": 0.5, "id": 1}]
+        selected = engine.select(
+            self.staged_relation(engine, numbered(2)), {"x": "value", "id": "id"}
+        )
+        assert selected.schema == pa.schema([("x", pa.float64()), ("id", pa.int64())])
+        assert rows(engine, selected, by="id") == [{"x": 0.0, "id": 0}, {"x": 0.5, "id": 1}]
 
     def test_select_of_an_unknown_column_is_refused(self, engine: Engine) -> None:
         with pytest.raises(FeatureStoreError, match="nothing"):
-            engine.select(self.given(engine, numbered(2)), {"x": "nothing"})
+            engine.select(self.staged_relation(engine, numbered(2)), {"x": "nothing"})
 
     def test_filter_keeps_rows_for_which_the_predicate_is_true(self, engine: Engine) -> None:
-        found = engine.filter(self.given(engine, numbered(10)), "zone <> 'a'")
-        assert ids_of(engine, found) == [1, 2, 3, 6, 7, 8]
+        filtered = engine.filter(self.staged_relation(engine, numbered(10)), "zone <> 'a'")
+        assert ids_of(engine, filtered) == [1, 2, 3, 6, 7, 8]
 
     @pytest.mark.parametrize(("closed", "ids"), [("left", [2, 3, 4]), ("right", [3, 4, 5])])
     def test_within_has_one_open_end(self, engine: Engine, closed: Any, ids: list[int]) -> None:
         window = TimeRange("hour", NOON + timedelta(hours=2), NOON + timedelta(hours=5), closed)
-        found = engine.within(self.given(engine, numbered(10)), window)
-        assert ids_of(engine, found) == ids
+        filtered = engine.within(self.staged_relation(engine, numbered(10)), window)
+        assert ids_of(engine, filtered) == ids
 
     def test_within_takes_dates_as_midnights_and_leaves_nulls_out(self, engine: Engine) -> None:
         days = pa.table(
@@ -151,7 +153,7 @@ class RelationConformance:
             datetime(2024, 1, 3, tzinfo=UTC),
             "right",
         )
-        assert ids_of(engine, engine.within(self.given(engine, days), window)) == [2, 3]
+        assert ids_of(engine, engine.within(self.staged_relation(engine, days), window)) == [2, 3]
 
     def test_sql_reads_named_tables_and_binds_parameters(self, engine: Engine) -> None:
         from featurestore.usersql import query
@@ -168,10 +170,13 @@ class RelationConformance:
             "word": "it's",
             "flag": True,
         }
-        tables = {"l": self.given(engine, numbered(5)), "r": self.given(engine, numbered(2))}
+        tables = {
+            "l": self.staged_relation(engine, numbered(5)),
+            "r": self.staged_relation(engine, numbered(2)),
+        }
         for run in (engine.sql, engine.user_sql):
-            found = run(text, tables=tables, parameters=values)
-            assert rows(engine, found) == [{"id": 1, "value": 0.5, "word": "it's", "flag": True}]
+            relation = run(text, tables=tables, parameters=values)
+            assert rows(engine, relation) == [{"id": 1, "value": 0.5, "word": "it's", "flag": True}]
 
     def test_sql_over_an_unknown_table_says_so(self, engine: Engine) -> None:
         with pytest.raises(FeatureStoreError, match="nowhere"):
@@ -179,19 +184,21 @@ class RelationConformance:
                 engine,
                 engine.sql(
                     "select * from nowhere",
-                    tables={"l": self.given(engine, numbered(1))},
+                    tables={"l": self.staged_relation(engine, numbered(1))},
                     parameters={},
                 ),
             )
 
     def test_count_counts(self, engine: Engine) -> None:
-        relation = self.given(engine, numbered(10))
+        relation = self.staged_relation(engine, numbered(10))
         assert engine.count(relation) == 10
         assert engine.count(engine.filter(relation, "id > 100")) == 0
 
     def test_map_batches_applies_a_function_lazily(self, engine: Engine) -> None:
         schema = pa.schema([("id", pa.int64()), ("twice", pa.float64())])
-        mapped = engine.map_batches(self.given(engine, numbered(4)), double_value, schema=schema)
+        mapped = engine.map_batches(
+            self.staged_relation(engine, numbered(4)), double_value, schema=schema
+        )
         assert mapped.schema == schema
         expected = [{"id": each, "twice": float(each)} for each in range(4)]
         assert rows(engine, mapped, by="id") == expected
@@ -199,12 +206,14 @@ class RelationConformance:
 
     def test_an_error_in_a_mapped_function_is_told(self, engine: Engine) -> None:
         table = numbered(10)
-        mapped = engine.map_batches(self.given(engine, table), fail_at_seven, schema=table.schema)
+        mapped = engine.map_batches(
+            self.staged_relation(engine, table), fail_at_seven, schema=table.schema
+        )
         with pytest.raises(Exception, match="seven is not allowed"):
             engine.stream(mapped).read_all()
 
     def test_aggregate_merges_states(self, engine: Engine) -> None:
-        relation = self.given(engine, numbered(1000))
+        relation = self.staged_relation(engine, numbered(1000))
         assert engine.aggregate(relation, SumAndCount()) == (1000, 499_500)
         assert engine.aggregate(engine.filter(relation, "id < 0"), SumAndCount()) == (0, 0)
 
@@ -215,30 +224,30 @@ class RelationConformance:
                 "b": ["x", "x", "x", "y", "y", "z", "n", "n"],
             }
         )
-        found, examples = engine.duplicates(self.given(engine, keys), ["a", "b"], limit=1)
-        assert found == 2
+        count, examples = engine.duplicates(self.staged_relation(engine, keys), ["a", "b"], limit=1)
+        assert count == 2
         assert examples == [{"a": 1, "b": "x", "n": 3}]
-        assert engine.duplicates(self.given(engine, keys.slice(4, 2)), ["a"]) == (0, [])
+        assert engine.duplicates(self.staged_relation(engine, keys.slice(4, 2)), ["a"]) == (0, [])
 
     def test_last_per_key_keeps_the_last_row(self, engine: Engine) -> None:
         table = pa.table({"k": pa.array([1, 2, 1, 3, 2, 1]), "id": pa.array([0, 1, 2, 3, 4, 5])})
-        found = engine.last_per_key(self.given(engine, table), ["k"])
-        assert found.schema == table.schema
-        assert rows(engine, found, by="id") == [
+        last_rows = engine.last_per_key(self.staged_relation(engine, table), ["k"])
+        assert last_rows.schema == table.schema
+        assert rows(engine, last_rows, by="id") == [
             {"k": 3, "id": 3},
             {"k": 2, "id": 4},
             {"k": 1, "id": 5},
         ]
 
     def test_stream_cuts_batches_and_stops_at_the_limit(self, engine: Engine) -> None:
-        relation = self.given(engine, numbered(100))
+        relation = self.staged_relation(engine, numbered(100))
         sizes = [batch.num_rows for batch in engine.stream(relation, batch_rows=30)]
         assert sum(sizes) == 100
         assert max(sizes) <= 30
         assert engine.stream(relation, limit=7).read_all().num_rows == 7
 
     def test_two_streams_run_side_by_side(self, engine: Engine) -> None:
-        relation = self.given(engine, numbered(1000))
+        relation = self.staged_relation(engine, numbered(1000))
         first = engine.stream(relation, batch_rows=100)
         second = engine.stream(relation, batch_rows=100)
         both = [(next(first).num_rows, next(second).num_rows) for _ in range(3)]
@@ -270,8 +279,8 @@ class RelationConformance:
             rows(engine, engine.read_files([str(tmp_path / "folder")]), by="id")
             == table.to_pylist()
         )
-        one = engine.read_files([str(tmp_path / "folder" / "b.parquet")], schema=table.schema)
-        assert ids_of(engine, one) == [2, 3]
+        relation = engine.read_files([str(tmp_path / "folder" / "b.parquet")], schema=table.schema)
+        assert ids_of(engine, relation) == [2, 3]
 
     def test_shards_are_written_once_in_order(self, engine: Engine, tmp_path: Path) -> None:
         rng = np.random.default_rng(0)
@@ -280,7 +289,7 @@ class RelationConformance:
         shard = pa.array(rng.choice([0, 1, 2, 5], count), pa.int32())
         table = pa.table({"id": pa.array(range(count), pa.int64()), "order": order, "shard": shard})
         results = engine.write_shards(
-            self.given(engine, table),
+            self.staged_relation(engine, table),
             shard="shard",
             shard_count=6,
             order=["order"],
@@ -301,7 +310,7 @@ class RelationConformance:
         shard = pa.array(order // 100, pa.int32())
         table = pa.table({"id": pa.array(range(count), pa.int64()), "order": order, "shard": shard})
         results = engine.write_shards(
-            self.given(engine, table),
+            self.staged_relation(engine, table),
             shard="shard",
             shard_count=100,
             order=["order"],
@@ -309,21 +318,28 @@ class RelationConformance:
             write=functools.partial(write_ids, str(tmp_path)),
         )
         assert results == [(number, 100) for number in range(100)]
-        places = np.argsort(order)
+        ids_in_order = np.argsort(order)
         for number in range(100):
-            expected = places[number * 100 : (number + 1) * 100]
+            expected = ids_in_order[number * 100 : (number + 1) * 100]
             assert (tmp_path / str(number)).read_text().split() == list(map(str, expected))
 
     def test_shards_of_no_rows_are_none(self, engine: Engine, tmp_path: Path) -> None:
         table = pa.table({"id": pa.array([], pa.int64()), "shard": pa.array([], pa.int32())})
         write = functools.partial(write_ids, str(tmp_path))
-        written = engine.write_shards(
-            self.given(engine, table), shard="shard", shard_count=3, order=["id"], write=write
+        results = engine.write_shards(
+            self.staged_relation(engine, table),
+            shard="shard",
+            shard_count=3,
+            order=["id"],
+            write=write,
         )
-        assert written == []
+        assert results == []
 
     def test_explain_is_a_text(self, engine: Engine) -> None:
-        assert len(engine.explain(engine.filter(self.given(engine, numbered(3)), "id > 1"))) > 10
+        assert (
+            len(engine.explain(engine.filter(self.staged_relation(engine, numbered(3)), "id > 1")))
+            > 10
+        )
 
     def test_other_objects_are_not_adopted(self, engine: Engine) -> None:
         assert engine.adopt(numbered(1)) is None

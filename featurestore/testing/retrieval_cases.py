@@ -1,8 +1,6 @@
-"""Small random point-in-time cases.
+"""Small random point-in-time cases: few keys, few times, many collisions.
 
-Few keys, few moments, many collisions. Many of them share one table.
-
-The first key column ``case`` keeps them apart, so that one query answers all of them.
+Many cases share one table and one query; the first key column ``case`` separates them.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ _FEATURES: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 @dataclass(frozen=True)
 class JoinShape:
-    """What many cases share: kinds of keys and times, and the rules of the join."""
+    """Common settings of cases: types of keys and times, and the rules of the join."""
 
     key: str = "int"
     time: str = "timestamp"
@@ -59,11 +57,10 @@ class JoinShape:
 
     def __str__(self) -> str:
         plain = JoinShape()
-        said = []
-        for name, value in vars(self).items():
-            if value != getattr(plain, name):
-                said.append(f"{name}={value}")
-        return "-".join(said) or "plain"
+        changed = [
+            f"{name}={value}" for name, value in vars(self).items() if value != getattr(plain, name)
+        ]
+        return "-".join(changed) or "plain"
 
 
 SHAPES = (
@@ -89,7 +86,7 @@ SHAPES = (
 
 
 def any_shape() -> st.SearchStrategy[JoinShape]:
-    """Return every combination of key, times, ttl, join and uniqueness that the rules allow."""
+    """Return a strategy of all valid combinations of key, times, ttl, join and uniqueness."""
     timed = st.builds(
         JoinShape,
         key=st.sampled_from(sorted(_KEYS)),
@@ -133,42 +130,42 @@ def random_cases(shape: JoinShape, *, count: int, seed: int) -> Cases:
     labels: dict[str, list[Any]] = {}
     for name in ("case", *keys, "at", "n"):
         labels[name] = []
-    draw = _Draw(random)
+    draw = _RandomValues(random)
     for case in range(count):
-        moments = int(random.integers(1, _STEPS + 1))
+        time_count = int(random.integers(1, _STEPS + 1))
         for _ in range(int(random.integers(0, 9))):
             rows["case"].append(case)
             for name, (_, values) in keys.items():
-                rows[name].append(draw.one(values, null=0.1))
-            rows["event"].append(draw.time(shape.time, moments, null=0.05))
-            rows["created"].append(draw.time("timestamp", moments + 2, null=0.1))
+                rows[name].append(draw.value(values, null=0.1))
+            rows["event"].append(draw.time(shape.time, time_count, null=0.05))
+            rows["created"].append(draw.time("timestamp", time_count + 2, null=0.1))
             for name, (_, values) in _FEATURES.items():
-                rows[name].append(draw.one(values, null=0.3))
+                rows[name].append(draw.value(values, null=0.3))
         for number in range(int(random.integers(0, 6))):
             labels["case"].append(case)
             for name, (_, values) in keys.items():
-                labels[name].append(draw.one(values, null=0.1))
-            labels["at"].append(draw.time(shape.label_time, moments + 2, null=0.05))
+                labels[name].append(draw.value(values, null=0.1))
+            labels["at"].append(draw.time(shape.label_time, time_count + 2, null=0.05))
             labels["n"].append(number)
     return _cases(shape, rows, labels, keys, random)
 
 
-class _Draw:
-    """Draws values with a share of nulls."""
+class _RandomValues:
+    """Generator of random values with a share of nulls."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self._random = random
 
-    def one(self, values: list[Any], *, null: float) -> Any:
+    def value(self, values: list[Any], *, null: float) -> Any:
         if self._random.random() < null:
             return None
         present = [value for value in values if value is not None]
         return present[int(self._random.integers(len(present)))]
 
-    def time(self, kind: str, moments: int, *, null: float) -> Any:
+    def time(self, kind: str, time_count: int, *, null: float) -> Any:
         if kind == "none" or self._random.random() < null:
             return None
-        return _TIMES[kind](int(self._random.integers(moments)))
+        return _TIMES[kind](int(self._random.integers(time_count)))
 
 
 def _micros(step: int) -> datetime:
@@ -212,19 +209,19 @@ def _cases(
         "created_time": "created",
         "ttl": None,
     }
-    table, places = _table(rows, kinds), ["case", *keys]
+    table, key_columns = _table(rows, kinds), ["case", *keys]
     if shape.time == "none":
         table, roles["event_time"] = table.drop(["event"]), None
     else:
-        places.append("event")
+        key_columns.append("event")
     if shape.created:
-        places.append("created")
+        key_columns.append("created")
     else:
         table, roles["created_time"] = table.drop(["created"]), None
     if shape.ttl is not None:
         roles["ttl"] = shape.ttl * step
     if shape.unique:
-        table = _one_row_each(table, places)
+        table = _one_row_each(table, key_columns)
     table = table.take(pa.array(random.permutation(table.num_rows), pa.int64()))
     options = {"created_time_filter": shape.waits, "how": shape.how, "label_time": "at"}
     if shape.fixed:
@@ -243,8 +240,8 @@ def _table(columns: dict[str, list[Any]], kinds: dict[str, pa.DataType]) -> pa.T
     return pa.table({name: pa.array(values, kinds[name]) for name, values in columns.items()})
 
 
-def _one_row_each(table: pa.Table, places: list[str]) -> pa.Table:
-    seen: dict[tuple[Any, ...], int] = {}
-    for index, row in enumerate(table.select(places).to_pylist()):
-        seen.setdefault(tuple(row.values()), index)
-    return table.take(pa.array(list(seen.values()), pa.int64()))
+def _one_row_each(table: pa.Table, key_columns: list[str]) -> pa.Table:
+    first_indexes: dict[tuple[Any, ...], int] = {}
+    for index, row in enumerate(table.select(key_columns).to_pylist()):
+        first_indexes.setdefault(tuple(row.values()), index)
+    return table.take(pa.array(list(first_indexes.values()), pa.int64()))

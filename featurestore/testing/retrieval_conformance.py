@@ -1,8 +1,6 @@
-"""What every engine must do with a feature plan.
+"""Conformance suite of feature plans: the exact rules, and random cases against the oracle.
 
-The exact rules, and many small random cases against the oracle.
-
-A test class of an engine inherits ``RetrievalConformance`` and gives the fixture ``engine``.
+A test class of an engine inherits ``RetrievalConformance`` and provides the fixture ``engine``.
 """
 
 from __future__ import annotations
@@ -39,20 +37,20 @@ from featurestore.retrieval.resolve import resolve
 from featurestore.testing.oracle import bits, brute_force
 from featurestore.testing.retrieval_cases import SHAPES, JoinShape, random_cases
 
-# How many small cases each engine was compared on in this process.
+# Number of random cases in this process by engine.
 CASES: Counter[str] = Counter()
 
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def at(hours: float) -> datetime:
-    """Return a moment some hours after the beginning of the tests' time."""
+    """Return a timestamp some hours after ``T0``."""
     return T0 + timedelta(hours=hours)
 
 
 @dataclass
 class RetrievalCheck:
-    """Groups on disk and in memory, so that an engine and the oracle see the same rows."""
+    """Feature groups on disk and in memory, so that an engine and the oracle read the same rows."""
 
     engine: Engine
     directory: Path
@@ -67,7 +65,7 @@ class RetrievalCheck:
         *,
         types: dict[str, pa.DataType] | None = None,
         unique: bool | None = None,
-        parts: int = 1,
+        commits: int = 1,
         version: int = 1,
         **roles: Any,
     ) -> Source:
@@ -87,8 +85,8 @@ class RetrievalCheck:
         note = {}
         if unique is not None:
             note["unique"] = unique
-        cuts = np.linspace(0, table.num_rows, parts + 1).astype(int)
-        for start, stop in pairwise(cuts):
+        bounds = np.linspace(0, table.num_rows, commits + 1).astype(int)
+        for start, stop in pairwise(bounds):
             rows = self.writer.from_arrow(table.slice(start, stop - start).to_reader())
             self.writer.write(path, rows, TableWrite("append", note=note))
         source = pinned_source(path)
@@ -99,31 +97,37 @@ class RetrievalCheck:
     def plan(
         self, features: Sequence[str], labels: pa.Table | str | None, **options: Any
     ) -> FeaturePlan:
-        """Return the plan of a retrieval, as the store would make it."""
+        """Return the plan of a retrieval, as the store builds it."""
         specs: dict[str, dict[int, FeatureGroupSpec]] = {}
         for (name, version), source in self.sources.items():
             specs.setdefault(name, {})[version] = source.spec
-        found = resolve(features, specs=specs)
+        references = resolve(features, specs=specs)
         if isinstance(labels, pa.Table):
-            left = LabelSide(labels.schema, ordered=True, rows=labels.num_rows)
+            label_side = LabelSide(labels.schema, ordered=True, rows=labels.num_rows)
             return plan_with_labels(
-                found,
-                left=left,
+                references,
+                left=label_side,
                 options=RetrievalOptions(**options),
                 source=self.sources.__getitem__,
             )
-        source = self.sources[(labels, 1) if labels is not None else found[0].group]
-        left = LabelSide(source.spec.schema, source=source, time=source.spec.event_time)
-        given = RetrievalOptions(**options)
+        source = self.sources[(labels, 1) if labels is not None else references[0].group]
+        label_side = LabelSide(source.spec.schema, source=source, time=source.spec.event_time)
+        retrieval_options = RetrievalOptions(**options)
         source_of = self.sources.__getitem__
         if labels is not None:
-            return plan_with_labels(found, left=left, options=given, source=source_of)
+            return plan_with_labels(
+                references, left=label_side, options=retrieval_options, source=source_of
+            )
         return plan_without_labels(
-            found, spec=source.spec, left=left, options=given, source=source_of
+            references,
+            spec=source.spec,
+            left=label_side,
+            options=retrieval_options,
+            source=source_of,
         )
 
     def run(self, plan: FeaturePlan, labels: pa.Table | None = None) -> pa.Table:
-        """Return what the engine gives for a plan."""
+        """Return the engine's result of a plan."""
         relation = None
         if labels is not None:
             numbered = labels.append_column(ROW, pa.array(np.arange(labels.num_rows), pa.int64()))
@@ -133,21 +137,21 @@ class RetrievalCheck:
     def check(
         self, features: Sequence[str], labels: pa.Table | str | None, **options: Any
     ) -> list[dict[str, Any]]:
-        """Return the rows that the engine gives; they equal the oracle's bit by bit."""
+        """Return the engine's rows after comparing them bit by bit with the oracle's."""
         plan = self.plan(features, labels, **options)
-        given = labels if isinstance(labels, pa.Table) else None
-        found = self.run(plan, given)
-        expected = brute_force(plan, tables=self.tables, labels=given)
-        assert found.schema.equals(expected.schema), f"{found.schema} is not {expected.schema}"
+        label_table = labels if isinstance(labels, pa.Table) else None
+        actual = self.run(plan, label_table)
+        expected = brute_force(plan, tables=self.tables, labels=label_table)
+        assert actual.schema.equals(expected.schema), f"{actual.schema} is not {expected.schema}"
         if plan.keep_order:
-            assert bits(found) == bits(expected)
+            assert bits(actual) == bits(expected)
         else:
-            assert sorted(map(repr, bits(found))) == sorted(map(repr, bits(expected)))
-        return list(found.to_pylist())
+            assert sorted(map(repr, bits(actual))) == sorted(map(repr, bits(expected)))
+        return list(actual.to_pylist())
 
 
 def _fits(value: Decimal, kind: pa.DataType) -> bool:
-    """Tell whether an integer or decimal type holds a value."""
+    """Return True if an integer or decimal type can represent a value."""
     try:
         return bool(pa.array([value], kind)[0].as_py() == value)
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
@@ -164,8 +168,8 @@ def _table(columns: dict[str, Sequence[Any]], types: dict[str, pa.DataType]) -> 
     return pa.table(arrays)
 
 
-def _as_taken(table: pa.Table) -> pa.Table:
-    """Return a table as the store takes it from a user: times in UTC and microseconds."""
+def _ingest(table: pa.Table) -> pa.Table:
+    """Return a table after ingestion: times in UTC and microseconds."""
     return ingest.to_reader(table).read_all()
 
 
@@ -179,20 +183,20 @@ def labels_of(**columns: Sequence[Any]) -> pa.Table:
     return _table(columns, {})
 
 
-def _moments(random: np.random.Generator, hours: int, count: int) -> list[datetime]:
+def _random_times(random: np.random.Generator, hours: int, count: int) -> list[datetime]:
     return list(map(at, random.integers(0, hours, count).tolist()))
 
 
 class RetrievalFixtures:
-    """What all suites of retrieval are given."""
+    """The fixtures of all suites of retrieval."""
 
-    # Small random cases merged into one table and one query; engines with slow queries take many.
+    # Random cases in one table and one query; many for engines with slow queries.
     cases_at_once = 40
     rounds_per_shape = 3
 
     @pytest.fixture
     def writer(self, engine: Engine) -> Engine:
-        """Return the engine that writes the tables; where the engine writes slowly, another one."""
+        """Return the engine that writes the tables; override it if the engine writes slowly."""
         return engine
 
     @pytest.fixture
@@ -202,7 +206,7 @@ class RetrievalFixtures:
 
 
 class RuleConformance(RetrievalFixtures):
-    """Which row answers: each test is a rule that the random cases draw, too."""
+    """The rules that select a row; each test is one rule, which random cases cover, too."""
 
     # -- which row ----------------------------------------------------------------------
 
@@ -258,9 +262,9 @@ class RuleConformance(RetrievalFixtures):
             },
             {},
         )
-        how: dict[str, Any] = {"primary_key": ("k",), "event_time": "t", "created_time": "c"}
-        retrieval.group("w", table, parts=2, **how)
-        retrieval.group("backwards", table.take([3, 2, 1, 0]), parts=2, **how)
+        roles: dict[str, Any] = {"primary_key": ("k",), "event_time": "t", "created_time": "c"}
+        retrieval.group("w", table, commits=2, **roles)
+        retrieval.group("backwards", table.take([3, 2, 1, 0]), commits=2, **roles)
         labels = labels_of(k=[1, 1], at=[at(1.5), at(3)])
         rows = retrieval.check(["w.x", "backwards.x as y"], labels)
         assert rows[0]["x"] == 9
@@ -273,9 +277,9 @@ class RuleConformance(RetrievalFixtures):
         table = _table(
             {"k": [1] * 4, "t": [at(0)] * 4, "x": [1, 2, None, 4], "s": ["a", None, "c", "d"]}, {}
         )
-        retrieval.group("w", table, primary_key=("k",), event_time="t", parts=2)
+        retrieval.group("w", table, primary_key=("k",), event_time="t", commits=2)
         mixed = table.take([3, 1, 0, 2])
-        retrieval.group("mixed", mixed, primary_key=("k",), event_time="t", parts=2)
+        retrieval.group("mixed", mixed, primary_key=("k",), event_time="t", commits=2)
         rows = retrieval.check(["w.x", "mixed.x as y"], labels_of(k=[1], at=[at(3)]))
         assert rows[0]["x"] == rows[0]["y"]
 
@@ -417,7 +421,7 @@ class RuleConformance(RetrievalFixtures):
 
 
 class ResultConformance(RetrievalFixtures):
-    """Keys, types and shapes of results, and many small random cases against the oracle."""
+    """Keys, types and shapes of results, and random cases against the oracle."""
 
     def test_the_winner_of_a_tie_does_not_depend_on_what_is_requested(
         self, retrieval: RetrievalCheck
@@ -500,7 +504,7 @@ class ResultConformance(RetrievalFixtures):
         }
         columns = {"at": pa.array([at(1)] * 3, TIMESTAMP)}
         features = []
-        wanted: dict[str, list[int | None]] = {}
+        expected: dict[str, list[int | None]] = {}
         for number, (kind, values) in enumerate(keys.items()):
             columns[f"k{number}"] = pa.array(values[::-1], kind)
             rows: dict[str, Sequence[Any]] = {
@@ -515,11 +519,11 @@ class ResultConformance(RetrievalFixtures):
                 event_time="t",
             )
             features.append(f"g{number}.x as x{number}")
-            wanted[f"x{number}"] = [2, 1, 0]
+            expected[f"x{number}"] = [2, 1, 0]
             if values[2] is None:
-                wanted[f"x{number}"] = [None, 1, 0]
-        found = retrieval.check(features, pa.table(columns), label_time="at")
-        assert {name: values_of(found, name) for name in wanted} == wanted
+                expected[f"x{number}"] = [None, 1, 0]
+        actual = retrieval.check(features, pa.table(columns), label_time="at")
+        assert {name: values_of(actual, name) for name in expected} == expected
 
     def test_integer_keys_of_other_widths_meet(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
@@ -544,21 +548,21 @@ class ResultConformance(RetrievalFixtures):
         kinds.append(pa.uint64())
         values: list[Any] = [Decimal("1.10"), Decimal("1.15"), Decimal("-2"), Decimal("99.99")]
         values += [Decimal(1), Decimal(300), Decimal(70_000), Decimal(2**64 - 1), Decimal(2) ** 100]
-        features, wanted = [], {}
+        features, keys_by_feature = [], {}
         for number, kind in enumerate(kinds):
-            held = [value for value in values if _fits(value, kind)]
-            rows: dict[str, Sequence[Any]] = {"k": held, "x": list(map(float, held))}
-            rows |= {"t": [at(0)] * len(held), "t2": [at(0)] * len(held)}
+            group_keys = [value for value in values if _fits(value, kind)]
+            rows: dict[str, Sequence[Any]] = {"k": group_keys, "x": list(map(float, group_keys))}
+            rows |= {"t": [at(0)] * len(group_keys), "t2": [at(0)] * len(group_keys)}
             retrieval.group(f"g{number}", _table(rows, {"k": kind}), **declared)
             features.append(f"g{number}.x as x{number}")
-            wanted[f"x{number}"] = held
+            keys_by_feature[f"x{number}"] = group_keys
         for kind in (*kinds, pa.decimal128(5, 3)):
-            asked = [value for value in values if _fits(value, kind)]
-            labels = _table({"k": asked, "at": [at(1)] * len(asked)}, {"k": kind})
-            found = retrieval.check(features, labels, label_time="at")
-            for name, held in wanted.items():
-                answers = [float(value) if value in held else None for value in asked]
-                assert values_of(found, name) == answers
+            label_keys = [value for value in values if _fits(value, kind)]
+            labels = _table({"k": label_keys, "at": [at(1)] * len(label_keys)}, {"k": kind})
+            actual = retrieval.check(features, labels, label_time="at")
+            for name, group_keys in keys_by_feature.items():
+                expected = [float(value) if value in group_keys else None for value in label_keys]
+                assert values_of(actual, name) == expected
 
     def test_label_columns_of_other_names_join_through_join_key(
         self, retrieval: RetrievalCheck
@@ -587,9 +591,9 @@ class ResultConformance(RetrievalFixtures):
         retrieval.group("p", {"k": [1, 2], "y": [1, 2]}, primary_key=("k",))
         labels = labels_of(k=[1, 2, 1, 3, 1], at=[at(1), at(1), at(9), at(1), None])
         assert len(retrieval.check(["w.x", "p.y"], labels)) == 5
-        kept = retrieval.check(["w.x", "p.y"], labels, how="inner")
-        assert values_of(kept, "k") == [1]
-        assert values_of(kept, "at") == [at(1)]
+        inner = retrieval.check(["w.x", "p.y"], labels, how="inner")
+        assert values_of(inner, "k") == [1]
+        assert values_of(inner, "at") == [at(1)]
 
     def test_empty_labels_give_no_rows_and_empty_groups_give_nulls(
         self, retrieval: RetrievalCheck
@@ -605,7 +609,9 @@ class ResultConformance(RetrievalFixtures):
         assert retrieval.check(["w.x", "e.y", "f.z"], labels.slice(0, 0)) == []
 
     def test_groups_without_event_time_are_one_row_a_key(self, retrieval: RetrievalCheck) -> None:
-        retrieval.group("p", {"k": [1, 1, 2, None], "x": [1, 2, 3, 4]}, primary_key=("k",), parts=2)
+        retrieval.group(
+            "p", {"k": [1, 1, 2, None], "x": [1, 2, 3, 4]}, primary_key=("k",), commits=2
+        )
         rows = retrieval.check(["p.x"], labels_of(k=[2, 1, None, 5]))
         assert rows[0]["x"] == 3
         assert (rows[2]["x"], rows[3]["x"]) == (None, None)
@@ -669,14 +675,14 @@ class ResultConformance(RetrievalFixtures):
         aware = [summer.replace(tzinfo=UTC), (summer + timedelta(hours=1)).replace(tzinfo=UTC)]
         hours = [summer, summer + timedelta(hours=1)]
         with pytest.warns(NaiveTimeWarning):
-            rows = _as_taken(_table({"k": [1, 1], "t": hours, "x": [0, 1]}, {"t": naive}))
+            rows = _ingest(_table({"k": [1, 1], "t": hours, "x": [0, 1]}, {"t": naive}))
         retrieval.group("w", rows, primary_key=("k",), event_time="t", ttl=timedelta(0))
-        labels = _as_taken(
+        labels = _ingest(
             _table({"k": [1, 1], "at": pa.array(aware, TIMESTAMP).cast(zoned)}, {"at": zoned})
         )
         assert values_of(retrieval.check(["w.x"], labels), "x") == [0, 1]
         with pytest.warns(NaiveTimeWarning):
-            labels = _as_taken(_table({"k": [1], "at": [summer]}, {"at": naive}))
+            labels = _ingest(_table({"k": [1], "at": [summer]}, {"at": naive}))
         assert retrieval.check(["w.x"], labels)[0]["x"] == 0
 
     def test_times_of_the_far_past_and_future_compare(self, retrieval: RetrievalCheck) -> None:
@@ -726,10 +732,10 @@ class ResultConformance(RetrievalFixtures):
                 event_time="t",
             )
         labels = labels_of(k=[1, 2, 1], at=[at(3), at(4), at(0)])
-        one = retrieval.check(["a.ax", "b.bx", "c.cx", "a.ay"], labels)
-        other = retrieval.check(["c.cx", "a.ay", "b.bx", "a.ax"], labels)
-        assert list(other[0]) == ["k", "at", "cx", "ay", "bx", "ax"]
-        assert one == other
+        first = retrieval.check(["a.ax", "b.bx", "c.cx", "a.ay"], labels)
+        second = retrieval.check(["c.cx", "a.ay", "b.bx", "a.ax"], labels)
+        assert list(second[0]) == ["k", "at", "cx", "ay", "bx", "ax"]
+        assert first == second
 
     def test_a_group_as_labels_keeps_all_its_rows(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
@@ -742,9 +748,9 @@ class ResultConformance(RetrievalFixtures):
             event_time="at",
         )
         rows = retrieval.check(["w.x"], "y")
-        found = dict(zip(values_of(rows, "id"), values_of(rows, "x"), strict=True))
+        values_by_id = dict(zip(values_of(rows, "id"), values_of(rows, "x"), strict=True))
         assert len(rows) == 3
-        assert found == {1: 1, 2: None, 3: 1}
+        assert values_by_id == {1: 1, 2: None, 3: 1}
 
     def test_without_labels_the_first_group_is_the_left_side(
         self, retrieval: RetrievalCheck
@@ -768,8 +774,8 @@ class ResultConformance(RetrievalFixtures):
         columns: dict[str, Sequence[Any]] = {
             "a": random.integers(0, 3, 300).tolist(),
             "b": [f"b{n}" for n in random.integers(0, 2, 300)],
-            "t": _moments(random, 20, 300),
-            "c": _moments(random, 25, 300),
+            "t": _random_times(random, 20, 300),
+            "c": _random_times(random, 25, 300),
             "x": list(range(300)),
         }
         roles: dict[str, Any] = {"primary_key": ("a", "b"), "event_time": "t"}
@@ -816,13 +822,13 @@ class ResultConformance(RetrievalFixtures):
         features = []
         for number in range(10):
             columns: dict[str, Sequence[Any]] = {"k": random.integers(0, 4, 12).tolist()}
-            columns["t"] = _moments(random, 6, 12)
+            columns["t"] = _random_times(random, 6, 12)
             for index in range(30):
                 columns[f"g{number}_{index}"] = random.random(12).tolist()
             retrieval.group(f"g{number}", columns, primary_key=("k",), event_time="t")
             features.append(f"g{number}.*")
         keys = random.integers(0, 4, 20).tolist()
-        rows = retrieval.check(features, labels_of(k=keys, at=_moments(random, 6, 20)))
+        rows = retrieval.check(features, labels_of(k=keys, at=_random_times(random, 6, 20)))
         assert len(rows[0]) == 302
 
     def test_partitioned_groups_and_columns_added_later(self, retrieval: RetrievalCheck) -> None:
@@ -857,46 +863,47 @@ class ResultConformance(RetrievalFixtures):
 
 
 class RetrievalConformance(RuleConformance, ResultConformance):
-    """The rules of point-in-time retrieval; each test is one."""
+    """The complete suite of point-in-time retrieval."""
 
 
 def check_cases(retrieval: RetrievalCheck, shape: JoinShape, *, count: int, seed: int) -> None:
-    """Compare an engine with the oracle on random cases of a shape, and count them in ``CASES``."""
+    """Compare an engine with the oracle on random cases of a shape, counted in ``CASES``."""
     cases = random_cases(shape, count=count, seed=seed)
     name = f"w{len(retrieval.tables)}"
-    retrieval.group(name, cases.rows, unique=cases.unique or None, parts=2, **cases.roles)
+    retrieval.group(name, cases.rows, unique=cases.unique or None, commits=2, **cases.roles)
     plan = retrieval.plan(
         [f"{name}.{column}" for column in cases.features], cases.labels, **cases.options
     )
-    found = retrieval.run(plan, cases.labels)
+    actual = retrieval.run(plan, cases.labels)
     expected = brute_force(plan, tables=retrieval.tables, labels=cases.labels)
-    _assert_equal_cases(found, expected, cases.labels, cases.rows)
+    _assert_equal_cases(actual, expected, cases.labels, cases.rows)
     CASES[retrieval.engine.name] += count
 
 
 def _assert_equal_cases(
-    found: pa.Table, expected: pa.Table, labels: pa.Table, rows: pa.Table
+    actual: pa.Table, expected: pa.Table, labels: pa.Table, rows: pa.Table
 ) -> None:
-    """Compare, and show the first case that differs with all its labels and rows."""
-    assert found.schema.equals(expected.schema)
-    mine, theirs = bits(found), bits(expected)
-    if mine == theirs:
+    """Assert equality; the message shows the first case that differs, with its labels and rows."""
+    assert actual.schema.equals(expected.schema)
+    actual_bits, expected_bits = bits(actual), bits(expected)
+    if actual_bits == expected_bits:
         return
-    case = found.column("case").to_pylist()
-    wanted = expected.column("case").to_pylist()
-    given = set(zip(case, mine, strict=True))
-    different = []
-    for pair in zip(wanted, theirs, strict=True):
-        if pair not in given:
-            different.append(pair[0])
-    first = (different or case)[0]
+    actual_cases = actual.column("case").to_pylist()
+    expected_cases = expected.column("case").to_pylist()
+    actual_pairs = set(zip(actual_cases, actual_bits, strict=True))
+    different = [
+        pair[0]
+        for pair in zip(expected_cases, expected_bits, strict=True)
+        if pair not in actual_pairs
+    ]
+    first = (different or actual_cases)[0]
 
-    def of_case(table: pa.Table) -> str:
+    def rows_of_case(table: pa.Table) -> str:
         return "\n".join(str(row) for row in table.to_pylist() if row["case"] == first)
 
     raise AssertionError(
-        f"case {first}\nlabels:\n{of_case(labels)}\nrows:\n{of_case(rows)}\n"
-        f"found:\n{of_case(found)}\nexpected:\n{of_case(expected)}"
+        f"case {first}\nlabels:\n{rows_of_case(labels)}\nrows:\n{rows_of_case(rows)}\n"
+        f"found:\n{rows_of_case(actual)}\nexpected:\n{rows_of_case(expected)}"
     )
 
 

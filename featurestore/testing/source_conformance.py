@@ -1,9 +1,9 @@
-"""The suite that every source passes; ours and those of others alike.
+"""Conformance suite of sources.
 
-A subclass says how rows get into a source:
+A subclass implements how rows are written to a source:
 
     class TestOurs(SourceConformance):
-        def source(self, rows, place):
+        def source(self, rows, directory):
             ...
             return OurSource(SourceConfig("ours", uri)), SourceQuery(table="orders")
 """
@@ -29,7 +29,7 @@ _SECRET = "tr0ub4dor&3"
 
 
 def _rows(count: int = 100) -> pa.Table:
-    """Return orders an hour apart, with nulls, quotes, and times to the microsecond."""
+    """Return hourly orders with nulls, quotes, and times with microseconds."""
     customers: list[str | None] = []
     totals: list[float | None] = []
     times = []
@@ -48,12 +48,12 @@ def _rows(count: int = 100) -> pa.Table:
 
 
 class SourceConformance:
-    """What is expected of every source."""
+    """The suite of one source."""
 
-    def source(self, rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
-        """Return a source that holds ``rows``, and the query for all of them.
+    def source(self, rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
+        """Return a source with ``rows``, and the query for all rows.
 
-        ``place`` is an empty folder.
+        ``directory`` is an empty folder.
         """
         raise NotImplementedError
 
@@ -67,21 +67,21 @@ class SourceConformance:
         snapshot.close()
 
     def test_only_the_columns_asked_for_come_in_their_order(self, tmp_path: Path) -> None:
-        found = self._read(_rows(), tmp_path, columns=("total", "id"))
-        assert found.equals(_rows().select(["total", "id"]))
+        table = self._read(_rows(), tmp_path, columns=("total", "id"))
+        assert table.equals(_rows().select(["total", "id"]))
 
     @pytest.mark.parametrize("closed", ["left", "right"])
     def test_a_window_is_cut_to_the_microsecond(self, tmp_path: Path, closed: str) -> None:
         times = _rows().column("created_at").to_pylist()
         window = TimeRange("created_at", times[10], times[20], closed)  # type: ignore[arg-type]
-        found = self._read(_rows(), tmp_path, columns=("id",), window=window)
+        table = self._read(_rows(), tmp_path, columns=("id",), window=window)
         first = 10 if closed == "left" else 11
-        assert found.column("id").to_pylist() == list(range(first, first + 10))
+        assert table.column("id").to_pylist() == list(range(first, first + 10))
 
     def test_no_rows_are_rows_of_the_same_columns(self, tmp_path: Path) -> None:
         window = TimeRange("created_at", _START - timedelta(days=2), _START - timedelta(days=1))
-        found = self._read(_rows(), tmp_path, window=window)
-        assert (found.num_rows, found.schema) == (0, _rows().schema)
+        table = self._read(_rows(), tmp_path, window=window)
+        assert (table.num_rows, table.schema) == (0, _rows().schema)
 
     def test_two_readings_of_a_snapshot_may_be_open_at_once(self, tmp_path: Path) -> None:
         source, query = self.source(_rows(), tmp_path)
@@ -121,16 +121,16 @@ class SourceConformance:
     def _read(
         self,
         rows: pa.Table,
-        place: Path,
+        directory: Path,
         *,
         columns: tuple[str, ...] | None = None,
         window: TimeRange | None = None,
     ) -> pa.Table:
-        source, query = self.source(rows, place)
+        source, query = self.source(rows, directory)
         snapshot = source.snapshot()
         try:
             read = snapshot.read(replace(query, columns=columns, window=window))
-            found = pa.Table.from_batches(list(read), schema=read.schema)
+            table = pa.Table.from_batches(list(read), schema=read.schema)
         finally:
             snapshot.close()
-        return found.sort_by("id") if "id" in found.schema.names else found
+        return table.sort_by("id") if "id" in table.schema.names else table

@@ -1,6 +1,6 @@
-"""Conformance suite of storages: what every ``Storage`` promises, on whatever server.
+"""Conformance suite of storages: the contract of ``Storage`` on every server.
 
-Derive a class, give ``storage`` as a fixture, and pytest runs the suite.
+Derive a class with the fixture ``storage``, and pytest runs the suite.
 
     class TestMyStorage(StorageConformance):
         @pytest.fixture
@@ -22,7 +22,7 @@ import pytest
 from featurestore.errors import InvalidArgument, StorageError
 from featurestore.storage.interface import Storage, Writer
 
-# What users' data may bring into the names of partition folders.
+# Names of partition folders that users' data may produce.
 ODD_NAMES = (
     "city=São Paulo",
     "q=a%20b",
@@ -39,13 +39,13 @@ _RACERS = 8
 
 
 class StorageConformance:
-    """What every storage promises. The fixture gives an empty one, or one with other folders."""
+    """The suite of one storage; the fixture is an empty storage, or one with other folders."""
 
     @pytest.fixture
     def storage(self) -> Iterator[Storage]:
         raise NotImplementedError
 
-    # -- whole objects ------------------------------------------------------------------
+    # -- objects ------------------------------------------------------------------------
 
     def test_what_was_put_is_read(self, storage: Storage) -> None:
         for data in (b"", b"one", bytes(range(256)) * 40):
@@ -85,18 +85,18 @@ class StorageConformance:
 
     def test_size_and_time_are_those_of_the_object(self, storage: Storage) -> None:
         storage.put("sized", b"12345")
-        found = storage.find("sized")
-        assert found is not None
-        assert (found.name, found.size) == ("sized", 5)
-        assert abs(found.modified - datetime.now(UTC)) < timedelta(minutes=5)
+        stored_object = storage.find("sized")
+        assert stored_object is not None
+        assert (stored_object.name, stored_object.size) == ("sized", 5)
+        assert abs(stored_object.modified - datetime.now(UTC)) < timedelta(minutes=5)
 
     def test_any_text_can_be_a_name(self, storage: Storage) -> None:
-        for number, part in enumerate(ODD_NAMES):
-            name = f"odd/{part}/file"
+        for number, folder in enumerate(ODD_NAMES):
+            name = f"odd/{folder}/file"
             storage.put(name, str(number).encode())
             assert storage.read(name) == str(number).encode()
         assert storage.children("odd") == sorted(ODD_NAMES)
-        assert _names(storage, "odd") == sorted(f"odd/{part}/file" for part in ODD_NAMES)
+        assert _names(storage, "odd") == sorted(f"odd/{folder}/file" for folder in ODD_NAMES)
         assert storage.remove_below("odd") == len(ODD_NAMES)
         assert storage.children("odd") == []
 
@@ -136,9 +136,9 @@ class StorageConformance:
     def test_ranges_are_the_bytes_that_were_asked_for(self, storage: Storage) -> None:
         data = bytes(number % 251 for number in range(3 << 20))
         storage.put("ranged", data)
-        asked = [(5, 10), (0, 1), (len(data) - 7, 7), (1 << 20, 70_000), (8, 3), (2 << 20, 0)]
-        found = storage.ranges("ranged", asked)
-        assert found == [data[start : start + length] for start, length in asked]
+        ranges = [(5, 10), (0, 1), (len(data) - 7, 7), (1 << 20, 70_000), (8, 3), (2 << 20, 0)]
+        contents = storage.ranges("ranged", ranges)
+        assert contents == [data[start : start + length] for start, length in ranges]
         assert storage.ranges("ranged", []) == []
 
     def test_a_range_that_ends_beyond_the_object_is_an_error(self, storage: Storage) -> None:
@@ -222,8 +222,8 @@ class StorageConformance:
     def test_a_list_gives_more_than_one_answer_of_a_server_holds(self, storage: Storage) -> None:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda n: storage.put(f"many/{n:05d}", b""), range(1_203)))
-        found = _names(storage, "many")
-        assert found == [f"many/{number:05d}" for number in range(1_203)]
+        names = _names(storage, "many")
+        assert names == [f"many/{number:05d}" for number in range(1_203)]
         assert len(list(storage.list("many", after="many/01199"))) == 3
         assert storage.remove_below("many") == 1_203
         assert list(storage.list("many")) == []

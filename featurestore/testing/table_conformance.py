@@ -1,4 +1,4 @@
-"""Tables: commits, versions, merges, replacement, transactions, maintenance."""
+"""Conformance suite of tables: commits, versions, merges, replacement, transactions, maintenance."""
 
 from __future__ import annotations
 
@@ -51,9 +51,13 @@ def new_table(
     return path
 
 
-def write(engine: Engine, path: str, table: pa.Table, how: TableWrite | None = None) -> int | None:
-    """Write a table as one commit; an append unless told otherwise."""
-    return engine.write(path, engine.from_arrow(table.to_reader()), how or TableWrite("append"))
+def write(
+    engine: Engine, path: str, table: pa.Table, table_write: TableWrite | None = None
+) -> int | None:
+    """Write a table as one commit, by default an append."""
+    return engine.write(
+        path, engine.from_arrow(table.to_reader()), table_write or TableWrite("append")
+    )
 
 
 def ids(engine: Engine, path: str, version: int | None = None) -> list[int]:
@@ -62,7 +66,7 @@ def ids(engine: Engine, path: str, version: int | None = None) -> list[int]:
 
 
 def some(*numbers: int, value: float | None = None) -> pa.Table:
-    """Return the rows of these ids, with another value when it is given."""
+    """Return the rows of these ids, with ``value`` if it is not None."""
     table = numbered(max(numbers) + 1).take(list(numbers))
     if value is None:
         return table
@@ -70,14 +74,14 @@ def some(*numbers: int, value: float | None = None) -> pa.Table:
 
 
 def prices(kind: pa.DataType, *values: str | None) -> pa.Table:
-    """Return rows with decimals of a type, one for each text."""
+    """Return rows with decimals of a type, one for each string."""
     numbers = [None if value is None else Decimal(value) for value in values]
     times = pa.array([NOON] * len(values), pa.timestamp("us", tz="UTC"))
     return pa.table({"price": pa.array(numbers, kind), "t": times})
 
 
 class TableConformance:
-    """Everything of the interface that changes tables."""
+    """The suite of the methods of an engine that change tables."""
 
     def test_commit_zero_is_an_empty_table_with_its_properties(
         self, engine: Engine, tmp_path: Path
@@ -145,8 +149,8 @@ class TableConformance:
         path = new_table(engine, tmp_path)
         narrow = pa.table({"id": pa.array([7], pa.int8()), "value": pa.array([0.5], pa.float32())})
         write(engine, path, narrow)
-        found = rows(engine, engine.read_table(path, schema=SCHEMA, columns=["id", "value"]))
-        assert found == [{"id": 7, "value": 0.5}]
+        actual = rows(engine, engine.read_table(path, schema=SCHEMA, columns=["id", "value"]))
+        assert actual == [{"id": 7, "value": 0.5}]
 
     def test_reading_some_columns_gives_them_in_that_order(
         self, engine: Engine, tmp_path: Path
@@ -180,13 +184,13 @@ class TableConformance:
             engine, path, some(3, 11, value=-1.0), TableWrite("upsert", key=("id", "hour"))
         )
         assert version == 2
-        found = rows(engine, engine.read_table(path, schema=SCHEMA), by="id")
+        actual = rows(engine, engine.read_table(path, schema=SCHEMA), by="id")
         changed = {3: -1.0, 11: -1.0}
         expected = []
         for row in numbered(12).to_pylist():
             if row["id"] != 10:
                 expected.append({**row, "value": changed.get(row["id"], row["value"])})
-        assert found == expected
+        assert actual == expected
 
     @pytest.mark.parametrize("partition_by", [(), ("zone",)])
     def test_upsert_deletes_keys_and_moves_offsets_in_its_commit(
@@ -196,12 +200,12 @@ class TableConformance:
         write(engine, path, numbered(6))
         deletes = engine.from_arrow(some(1, 4).select(["id"]).to_reader())
         offsets = {"stream/0": (None, 7), "stream/1": (None, 9)}
-        how = TableWrite("upsert", key=("id",), deletes=deletes, offsets=offsets)
-        assert write(engine, path, some(2, 9, value=-1.0), how) == 2
-        found = rows(engine, engine.read_table(path, schema=SCHEMA), by="id")
+        upsert = TableWrite("upsert", key=("id",), deletes=deletes, offsets=offsets)
+        assert write(engine, path, some(2, 9, value=-1.0), upsert) == 2
+        actual = rows(engine, engine.read_table(path, schema=SCHEMA), by="id")
         values = {row["id"]: row["value"] for row in numbered(6).to_pylist()}
         expected = {0: values[0], 2: -1.0, 3: values[3], 5: values[5], 9: -1.0}
-        assert {row["id"]: row["value"] for row in found} == expected
+        assert {row["id"]: row["value"] for row in actual} == expected
         assert dict(read_snapshot(path).transactions) == {"stream/0": 7, "stream/1": 9}
         (newest, *_) = read_history(path)
         assert newest.rows_in == 2
@@ -215,8 +219,8 @@ class TableConformance:
         table = pa.table({"id": pa.array([1, None], pa.int64()), "value": [1.0, 2.0]})
         write(engine, path, table)
         write(engine, path, table, TableWrite("upsert", key=("id",)))
-        found = engine.stream(engine.read_table(path, schema=schema)).read_all()
-        assert sorted(found["value"].to_pylist()) == [1.0, 2.0, 2.0]
+        actual = engine.stream(engine.read_table(path, schema=schema)).read_all()
+        assert sorted(actual["value"].to_pylist()) == [1.0, 2.0, 2.0]
 
     def test_composite_keys_never_meet_by_their_text(self, engine: Engine, tmp_path: Path) -> None:
         schema = pa.schema([("a", pa.string()), ("b", pa.string()), ("id", pa.int64())])
@@ -249,8 +253,8 @@ class TableConformance:
         version = write(engine, path, some(4, value=-1.0), TableWrite("replace", replace=window))
         assert version == 3
         assert ids(engine, path) == sorted([*left, 4])
-        found = engine.filter(engine.read_table(path, schema=SCHEMA), "id = 4")
-        assert engine.stream(found).read_all()["value"].to_pylist() == [-1.0]
+        replaced = engine.filter(engine.read_table(path, schema=SCHEMA), "id = 4")
+        assert engine.stream(replaced).read_all()["value"].to_pylist() == [-1.0]
 
     def test_replace_refuses_rows_outside_its_range(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
@@ -307,10 +311,10 @@ class TableConformance:
         path = new_table(engine, tmp_path)
         for mode, key in (("append", ()), ("upsert", ("id",)), ("overwrite", ())):
             app = f"app/{mode}"
-            how = TableWrite(mode, key=key, transaction=(app, 3))  # type: ignore[arg-type]
-            assert write(engine, path, some(1), how) is not None
+            table_write = TableWrite(mode, key=key, transaction=(app, 3))  # type: ignore[arg-type]
+            assert write(engine, path, some(1), table_write) is not None
             before = read_snapshot(path).version
-            assert write(engine, path, some(1), how) is None
+            assert write(engine, path, some(1), table_write) is None
             lower = TableWrite(mode, key=key, transaction=(app, 2))  # type: ignore[arg-type]
             assert write(engine, path, some(1), lower) is None
             assert read_snapshot(path).version == before
@@ -332,17 +336,17 @@ class TableConformance:
         write(engine, path, some(3, 4, value=1.0), TableWrite("upsert", key=("id",), note=note))
         engine.delete(path, "id = 0", note={"operation": "delete"})
         write(engine, path, some(9), TableWrite("overwrite", note={"operation": "overwrite"}))
-        found = read_history(path)[-2::-1]
-        assert [(each.operation, each.rows_in, each.rows_out, each.rows) for each in found] == [
+        commits = read_history(path)[-2::-1]
+        assert [(each.operation, each.rows_in, each.rows_out, each.rows) for each in commits] == [
             ("append", 4, 0, 4),
             ("upsert", 2, 1, 5),
             ("delete", 0, 1, 4),
             ("overwrite", 1, 4, 1),
         ]
-        assert found[0].note["run"] == "r1"
-        assert found[1].note["inputs"] == {"a": 1}
-        moments = [each.timestamp for each in found]
-        assert moments == sorted(moments)
+        assert commits[0].note["run"] == "r1"
+        assert commits[1].note["inputs"] == {"a": 1}
+        times = [each.timestamp for each in commits]
+        assert times == sorted(times)
 
     def test_the_log_counts_rows_and_bytes(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)

@@ -1,8 +1,7 @@
-"""What every place that applies transformations must give: the bits of numpy.
+"""Conformance suite of transformations: every library and engine computes the bits of numpy.
 
-A subclass says how its library or engine transforms rows. Rows hold what is rare: missing values,
-NaN, infinities, numbers near 0 and beyond float32, values that the fit never saw, and numbers of
-random bits.
+A subclass implements how its library or engine transforms rows. Rows have rare values: missing
+values, NaN, infinities, numbers near 0 and beyond float32, values unseen by the fit, and random bits.
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ CHAINS: Mapping[str, tuple[str, Chain]] = {
 
 
 def rows(seed: int, *, strange: bool) -> pa.Table:
-    """Return rows; strange ones hold what a fit never sees."""
+    """Return random rows; ``strange`` adds special and unseen values."""
     random = np.random.default_rng(seed)
     real = random.normal(size=ROWS) * 10.0 ** random.integers(-3, 4, ROWS)
-    whole = random.integers(-5, 15, ROWS)
+    integers = random.integers(-5, 15, ROWS)
     words = list(_WORDS)
     if strange:
         real = real.copy()
@@ -72,7 +71,9 @@ def rows(seed: int, *, strange: bool) -> pa.Table:
         real[: len(bits)] = bits
         special = [np.nan, np.inf, -np.inf, 0.0, -0.0, -1.0, 5e-324, 1e-40, -1e-310, 3.5e38, -1e39]
         real[: len(special)] = special
-        whole = np.where(random.random(ROWS) < 0.1, random.integers(-(2**63), 2**63 - 1), whole)
+        integers = np.where(
+            random.random(ROWS) < 0.1, random.integers(-(2**63), 2**63 - 1), integers
+        )
         words += ["never seen", "日本", "A B C D E", "-"]
     with np.errstate(over="ignore", invalid="ignore"):
         single = real.astype(np.float32)
@@ -80,27 +81,27 @@ def rows(seed: int, *, strange: bool) -> pa.Table:
     missing = random.random((4, ROWS)) < 0.1
     texts = random.choice(np.array(words, dtype=object), ROWS)
     ends = np.cumsum(random.integers(0, 6, ROWS))
-    without = np.append(missing[3], False)
-    splits = pa.array(np.append(0, ends), pa.int32(), mask=without)
-    several = pa.array(random.choice(np.array(words, dtype=object), ends[-1]), pa.string())
+    list_mask = np.append(missing[3], False)
+    splits = pa.array(np.append(0, ends), pa.int32(), mask=list_mask)
+    list_items = pa.array(random.choice(np.array(words, dtype=object), ends[-1]), pa.string())
     return pa.table(
         {
             "real": pa.array(real, mask=missing[0]),
             "single": pa.array(single, mask=missing[1]),
-            "whole": pa.array(whole, mask=missing[2]),
+            "whole": pa.array(integers, mask=missing[2]),
             "text": pa.array(texts, pa.string(), mask=missing[3]),
             "flag": pa.array(random.random(ROWS) < 0.3),
             "list": pa.FixedSizeListArray.from_arrays(pa.array(lists.reshape(-1)), 3),
-            "texts": pa.ListArray.from_arrays(splits, several),
+            "texts": pa.ListArray.from_arrays(splits, list_items),
             "numbers": pa.ListArray.from_arrays(splits, pa.array(random.normal(size=ends[-1]))),
         }
     )
 
 
-def fitted_on(table: pa.Table, asked: Mapping[str, Chain]) -> Transformations:
+def fitted_on(table: pa.Table, chains: Mapping[str, Chain]) -> Transformations:
     """Return transformations fitted on all rows of a table."""
-    columns = check_chains(asked, table.schema)
-    counts = ValueCounts(tuple(asked))
+    columns = check_chains(chains, table.schema)
+    counts = ValueCounts(tuple(chains))
     state = counts.start()
     for batch in table.to_batches():
         state = counts.update(state, batch)
@@ -114,33 +115,33 @@ def fitted_on(table: pa.Table, asked: Mapping[str, Chain]) -> Transformations:
 
 
 def everything(*, seed: int = 1, leave_out: Sequence[str] = ()) -> tuple[Transformations, pa.Table]:
-    """Return all chains as columns of one set, fitted, and strange rows of them."""
-    chosen = [name for name in CHAINS if name not in leave_out]
-    asked = {name: CHAINS[name][1] for name in chosen}
+    """Return transformations with all chains, fitted on usual rows, and strange rows."""
+    names = [name for name in CHAINS if name not in leave_out]
+    chains = {name: CHAINS[name][1] for name in names}
     usual, strange = rows(seed, strange=False), rows(seed + 1, strange=True)
-    return fitted_on(_named(usual, chosen), asked), _named(strange, chosen)
+    return fitted_on(_chain_inputs(usual, names), chains), _chain_inputs(strange, names)
 
 
-def _named(table: pa.Table, chosen: Sequence[str]) -> pa.Table:
-    """Return the columns of chains under the names of the chains."""
-    return pa.table({name: table.column(CHAINS[name][0]) for name in chosen})
+def _chain_inputs(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return the input columns of chains, by the names of the chains."""
+    return pa.table({name: table.column(CHAINS[name][0]) for name in names})
 
 
 def check_equal(
-    found: Mapping[str, npt.NDArray[Any]], expected: Mapping[str, npt.NDArray[Any]]
+    actual: Mapping[str, npt.NDArray[Any]], expected: Mapping[str, npt.NDArray[Any]]
 ) -> None:
-    """Compare types and bits, and name every chain that differs."""
+    """Assert that types and bits are equal; the message names every chain that differs."""
     differing = []
     for name, array in expected.items():
-        other = found[name]
-        same = other.dtype == array.dtype and other.shape == array.shape
-        if not same or not np.array_equal(bits_of(other), bits_of(array)):
+        actual_array = actual[name]
+        same = actual_array.dtype == array.dtype and actual_array.shape == array.shape
+        if not same or not np.array_equal(bits_of(actual_array), bits_of(array)):
             differing.append(name)
     assert not differing
 
 
 def bits_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array by its bits; all NaN are one."""
+    """Return the bits of an array, with one bit pattern for all NaN."""
     if array.dtype.kind != "f":
         return array
     array = np.where(np.isnan(array), array.dtype.type(np.nan), array)
@@ -148,7 +149,7 @@ def bits_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def by_numpy(fitted: Transformations, table: pa.Table) -> dict[str, npt.NDArray[Any]]:
-    """Return what the numpy transformation gives."""
+    """Return the results of the numpy transformation."""
     batch = table.combine_chunks().to_batches()[0]
     return arrays_of(pa.Table.from_batches([TransformBatch(fitted)(batch)]))
 
@@ -169,10 +170,10 @@ def arrays_of(table: pa.Table) -> dict[str, npt.NDArray[Any]]:
 
 
 class TransformConformance:
-    """The tests; subclasses say how rows are transformed."""
+    """The suite of one library or engine, which implements ``transformed``."""
 
     def transformed(self, fitted: Transformations, table: pa.Table) -> dict[str, npt.NDArray[Any]]:
-        """Return the transformed columns, rows in the table's order."""
+        """Return the transformed columns, with rows in the order of the table."""
         raise NotImplementedError
 
     def test_all_chains_give_the_bits_of_numpy(self) -> None:

@@ -1,4 +1,4 @@
-"""Types: what goes into a table comes out equal, whatever the type."""
+"""Conformance suite of types: values of every type survive a round trip through a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 _STRUCT = pa.struct([pa.field("a", pa.int64()), pa.field("b", pa.list_(pa.string()))])
 _DEEP = pa.list_(pa.struct([pa.field("u", pa.uint8()), pa.field("v", pa.list_(pa.float32(), 2))]))
 
-# Values of every feature type, its limits among them; null is added to each.
+# Values of every feature type, including its limits; nulls are added by the tests.
 VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "bool": (pa.bool_(), [True, False]),
     "int8": (pa.int8(), [-128, 127, 0]),
@@ -57,24 +57,24 @@ VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
 }
 
 
-def same(left: Any, right: Any) -> bool:
-    """Tell whether two Python values are the same, where NaN is NaN and -0.0 is not 0.0."""
-    return repr(left) == repr(right)
+def same(first: Any, second: Any) -> bool:
+    """Return True if two Python values are identical: NaN equals NaN, -0.0 differs from 0.0."""
+    return repr(first) == repr(second)
 
 
 class TypeConformance:
     """Round trips through a table, through streams and through merges."""
 
     def test_every_type_comes_back_equal(self, engine: Engine, tmp_path: Path) -> None:
-        table = _side_by_side(VALUES)
+        table = _padded_table(VALUES)
         path = str(tmp_path / "table")
         engine.create_table(path, schema=table.schema, partition_by=(), properties={}, note={})
         engine.write(path, engine.from_arrow(table.to_reader()), TableWrite("append"))
         relation = engine.read_table(path, schema=table.schema)
         assert relation.schema == table.schema
-        found = engine.stream(relation).read_all()
-        assert found.schema == table.schema
-        assert _changed_columns(found, table) == []
+        actual = engine.stream(relation).read_all()
+        assert actual.schema == table.schema
+        assert _changed_columns(actual, table) == []
 
     def test_a_merge_keeps_every_type(self, engine: Engine, tmp_path: Path) -> None:
         columns = {"id": pa.array([1, 2, 3], pa.int64())}
@@ -89,22 +89,21 @@ class TypeConformance:
             engine.from_arrow(table.slice(1, 2).to_reader()),
             TableWrite("upsert", key=("id",)),
         )
-        found = engine.stream(engine.read_table(path, schema=table.schema)).read_all()
-        assert same(found.sort_by("id").to_pylist(), table.to_pylist())
+        actual = engine.stream(engine.read_table(path, schema=table.schema)).read_all()
+        assert same(actual.sort_by("id").to_pylist(), table.to_pylist())
 
     def test_partition_values_come_back_equal(self, engine: Engine, tmp_path: Path) -> None:
         names = ["int8", "uint16", "int64", "bool", "decimal", "string", "date", "timestamp"]
-        given = {name: VALUES[name] for name in names}
-        # The empty text is null to Delta, and the name of the null folder cannot be told from
-        # null by all readers.
+        values_by_name = {name: VALUES[name] for name in names}
+        # Delta reads empty strings as null, and some readers the name of the null folder, too.
         texts = ["a", "with space", "a/b=c?d*e[f]%20+'\"ä€", "null", "12:30"]
-        given["string"] = (pa.string(), texts)
-        table = _side_by_side(given)
+        values_by_name["string"] = (pa.string(), texts)
+        table = _padded_table(values_by_name)
         path = str(tmp_path / "table")
         engine.create_table(path, schema=table.schema, partition_by=names, properties={}, note={})
         engine.write(path, engine.from_arrow(table.to_reader()), TableWrite("append"))
-        found = engine.stream(engine.read_table(path, schema=table.schema)).read_all()
-        assert _changed_columns(found, table) == []
+        actual = engine.stream(engine.read_table(path, schema=table.schema)).read_all()
+        assert _changed_columns(actual, table) == []
 
     def test_slices_of_every_type_come_back_equal(self, engine: Engine) -> None:
         columns = {"id": pa.array(range(4), pa.int64())}
@@ -113,8 +112,8 @@ class TypeConformance:
         inner = [{"x": {"y": number}, "z": [{"q": {"r": "a"}}]} for number in range(3)]
         columns["structs_in_structs"] = pa.array([*inner, None])
         table = pa.table(columns).slice(1, 2)
-        found = engine.stream(engine.from_arrow(table.to_reader())).read_all()
-        assert same(found.sort_by("id").to_pylist(), table.to_pylist())
+        actual = engine.stream(engine.from_arrow(table.to_reader())).read_all()
+        assert same(actual.sort_by("id").to_pylist(), table.to_pylist())
 
     def test_an_empty_stream_keeps_its_schema(self, engine: Engine, tmp_path: Path) -> None:
         schema = pa.schema([("id", pa.int64())])
@@ -126,27 +125,24 @@ class TypeConformance:
         engine.write(
             path, engine.from_arrow(schema.empty_table().to_reader()), TableWrite("append")
         )
-        found = engine.stream(engine.read_table(path, schema=schema)).read_all()
-        assert (found.schema, found.num_rows) == (schema, 0)
+        actual = engine.stream(engine.read_table(path, schema=schema)).read_all()
+        assert (actual.schema, actual.num_rows) == (schema, 0)
 
 
-def _side_by_side(values: Mapping[str, tuple[pa.DataType, list[Any]]]) -> pa.Table:
-    """Return a table with a column of each type.
-
-    The shorter ones end in nulls, so that every column has one.
-    """
-    rows = 1 + max(len(given) for _, given in values.values())
+def _padded_table(values: Mapping[str, tuple[pa.DataType, list[Any]]]) -> pa.Table:
+    """Return a table with a column of each type, padded with nulls, so that every column has one."""
+    rows = 1 + max(len(cells) for _, cells in values.values())
     columns = {"id": pa.array(range(rows), pa.int64())}
-    for name, (kind, given) in values.items():
-        columns[name] = pa.array(given + [None] * (rows - len(given)), kind)
+    for name, (kind, cells) in values.items():
+        columns[name] = pa.array(cells + [None] * (rows - len(cells)), kind)
     return pa.table(columns)
 
 
-def _changed_columns(found: pa.Table, wanted: pa.Table) -> list[str]:
-    """Return the columns whose values are not the same, rows in the order of ``id``."""
-    found = found.sort_by("id")
-    changed = []
-    for name in wanted.column_names:
-        if not same(found[name].to_pylist(), wanted[name].to_pylist()):
-            changed.append(name)
-    return changed
+def _changed_columns(actual: pa.Table, expected: pa.Table) -> list[str]:
+    """Return the columns whose values differ, with rows sorted by ``id``."""
+    actual = actual.sort_by("id")
+    return [
+        name
+        for name in expected.column_names
+        if not same(actual[name].to_pylist(), expected[name].to_pylist())
+    ]

@@ -1,6 +1,6 @@
-"""What every engine must answer for aggregates over windows: what looking at every row answers.
+"""Conformance suite of window aggregates: engines are compared with a row-by-row implementation.
 
-A test class of an engine inherits ``WindowConformance`` and gives the fixture ``engine``.
+A test class of an engine inherits ``WindowConformance`` and provides the fixture ``engine``.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _FUNCTIONS = {
 }
 
 
-def _asked(group: str) -> list[WindowFeature]:
-    asked = []
+def _window_features(group: str) -> list[WindowFeature]:
+    features = []
     for column, functions in _FUNCTIONS.items():
-        asked += windows(f"{group}.{column}", functions, over=_LENGTHS)  # type: ignore[arg-type]
-    asked.append(window(f"{group}.x", "last_n", over="1d", n=3))
-    asked.append(window(f"{group}.x", "sum", over="1d", offset="3h", fill_value=-1.0))
-    asked.append(window(f"{group}.x", "sum", over="1d", where="b", name="x_where_b"))
-    return asked
+        features += windows(f"{group}.{column}", functions, over=_LENGTHS)  # type: ignore[arg-type]
+    features.append(window(f"{group}.x", "last_n", over="1d", n=3))
+    features.append(window(f"{group}.x", "sum", over="1d", offset="3h", fill_value=-1.0))
+    features.append(window(f"{group}.x", "sum", over="1d", where="b", name="x_where_b"))
+    return features
 
 
 def _rows(random: np.random.Generator, count: int) -> dict[str, list[Any]]:
-    """Return random rows of few keys and moments, with nulls and numbers that are hard to add."""
+    """Return random rows of few keys and times, with nulls and numbers that are hard to sum."""
     choices: dict[str, list[Any]] = {
         "g": ["p", "q"],
         "m": [0, 1, 2, 3, 4],
@@ -80,11 +80,11 @@ _TYPES = {"d": pa.decimal128(12, 2), "u": TIMESTAMP, "t": TIMESTAMP, "c": TIMEST
 
 def _labels(random: np.random.Generator, count: int) -> pa.Table:
     keys: list[int | None] = random.integers(0, 5, count).tolist()
-    moments: list[datetime | None] = [at(hour) for hour in random.integers(0, 60, count).tolist()]
+    times: list[datetime | None] = [at(hour) for hour in random.integers(0, 60, count).tolist()]
     keys[0] = None
-    moments[1] = None
+    times[1] = None
     texts = [["p", "q"][number] for number in random.integers(0, 2, count).tolist()]
-    return labels_of(k=keys, g=texts, at=moments, y=list(range(count)))
+    return labels_of(k=keys, g=texts, at=times, y=list(range(count)))
 
 
 class WindowConformance(RetrievalFixtures):
@@ -93,19 +93,19 @@ class WindowConformance(RetrievalFixtures):
     def plan(
         self,
         retrieval: RetrievalCheck,
-        asked: list[WindowFeature],
+        features: list[WindowFeature],
         labels: pa.Table,
         **options: Any,
     ) -> FeaturePlan:
-        """Return the plan of aggregates, as the store would make it."""
+        """Return the plan of aggregates, as the store builds it."""
         specs: dict[str, dict[int, Any]] = {}
         for (name, version), source in retrieval.sources.items():
             specs.setdefault(name, {})[version] = source.spec
-        found = []
-        for wanted in asked:
-            found.append((resolve(str(wanted.reference), specs=specs)[0], wanted))
+        resolved = [
+            (resolve(str(feature.reference), specs=specs)[0], feature) for feature in features
+        ]
         return plan_windows(
-            found,
+            resolved,
             left=LabelSide(labels.schema, ordered=True, rows=labels.num_rows),
             options=RetrievalOptions(label_time="at", **options),
             source=retrieval.sources.__getitem__,
@@ -114,23 +114,25 @@ class WindowConformance(RetrievalFixtures):
     def check(
         self,
         retrieval: RetrievalCheck,
-        asked: list[WindowFeature],
+        features: list[WindowFeature],
         labels: pa.Table,
         **options: Any,
     ) -> pa.Table:
-        """Return what the engine answers; it is what looking at every row answers, bit by bit."""
-        plan = self.plan(retrieval, asked, labels, **options)
-        found = retrieval.run(plan, labels)
+        """Return the engine's result after comparing it bit by bit with the row-by-row result."""
+        plan = self.plan(retrieval, features, labels, **options)
+        actual = retrieval.run(plan, labels)
         columns = [labels.column(name) for name in labels.column_names]
         for join in plan.windows:
-            answers = _answers(join, retrieval.tables[join.source.spec.name, 1], labels, plan)
-            columns += [answers[output.name] for output in join.outputs]
+            expected_columns = _expected_columns(
+                join, retrieval.tables[join.source.spec.name, 1], labels, plan
+            )
+            columns += [expected_columns[output.name] for output in join.outputs]
         expected = pa.table(columns, schema=plan.schema)
-        assert found.schema.equals(expected.schema)
+        assert actual.schema.equals(expected.schema)
         for name in expected.column_names:
-            mine, theirs = found.select([name]), expected.select([name])
-            assert bits(mine) == bits(theirs), name
-        return found
+            actual_column, expected_column = actual.select([name]), expected.select([name])
+            assert bits(actual_column) == bits(expected_column), name
+        return actual
 
     @pytest.mark.parametrize(
         ("keys", "created"),
@@ -148,15 +150,15 @@ class WindowConformance(RetrievalFixtures):
             primary_key=keys,
             event_time="t",
             created_time="c" if created else None,
-            parts=3,
+            commits=3,
         )
         labels = _labels(random, 60)
-        self.check(retrieval, _asked("w"), labels)
+        self.check(retrieval, _window_features("w"), labels)
         numbers = windows("w.x", ["sum", "std", "max", "last"], over=_LENGTHS)
         self.check(retrieval, numbers, labels)
         if created:
             self.check(retrieval, numbers, labels, created_time_filter=False)
-            self.check(retrieval, _asked("w"), labels, created_time_filter=False)
+            self.check(retrieval, _window_features("w"), labels, created_time_filter=False)
 
     def test_events_that_nothing_tells_apart_are_refused(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
@@ -172,23 +174,29 @@ class WindowConformance(RetrievalFixtures):
         assert isinstance(caught.value, InvalidArgument)
 
 
-def _answers(
+def _expected_columns(
     join: WindowJoin, table: pa.Table, labels: pa.Table, plan: FeaturePlan
 ) -> dict[str, pa.Array]:
     rows = events_of(join, table)
     waits = join.created_time is not None and plan.created_time_filter
-    answers: dict[str, list[Any]] = {output.name: [] for output in join.outputs}
+    values_by_output: dict[str, list[Any]] = {output.name: [] for output in join.outputs}
     for label in labels.to_pylist():
-        known: list[EventRow] = []
-        moment = label["at"] or at(0)
+        known_rows: list[EventRow] = []
+        label_time = label["at"] or at(0)
         if label["at"] is not None:
             key = tuple(label[left] for left, _ in join.on)
-            known = reference.visible_events(join, rows, key, moment, filters_created_time=waits)
+            known_rows = reference.visible_events(
+                join, rows, key, label_time, filters_created_time=waits
+            )
         for output in join.outputs:
-            inside = reference.rows_in_window(output, known, moment)
-            values = []
-            for row in inside:
-                if output.where is None or row.values[output.where] is True:
-                    values.append(row.values[output.column])
-            answers[output.name].append(reference.apply_function(output, values))
-    return {name: pa.array(answers[name], plan.schema.field(name).type) for name in answers}
+            window_rows = reference.rows_in_window(output, known_rows, label_time)
+            values = [
+                row.values[output.column]
+                for row in window_rows
+                if output.where is None or row.values[output.where] is True
+            ]
+            values_by_output[output.name].append(reference.apply_function(output, values))
+    return {
+        name: pa.array(values_by_output[name], plan.schema.field(name).type)
+        for name in values_by_output
+    }

@@ -99,7 +99,7 @@ def test_predictions_come_back_by_key(
 
 def test_predictions_of_another_number_of_rows_are_refused(tfrecord: Example) -> None:
     reader = open_example(tfrecord, remainder="pad")
-    with pytest.raises(InvalidArgument, match="it has 203 rows, 204 with padding"):
+    with pytest.raises(InvalidArgument, match="an epoch has 203 rows, 204 with padding"):
         reader.unpad(np.zeros(202))
 
 

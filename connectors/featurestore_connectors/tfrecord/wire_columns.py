@@ -70,7 +70,12 @@ def wire_columns(schema: pa.Schema) -> tuple[WireColumn, ...]:
     """
     columns, unsupported = [], []
     for field in schema:
-        shape, leaf = _shape(field.type)
+        shape: tuple[int, ...] | None = None
+        leaf = items_of(field.type)
+        if pat.is_list(field.type):
+            leaf = field.type.value_type
+        else:
+            shape = shape_of(field.type)
         wire, loss = _wire(leaf)
         if wire is None:
             unsupported.append(f"{field.name}: {field.type} ({_remedy(field.type)})")
@@ -82,12 +87,6 @@ def wire_columns(schema: pa.Schema) -> tuple[WireColumn, ...]:
             hint="change or omit these columns, or use data_format='parquet'",
         )
     return tuple(columns)
-
-
-def _shape(kind: pa.DataType) -> tuple[tuple[int, ...] | None, pa.DataType]:
-    if pat.is_list(kind):
-        return None, kind.value_type
-    return shape_of(kind), items_of(kind)
 
 
 def _wire(leaf: pa.DataType) -> tuple[str | None, str | None]:
@@ -260,7 +259,10 @@ def assemble(values: pa.Array, column: WireColumn, valid: npt.NDArray[np.bool_] 
     if valid is not None and count:
         bitmap = pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
     if not column.shape:
-        return _with_nulls(values, bitmap, count) if count else values
+        if not count:
+            return values
+        buffers = [bitmap, *values.buffers()[1:]]
+        return pa.Array.from_buffers(values.type, len(values), buffers, count, offset=values.offset)
     kinds, kind = [], column.kind
     for _ in column.shape:
         kinds.append(kind)
@@ -269,9 +271,3 @@ def assemble(values: pa.Array, column: WireColumn, valid: npt.NDArray[np.bool_] 
         length = rows * prod(column.shape[:level])
         values = pa.Array.from_buffers(kinds[level], length, [None], 0, children=[values])
     return pa.Array.from_buffers(kinds[0], rows, [bitmap], count, children=[values])
-
-
-def _with_nulls(values: pa.Array, bitmap: Any, count: int) -> pa.Array:
-    return pa.Array.from_buffers(
-        values.type, len(values), [bitmap, *values.buffers()[1:]], count, offset=values.offset
-    )

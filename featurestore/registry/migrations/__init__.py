@@ -1,5 +1,5 @@
-"""The history of the registry's tables.
+"""The migrations of the registry's tables.
 
-A file of ``versions`` is named by its number, which is its revision, too: ``0002_jobs.py`` has
-revision "0002" and follows "0001". A released file is never changed.
+A file of ``versions`` is named by its revision: ``0101_jobs.py`` has revision "0101" and follows
+"0100". A released file is never changed.
 """

@@ -25,11 +25,11 @@ from featurestore.usersql.functions import (
     ALIASES,
     CASTS,
     CASTS_OF_NULL,
-    CHOOSING,
     CLOCK,
     FUNCTIONS,
-    INSTEAD,
     OPERATORS,
+    REPLACEMENTS,
+    SAME_KIND_FUNCTIONS,
     UNITS,
     Function,
     Kind,
@@ -105,12 +105,12 @@ def fix_clock(text: str, *, now: datetime) -> str:
     for node in clocks:
         name = _clock_name(node)
         if name in ("current_date", "today"):
-            fixed = exp.cast(exp.Literal.string(now.date().isoformat()), "date")
+            constant = exp.cast(exp.Literal.string(now.date().isoformat()), "date")
         else:
-            fixed = exp.cast(exp.Literal.string(str(now)), "timestamptz", dialect=DIALECT)
+            constant = exp.cast(exp.Literal.string(str(now)), "timestamptz", dialect=DIALECT)
         if node is tree:
-            return fixed.sql(dialect=DIALECT)
-        node.replace(fixed)
+            return constant.sql(dialect=DIALECT)
+        node.replace(constant)
     return tree.sql(dialect=DIALECT)
 
 
@@ -132,7 +132,7 @@ def _clock_name(node: exp.Expr) -> str | None:
 
 
 @dataclass(frozen=True)
-class Typed:
+class TypedSql:
     """A part of a condition, written for the engine; ``constant`` is its value if it has one."""
 
     sql: str
@@ -141,7 +141,7 @@ class Typed:
     arrow: pa.DataType | None = None
 
 
-def expression(text: str, *, schema: pa.Schema, dialect: str) -> Typed:
+def expression(text: str, *, schema: pa.Schema, dialect: str) -> TypedSql:
     """Return an expression over the columns of a row; errors as ``predicate``."""
     tree = parse_statement(text, what="condition", calls_by_name=True)
     try:
@@ -161,7 +161,7 @@ class _Writer:
         self._schema = schema
         self._columns = {name.lower(): name for name in schema.names}
         # Only these parts of a tree are known; everything else is refused.
-        self._parts: dict[type[exp.Expr], Callable[[exp.Expr], Typed]] = {
+        self._writers: dict[type[exp.Expr], Callable[[exp.Expr], TypedSql]] = {
             exp.Paren: lambda node: self.write(node.this),
             exp.Column: self._column,
             exp.Dot: self._column,
@@ -171,7 +171,7 @@ class _Writer:
             exp.And: self._junction,
             exp.Or: self._junction,
             exp.Not: self._not,
-            exp.Is: self._is,
+            exp.Is: self._is_test,
             exp.In: self._in,
             exp.Between: self._between,
             exp.Like: self._like,
@@ -200,22 +200,22 @@ class _Writer:
             exp.DPipe: "||",
         }
 
-    def write(self, node: exp.Expr) -> Typed:
+    def write(self, node: exp.Expr) -> TypedSql:
         """Return a part of the tree, written for the engine."""
         check_time()
         kind = type(node)
         if kind in self._comparisons:
-            left, right = self._comparable([self.write(node.this), self.write(node.expression)])
-            return Typed(f"({left} {self._comparisons[kind]} {right})", "boolean")
+            left, right = self._to_comparable([self.write(node.this), self.write(node.expression)])
+            return TypedSql(f"({left} {self._comparisons[kind]} {right})", "boolean")
         if kind in self._operators:
             return self._operator(self._operators[kind], node)
-        if kind in self._parts:
-            return self._parts[kind](node)
-        raise self._refused(node)
+        if kind in self._writers:
+            return self._writers[kind](node)
+        raise self._unsupported(node)
 
     # -- columns and constants ------------------------------------------------------------
 
-    def _column(self, node: exp.Expr) -> Typed:
+    def _column(self, node: exp.Expr) -> TypedSql:
         """Return a column, or a field of a struct.
 
         A condition has no tables, so ``a.b`` is a field.
@@ -223,7 +223,7 @@ class _Writer:
         from sqlglot import exp
 
         if not isinstance(node, exp.Column) or node.is_star or node.args.get("join_mark"):
-            raise self._refused(node)
+            raise self._unsupported(node)
         first, *fields = [part.name for part in node.parts]
         if first.lower() not in self._columns:
             raise InvalidSql(
@@ -234,296 +234,304 @@ class _Writer:
         names = [self._columns[first.lower()]]
         arrow = self._schema.field(names[0]).type
         for name in fields:
-            found = _field(arrow, name)
-            if found is None:
+            field = _field(arrow, name)
+            if field is None:
                 raise InvalidSql(
                     f"{short(self._text)}: {'.'.join(names)} has no field {name!r}.",
                     hint=f"{'.'.join(names)} is {arrow}",
                 )
-            names.append(found.name)
-            arrow = found.type
+            names.append(field.name)
+            arrow = field.type
         sql = ".".join([quote(name, dialect=self._dialect) for name in names])
-        return Typed(sql, _kind_of(arrow), arrow=arrow)
+        return TypedSql(sql, _value_kind(arrow), arrow=arrow)
 
-    def _literal(self, node: exp.Expr) -> Typed:
+    def _literal(self, node: exp.Expr) -> TypedSql:
         if node.args["is_string"]:
             return self._text_constant(node.name)
         text = node.name
         if re.fullmatch(r"\d+", text):
             if int(text) >= 2**64:
                 raise InvalidSql(f"{short(self._text)}: {text} has more than 64 bits.")
-            return Typed(text, "integer", constant=int(text))
+            return TypedSql(text, "integer", constant=int(text))
         if re.fullmatch(r"\d+\.\d*|\.\d+", text) and len(text) <= 38:
-            return Typed(text, "decimal", constant=Decimal(text))
+            return TypedSql(text, "decimal", constant=Decimal(text))
         if re.fullmatch(r"(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}", text) and math.isfinite(float(text)):
-            return Typed(f"CAST('{text}' AS DOUBLE)", "number", constant=Decimal(text))
+            return TypedSql(f"CAST('{text}' AS DOUBLE)", "number", constant=Decimal(text))
         raise InvalidSql(f"{short(self._text)}: {text} is no number.", hint="write 10, 0.5 or 1e-3")
 
-    def _text_constant(self, value: str) -> Typed:
+    def _text_constant(self, value: str) -> TypedSql:
         from sqlglot import exp
 
-        return Typed(exp.Literal.string(value).sql(dialect=self._dialect), "text", constant=value)
+        return TypedSql(
+            exp.Literal.string(value).sql(dialect=self._dialect), "text", constant=value
+        )
 
-    def _boolean(self, node: exp.Expr) -> Typed:
-        return Typed(str(bool(node.this)).upper(), "boolean")
+    def _boolean(self, node: exp.Expr) -> TypedSql:
+        return TypedSql(str(bool(node.this)).upper(), "boolean")
 
-    def _negative(self, node: exp.Expr) -> Typed:
-        part = self.write(node.this)
-        if isinstance(part.constant, int | Decimal) and part.kind in ("integer", "decimal"):
-            return Typed(f"-{part.sql}", part.kind, constant=-part.constant)
-        if part.kind == "integer":
-            return self._apply("-", OPERATORS["-"], [Typed("0", "integer"), part])
-        if part.kind in ("number", "float"):
-            return Typed(f"(-{self._as_number(part)})", "number")
-        raise self._wrong_kinds("-", [part])
+    def _negative(self, node: exp.Expr) -> TypedSql:
+        operand = self.write(node.this)
+        if isinstance(operand.constant, int | Decimal) and operand.kind in ("integer", "decimal"):
+            return TypedSql(f"-{operand.sql}", operand.kind, constant=-operand.constant)
+        if operand.kind == "integer":
+            return self._apply("-", OPERATORS["-"], [TypedSql("0", "integer"), operand])
+        if operand.kind in ("number", "float"):
+            return TypedSql(f"(-{self._as_number(operand)})", "number")
+        raise self._wrong_kinds("-", [operand])
 
-    def _timestamp(self, value: datetime) -> Typed:
-        shown = value.astimezone(UTC).isoformat(sep=" ", timespec="microseconds")
+    def _timestamp(self, value: datetime) -> TypedSql:
+        text = value.astimezone(UTC).isoformat(sep=" ", timespec="microseconds")
         word = "TIMESTAMPTZ"
         if self._dialect == "spark":
             word = "TIMESTAMP"
-        return Typed(f"{word} '{shown}'", "timestamp", constant=value)
+        return TypedSql(f"{word} '{text}'", "timestamp", constant=value)
 
-    def _date(self, value: date) -> Typed:
-        return Typed(f"DATE '{value.isoformat()}'", "date", constant=value)
+    def _date(self, value: date) -> TypedSql:
+        return TypedSql(f"DATE '{value.isoformat()}'", "date", constant=value)
 
     # -- logic ----------------------------------------------------------------------------
 
     def _condition(self, node: exp.Expr) -> str:
-        part = self.write(node)
-        if part.kind != "boolean":
+        condition = self.write(node)
+        if condition.kind != "boolean":
             raise InvalidSql(
-                f"{short(self._text)}: {node.sql(dialect=DIALECT)!r} is {part.kind}, "
+                f"{short(self._text)}: {node.sql(dialect=DIALECT)!r} is {condition.kind}, "
                 "neither true nor false.",
                 hint="compare it with something",
             )
-        return part.sql
+        return condition.sql
 
-    def _junction(self, node: exp.Expr) -> Typed:
+    def _junction(self, node: exp.Expr) -> TypedSql:
         word = type(node).__name__.upper()
         # Long chains of AND are a deep tree: they are written without recursion.
-        parts = []
+        operands = []
         while type(node).__name__.upper() == word:
-            parts.append(self._condition(node.expression))
+            operands.append(self._condition(node.expression))
             node = node.this
-        parts.append(self._condition(node))
-        return Typed(f"({f' {word} '.join(reversed(parts))})", "boolean")
+        operands.append(self._condition(node))
+        return TypedSql(f"({f' {word} '.join(reversed(operands))})", "boolean")
 
-    def _not(self, node: exp.Expr) -> Typed:
-        return Typed(f"(NOT {self._condition(node.this)})", "boolean")
+    def _not(self, node: exp.Expr) -> TypedSql:
+        return TypedSql(f"(NOT {self._condition(node.this)})", "boolean")
 
-    def _is(self, node: exp.Expr) -> Typed:
+    def _is_test(self, node: exp.Expr) -> TypedSql:
         from sqlglot import exp
 
         if isinstance(node.expression, exp.Null):
-            return Typed(f"({self.write(node.this).sql} IS NULL)", "boolean")
+            return TypedSql(f"({self.write(node.this).sql} IS NULL)", "boolean")
         if isinstance(node.expression, exp.Boolean):
             word = self._boolean(node.expression).sql
-            return Typed(f"({self._condition(node.this)} IS {word})", "boolean")
-        raise self._refused(node)
+            return TypedSql(f"({self._condition(node.this)} IS {word})", "boolean")
+        raise self._unsupported(node)
 
-    def _in(self, node: exp.Expr) -> Typed:
-        others = node.expressions
-        if not others:
-            raise self._refused(node)
-        for name, said in node.args.items():
-            if said and name not in ("this", "expressions"):
-                raise self._refused(node)
-        value, *choices = self._comparable([self.write(node.this), *map(self.write, others)])
-        return Typed(f"({value} IN ({', '.join(choices)}))", "boolean")
+    def _in(self, node: exp.Expr) -> TypedSql:
+        choice_nodes = node.expressions
+        if not choice_nodes:
+            raise self._unsupported(node)
+        for name, argument in node.args.items():
+            if argument and name not in ("this", "expressions"):
+                raise self._unsupported(node)
+        value, *choices = self._to_comparable(
+            [self.write(node.this), *map(self.write, choice_nodes)]
+        )
+        return TypedSql(f"({value} IN ({', '.join(choices)}))", "boolean")
 
-    def _between(self, node: exp.Expr) -> Typed:
+    def _between(self, node: exp.Expr) -> TypedSql:
         if node.args.get("symmetric"):
-            raise self._refused(node)
-        parts = map(self.write, (node.this, node.args["low"], node.args["high"]))
-        value, low, high = self._comparable(list(parts))
-        return Typed(f"({value} BETWEEN {low} AND {high})", "boolean")
+            raise self._unsupported(node)
+        operands = map(self.write, (node.this, node.args["low"], node.args["high"]))
+        value, low, high = self._to_comparable(list(operands))
+        return TypedSql(f"({value} BETWEEN {low} AND {high})", "boolean")
 
-    def _like(self, node: exp.Expr) -> Typed:
+    def _like(self, node: exp.Expr) -> TypedSql:
         value, pattern = self.write(node.this), self.write(node.expression)
         if value.kind != "text" or not isinstance(pattern.constant, str):
             raise self._wrong_kinds("like", [value, pattern])
         if "\\" in pattern.constant:
             raise InvalidSql(
                 f"{short(self._text)}: a backslash in a pattern escapes on some engines only.",
-                hint=INSTEAD["regexp_matches"],
+                hint=REPLACEMENTS["regexp_matches"],
             )
         word = "LIKE"
         if node.args.get("negate"):
             word = "NOT LIKE"
-        return Typed(f"({value.sql} {word} {pattern.sql})", "boolean")
+        return TypedSql(f"({value.sql} {word} {pattern.sql})", "boolean")
 
-    def _case(self, node: exp.Expr) -> Typed:
+    def _case(self, node: exp.Expr) -> TypedSql:
         from sqlglot import exp
 
         if node.this is not None:
-            raise self._refused(node)
+            raise self._unsupported(node)
         branches = node.args["ifs"]
         conditions = [self._condition(branch.this) for branch in branches]
         results = [self.write(branch.args["true"]) for branch in branches]
         default = node.args.get("default")
         if default is not None and not isinstance(default, exp.Null):
             results.append(self.write(default))
-        return self._chosen(conditions, results)
+        return self._write_case(conditions, results)
 
-    def _if(self, node: exp.Expr) -> Typed:
+    def _if(self, node: exp.Expr) -> TypedSql:
         results = [self.write(node.args["true"])]
         if node.args.get("false") is not None:
             results.append(self.write(node.args["false"]))
-        return self._chosen([self._condition(node.this)], results)
+        return self._write_case([self._condition(node.this)], results)
 
-    def _chosen(self, conditions: Sequence[str], results: Sequence[Typed]) -> Typed:
-        kind, values = self._alike(results)
+    def _write_case(self, conditions: Sequence[str], results: Sequence[TypedSql]) -> TypedSql:
+        kind, values = self._unify(results)
         text = "CASE"
         for condition, value in zip(conditions, values, strict=False):
             text += f" WHEN {condition} THEN {value}"
         if len(values) > len(conditions):
             text += f" ELSE {values[-1]}"
-        return Typed(f"({text} END)", kind)
+        return TypedSql(f"({text} END)", kind)
 
     # -- functions ------------------------------------------------------------------------
 
-    def _operator(self, operator: str, node: exp.Expr) -> Typed:
+    def _operator(self, operator: str, node: exp.Expr) -> TypedSql:
         from sqlglot import exp
 
         if isinstance(node.expression, exp.Interval):
-            return self._moved(operator, self.write(node.this), node.expression)
+            return self._shift_time(operator, self.write(node.this), node.expression)
         if isinstance(node.this, exp.Interval) and operator == "+":
-            return self._moved(operator, self.write(node.expression), node.this)
-        parts = [self.write(node.this), self.write(node.expression)]
-        return self._apply(operator, OPERATORS[operator], parts)
+            return self._shift_time(operator, self.write(node.expression), node.this)
+        operands = [self.write(node.this), self.write(node.expression)]
+        return self._apply(operator, OPERATORS[operator], operands)
 
-    def _call(self, node: exp.Expr) -> Typed:
+    def _call(self, node: exp.Expr) -> TypedSql:
         name = node.name.lower()
         name = ALIASES.get(name, name)
         arguments = node.expressions
-        if name in CHOOSING and arguments:
-            return self._choice(name, list(map(self.write, arguments)))
+        if name in SAME_KIND_FUNCTIONS and arguments:
+            return self._write_choice(name, list(map(self.write, arguments)))
         if name == "date_part" and len(arguments) == 2:
-            return self._part(arguments[0], arguments[1])
-        known = FUNCTIONS.get(name) or OPERATORS.get(name)
-        if known is None:
+            return self._write_date_part(arguments[0], arguments[1])
+        functions = FUNCTIONS.get(name) or OPERATORS.get(name)
+        if functions is None:
             raise self._unknown_function(node.name)
-        return self._apply(name, known, list(map(self.write, arguments)))
+        return self._apply(name, functions, list(map(self.write, arguments)))
 
-    def _extract(self, node: exp.Expr) -> Typed:
-        return self._part(node.this, node.expression)
+    def _extract(self, node: exp.Expr) -> TypedSql:
+        return self._write_date_part(node.this, node.expression)
 
-    def _part(self, part: exp.Expr, time: exp.Expr) -> Typed:
-        name = part.name.lower()
+    def _write_date_part(self, field: exp.Expr, time: exp.Expr) -> TypedSql:
+        name = field.name.lower()
         name = ALIASES.get(name, name)
-        found = FUNCTIONS.get(name)
-        if found is None or found[0].arguments != ("timestamp",):
+        functions = FUNCTIONS.get(name)
+        if functions is None or functions[0].arguments != ("timestamp",):
             raise self._unknown_function(name)
-        return self._apply(name, found, [self.write(time)])
+        return self._apply(name, functions, [self.write(time)])
 
-    def _choice(self, name: str, parts: list[Typed]) -> Typed:
-        if name == "nullif" and len(parts) != 2:
-            raise self._wrong_kinds(name, parts)
-        kind, values = self._alike(parts)
-        return Typed(f"{name}({', '.join(values)})", kind)
+    def _write_choice(self, name: str, arguments: list[TypedSql]) -> TypedSql:
+        if name == "nullif" and len(arguments) != 2:
+            raise self._wrong_kinds(name, arguments)
+        kind, values = self._unify(arguments)
+        return TypedSql(f"{name}({', '.join(values)})", kind)
 
-    def _apply(self, name: str, functions: Sequence[Function], parts: list[Typed]) -> Typed:
+    def _apply(
+        self, name: str, functions: Sequence[Function], arguments: list[TypedSql]
+    ) -> TypedSql:
         """Return the call of the first function that takes the kinds of the arguments."""
         for function in functions:
-            if len(function.arguments) != len(parts):
+            if len(function.arguments) != len(arguments):
                 continue
-            taken = []
-            for part, kind in zip(parts, function.arguments, strict=True):
-                value = self._as_argument(part, kind)
+            converted = []
+            for argument, kind in zip(arguments, function.arguments, strict=True):
+                value = self._as_argument(argument, kind)
                 if value is not None:
-                    taken.append(value)
-            if len(taken) == len(parts):
-                return Typed(function.template(self._dialect).format(*taken), function.result)
-        raise self._wrong_kinds(name, parts, functions)
+                    converted.append(value)
+            if len(converted) == len(arguments):
+                return TypedSql(
+                    function.template(self._dialect).format(*converted), function.result
+                )
+        raise self._wrong_kinds(name, arguments, functions)
 
-    def _as_argument(self, part: Typed, kind: Kind) -> str | None:
+    def _as_argument(self, argument: TypedSql, kind: Kind) -> str | None:
         """Return a part as an argument of a kind; None when it is of another."""
         if kind == "count":
-            if isinstance(part.constant, int) and part.constant >= 1:
-                return part.sql
+            if isinstance(argument.constant, int) and argument.constant >= 1:
+                return argument.sql
             return None
         if kind == "unit":
-            if str(part.constant).lower() in UNITS:
-                return part.sql.lower()
+            if str(argument.constant).lower() in UNITS:
+                return argument.sql.lower()
             return None
-        if part.kind == kind:
-            return part.sql
-        if kind == "number" and part.kind in _NUMERIC:
-            return self._as_number(part)
-        if kind == "timestamp" and part.kind == "text" and isinstance(part.constant, str):
-            return self._constant_time(part.constant, "timestamp").sql
+        if argument.kind == kind:
+            return argument.sql
+        if kind == "number" and argument.kind in _NUMERIC:
+            return self._as_number(argument)
+        if kind == "timestamp" and argument.kind == "text" and isinstance(argument.constant, str):
+            return self._constant_time(argument.constant, "timestamp").sql
         return None
 
-    def _as_number(self, part: Typed) -> str:
-        if part.kind == "number":
-            return part.sql
-        if isinstance(part.constant, Decimal):
-            return f"CAST('{part.constant}' AS DOUBLE)"
-        return f"CAST({part.sql} AS DOUBLE)"
+    def _as_number(self, operand: TypedSql) -> str:
+        if operand.kind == "number":
+            return operand.sql
+        if isinstance(operand.constant, Decimal):
+            return f"CAST('{operand.constant}' AS DOUBLE)"
+        return f"CAST({operand.sql} AS DOUBLE)"
 
     # -- kinds ----------------------------------------------------------------------------
 
-    def _alike(self, parts: Sequence[Typed]) -> tuple[Kind, list[str]]:
+    def _unify(self, values: Sequence[TypedSql]) -> tuple[Kind, list[str]]:
         """Return the kind that all parts have or become, and the parts as that kind."""
-        kinds = {part.kind for part in parts}
+        kinds = {value.kind for value in values}
         if kinds <= {"integer"}:
-            return "integer", [f"CAST({part.sql} AS BIGINT)" for part in parts]
-        if len(kinds) == 1 and parts[0].kind in _ORDERED:
-            return parts[0].kind, [part.sql for part in parts]
+            return "integer", [f"CAST({value.sql} AS BIGINT)" for value in values]
+        if len(kinds) == 1 and values[0].kind in _ORDERED:
+            return values[0].kind, [value.sql for value in values]
         if kinds <= set(_NUMERIC):
-            return "number", list(map(self._as_number, parts))
-        raise self._wrong_kinds("these", parts)
+            return "number", list(map(self._as_number, values))
+        raise self._wrong_kinds("these", values)
 
-    def _comparable(self, parts: list[Typed]) -> list[str]:
+    def _to_comparable(self, operands: list[TypedSql]) -> list[str]:
         """Return parts that are compared with each other, in kinds that compare."""
-        kinds = {part.kind for part in parts}
+        kinds = {operand.kind for operand in operands}
         times = {"date", "timestamp"}
         if kinds & times and kinds <= {*times, "text"}:
-            return self._comparable_times(parts, kinds)
+            return self._to_comparable_times(operands, kinds)
         if kinds <= {*_NUMERIC, "unsigned"}:
-            return self._comparable_numbers(parts, kinds)
-        if len(kinds) == 1 and parts[0].kind in _ORDERED:
-            return [part.sql for part in parts]
-        raise self._wrong_kinds("a comparison", parts)
+            return self._to_comparable_numbers(operands, kinds)
+        if len(kinds) == 1 and operands[0].kind in _ORDERED:
+            return [operand.sql for operand in operands]
+        raise self._wrong_kinds("a comparison", operands)
 
-    def _comparable_numbers(self, parts: list[Typed], kinds: set[Kind]) -> list[str]:
-        columns = {part.kind for part in parts if part.constant is None}
+    def _to_comparable_numbers(self, operands: list[TypedSql], kinds: set[Kind]) -> list[str]:
+        columns = {operand.kind for operand in operands if operand.constant is None}
         if columns == {"float"} and "number" not in kinds:
             # As DuckDB does: 0.1 is the float32 that is nearest to it.
-            written = []
-            for part in parts:
-                if part.constant is None:
-                    written.append(part.sql)
+            converted = []
+            for operand in operands:
+                if operand.constant is None:
+                    converted.append(operand.sql)
                 else:
-                    written.append(f"CAST('{part.constant}' AS FLOAT)")
-            return written
+                    converted.append(f"CAST('{operand.constant}' AS FLOAT)")
+            return converted
         if kinds <= {"integer", "unsigned", "decimal"}:
-            return [part.sql for part in parts]
-        return list(map(self._as_number, parts))
+            return [operand.sql for operand in operands]
+        return list(map(self._as_number, operands))
 
-    def _comparable_times(self, parts: list[Typed], kinds: set[Kind]) -> list[str]:
+    def _to_comparable_times(self, operands: list[TypedSql], kinds: set[Kind]) -> list[str]:
         is_date = "timestamp" not in kinds
-        written = []
-        for part in parts:
-            if part.kind == "text":
-                if not isinstance(part.constant, str):
-                    raise self._wrong_kinds("a comparison", parts)
+        converted = []
+        for operand in operands:
+            if operand.kind == "text":
+                if not isinstance(operand.constant, str):
+                    raise self._wrong_kinds("a comparison", operands)
                 # A time of day beside dates: then all are compared as timestamps.
-                is_date = is_date and re.fullmatch(r"\d{4}-\d\d-\d\d", part.constant) is not None
-        for part in parts:
-            if part.kind == "text":
+                is_date = is_date and re.fullmatch(r"\d{4}-\d\d-\d\d", operand.constant) is not None
+        for operand in operands:
+            if operand.kind == "text":
                 kind: Kind = "timestamp"
                 if is_date:
                     kind = "date"
-                written.append(self._constant_time(str(part.constant), kind).sql)
-            elif part.kind == "date" and not is_date:
-                written.append(self._apply_cast(part, "timestamp").sql)
+                converted.append(self._constant_time(str(operand.constant), kind).sql)
+            elif operand.kind == "date" and not is_date:
+                converted.append(self._apply_cast(operand, "timestamp").sql)
             else:
-                written.append(part.sql)
-        return written
+                converted.append(operand.sql)
+        return converted
 
-    def _constant_time(self, text: str, kind: Kind) -> Typed:
+    def _constant_time(self, text: str, kind: Kind) -> TypedSql:
         try:
             if kind == "date":
                 return self._date(date.fromisoformat(text))
@@ -540,40 +548,40 @@ class _Writer:
         except OverflowError as error:
             raise InvalidSql(f"{short(self._text)}: {text!r} lies outside of time.") from error
 
-    def _cast(self, node: exp.Expr) -> Typed:
+    def _cast(self, node: exp.Expr) -> TypedSql:
         target = node.args["to"]
         kind = _TYPE_KINDS.get(str(target.this.name))
-        part = self.write(node.this)
+        operand = self.write(node.this)
         if kind is None or target.expressions or node.args.get("format"):
-            raise self._refused(node)
-        if isinstance(part.constant, str) and kind in ("date", "timestamp"):
-            return self._constant_time(part.constant, kind)
-        if isinstance(part.constant, str) and kind == "binary":
-            return self._binary(part.constant)
-        return self._apply_cast(part, kind)
+            raise self._unsupported(node)
+        if isinstance(operand.constant, str) and kind in ("date", "timestamp"):
+            return self._constant_time(operand.constant, kind)
+        if isinstance(operand.constant, str) and kind == "binary":
+            return self._binary(operand.constant)
+        return self._apply_cast(operand, kind)
 
-    def _apply_cast(self, part: Typed, kind: Kind) -> Typed:
-        if part.kind == kind:
-            return part
-        found = CASTS.get((part.kind, kind))
-        if part.kind == "null":
-            found = CASTS_OF_NULL.get(kind)
-        if found is None:
-            listed = listing([f"{one}::{other}" for one, other in CASTS])
+    def _apply_cast(self, operand: TypedSql, kind: Kind) -> TypedSql:
+        if operand.kind == kind:
+            return operand
+        cast = CASTS.get((operand.kind, kind))
+        if operand.kind == "null":
+            cast = CASTS_OF_NULL.get(kind)
+        if cast is None:
+            casts = listing([f"{source}::{target}" for source, target in CASTS])
             raise InvalidSql(
-                f"{short(self._text)} casts {part.kind} to {kind}, which engines do differently.",
-                hint=f"the casts are {listed}",
+                f"{short(self._text)} casts {operand.kind} to {kind}, which engines do differently.",
+                hint=f"the casts are {casts}",
             )
-        return Typed(found.template(self._dialect).format(part.sql), kind)
+        return TypedSql(cast.template(self._dialect).format(operand.sql), kind)
 
-    def _binary(self, text: str) -> Typed:
+    def _binary(self, text: str) -> TypedSql:
         r"""Return the bytes that DuckDB's notation means.
 
         ``\xFF`` for each byte that is no ASCII.
         """
-        pieces = re.findall(r"\\x([0-9A-Fa-f]{2})|([^\\])", text)
+        matches = re.findall(r"\\x([0-9A-Fa-f]{2})|([^\\])", text)
         value = bytearray()
-        for code, char in pieces:
+        for code, char in matches:
             if code:
                 value.append(int(code, 16))
             else:
@@ -581,16 +589,16 @@ class _Writer:
         if not re.fullmatch(r"(?:\\x[0-9A-Fa-f]{2}|[\x20-\x5b\x5d-\x7e])*", text):
             raise InvalidSql(f"{short(self._text)}: {text!r} are no bytes.", hint=r"'\xFF'::blob")
         if self._dialect == "spark":
-            return Typed(f"X'{value.hex()}'", "binary", constant=bytes(value))
-        return Typed(f"unhex('{value.hex()}')", "binary", constant=bytes(value))
+            return TypedSql(f"X'{value.hex()}'", "binary", constant=bytes(value))
+        return TypedSql(f"unhex('{value.hex()}')", "binary", constant=bytes(value))
 
-    def _moved(self, operator: str, time: Typed, interval: exp.Expr) -> Typed:
+    def _shift_time(self, operator: str, time: TypedSql, interval: exp.Expr) -> TypedSql:
         """Return a time plus or minus an interval; a constant time is moved here and now."""
         step = self._interval(interval)
         if operator == "-":
             step = -step
         if operator not in ("+", "-") or time.kind not in ("date", "timestamp"):
-            raise self._wrong_kinds(operator, [time, Typed("", "interval")])
+            raise self._wrong_kinds(operator, [time, TypedSql("", "interval")])
         if time.constant is not None:
             value = time.constant
             if not isinstance(value, datetime):
@@ -600,11 +608,13 @@ class _Writer:
                 return self._timestamp(value + step)
             except OverflowError as error:
                 raise InvalidSql(f"{short(self._text)} leads outside of time.") from error
-        moment = self._apply_cast(time, "timestamp")
+        timestamp = self._apply_cast(time, "timestamp")
         micros = step // timedelta(microseconds=1)
         if self._dialect == "spark":
-            return Typed(f"timestamp_micros(unix_micros({moment.sql}) + {micros})", "timestamp")
-        return Typed(f"make_timestamptz(epoch_us({moment.sql}) + {micros})", "timestamp")
+            return TypedSql(
+                f"timestamp_micros(unix_micros({timestamp.sql}) + {micros})", "timestamp"
+            )
+        return TypedSql(f"make_timestamptz(epoch_us({timestamp.sql}) + {micros})", "timestamp")
 
     def _interval(self, node: exp.Expr) -> timedelta:
         unit = amount = ""
@@ -621,47 +631,47 @@ class _Writer:
 
     # -- refusals -------------------------------------------------------------------------
 
-    def _refused(self, node: exp.Expr) -> InvalidSql:
-        written = node.sql(dialect=DIALECT)
-        hint = INSTEAD.get(type(node).__name__.lower())
+    def _unsupported(self, node: exp.Expr) -> InvalidSql:
+        sql = node.sql(dialect=DIALECT)
+        hint = REPLACEMENTS.get(type(node).__name__.lower())
         if type(node).__name__ == "IntDiv":
-            left, right = _operand(node.this), _operand(node.args["expression"])
-            hint = f"({left} - {left} % {right}) / {right} is the whole quotient"
+            dividend, divisor = _parenthesize(node.this), _parenthesize(node.args["expression"])
+            hint = f"({dividend} - {dividend} % {divisor}) / {divisor} is the whole quotient"
         return InvalidSql(
-            f"{short(self._text)} holds {written!r}, which a condition on one row cannot say.",
+            f"{short(self._text)} holds {sql!r}, which a condition on one row cannot say.",
             hint=hint or "for example \"zone = 'A' and speed > 10\"",
         )
 
     def _unknown_function(self, name: str) -> InvalidSql:
-        known = f"the functions are {listing(sorted({*FUNCTIONS, *CHOOSING}), limit=60)}"
+        hint = f"the functions are {listing(sorted({*FUNCTIONS, *SAME_KIND_FUNCTIONS}), limit=60)}"
         if name.lower() in CLOCK:
-            known = "fix_clock() comes first"
+            hint = "fix_clock() comes first"
         return InvalidSql(
             f"{short(self._text)} uses {name.lower()}, which has no proven equal on every engine.",
-            hint=INSTEAD.get(name.lower(), known),
+            hint=REPLACEMENTS.get(name.lower(), hint),
         )
 
     def _wrong_kinds(
-        self, name: str, parts: Sequence[Typed], functions: Sequence[Function] = ()
+        self, name: str, operands: Sequence[TypedSql], functions: Sequence[Function] = ()
     ) -> InvalidSql:
-        given = ", ".join([part.kind for part in parts])
+        kinds = ", ".join([operand.kind for operand in operands])
         hint = "cast one of them, or compare values of one kind"
         if functions:
-            taken = []
+            signatures = []
             for function in functions:
-                taken.append(f"({', '.join(function.arguments)})")
-            hint = f"{name} takes {' or '.join(taken)}"
-        return InvalidSql(f"{short(self._text)}: {name} of {given} has no meaning.", hint=hint)
+                signatures.append(f"({', '.join(function.arguments)})")
+            hint = f"{name} takes {' or '.join(signatures)}"
+        return InvalidSql(f"{short(self._text)}: {name} of {kinds} has no meaning.", hint=hint)
 
 
-def _operand(node: exp.Expr) -> str:
+def _parenthesize(node: exp.Expr) -> str:
     """Return the text of an operand, in parentheses where it has parts."""
-    written: str = node.sql(dialect=DIALECT)
-    is_whole = re.fullmatch(r"\w+|\(.*\)", written) is not None
-    return written if is_whole else f"({written})"
+    sql: str = node.sql(dialect=DIALECT)
+    is_whole = re.fullmatch(r"\w+|\(.*\)", sql) is not None
+    return sql if is_whole else f"({sql})"
 
 
-def _kind_of(kind: pa.DataType) -> Kind:
+def _value_kind(kind: pa.DataType) -> Kind:
     checks: list[tuple[Callable[[pa.DataType], bool], Kind]] = [
         (pat.is_boolean, "boolean"),
         (pat.is_uint64, "unsigned"),
@@ -678,9 +688,9 @@ def _kind_of(kind: pa.DataType) -> Kind:
         (pat.is_large_binary, "binary"),
         (pat.is_null, "null"),
     ]
-    for holds, found in checks:
-        if holds(kind):
-            return found
+    for check, value_kind in checks:
+        if check(kind):
+            return value_kind
     return "list"
 
 

@@ -41,37 +41,37 @@ class Function:
         return self.spark if dialect == "spark" else self.duckdb
 
 
-def _same(arguments: tuple[Kind, ...], result: Kind, text: str) -> Function:
+def _portable(arguments: tuple[Kind, ...], result: Kind, text: str) -> Function:
     return Function(arguments, result, text, text)
 
 
-def _of_times(result: Kind, duckdb: str, spark: str) -> tuple[Function, ...]:
+def _time_function(result: Kind, duckdb: str, spark: str) -> tuple[Function, ...]:
     return (
         Function(("timestamp",), result, duckdb, spark),
         Function(("date",), result, duckdb, spark),
     )
 
 
-def _part(name: str, spark: str) -> tuple[Function, ...]:
+def _date_part(name: str, spark: str) -> tuple[Function, ...]:
     """Return a part of a date or time as a whole number."""
-    return _of_times("integer", f"{name}({{0}})", spark)
+    return _time_function("integer", f"{name}({{0}})", spark)
 
 
 def _clock_part(name: str) -> tuple[Function, ...]:
     """Return a part of a time of day."""
-    return (_same(("timestamp",), "integer", f"{name}({{0}})"),)
+    return (_portable(("timestamp",), "integer", f"{name}({{0}})"),)
 
 
 def _arithmetic(operator: str, spark: str) -> tuple[Function, ...]:
-    whole = f"TRY(CAST({{0}} AS BIGINT) {operator} CAST({{1}} AS BIGINT))"
+    integer_template = f"TRY(CAST({{0}} AS BIGINT) {operator} CAST({{1}} AS BIGINT))"
     return (
         Function(
             ("integer", "integer"),
             "integer",
-            whole,
+            integer_template,
             f"{spark}(try_cast({{0}} AS BIGINT), try_cast({{1}} AS BIGINT))",
         ),
-        _same(("number", "number"), "number", f"({{0}} {operator} {{1}})"),
+        _portable(("number", "number"), "number", f"({{0}} {operator} {{1}})"),
     )
 
 
@@ -107,7 +107,7 @@ OPERATORS: dict[str, tuple[Function, ...]] = {
             "try_mod(try_cast({0} AS BIGINT), try_cast({1} AS BIGINT))",
         ),
     ),
-    "||": (_same(("text", "text"), "text", "({0} || {1})"),),
+    "||": (_portable(("text", "text"), "text", "({0} || {1})"),),
 }
 
 FUNCTIONS: dict[str, tuple[Function, ...]] = {
@@ -118,10 +118,10 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
             "TRY(abs(CAST({0} AS BIGINT)))",
             "if({0} < 0, try_subtract(0L, try_cast({0} AS BIGINT)), try_cast({0} AS BIGINT))",
         ),
-        _same(("number",), "number", "abs({0})"),
+        _portable(("number",), "number", "abs({0})"),
     ),
     "isnan": (Function(("number",), "boolean", "isnan({0})", "({0} = double('NaN'))"),),
-    "isinf": (_same(("number",), "boolean", f"({{0}} {_INFINITE})"),),
+    "isinf": (_portable(("number",), "boolean", f"({{0}} {_INFINITE})"),),
     "isfinite": (
         Function(
             ("number",),
@@ -131,7 +131,7 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
         ),
     ),
     "length": (
-        _same(("text",), "integer", "length({0})"),
+        _portable(("text",), "integer", "length({0})"),
         Function(("list",), "integer", "len({0})", "if({0} IS NULL, NULL, size({0}))"),
     ),
     "strlen": (Function(("text",), "integer", "strlen({0})", "octet_length({0})"),),
@@ -141,28 +141,28 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
     "ends_with": (
         Function(("text", "text"), "boolean", "ends_with({0}, {1})", "endswith({0}, {1})"),
     ),
-    "contains": (_same(("text", "text"), "boolean", "contains({0}, {1})"),),
-    "replace": (_same(("text", "text", "text"), "text", "replace({0}, {1}, {2})"),),
+    "contains": (_portable(("text", "text"), "boolean", "contains({0}, {1})"),),
+    "replace": (_portable(("text", "text", "text"), "text", "replace({0}, {1}, {2})"),),
     "strpos": (
         Function(("text", "text"), "integer", "strpos({0}, {1})", "instr({0}, {1})"),
     ),
     "substring": (
-        _same(("text", "count", "count"), "text", "substring({0}, {1}, {2})"),
-        _same(("text", "count"), "text", "substring({0}, {1})"),
+        _portable(("text", "count", "count"), "text", "substring({0}, {1}, {2})"),
+        _portable(("text", "count"), "text", "substring({0}, {1})"),
     ),
-    "left": (_same(("text", "count"), "text", "left({0}, {1})"),),
-    "right": (_same(("text", "count"), "text", "right({0}, {1})"),),
+    "left": (_portable(("text", "count"), "text", "left({0}, {1})"),),
+    "right": (_portable(("text", "count"), "text", "right({0}, {1})"),),
     "trim": (Function(("text",), "text", "trim({0})", f"trim(BOTH '{_SPACES}' FROM {{0}})"),),
     "ltrim": (Function(("text",), "text", "ltrim({0})", f"trim(LEADING '{_SPACES}' FROM {{0}})"),),
     "rtrim": (Function(("text",), "text", "rtrim({0})", f"trim(TRAILING '{_SPACES}' FROM {{0}})"),),
-    "year": _part("year", "year({0})"),
-    "quarter": _part("quarter", "quarter({0})"),
-    "month": _part("month", "month({0})"),
-    "week": _part("week", "weekofyear({0})"),
-    "day": _part("day", "day({0})"),
-    "dayofyear": _part("dayofyear", "dayofyear({0})"),
-    "dayofweek": _part("dayofweek", "(dayofweek({0}) - 1)"),
-    "isodow": _part("isodow", "(weekday({0}) + 1)"),
+    "year": _date_part("year", "year({0})"),
+    "quarter": _date_part("quarter", "quarter({0})"),
+    "month": _date_part("month", "month({0})"),
+    "week": _date_part("week", "weekofyear({0})"),
+    "day": _date_part("day", "day({0})"),
+    "dayofyear": _date_part("dayofyear", "dayofyear({0})"),
+    "dayofweek": _date_part("dayofweek", "(dayofweek({0}) - 1)"),
+    "isodow": _date_part("isodow", "(weekday({0}) + 1)"),
     "hour": _clock_part("hour"),
     "minute": _clock_part("minute"),
     "second": _clock_part("second"),
@@ -170,29 +170,29 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
         Function(("timestamp",), "number", "epoch({0})", "(unix_micros({0}) / 1000000D)"),
     ),
     "epoch_us": (Function(("timestamp",), "integer", "epoch_us({0})", "unix_micros({0})"),),
-    "date_trunc": (_same(("unit", "timestamp"), "timestamp", "date_trunc({0}, {1})"),),
+    "date_trunc": (_portable(("unit", "timestamp"), "timestamp", "date_trunc({0}, {1})"),),
 }  # fmt: skip
 
 # Functions of any one kind: all arguments and the result have it.
-CHOOSING = ("coalesce", "greatest", "least", "nullif")
+SAME_KIND_FUNCTIONS = ("coalesce", "greatest", "least", "nullif")
 
 CASTS: dict[tuple[Kind, Kind], Function] = {
-    ("boolean", "integer"): _same(("boolean",), "integer", "CAST({0} AS BIGINT)"),
-    ("integer", "number"): _same(("integer",), "number", "CAST({0} AS DOUBLE)"),
-    ("float", "number"): _same(("float",), "number", "CAST({0} AS DOUBLE)"),
+    ("boolean", "integer"): _portable(("boolean",), "integer", "CAST({0} AS BIGINT)"),
+    ("integer", "number"): _portable(("integer",), "number", "CAST({0} AS DOUBLE)"),
+    ("float", "number"): _portable(("float",), "number", "CAST({0} AS DOUBLE)"),
     ("integer", "text"): Function(
         ("integer",), "text", "CAST({0} AS VARCHAR)", "CAST({0} AS STRING)"
     ),
     ("date", "timestamp"): Function(("date",), "timestamp", _MIDNIGHT_DUCKDB, _MIDNIGHT_SPARK),
-    ("timestamp", "date"): _same(("timestamp",), "date", "CAST({0} AS DATE)"),
+    ("timestamp", "date"): _portable(("timestamp",), "date", "CAST({0} AS DATE)"),
 }  # fmt: skip
 
 # A column without a type has nulls alone: it is cast to any kind.
 CASTS_OF_NULL: dict[Kind, Function] = {
-    "boolean": _same(("null",), "boolean", "CAST(NULL AS BOOLEAN)"),
-    "integer": _same(("null",), "integer", "CAST(NULL AS BIGINT)"),
-    "number": _same(("null",), "number", "CAST(NULL AS DOUBLE)"),
-    "date": _same(("null",), "date", "CAST(NULL AS DATE)"),
+    "boolean": _portable(("null",), "boolean", "CAST(NULL AS BOOLEAN)"),
+    "integer": _portable(("null",), "integer", "CAST(NULL AS BIGINT)"),
+    "number": _portable(("null",), "number", "CAST(NULL AS DOUBLE)"),
+    "date": _portable(("null",), "date", "CAST(NULL AS DATE)"),
     "text": Function(("null",), "text", "CAST(NULL AS VARCHAR)", "CAST(NULL AS STRING)"),
     "timestamp": Function(
         ("null",), "timestamp", "CAST(NULL AS TIMESTAMPTZ)", "CAST(NULL AS TIMESTAMP)"
@@ -235,7 +235,7 @@ _PATTERN = "use starts_with, ends_with, contains or like"
 _DIFFERENCE = "compare epoch_us(a) - epoch_us(b) with a number of microseconds"
 
 # What to write in place of functions that are often asked for and differ between engines.
-INSTEAD: dict[str, str] = {
+REPLACEMENTS: dict[str, str] = {
     **dict.fromkeys(
         ("random", "hash", "md5", "sha256", "uuid", "gen_random_uuid", "setseed"), _SAMPLE
     ),

@@ -34,26 +34,26 @@ def metrics_query(metrics: Mapping[str, str], *, dialect: str) -> str:
     Raises:
         InvalidSql: An expression is none, aggregates nothing, or may not be used.
     """
-    return _built(tuple(metrics.items()), dialect)
+    return _build_query(tuple(metrics.items()), dialect)
 
 
 @lru_cache(maxsize=64)
-def _built(metrics: tuple[tuple[str, str], ...], dialect: str) -> str:
+def _build_query(metrics: tuple[tuple[str, str], ...], dialect: str) -> str:
     from sqlglot import exp
 
     columns = []
     for name, text in metrics:
-        expression = _expression(name, text)
+        expression = _parse_metric(name, text)
         columns.append(exp.alias_(exp.cast(expression, "double"), name, quoted=True))
         if merge_of(name, text) == "mean":
             value = exp.cast(expression.this.copy(), "double")
             square = exp.Mul(this=value.copy(), expression=value.copy())
-            parts = (exp.Count(this=value.copy()), exp.Sum(this=value), exp.Sum(this=square))
-            for part, told in zip(MEAN_PARTS, parts, strict=True):
-                number = exp.cast(told, "double")
+            aggregates = (exp.Count(this=value.copy()), exp.Sum(this=value), exp.Sum(this=square))
+            for part, aggregate in zip(MEAN_PARTS, aggregates, strict=True):
+                number = exp.cast(aggregate, "double")
                 columns.append(exp.alias_(number, part_name(name, part), quoted=True))
-    built = exp.select(*columns).from_("rows").sql(dialect=DIALECT)
-    return query(built, tables=["rows"], dialect=dialect)
+    statement = exp.select(*columns).from_("rows").sql(dialect=DIALECT)
+    return query(statement, tables=["rows"], dialect=dialect)
 
 
 def part_name(metric: str, part: str) -> str:
@@ -72,38 +72,38 @@ def merge_of(name: str, text: str) -> Merge | None:
     """
     from sqlglot import exp
 
-    expression = _expression(name, text)
+    expression = _parse_metric(name, text)
     if isinstance(expression.this, exp.Distinct):
         return None
-    known: Mapping[type, Merge]
-    known = {exp.Avg: "mean", exp.Sum: "sum", exp.Count: "sum", exp.Min: "min", exp.Max: "max"}
-    found = known.get(type(expression))
-    if found in ("min", "max") and expression.expressions:
+    merges: Mapping[type, Merge]
+    merges = {exp.Avg: "mean", exp.Sum: "sum", exp.Count: "sum", exp.Min: "min", exp.Max: "max"}
+    merge = merges.get(type(expression))
+    if merge in ("min", "max") and expression.expressions:
         return None  # min(x, 3) is a list of the least
-    return found
+    return merge
 
 
-def _expression(name: str, text: str) -> exp.Condition:
+def _parse_metric(name: str, text: str) -> exp.Condition:
     from sqlglot import errors, exp, parse
 
     try:
-        found = [each for each in parse(text, read=DIALECT) if each is not None]
+        trees = [each for each in parse(text, read=DIALECT) if each is not None]
     except (errors.ParseError, errors.TokenError) as error:
-        raise _no_metric(name, text) from error
-    if len(found) != 1 or not isinstance(found[0], exp.Condition):
-        raise _no_metric(name, text)
+        raise _invalid_metric(name, text) from error
+    if len(trees) != 1 or not isinstance(trees[0], exp.Condition):
+        raise _invalid_metric(name, text)
     if name.startswith(RESERVED_PREFIX):
         raise InvalidSql(
             f"{name!r}: names that begin with {RESERVED_PREFIX!r} are the store's.",
             hint=f"call it {name.removeprefix(RESERVED_PREFIX)!r}",
         )
-    expression: exp.Condition = found[0]
+    expression: exp.Condition = trees[0]
     if expression.find(exp.Query) is not None:
-        raise _no_metric(name, text)
+        raise _invalid_metric(name, text)
     return expression
 
 
-def _no_metric(name: str, text: str) -> InvalidSql:
+def _invalid_metric(name: str, text: str) -> InvalidSql:
     return InvalidSql(
         f"The metric {name!r} is {short(text)}, which is no expression over columns.",
         hint='metrics={"late_share": "avg(late)"}',

@@ -15,14 +15,14 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidSql, listing
-from featurestore.usersql.functions import CLOCK, INSTEAD, SPARK_QUERY_FUNCTIONS
+from featurestore.usersql.functions import CLOCK, REPLACEMENTS, SPARK_QUERY_FUNCTIONS
 from featurestore.usersql.text import DIALECT, parse_statement, plain, short
 
 if TYPE_CHECKING:
     from sqlglot import exp
 
 # The parts of a tree that a query may hold, by the names of sqlglot's classes.
-_PARTS_LISTED = """
+_NODE_NAMES = """
     Select From Join Where Group Having Qualify Order Ordered Limit Offset Distinct Union Except
     Intersect Subquery CTE With Table TableAlias Values Tuple Lateral Unnest Cube Rollup
     GroupingSets Column Identifier Star Alias Aliases Dot Paren Literal Boolean Null Var
@@ -35,7 +35,7 @@ _PARTS_LISTED = """
     Comprehension JSONExtract JSONExtractScalar Pivot PivotAlias TableSample IgnoreNulls
     RespectNulls
 """
-_PARTS = frozenset(_PARTS_LISTED.split())
+_NODES = frozenset(_NODE_NAMES.split())
 # Of these, what was not shown to mean the same on Spark, and the types to which casts do.
 _NOT_ON_SPARK_LISTED = """
     Lateral Unnest Cube Rollup GroupingSets ILike RegexpLike Glob SimilarTo Escape Any All IntDiv
@@ -75,9 +75,9 @@ def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
         raise InvalidSql(
             f"{short(text)} is not a SELECT.", hint="a query reads tables and changes nothing"
         )
-    _check_parts(tree, text)
+    _check_nodes(tree, text)
     if dialect != DIALECT:
-        _check_proven(tree, text, dialect)
+        _check_portable(tree, text, dialect)
     _check_functions(tree, text, dialect)
     scopes = _Scopes(text)
     scopes.check(tree, frozenset())
@@ -85,7 +85,7 @@ def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
     if dialect == DIALECT:
         # DuckDB knows its own dialect best: what was checked goes to it as it was written.
         return text.strip().rstrip(";").rstrip()
-    return _transpiled(text, dialect)
+    return _transpile(text, dialect)
 
 
 def parameters(text: str) -> tuple[str, ...]:
@@ -97,11 +97,11 @@ def parameters(text: str) -> tuple[str, ...]:
     from sqlglot import exp
 
     tree = parse_statement(text, what="query")
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for node in tree.walk():
         if isinstance(node, exp.Parameter | exp.Placeholder):
-            found[node.name] = None
-    return tuple(found)
+            names[node.name] = None
+    return tuple(names)
 
 
 def tables_read(text: str) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ def tables_read(text: str) -> tuple[str, ...]:
         InvalidSql: It is no query, or reads something else than tables.
     """
     tree = parse_statement(text, what="query", calls_by_name=True)
-    _check_parts(tree, text)
+    _check_nodes(tree, text)
     scopes = _Scopes(text)
     scopes.check(tree, frozenset())
     return tuple(scopes.read)
@@ -137,23 +137,25 @@ def columns_read(text: str, columns: Sequence[str]) -> list[str]:
     for table in tree.find_all(exp.Table):
         tables |= {table.name.lower(), table.alias.lower()}
     for node in tree.walk():
-        counts = isinstance(node.parent, exp.Anonymous) and node.parent.name.lower() == "count"
-        whole_row = isinstance(node, exp.Column) and node.name.lower() in tables
-        by_pattern = isinstance(node, exp.Anonymous) and node.name.lower() == "columns"
-        natural = isinstance(node, exp.Join) and str(node.args.get("method")).upper() == "NATURAL"
-        if whole_row or by_pattern or natural or (isinstance(node, exp.Star) and not counts):
+        is_count = isinstance(node.parent, exp.Anonymous) and node.parent.name.lower() == "count"
+        is_row = isinstance(node, exp.Column) and node.name.lower() in tables
+        is_pattern = isinstance(node, exp.Anonymous) and node.name.lower() == "columns"
+        is_natural = (
+            isinstance(node, exp.Join) and str(node.args.get("method")).upper() == "NATURAL"
+        )
+        if is_row or is_pattern or is_natural or (isinstance(node, exp.Star) and not is_count):
             return list(columns)
-    named = {identifier.name.lower() for identifier in tree.find_all(exp.Identifier)}
-    read = [column for column in columns if column.lower() in named]
-    return read or list(columns[:1])
+    identifiers = {identifier.name.lower() for identifier in tree.find_all(exp.Identifier)}
+    read_columns = [column for column in columns if column.lower() in identifiers]
+    return read_columns or list(columns[:1])
 
 
-def _check_parts(tree: exp.Expr, text: str) -> None:
+def _check_nodes(tree: exp.Expr, text: str) -> None:
     for node in tree.walk():
         name = type(node).__name__
-        if _clock_or_session(name):
-            raise _refused_function(name.lower(), text)
-        if name not in _PARTS:
+        if _is_clock_or_session(name):
+            raise _function_error(name.lower(), text)
+        if name not in _NODES:
             raise InvalidSql(
                 f"{short(text)} holds {short(node.sql(dialect=DIALECT))}, which a query cannot "
                 "say.",
@@ -161,7 +163,7 @@ def _check_parts(tree: exp.Expr, text: str) -> None:
             )
 
 
-def _check_proven(tree: exp.Expr, text: str, dialect: str) -> None:
+def _check_portable(tree: exp.Expr, text: str, dialect: str) -> None:
     """Refuse parts that were not shown to mean the same on another engine."""
     from sqlglot import exp
 
@@ -180,38 +182,38 @@ def _check_proven(tree: exp.Expr, text: str, dialect: str) -> None:
             )
 
 
-def _clock_or_session(name: str) -> bool:
+def _is_clock_or_session(name: str) -> bool:
     return name.startswith(("Current", "Localtime", "Session"))
 
 
 def _check_functions(tree: exp.Expr, text: str, dialect: str) -> None:
     from sqlglot import exp
 
-    known = frozenset(SPARK_QUERY_FUNCTIONS)
+    allowed = frozenset(SPARK_QUERY_FUNCTIONS)
     if dialect == DIALECT:
-        known = _duckdb_functions()
+        allowed = _duckdb_functions()
     for node in tree.find_all(exp.Anonymous):
         name = node.name.lower()
         if isinstance(node.parent, exp.Table | exp.Lateral):
             continue  # tables are looked at with their scopes
-        if name not in known:
-            raise _refused_function(name, text, dialect)
+        if name not in allowed:
+            raise _function_error(name, text, dialect)
 
 
-def _refused_function(name: str, text: str, dialect: str = DIALECT) -> InvalidSql:
+def _function_error(name: str, text: str, dialect: str = DIALECT) -> InvalidSql:
     if name in CLOCK or name.startswith(("current", "localtime")):
         return InvalidSql(
             f"{short(text)} asks the clock: {name} gives another answer at every run.",
             hint="write the time as a constant; in a job, $window_end is the end of its window",
         )
     if dialect == DIALECT:
-        why = "which does not compute from its arguments alone"
-        hint = INSTEAD.get(name)
+        reason = "which does not compute from its arguments alone"
+        hint = REPLACEMENTS.get(name)
     else:
-        why = f"which was not shown to mean the same on {dialect}"
-        listed = listing(sorted(SPARK_QUERY_FUNCTIONS), limit=60)
-        hint = f"the functions are {listed}; or {_IN_PYTHON}"
-    return InvalidSql(f"{short(text)} uses {name}, {why}.", hint=hint)
+        reason = f"which was not shown to mean the same on {dialect}"
+        functions = listing(sorted(SPARK_QUERY_FUNCTIONS), limit=60)
+        hint = f"the functions are {functions}; or {_IN_PYTHON}"
+    return InvalidSql(f"{short(text)} uses {name}, {reason}.", hint=hint)
 
 
 @lru_cache(maxsize=1)
@@ -220,8 +222,8 @@ def _duckdb_functions() -> frozenset[str]:
 
     A test compares it with DuckDB.
     """
-    listed = files("featurestore.usersql").joinpath("duckdb_functions.txt").read_text("utf-8")
-    return frozenset(listed.split())
+    text = files("featurestore.usersql").joinpath("duckdb_functions.txt").read_text("utf-8")
+    return frozenset(text.split())
 
 
 class _Scopes:
@@ -239,11 +241,11 @@ class _Scopes:
         if clause is not None:
             for cte in clause.expressions:
                 name = cte.alias_or_name.lower()
-                inside = visible
+                visible_inside = visible
                 visible = visible | {name}
                 if clause.args.get("recursive"):
-                    inside = visible
-                self.check(cte.this, inside)
+                    visible_inside = visible
+                self.check(cte.this, visible_inside)
         if isinstance(node, exp.Table):
             self._check_table(node, visible)
         if isinstance(node, exp.Lateral) and isinstance(node.this, exp.Anonymous):
@@ -254,11 +256,11 @@ class _Scopes:
 
     def check_read(self, tables: Iterable[str]) -> None:
         """Raise InvalidSql when the query reads another table than those given."""
-        listed = list(tables)
-        known = {name.lower() for name in listed}
+        table_names = list(tables)
+        allowed = {name.lower() for name in table_names}
         for name in self.read:
-            if name.lower() not in known:
-                raise self._unknown(name, hint=f"the tables are {listing(listed)}")
+            if name.lower() not in allowed:
+                raise self._unknown_table(name, hint=f"the tables are {listing(table_names)}")
 
     def _check_table(self, table: exp.Table, visible: frozenset[str]) -> None:
         from sqlglot import exp
@@ -266,22 +268,22 @@ class _Scopes:
         if isinstance(table.this, exp.Anonymous):
             self._check_table_function(table.this)
         elif not isinstance(table.this, exp.Identifier) or table.db or table.catalog:
-            raise self._unknown(table.sql(dialect=DIALECT))
+            raise self._unknown_table(table.sql(dialect=DIALECT))
         elif table.name.lower() not in visible:
             self.read[table.name] = None
 
     def _check_table_function(self, function: exp.Anonymous) -> None:
         if function.name.lower() not in _TABLE_FUNCTIONS:
-            raise self._unknown(function.sql(dialect=DIALECT))
+            raise self._unknown_table(function.sql(dialect=DIALECT))
 
-    def _unknown(self, name: str, *, hint: str | None = None) -> InvalidSql:
+    def _unknown_table(self, name: str, *, hint: str | None = None) -> InvalidSql:
         return InvalidSql(
             f"{short(self._text)} reads the unknown table {name!r}.",
             hint=hint or "a query reads tables by their plain names",
         )
 
 
-def _transpiled(text: str, dialect: str) -> str:
+def _transpile(text: str, dialect: str) -> str:
     from sqlglot.errors import ErrorLevel, SqlglotError
 
     tree = parse_statement(text, what="query")

@@ -65,7 +65,7 @@ def why_rows_vary(text: str, schemas: Iterable[pa.Schema]) -> str | None:
     """
     from sqlglot import exp
 
-    types = _types(schemas)
+    types = _column_types(schemas)
     tree = parse_statement(text, what="query", calls_by_name=True)
     for node in tree.walk():
         clause = _CLAUSES.get(type(node).__name__)
@@ -77,12 +77,12 @@ def why_rows_vary(text: str, schemas: Iterable[pa.Schema]) -> str | None:
             name = node.name.lower()
             if name in VARYING:
                 return f"{name} depends on the order in which rows are read"
-            if name in SUMS and not _is_exact(node, types):
+            if name in SUMS and not _is_exact_sum(node, types):
                 return f"the last bits of {name} depend on the order in which rows are read"
     return None
 
 
-def _types(schemas: Iterable[pa.Schema]) -> dict[str, list[pa.DataType]]:
+def _column_types(schemas: Iterable[pa.Schema]) -> dict[str, list[pa.DataType]]:
     """Return the types of all columns of a name, whatever table they are of."""
     types: dict[str, list[pa.DataType]] = {}
     for schema in schemas:
@@ -91,7 +91,7 @@ def _types(schemas: Iterable[pa.Schema]) -> dict[str, list[pa.DataType]]:
     return types
 
 
-def _is_exact(call: exp.Anonymous, types: Mapping[str, list[pa.DataType]]) -> bool:
+def _is_exact_sum(call: exp.Anonymous, types: Mapping[str, list[pa.DataType]]) -> bool:
     """Tell whether a sum is over whole numbers and decimals alone."""
     from sqlglot import exp
 
@@ -101,11 +101,13 @@ def _is_exact(call: exp.Anonymous, types: Mapping[str, list[pa.DataType]]) -> bo
                 return False
             if isinstance(node, exp.Literal) and "e" in node.name.lower():
                 return False
-            if isinstance(node, exp.Column) and not _are_exact(types.get(node.name.lower(), [])):
+            if isinstance(node, exp.Column) and not _have_exact_sums(
+                types.get(node.name.lower(), [])
+            ):
                 return False
     return True
 
 
-def _are_exact(types: list[pa.DataType]) -> bool:
+def _have_exact_sums(types: list[pa.DataType]) -> bool:
     """Tell whether the columns of a name hold numbers that add up alike in any order."""
     return bool(types) and all(pat.is_integer(each) or pat.is_decimal(each) for each in types)

@@ -15,7 +15,14 @@ import pytest
 
 from featurestore.plugins.engine import Engine
 from featurestore.usersql.conditions import expression
-from featurestore.usersql.functions import CASTS, CHOOSING, FUNCTIONS, OPERATORS, UNITS, Kind
+from featurestore.usersql.functions import (
+    CASTS,
+    FUNCTIONS,
+    OPERATORS,
+    SAME_KIND_FUNCTIONS,
+    UNITS,
+    Kind,
+)
 from tests.usersql.edges import EDGES, TABLE, plain_values
 
 if TYPE_CHECKING:
@@ -105,7 +112,7 @@ def _choices() -> list[str]:
     texts = ["not a_boolean or b_boolean and c_boolean", "a_boolean is true"]
     texts.append("b_boolean is not false")
     for kind in _KINDS:
-        texts += [f"{name}(a_{kind}, b_{kind})" for name in CHOOSING]
+        texts += [f"{name}(a_{kind}, b_{kind})" for name in SAME_KIND_FUNCTIONS]
         texts.append(f"coalesce(a_{kind}, b_{kind}, c_{kind})")
         texts.append(f"case when a_boolean then b_{kind} when b_boolean then c_{kind} end")
         texts.append(f"if(a_boolean, b_{kind}, c_{kind})")

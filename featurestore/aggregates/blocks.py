@@ -120,7 +120,7 @@ def _begins_group(buffered: Sequence[pa.RecordBatch], batch: pa.RecordBatch) -> 
 def value_changes(column: pa.Array) -> Flags:
     """Return which values differ from the previous value; the first one does.
 
-    >>> differs(pa.array([1, 1, None, None, 2])).tolist()
+    >>> value_changes(pa.array([1, 1, None, None, 2])).tolist()
     [True, False, True, False, True]
     """
     flags = np.ones(len(column), bool)

@@ -1,7 +1,7 @@
-"""User SQL: DuckDB's dialect in, checked against lists of what is allowed, and out for the engine.
+"""User SQL in DuckDB's dialect, checked against allow-lists and translated for an engine.
 
-``conditions`` are over one row (filters, deletes), ``queries`` over tables (SQL jobs). Nothing that
-is not on a list of what is allowed comes through.
+``conditions`` are predicates on rows (filters, deletes), ``queries`` read tables (SQL jobs). Syntax
+and functions that are not on an allow-list are rejected.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Conditions on one row: DuckDB's SQL in, the same condition for either engine out.
+"""Conditions on rows, translated from DuckDB's SQL to the SQL of an engine.
 
-A condition is parsed, every part of it is given a kind (text, integer, timestamp ...) from the
-columns' types, and is then written anew for the engine from the templates of ``functions``. So it
-means the same on every engine, and nothing of the user's text reaches an engine but names and
-constants.
+A condition is parsed, every node gets a kind (text, integer, timestamp ...) from the types of the
+columns, and is written for the engine from the templates of ``functions``. So a condition has the
+same meaning on every engine, and only names and constants of the user's text reach an engine.
 """
 
 from __future__ import annotations
@@ -66,29 +65,29 @@ _TYPE_KINDS: dict[str, Kind] = {
 
 
 def predicate(text: str, *, schema: pa.Schema, dialect: str) -> str:
-    """Return a condition on the rows of a schema in the SQL of an engine.
+    """Translate a condition on the rows of a schema to the SQL of an engine.
 
     >>> schema = pa.schema([("speed", pa.float64()), ("zone", pa.string())])
     >>> predicate("speed >= 10 and zone = 'A'", schema=schema, dialect="spark")
     "((`speed` >= CAST(10 AS DOUBLE)) AND (`zone` = 'A'))"
 
     Raises:
-        InvalidSql: It is no condition, names unknown columns, or says what does not mean the same
-            on every engine; the hint is what to write.
+        InvalidSql: The text is not a condition, uses unknown columns, or uses expressions that
+            differ between engines; the hint suggests an alternative.
     """
     condition = expression(text, schema=schema, dialect=dialect)
     if condition.kind != "boolean":
         raise InvalidSql(
-            f"{short(text)} is no condition: it is {condition.kind}, neither true nor false.",
+            f"{short(text)} is not a condition: it is {condition.kind}, neither true nor false.",
             hint="compare it with something",
         )
     return condition.sql
 
 
 def fix_clock(text: str, *, now: datetime) -> str:
-    """Return a condition in which the clock stands still: ``now()`` and its like are constants.
+    """Replace ``now()`` and other clock functions of a condition by constants.
 
-    A text without a clock comes back as it was.
+    A text without clock functions is returned unchanged.
 
     >>> fix_clock("seen > now() - interval 1 day", now=datetime(2024, 1, 1, tzinfo=UTC))
     "seen > CAST('2024-01-01 00:00:00+00:00' AS TIMESTAMPTZ) - INTERVAL '1' DAY"
@@ -115,7 +114,7 @@ def fix_clock(text: str, *, now: datetime) -> str:
 
 
 def _clock_name(node: exp.Expr) -> str | None:
-    """Return the name of a clock function, None for everything else."""
+    """Return the name of a clock function, None for other nodes."""
     from sqlglot import exp
 
     if isinstance(node, exp.Anonymous):
@@ -133,7 +132,7 @@ def _clock_name(node: exp.Expr) -> str | None:
 
 @dataclass(frozen=True)
 class TypedSql:
-    """A part of a condition, written for the engine; ``constant`` is its value if it has one."""
+    """A node in the SQL of an engine, with its kind; ``constant`` is its value if it is constant."""
 
     sql: str
     kind: Kind
@@ -142,7 +141,7 @@ class TypedSql:
 
 
 def expression(text: str, *, schema: pa.Schema, dialect: str) -> TypedSql:
-    """Return an expression over the columns of a row; errors as ``predicate``."""
+    """Translate an expression over the columns of a row; raises like ``predicate``."""
     tree = parse_statement(text, what="condition", calls_by_name=True)
     try:
         return _Writer(text, schema, dialect).write(tree)
@@ -151,7 +150,7 @@ def expression(text: str, *, schema: pa.Schema, dialect: str) -> TypedSql:
 
 
 class _Writer:
-    """Writes the parts of one condition for one engine."""
+    """Writes the nodes of a condition in the SQL of an engine."""
 
     def __init__(self, text: str, schema: pa.Schema, dialect: str) -> None:
         from sqlglot import exp
@@ -160,7 +159,7 @@ class _Writer:
         self._dialect = dialect
         self._schema = schema
         self._columns = {name.lower(): name for name in schema.names}
-        # Only these parts of a tree are known; everything else is refused.
+        # Only these nodes are supported; all others are rejected.
         self._writers: dict[type[exp.Expr], Callable[[exp.Expr], TypedSql]] = {
             exp.Paren: lambda node: self.write(node.this),
             exp.Column: self._column,
@@ -201,7 +200,7 @@ class _Writer:
         }
 
     def write(self, node: exp.Expr) -> TypedSql:
-        """Return a part of the tree, written for the engine."""
+        """Write a node of the tree in the SQL of the engine."""
         check_time()
         kind = type(node)
         if kind in self._comparisons:
@@ -303,7 +302,7 @@ class _Writer:
 
     def _junction(self, node: exp.Expr) -> TypedSql:
         word = type(node).__name__.upper()
-        # Long chains of AND are a deep tree: they are written without recursion.
+        # Long chains of AND are deep trees: they are written without recursion.
         operands = []
         while type(node).__name__.upper() == word:
             operands.append(self._condition(node.expression))
@@ -430,7 +429,7 @@ class _Writer:
     def _apply(
         self, name: str, functions: Sequence[Function], arguments: list[TypedSql]
     ) -> TypedSql:
-        """Return the call of the first function that takes the kinds of the arguments."""
+        """Return a call of the first overload that accepts the kinds of the arguments."""
         for function in functions:
             if len(function.arguments) != len(arguments):
                 continue
@@ -446,7 +445,7 @@ class _Writer:
         raise self._wrong_kinds(name, arguments, functions)
 
     def _as_argument(self, argument: TypedSql, kind: Kind) -> str | None:
-        """Return a part as an argument of a kind; None when it is of another."""
+        """Convert an argument to a kind; return None if it is not convertible."""
         if kind == "count":
             if isinstance(argument.constant, int) and argument.constant >= 1:
                 return argument.sql
@@ -473,7 +472,7 @@ class _Writer:
     # -- kinds ----------------------------------------------------------------------------
 
     def _unify(self, values: Sequence[TypedSql]) -> tuple[Kind, list[str]]:
-        """Return the kind that all parts have or become, and the parts as that kind."""
+        """Return the common kind of values, and the values converted to it."""
         kinds = {value.kind for value in values}
         if kinds <= {"integer"}:
             return "integer", [f"CAST({value.sql} AS BIGINT)" for value in values]
@@ -484,7 +483,7 @@ class _Writer:
         raise self._wrong_kinds("these", values)
 
     def _to_comparable(self, operands: list[TypedSql]) -> list[str]:
-        """Return parts that are compared with each other, in kinds that compare."""
+        """Convert the operands of a comparison to kinds that can be compared."""
         kinds = {operand.kind for operand in operands}
         times = {"date", "timestamp"}
         if kinds & times and kinds <= {*times, "text"}:
@@ -498,7 +497,7 @@ class _Writer:
     def _to_comparable_numbers(self, operands: list[TypedSql], kinds: set[Kind]) -> list[str]:
         columns = {operand.kind for operand in operands if operand.constant is None}
         if columns == {"float"} and "number" not in kinds:
-            # As DuckDB does: 0.1 is the float32 that is nearest to it.
+            # Like DuckDB: a constant is rounded to the nearest float32.
             converted = []
             for operand in operands:
                 if operand.constant is None:
@@ -517,7 +516,7 @@ class _Writer:
             if operand.kind == "text":
                 if not isinstance(operand.constant, str):
                     raise self._wrong_kinds("a comparison", operands)
-                # A time of day beside dates: then all are compared as timestamps.
+                # One text with a time of day: all operands are compared as timestamps.
                 is_date = is_date and re.fullmatch(r"\d{4}-\d\d-\d\d", operand.constant) is not None
         for operand in operands:
             if operand.kind == "text":
@@ -575,10 +574,7 @@ class _Writer:
         return TypedSql(cast.template(self._dialect).format(operand.sql), kind)
 
     def _binary(self, text: str) -> TypedSql:
-        r"""Return the bytes that DuckDB's notation means.
-
-        ``\xFF`` for each byte that is no ASCII.
-        """
+        r"""Parse bytes in DuckDB's notation, with ``\xFF`` for bytes that are not ASCII."""
         matches = re.findall(r"\\x([0-9A-Fa-f]{2})|([^\\])", text)
         value = bytearray()
         for code, char in matches:
@@ -593,7 +589,7 @@ class _Writer:
         return TypedSql(f"unhex('{value.hex()}')", "binary", constant=bytes(value))
 
     def _shift_time(self, operator: str, time: TypedSql, interval: exp.Expr) -> TypedSql:
-        """Return a time plus or minus an interval; a constant time is moved here and now."""
+        """Return a time plus or minus an interval, computed now for constants."""
         step = self._interval(interval)
         if operator == "-":
             step = -step
@@ -665,7 +661,7 @@ class _Writer:
 
 
 def _parenthesize(node: exp.Expr) -> str:
-    """Return the text of an operand, in parentheses where it has parts."""
+    """Return the text of an operand, in parentheses if it is compound."""
     sql: str = node.sql(dialect=DIALECT)
     is_whole = re.fullmatch(r"\w+|\(.*\)", sql) is not None
     return sql if is_whole else f"({sql})"

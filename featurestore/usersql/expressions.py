@@ -1,4 +1,4 @@
-"""Expressions over one row that make a column: the same value on every engine."""
+"""Column expressions over a row, with the same value on every engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from featurestore.errors import InvalidSql
 from featurestore.usersql.conditions import expression, fix_clock
 from featurestore.usersql.text import parse_statement, short
 
-# The kinds that a column can have: its feature type, and the type of each dialect.
+# The feature type, and the SQL type in each dialect, of the kinds that a column can have.
 _TYPES: dict[str, tuple[pa.DataType, str, str]] = {
     "boolean": (pa.bool_(), "BOOLEAN", "BOOLEAN"),
     "integer": (pa.int64(), "BIGINT", "BIGINT"),
@@ -26,7 +26,7 @@ _ANY_TIME = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def column_expression(text: str, *, schema: pa.Schema, dialect: str) -> tuple[str, pa.DataType]:
-    """Return an expression over the columns of a row in the SQL of an engine, and its type.
+    """Translate an expression over the columns of a row to the SQL of an engine, with its type.
 
     Whole numbers are int64, other numbers float64, times microseconds in UTC.
 
@@ -35,8 +35,8 @@ def column_expression(text: str, *, schema: pa.Schema, dialect: str) -> tuple[st
     ('CAST(("distance" > "seats") AS BOOLEAN)', DataType(bool))
 
     Raises:
-        InvalidSql: It is no such expression, names unknown columns, reads the clock, or says what
-            does not mean the same on every engine; the hint is what to write.
+        InvalidSql: The text is not an expression, uses unknown columns, reads the clock, or uses
+            functions that differ between engines; the hint suggests an alternative.
     """
     check_column_expression(text)
     typed = expression(text, schema=schema, dialect=dialect)
@@ -50,7 +50,7 @@ def column_expression(text: str, *, schema: pa.Schema, dialect: str) -> tuple[st
 
 
 def check_column_expression(text: str) -> None:
-    """Raise InvalidSql for what no row could make an expression of, without its columns."""
+    """Raise InvalidSql for texts that are invalid independently of the columns."""
     parse_statement(text, what="expression", calls_by_name=True)
     if fix_clock(text, now=_ANY_TIME) != text:
         raise InvalidSql(

@@ -1,10 +1,9 @@
-"""What a condition may say: functions and operators that mean the same on every engine.
+"""Functions and operators of conditions that are equal on every engine.
 
-Each entry was proven: ``tests/usersql/test_conditions_mean_the_same.py`` builds an expression for
-every entry here, runs it over a table of edge values on both engines, and compares value by value;
-and for DuckDB with what DuckDB itself makes of it. What is not here is refused on both engines, so a
-condition never changes its meaning with the engine. To add a function, add it here and run that
-test.
+``tests/usersql/test_conditions_mean_the_same.py`` builds an expression for every entry, runs it
+over a table of edge values on both engines and compares all values, also with DuckDB's own
+evaluation. Other functions are rejected on both engines, so the meaning of a condition does not
+depend on the engine. To add a function, add it here and run that test.
 
 Templates are SQL of the engine; ``{0}`` is the first argument. Whole numbers are computed with 64
 bits, others in double precision; a result out of range and a division by zero are null.
@@ -15,9 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# "number" is a double, "float" a float32 column, "unsigned" an uint64 column, which can be compared
-# only;
-# "unit" and "count" are constants in the text.
+# "number" is a double, "float" a float32 column, "unsigned" a uint64 column, which supports
+# comparisons only; "unit" and "count" are constants in the text.
 Kind = Literal[
     "boolean", "integer", "unsigned", "float", "number", "decimal", "text", "binary", "date",
     "timestamp", "list", "struct", "interval", "null", "unit", "count",
@@ -26,10 +24,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Function:
-    """One way to call a function.
-
-    The kinds of its arguments, of its result, and its text for each engine.
-    """
+    """An overload of a function: kinds of arguments and result, and its SQL for each engine."""
 
     arguments: tuple[Kind, ...]
     result: Kind
@@ -37,7 +32,7 @@ class Function:
     spark: str
 
     def template(self, dialect: str) -> str:
-        """Return the text for a dialect."""
+        """Return the SQL template for a dialect."""
         return self.spark if dialect == "spark" else self.duckdb
 
 
@@ -53,12 +48,12 @@ def _time_function(result: Kind, duckdb: str, spark: str) -> tuple[Function, ...
 
 
 def _date_part(name: str, spark: str) -> tuple[Function, ...]:
-    """Return a part of a date or time as a whole number."""
+    """Return the overloads that extract an integer field of a date or time."""
     return _time_function("integer", f"{name}({{0}})", spark)
 
 
 def _clock_part(name: str) -> tuple[Function, ...]:
-    """Return a part of a time of day."""
+    """Return the overload that extracts a field of the time of day."""
     return (_portable(("timestamp",), "integer", f"{name}({{0}})"),)
 
 
@@ -75,12 +70,12 @@ def _arithmetic(operator: str, spark: str) -> tuple[Function, ...]:
     )
 
 
-# What date_trunc takes as its first argument.
+# Allowed first arguments of date_trunc.
 UNITS = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")
 
 _MIDNIGHT_DUCKDB = "make_timestamptz(epoch_us(CAST({0} AS TIMESTAMP)))"
 _MIDNIGHT_SPARK = "timestamp_micros(unix_date({0}) * 86400000000)"
-# What DuckDB's trim removes: the characters of Unicode's category Zs.
+# The characters that DuckDB's trim removes: Unicode category Zs.
 _SPACES = (
     " \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u202f\u205f\u3000"
@@ -173,7 +168,7 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
     "date_trunc": (_portable(("unit", "timestamp"), "timestamp", "date_trunc({0}, {1})"),),
 }  # fmt: skip
 
-# Functions of any one kind: all arguments and the result have it.
+# Functions whose arguments and result have the same kind.
 SAME_KIND_FUNCTIONS = ("coalesce", "greatest", "least", "nullif")
 
 CASTS: dict[tuple[Kind, Kind], Function] = {
@@ -187,7 +182,7 @@ CASTS: dict[tuple[Kind, Kind], Function] = {
     ("timestamp", "date"): _portable(("timestamp",), "date", "CAST({0} AS DATE)"),
 }  # fmt: skip
 
-# A column without a type has nulls alone: it is cast to any kind.
+# A column of type null contains nulls only and can be cast to any kind.
 CASTS_OF_NULL: dict[Kind, Function] = {
     "boolean": _portable(("null",), "boolean", "CAST(NULL AS BOOLEAN)"),
     "integer": _portable(("null",), "integer", "CAST(NULL AS BIGINT)"),
@@ -199,7 +194,7 @@ CASTS_OF_NULL: dict[Kind, Function] = {
     ),
 }  # fmt: skip
 
-# Other names of the same functions.
+# Alternative names of functions.
 ALIASES = {
     "len": "length",
     "char_length": "length",
@@ -219,7 +214,7 @@ ALIASES = {
     "datetrunc": "date_trunc",
 }
 
-# The clock: its answer is fixed when the condition is given.
+# Clock functions, which fix_clock replaces by constants.
 CLOCK = frozenset(
     {
         "now", "current_timestamp", "get_current_timestamp", "transaction_timestamp",
@@ -234,7 +229,7 @@ _CASES = "name the spellings: zone in ('a', 'A')"
 _PATTERN = "use starts_with, ends_with, contains or like"
 _DIFFERENCE = "compare epoch_us(a) - epoch_us(b) with a number of microseconds"
 
-# What to write in place of functions that are often asked for and differ between engines.
+# Alternatives to common functions that differ between engines, for hints.
 REPLACEMENTS: dict[str, str] = {
     **dict.fromkeys(
         ("random", "hash", "md5", "sha256", "uuid", "gen_random_uuid", "setseed"), _SAMPLE
@@ -265,7 +260,7 @@ REPLACEMENTS: dict[str, str] = {
     "list_contains": "store what is asked for as a column of its own",
 }
 
-# What queries may call on Spark: sqlglot writes these so that they give what DuckDB gives.
+# Functions that queries may call on Spark: sqlglot translates them to equal results.
 _ON_SPARK = """
     count sum avg min max row_number rank dense_rank lag lead
     coalesce ifnull nullif greatest least abs length char_length starts_with ends_with contains

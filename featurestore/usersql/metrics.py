@@ -1,6 +1,6 @@
-"""Aggregates of users over the rows of a window: SQL expressions, each a number.
+"""Custom metrics: SQL aggregates over the rows of a window, each a number.
 
-A mean comes with what is behind it (rows, total, squares), so that windows can be put together.
+A mean is computed with its parts (rows, total, squares), so that windows can be merged.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ MEAN_PARTS = ("rows", "total", "squares")
 
 
 def metrics_query(metrics: Mapping[str, str], *, dialect: str) -> str:
-    """Return the query over a table ``rows`` that gives each metric in a column of its name.
+    """Return the query over a table ``rows`` that computes each metric as a column.
 
     >>> metrics_query({"most": "max(late)"}, dialect="duckdb")
     'SELECT CAST(MAX(late) AS DOUBLE) AS "most" FROM rows'
 
     Args:
         metrics: ``{name: expression}``, expressions in DuckDB's SQL.
-        dialect: The engine's.
+        dialect: The dialect of the engine.
 
     Raises:
-        InvalidSql: An expression is none, aggregates nothing, or may not be used.
+        InvalidSql: An expression is invalid, not an aggregate, or not allowed.
     """
     return _build_query(tuple(metrics.items()), dialect)
 
@@ -57,15 +57,15 @@ def _build_query(metrics: tuple[tuple[str, str], ...], dialect: str) -> str:
 
 
 def part_name(metric: str, part: str) -> str:
-    """Return the column that holds one of ``MEAN_PARTS`` of a metric."""
+    """Return the column of one of ``MEAN_PARTS`` of a metric."""
     return f"{RESERVED_PREFIX}{part}_of_{metric}"
 
 
 @lru_cache(maxsize=256)
 def merge_of(name: str, text: str) -> Merge | None:
-    """Return how a metric of windows becomes that of all their rows: "mean", "sum", "min", "max".
+    """Return how the metric of several windows is merged: "mean", "sum", "min", "max".
 
-    None where only the rows tell.
+    None if it cannot be computed from the metrics of the windows.
 
     >>> merge_of("late", "avg(late)"), merge_of("n", "count(*)"), merge_of("x", "median(late)")
     ('mean', 'sum', None)
@@ -79,7 +79,7 @@ def merge_of(name: str, text: str) -> Merge | None:
     merges = {exp.Avg: "mean", exp.Sum: "sum", exp.Count: "sum", exp.Min: "min", exp.Max: "max"}
     merge = merges.get(type(expression))
     if merge in ("min", "max") and expression.expressions:
-        return None  # min(x, 3) is a list of the least
+        return None  # min(x, 3) is a list of the smallest values
     return merge
 
 

@@ -1,10 +1,10 @@
-"""Queries of users: one SELECT over named tables, checked against what it may hold.
+"""User queries: one SELECT over named tables, checked against allow-lists.
 
-Three things stand between a query and the machine. Its tree may hold listed parts only, and every
-table is looked up in the scope where it stands: a name is a table of the query's, or of a WITH that
-is visible there. Its functions are listed: on the embedded engine those of DuckDB that compute from
-their arguments alone, on Spark those that were compared with DuckDB's (``tests/usersql``). And
-DuckDB runs it in a database of its own, without files, network or settings (``Engine.user_sql``).
+Three checks isolate a query. Its tree may contain listed nodes only, and every table name is
+resolved in its scope: it is a table of the query, or of a visible WITH. Its functions are listed:
+on DuckDB those that depend on their arguments only, on Spark those that were compared with DuckDB
+(``tests/usersql``). And DuckDB runs the query in a separate database without access to files,
+network or settings (``Engine.user_sql``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from featurestore.usersql.text import DIALECT, parse_statement, plain, short
 if TYPE_CHECKING:
     from sqlglot import exp
 
-# The parts of a tree that a query may hold, by the names of sqlglot's classes.
+# Allowed nodes of a query, by the names of sqlglot's classes.
 _NODE_NAMES = """
     Select From Join Where Group Having Qualify Order Ordered Limit Offset Distinct Union Except
     Intersect Subquery CTE With Table TableAlias Values Tuple Lateral Unnest Cube Rollup
@@ -36,7 +36,7 @@ _NODE_NAMES = """
     RespectNulls
 """
 _NODES = frozenset(_NODE_NAMES.split())
-# Of these, what was not shown to mean the same on Spark, and the types to which casts do.
+# Nodes that were not shown to be equal on Spark, and the target types of casts that were.
 _NOT_ON_SPARK_LISTED = """
     Lateral Unnest Cube Rollup GroupingSets ILike RegexpLike Glob SimilarTo Escape Any All IntDiv
     Pow
@@ -46,13 +46,13 @@ _NOT_ON_SPARK_LISTED = """
 """
 _NOT_ON_SPARK = frozenset(_NOT_ON_SPARK_LISTED.split())
 _CASTS_ON_SPARK = frozenset({"DOUBLE", "DATE", "TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMPNTZ"})
-# Functions that stand for tables and compute their rows; all others read files or the database.
+# Table functions that compute their rows; all others read files or the database.
 _TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest"})
 _IN_PYTHON = "take Spark DataFrames: frame.to_spark(), or a job in Python"
 
 
 def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
-    """Return a SELECT over named tables in the SQL of an engine.
+    """Translate a SELECT over named tables to the SQL of an engine.
 
     ``$name`` parameters stay parameters.
 
@@ -61,12 +61,12 @@ def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
 
     Args:
         text: The query, in DuckDB's SQL.
-        tables: The names that it may read.
-        dialect: The engine's.
+        tables: The tables that it may read.
+        dialect: The dialect of the engine.
 
     Raises:
-        InvalidSql: It is no single SELECT, reads other tables or files, asks the clock or chance,
-            or uses what was not shown to mean the same in the dialect.
+        InvalidSql: The text is not a single SELECT, reads other tables or files, uses the clock or
+            random numbers, or uses syntax that was not shown to be equal in the dialect.
     """
     from sqlglot import exp
 
@@ -83,7 +83,7 @@ def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
     scopes.check(tree, frozenset())
     scopes.check_read(tables)
     if dialect == DIALECT:
-        # DuckDB knows its own dialect best: what was checked goes to it as it was written.
+        # DuckDB parses its own dialect best: the checked text is passed on unchanged.
         return text.strip().rstrip(";").rstrip()
     return _transpile(text, dialect)
 
@@ -105,13 +105,13 @@ def parameters(text: str) -> tuple[str, ...]:
 
 
 def tables_read(text: str) -> tuple[str, ...]:
-    """Return the tables that a query names, each once, in order; whether they exist is not checked.
+    """Return the tables that a query reads, each once, in order, without a check for existence.
 
     >>> tables_read("with late as (from trips) select * from late join zones using (zone)")
     ('trips', 'zones')
 
     Raises:
-        InvalidSql: It is no query, or reads something else than tables.
+        InvalidSql: The text is not a query, or reads something other than tables.
     """
     tree = parse_statement(text, what="query", calls_by_name=True)
     _check_nodes(tree, text)
@@ -121,9 +121,9 @@ def tables_read(text: str) -> tuple[str, ...]:
 
 
 def columns_read(text: str, columns: Sequence[str]) -> list[str]:
-    """Return those columns of a table that a query may read, at least one.
+    """Return the columns of a table that a query may read, at least one.
 
-    All where that cannot be told.
+    All columns are returned if the query does not list them.
 
     >>> columns_read("select zone, count(*) from trips group by zone", ["id", "zone", "fare"])
     ['zone']
@@ -164,7 +164,7 @@ def _check_nodes(tree: exp.Expr, text: str) -> None:
 
 
 def _check_portable(tree: exp.Expr, text: str, dialect: str) -> None:
-    """Refuse parts that were not shown to mean the same on another engine."""
+    """Reject nodes that were not shown to be equal on another engine."""
     from sqlglot import exp
 
     for node in tree.walk():
@@ -195,7 +195,7 @@ def _check_functions(tree: exp.Expr, text: str, dialect: str) -> None:
     for node in tree.find_all(exp.Anonymous):
         name = node.name.lower()
         if isinstance(node.parent, exp.Table | exp.Lateral):
-            continue  # tables are looked at with their scopes
+            continue  # table functions are checked with their scopes
         if name not in allowed:
             raise _function_error(name, text, dialect)
 
@@ -218,23 +218,23 @@ def _function_error(name: str, text: str, dialect: str = DIALECT) -> InvalidSql:
 
 @lru_cache(maxsize=1)
 def _duckdb_functions() -> frozenset[str]:
-    """Return DuckDB's functions that compute from their arguments alone.
+    """Return DuckDB's functions that depend on their arguments only.
 
-    A test compares it with DuckDB.
+    A test compares the list with DuckDB.
     """
     text = files("featurestore.usersql").joinpath("duckdb_functions.txt").read_text("utf-8")
     return frozenset(text.split())
 
 
 class _Scopes:
-    """Finds the tables that a query reads: every name that no WITH stands for where it is used."""
+    """Resolves table names: a query reads each name that is not a visible WITH clause."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self.read: dict[str, None] = {}
 
     def check(self, node: exp.Expr, visible: frozenset[str]) -> None:
-        """Check a part of the tree where the names of ``visible`` stand for other queries."""
+        """Check a subtree in which the names of ``visible`` refer to WITH clauses."""
         from sqlglot import exp
 
         clause = node.args.get("with_") or node.args.get("with")
@@ -255,7 +255,7 @@ class _Scopes:
                 self.check(child, visible)
 
     def check_read(self, tables: Iterable[str]) -> None:
-        """Raise InvalidSql when the query reads another table than those given."""
+        """Raise InvalidSql if the query reads a table that is not in ``tables``."""
         table_names = list(tables)
         allowed = {name.lower() for name in table_names}
         for name in self.read:

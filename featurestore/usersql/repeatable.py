@@ -1,8 +1,8 @@
-"""Whether a query gives the same rows again over the same tables, told from its text.
+"""Static check whether a query returns the same rows at each run over the same tables.
 
-Engines read tables with several threads. What depends on the order in which rows arrive (the first
-of some rows, a limit between equal ones, the last bits of a sum of floats) may come out otherwise
-at the next run. Only what is listed as independent of the order counts as repeatable.
+Engines read tables with several threads. Results that depend on the order of rows (the first of
+several rows, a limit between equal rows, the last bits of a sum of floats) may differ between runs.
+Only functions that are listed as independent of the order are repeatable.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from featurestore.usersql.text import parse_statement
 if TYPE_CHECKING:
     from sqlglot import exp
 
-# DuckDB's aggregates and window functions (a test compares them with DuckDB's own list): those that
-# are the same in any order, those that are for whole numbers and decimals, and all others.
+# DuckDB's aggregates and window functions (a test compares them with DuckDB's list): independent of
+# the order, independent of it for integers and decimals, and all others.
 _REPEATABLE_LISTED = """
     bit_and bit_or bit_xor bitstring_agg bool_and bool_or count count_if count_star countif
     dense_rank cume_dist mad max median min percent_rank quantile quantile_cont quantile_disc
@@ -43,7 +43,7 @@ _CLAUSES = {
     "Offset": "an offset may cut between equal rows",
     "TableSample": "a sample takes other rows each time",
 }
-# Of these a sum's argument may be made, beside columns: they keep whole numbers and decimals exact.
+# Nodes allowed in the argument of a sum: they keep integers and decimals exact.
 _EXACT_LISTED = """
     Column Identifier Literal Boolean Null Add Sub Mul Neg Paren Distinct Case If And Or Not Is In
     EQ NEQ LT LTE GT GTE Between
@@ -52,7 +52,7 @@ _EXACT = frozenset(_EXACT_LISTED.split())
 
 
 def why_rows_vary(text: str, schemas: Iterable[pa.Schema]) -> str | None:
-    """Return why a query may give other rows at its next run; None where it cannot.
+    """Return why the rows of a query may differ between runs; None if they cannot.
 
     >>> trips = pa.schema([("zone", pa.string()), ("fare", pa.float64())])
     >>> why_rows_vary("select zone, count(*) as n from trips group by zone", [trips])
@@ -60,7 +60,7 @@ def why_rows_vary(text: str, schemas: Iterable[pa.Schema]) -> str | None:
     'the last bits of sum depend on the order in which rows are read'
 
     Args:
-        text: A query that was checked.
+        text: A checked query.
         schemas: The columns of the tables that it reads.
     """
     from sqlglot import exp
@@ -83,7 +83,7 @@ def why_rows_vary(text: str, schemas: Iterable[pa.Schema]) -> str | None:
 
 
 def _column_types(schemas: Iterable[pa.Schema]) -> dict[str, list[pa.DataType]]:
-    """Return the types of all columns of a name, whatever table they are of."""
+    """Return the types of the columns of each name in all tables."""
     types: dict[str, list[pa.DataType]] = {}
     for schema in schemas:
         for field in schema:
@@ -92,7 +92,7 @@ def _column_types(schemas: Iterable[pa.Schema]) -> dict[str, list[pa.DataType]]:
 
 
 def _is_exact_sum(call: exp.Anonymous, types: Mapping[str, list[pa.DataType]]) -> bool:
-    """Tell whether a sum is over whole numbers and decimals alone."""
+    """Return True if a sum is over integers and decimals only."""
     from sqlglot import exp
 
     for argument in call.expressions:
@@ -109,5 +109,5 @@ def _is_exact_sum(call: exp.Anonymous, types: Mapping[str, list[pa.DataType]]) -
 
 
 def _have_exact_sums(types: list[pa.DataType]) -> bool:
-    """Tell whether the columns of a name hold numbers that add up alike in any order."""
+    """Return True if sums of all columns of a name are exact."""
     return bool(types) and all(pat.is_integer(each) or pat.is_decimal(each) for each in types)

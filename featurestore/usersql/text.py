@@ -1,4 +1,4 @@
-"""SQL text in and out: parsing DuckDB's dialect, quoting names, showing what was written."""
+"""Parsing, quoting and display of SQL text in DuckDB's dialect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sqlglot import exp
 
 DIALECT = "duckdb"
-# Calls with a syntax of their own; every other call is parsed as a name with arguments.
+# Calls with special syntax; all others are parsed as a name with arguments.
 _SPECIAL_CALLS = ("CAST", "TRY_CAST", "EXTRACT")
 
 
@@ -31,15 +31,15 @@ def quote(name: str, *, dialect: str = DIALECT) -> str:
 
 
 def parse_statement(text: str, *, what: str, calls_by_name: bool = False) -> exp.Expr:
-    """Return the tree of the one statement or condition in a text.
+    """Parse a text with a single statement or condition.
 
     Args:
         text: DuckDB's SQL.
-        what: What it should be, for the error.
-        calls_by_name: Leave function calls as written: a name and its arguments, unknown or not.
+        what: The expected kind of statement, for the error.
+        calls_by_name: Parse all function calls as a name and its arguments.
 
     Raises:
-        InvalidSql: It cannot be parsed, or there is not exactly one.
+        InvalidSql: The text cannot be parsed, or does not contain exactly one statement.
     """
     import sqlglot
     from sqlglot.errors import SqlglotError
@@ -64,7 +64,7 @@ def parse_statement(text: str, *, what: str, calls_by_name: bool = False) -> exp
 
 @lru_cache(maxsize=1)
 def _calls_by_name() -> Any:
-    """Return DuckDB's dialect without knowledge of functions."""
+    """Return DuckDB's dialect without function definitions."""
     from sqlglot.dialects.duckdb import DuckDB
 
     class CallsByName(DuckDB):
@@ -78,7 +78,7 @@ def _calls_by_name() -> Any:
 
 
 def plain(error: Exception) -> str:
-    """Return the first line of sqlglot's message without its terminal colours."""
+    """Return the first line of sqlglot's message without terminal colors."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
     if not lines:
         return type(error).__name__
@@ -86,7 +86,7 @@ def plain(error: Exception) -> str:
 
 
 def short(text: str) -> str:
-    """Return a text for messages, quoted, on one line and at most 80 characters long."""
+    """Return a text for messages: quoted, on one line, shortened to 80 characters."""
     words = " ".join(text.split())
     if len(words) > 80:
         words = words[:77] + "..."

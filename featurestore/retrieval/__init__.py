@@ -1,7 +1,6 @@
 """Names in, correct training rows out: planner, point-in-time rule, explain, FeatureFrame.
 
-Names are looked up when they are asked for: engines, and Spark's executors, import
-``point_in_time`` alone.
+Names are imported lazily: engines, and Spark's executors, import only ``point_in_time``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What the planner needs to know of the store.
-
-Definitions from the registry, sources pinned in the Delta logs.
-"""
+"""Definitions from the registry, and sources pinned in the Delta logs, for the planner."""
 
 from __future__ import annotations
 
@@ -26,23 +23,20 @@ AsOfArgument = datetime | str | Mapping[str, int | datetime | str]
 
 
 class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
-    """The definitions of a store by name and version.
-
-    Those of a group are read when it is first asked for.
-    """
+    """The definitions of a store by name and version; those of a group are loaded on first use."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._known: dict[str, Mapping[int, FeatureGroupSpec]] = {}
+        self._specs_by_name: dict[str, Mapping[int, FeatureGroupSpec]] = {}
 
     def __getitem__(self, name: str) -> Mapping[int, FeatureGroupSpec]:
-        if name not in self._known:
+        if name not in self._specs_by_name:
             with self._session.registry.reading() as connection:
-                found = featuregroups.of_name(connection, name)
-            self._known[name] = {group.version: group.spec for group in found}
-        if not self._known[name]:
+                groups = featuregroups.of_name(connection, name)
+            self._specs_by_name[name] = {group.version: group.spec for group in groups}
+        if not self._specs_by_name[name]:
             raise KeyError(name)
-        return self._known[name]
+        return self._specs_by_name[name]
 
     def __iter__(self) -> Iterator[str]:
         with self._session.registry.reading() as connection:
@@ -58,24 +52,24 @@ class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
 
 
 class SpecsAt(Mapping[str, Mapping[int, FeatureGroupSpec]]):
-    """The definitions that held data at an instant, looked up when a group is asked for."""
+    """The definitions that had data at an instant, loaded lazily for each group."""
 
     def __init__(self, specs: Specs, version_at: Callable[[str, int], int]) -> None:
         self._specs = specs
         self._version_at = version_at
 
     def __getitem__(self, name: str) -> Mapping[int, FeatureGroupSpec]:
-        found = {}
+        specs_by_version = {}
         for version, spec in self._specs[name].items():
             with suppress(VersionNotFound):
                 if self._version_at(name, version) > 0:  # commit 0 is an empty table
-                    found[version] = spec
-        if not found:
+                    specs_by_version[version] = spec
+        if not specs_by_version:
             raise KeyError(name)
-        return found
+        return specs_by_version
 
     def absence_of(self, name: str) -> VersionNotFound | None:
-        """Return why a group that exists now is not there: its first commit came later."""
+        """Return the error for a group whose first commit came after the instant."""
         for version in sorted(self._specs.get(name, {}), reverse=True):
             try:
                 self._version_at(name, version)
@@ -93,9 +87,9 @@ class SpecsAt(Mapping[str, Mapping[int, FeatureGroupSpec]]):
 
 
 class Pins:
-    """The Delta version of each group for one retrieval: the latest, or as ``as_of=`` says.
+    """The Delta version of each group for one retrieval: the latest, or that of ``as_of=``.
 
-    Every group is pinned once, so that all parts of one plan read the same version of it.
+    Every group is pinned once, so that all steps of one plan read the same version.
     """
 
     def __init__(
@@ -118,7 +112,7 @@ class Pins:
                 )
 
     def specs(self) -> Specs:
-        """Return the definitions that there were at the time of ``as_of=``."""
+        """Return the definitions at the time of ``as_of=``."""
         if self._timestamp is None:
             return self._specs
         return SpecsAt(self._specs, self._version_at)
@@ -128,23 +122,22 @@ class Pins:
         if group not in self._sources:
             name, version = group
             path = self._session.featuregroup_path(name, version)
-            wanted = self._wanted(name, version, path=path)
-            self._sources[group] = group_source(self._session, path, delta_version=wanted)
+            delta_version = self._pinned_version(name, version, path=path)
+            self._sources[group] = group_source(self._session, path, delta_version=delta_version)
         return self._sources[group]
 
     def check_used(self) -> None:
         """Refuse an ``as_of=`` that names a group which the retrieval does not read."""
-        read = {name for name, _ in self._sources}
-        unused = []
-        for group in self._by_group:
-            if parse_group_reference(group)[0] not in read:
-                unused.append(group)
+        read_groups = {name for name, _ in self._sources}
+        unused = [
+            group for group in self._by_group if parse_group_reference(group)[0] not in read_groups
+        ]
         if unused:
             raise InvalidArgument(
-                f"as_of pins {listing(unused)}, but only {listing(sorted(read))} are read."
+                f"as_of pins {listing(unused)}, but only {listing(sorted(read_groups))} are read."
             )
 
-    def _wanted(self, name: str, version: int, *, path: str) -> int | None:
+    def _pinned_version(self, name: str, version: int, *, path: str) -> int | None:
         for key in (f"{name}@v{version}", name):
             if key in self._by_group:
                 return version_as_of(path, self._by_group[key], argument=f"as_of[{key!r}]")
@@ -165,7 +158,7 @@ class Pins:
 def group_source(session: Session, path: str, *, delta_version: int | None = None) -> Source:
     """Return the group at a Delta table for a retrieval, pinned to a version: the latest when None.
 
-    An external group is read at its source; a version of it is a snapshot that the store holds.
+    An external group is read at its source; its versions are snapshots in the store.
 
     Raises:
         VersionNotFound: An external group has no snapshot at that version.

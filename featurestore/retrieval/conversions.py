@@ -26,14 +26,14 @@ DataframeType = Literal["pandas", "polars", "arrow", "numpy", "python", "spark"]
 
 
 def convert(frame: FeatureFrame, dataframe_type: DataframeType | None) -> Any:
-    """Return a frame as ``dataframe_type=`` asks; None leaves it lazy.
+    """Convert a frame to a dataframe type; None leaves it lazy.
 
     Raises:
         InvalidArgument: No such type; lists those there are.
     """
     if dataframe_type is None:
         return frame
-    ways = {
+    converters = {
         "pandas": frame.to_pandas,
         "polars": frame.to_polars,
         "arrow": frame.to_arrow,
@@ -41,21 +41,21 @@ def convert(frame: FeatureFrame, dataframe_type: DataframeType | None) -> Any:
         "python": lambda: frame.to_arrow().to_pylist(),
         "spark": frame.to_spark,
     }
-    if dataframe_type not in ways:
+    if dataframe_type not in converters:
         raise InvalidArgument(
-            f"dataframe_type={dataframe_type!r} is not one of {listing(ways)} or None.",
+            f"dataframe_type={dataframe_type!r} is not one of {listing(converters)} or None.",
             hint='dataframe_type="pandas"',
         )
-    return ways[dataframe_type]()
+    return converters[dataframe_type]()
 
 
 def check_dataframe_type(dataframe_type: str | None) -> None:
     """Refuse an unknown ``dataframe_type`` before any work is done."""
-    known = ("pandas", "polars", "arrow", "numpy", "python", "spark")
-    if dataframe_type is not None and dataframe_type not in known:
+    dataframe_types = ("pandas", "polars", "arrow", "numpy", "python", "spark")
+    if dataframe_type is not None and dataframe_type not in dataframe_types:
         raise InvalidArgument(
-            f"dataframe_type={dataframe_type!r} is not one of {listing(known)} or None.",
-            hint=did_you_mean(dataframe_type, known, write="dataframe_type={!r}")
+            f"dataframe_type={dataframe_type!r} is not one of {listing(dataframe_types)} or None.",
+            hint=did_you_mean(dataframe_type, dataframe_types, write="dataframe_type={!r}")
             or "dataframe_type='pandas'",
         )
 
@@ -67,8 +67,7 @@ def to_pandas(table: pa.Table) -> Any:
     except ImportError as error:
         raise missing_extra("pandas", "pandas") from error
     with warnings.catch_warnings():
-        # An older pyarrow reaches for a name that pandas 2 has deprecated; neither is the caller's
-        # doing.
+        # An older pyarrow uses a name that pandas 2 has deprecated; the caller cannot change that.
         warnings.filterwarnings("ignore", "DatetimeTZBlock is deprecated", DeprecationWarning)
         frame = table.to_pandas()
     for index, field in enumerate(table.schema):
@@ -102,14 +101,13 @@ def to_numpy(table: pa.Table) -> np.ndarray[Any, Any]:
     """
     if not table.num_columns:
         return np.empty((table.num_rows, 0))
-    parts = []
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        parts.append(_as_array(one_array(column), name))
-    if len(parts) == 1 and parts[0].dtype.kind in "biuf":
-        return parts[0].reshape(table.num_rows, *(shape_of(table.schema.types[0]) or (1,)))
-    if any(part.dtype.kind not in "biuf" for part in parts):
-        parts = [part.astype(object) for part in parts]
-    return np.concatenate(parts, axis=1)
+    named_columns = zip(table.column_names, table.columns, strict=True)
+    arrays = [_as_array(one_array(column), name) for name, column in named_columns]
+    if len(arrays) == 1 and arrays[0].dtype.kind in "biuf":
+        return arrays[0].reshape(table.num_rows, *(shape_of(table.schema.types[0]) or (1,)))
+    if any(array.dtype.kind not in "biuf" for array in arrays):
+        arrays = [array.astype(object) for array in arrays]
+    return np.concatenate(arrays, axis=1)
 
 
 def _as_array(array: pa.Array, name: str) -> np.ndarray[Any, Any]:

@@ -1,9 +1,9 @@
 """Coverage: for how many labels each group gives a value, and why the others get null.
 
-The rule (``retrieval/point_in_time.py``) is loosened one condition at a time: the ttl, the created
-time, the event time. The first condition without which a label finds a row is the reason why it has
-none. What is left has no row of its key. The engine runs each loosened join, so its reasons are
-those of its own answers.
+The rule (``retrieval/point_in_time.py``) is relaxed one condition at a time: the ttl, the created
+time, the event time. The first condition without which a label matches a row is the reason why the
+label has none. The remaining labels have no row of their key. The engine runs each relaxed join, so
+the reasons agree with its results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.plan import FeaturePlan, Join, Output, WindowJoin
-from featurestore.retrieval.coverage_advice import Unanswered, advice
+from featurestore.retrieval.coverage_advice import UnmatchedLabels, advise
 from featurestore.retrieval.execution import Labels, schema_of_all
 from featurestore.retrieval.sampled_labels import (
     joins_something,
@@ -36,11 +36,11 @@ _LAST = datetime(9000, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class GroupCoverage:
-    """What one joined group gives to the labels; the counts add up to ``labels``.
+    """How many labels get a value of one joined group; the counts add up to ``labels``.
 
-    ``found``: a row with a value. ``null``: a row answers, and holds no value in any of the columns
-    asked for. The others say why no row answers. ``nulls`` counts the nulls of each feature in the
-    rows that answer; ``advice`` names what would change the answer.
+    ``found`` counts labels with a value, ``null`` those whose matching row has nulls in all
+    requested columns, the others those without a matching row, by reason. ``nulls`` counts the
+    nulls of each feature in the matching rows; ``advice`` names the arguments to change.
     """
 
     group: str
@@ -102,8 +102,8 @@ class CoverageReport:
         for each in self.groups:
             if name in (each.group, each.group.partition("@")[0]):
                 return each
-        known = ", ".join(each.group for each in self.groups)
-        raise InvalidArgument(f"The frame joins no group {name!r}; it joins {known}.")
+        group_names = ", ".join(each.group for each in self.groups)
+        raise InvalidArgument(f"The frame joins no group {name!r}; it joins {group_names}.")
 
     def __str__(self) -> str:
         lines = list(map(str, self.groups))
@@ -122,7 +122,7 @@ def coverage(
 ) -> CoverageReport:
     """Return how many labels of a plan get values of each group, and why the others get none.
 
-    Filters and inner joins of the plan are left out: all labels are looked at.
+    Filters and inner joins of the plan are ignored: all labels count.
 
     Raises:
         InvalidArgument: The plan joins nothing.
@@ -133,15 +133,15 @@ def coverage(
             hint="get_features([...], labels=...).coverage()",
         )
     if sample < 1:
-        raise InvalidArgument(f"sample={sample} rows cannot be looked at.", hint="sample=10_000")
+        raise InvalidArgument(f"sample={sample} is not a number of rows.", hint="sample=10_000")
     rows = sampled_labels(session, plan, labels, sample=sample, seed=seed)
     groups: list[GroupCoverage] = []
-    _cover(session, plan, rows, groups)
+    _add_plan_coverage(session, plan, rows, groups)
     return CoverageReport(tuple(groups), rows.num_rows, _is_sample(plan, rows.num_rows, sample))
 
 
 def _is_sample(plan: FeaturePlan, rows: int, sample: int) -> bool:
-    """Tell whether the labels looked at may be fewer than there are."""
+    """Return True if the sample may have fewer labels than the left side."""
     while plan.left_plan is not None:
         plan = plan.left_plan
     if plan.left_rows is None:
@@ -149,39 +149,39 @@ def _is_sample(plan: FeaturePlan, rows: int, sample: int) -> bool:
     return rows < plan.left_rows
 
 
-def _cover(
+def _add_plan_coverage(
     session: Session, plan: FeaturePlan, labels: pa.Table, groups: list[GroupCoverage]
 ) -> pa.Table:
     """Add the coverage of every join of a plan and of those that feed it; return its rows."""
     if plan.left_plan is not None:
-        labels = _cover(session, plan.left_plan, labels, groups)
+        labels = _add_plan_coverage(session, plan.left_plan, labels, groups)
     for window in plan.windows:
-        join = _any_row(window)
-        _cover_joins(session, replace(plan, windows=(), joins=(join,)), labels, groups)
+        join = _longest_window_join(window)
+        _add_join_coverage(session, replace(plan, windows=(), joins=(join,)), labels, groups)
         nulls = groups[-1].nulls or {}
         by_column = {output.column: nulls[output.name] for output in join.outputs}
         groups[-1] = replace(groups[-1], nulls=by_column)
     if plan.windows:
-        given = run_over(session, over_labels(plan, labels.schema), labels)
+        retrieved_rows = run_over(session, over_labels(plan, labels.schema), labels)
     else:
-        given = _cover_joins(session, plan, labels, groups)
-    return given.select(list(plan.columns))
+        retrieved_rows = _add_join_coverage(session, plan, labels, groups)
+    return retrieved_rows.select(list(plan.columns))
 
 
-def _cover_joins(
+def _add_join_coverage(
     session: Session, plan: FeaturePlan, labels: pa.Table, groups: list[GroupCoverage]
 ) -> pa.Table:
     """Add the coverage of every join of a plan; return its rows."""
-    whole = replace(over_labels(plan, labels.schema), left_rows=labels.num_rows)
-    given = run_over(session, _marked(whole), labels)
+    full_plan = replace(over_labels(plan, labels.schema), left_rows=labels.num_rows)
+    retrieved_rows = run_over(session, _with_markers(full_plan), labels)
     for number, join in enumerate(plan.joins):
-        answered = _is_valid(given.column(_mark(number)))
-        groups.append(_group(session, whole, join, labels, given, answered))
-    return given
+        is_matched = _is_valid(retrieved_rows.column(_marker_name(number)))
+        groups.append(_measure_group(session, full_plan, join, labels, retrieved_rows, is_matched))
+    return retrieved_rows
 
 
-def _any_row(window: WindowJoin) -> Join:
-    """Return the join that finds a row where the longest window of a group holds one."""
+def _longest_window_join(window: WindowJoin) -> Join:
+    """Return the join that matches a row where the longest window of a group has one."""
     longest: timedelta | None = timedelta(0)
     for output in window.outputs:
         if output.over is None or longest is None:
@@ -189,9 +189,8 @@ def _any_row(window: WindowJoin) -> Join:
         else:
             # A window is open where it begins; a ttl is not.
             longest = max(longest, output.over + output.offset - timedelta(microseconds=1))
-    outputs: list[Output] = []
-    for column in dict.fromkeys(output.column for output in window.outputs):
-        outputs.append(Output(column, f"{_VALUE}{len(outputs)}"))
+    columns = dict.fromkeys(output.column for output in window.outputs)
+    outputs = [Output(column, f"{_VALUE}{index}") for index, column in enumerate(columns)]
     return Join(
         source=window.source,
         on=window.on,
@@ -202,85 +201,90 @@ def _any_row(window: WindowJoin) -> Join:
     )
 
 
-def _group(
+def _measure_group(
     session: Session,
     plan: FeaturePlan,
     join: Join,
     labels: pa.Table,
-    given: pa.Table,
-    answered: Mask,
+    retrieved_rows: pa.Table,
+    is_matched: Mask,
 ) -> GroupCoverage:
-    has_value = np.zeros(len(answered), bool)
+    has_value = np.zeros(len(is_matched), bool)
     nulls = {}
     for output in join.outputs:
-        valid = _is_valid(given.column(output.name))
+        valid = _is_valid(retrieved_rows.column(output.name))
         has_value |= valid
-        nulls[output.name] = int((answered & ~valid).sum())
-    without = np.flatnonzero(~answered)
-    missing = _reasons(session, plan, join, labels.take(pa.array(without)))
-    counts = {name: int(mask.sum()) for name, mask in missing.masks.items()}
+        nulls[output.name] = int((is_matched & ~valid).sum())
+    unmatched_indices = np.flatnonzero(~is_matched)
+    unmatched = _classify_unmatched(session, plan, join, labels.take(pa.array(unmatched_indices)))
+    counts = {name: int(mask.sum()) for name, mask in unmatched.masks.items()}
     return GroupCoverage(
         group=f"{join.source.spec.name}@v{join.source.spec.version}",
-        labels=len(answered),
-        found=int((answered & has_value).sum()),
-        null=int((answered & ~has_value).sum()),
+        labels=len(is_matched),
+        found=int((is_matched & has_value).sum()),
+        null=int((is_matched & ~has_value).sum()),
         nulls=nulls,
-        advice=tuple(advice(session, plan, join, labels, missing)),
+        advice=tuple(advise(session, plan, join, labels, unmatched)),
         **counts,
     )
 
 
-def _reasons(session: Session, plan: FeaturePlan, join: Join, labels: pa.Table) -> Unanswered:
-    """Return which condition keeps each of the labels that have no row from having one."""
-    open_labels = np.ones(labels.num_rows, bool)
+def _classify_unmatched(
+    session: Session, plan: FeaturePlan, join: Join, labels: pa.Table
+) -> UnmatchedLabels:
+    """Return the condition that rules out the rows of each unmatched label."""
+    unexplained = np.ones(labels.num_rows, bool)
     masks = {}
     events = None
-    for name, loosened in _loosened(plan, join):
-        found = np.zeros(labels.num_rows, bool)
-        if open_labels.any():
-            given = run_over(session, _marked(loosened), labels)
-            found = _is_valid(given.column(_mark(0))) & open_labels
+    for name, loosened in _relaxed_plans(plan, join):
+        is_matched = np.zeros(labels.num_rows, bool)
+        if unexplained.any():
+            retrieved_rows = run_over(session, _with_markers(loosened), labels)
+            is_matched = _is_valid(retrieved_rows.column(_marker_name(0))) & unexplained
             if name == "older_than_ttl":
-                events = given.column(_EVENT)
-        masks[name] = found
-        open_labels &= ~found
-    masks["no_such_key"] = open_labels
-    return Unanswered(labels, masks, events)
+                events = retrieved_rows.column(_EVENT)
+        masks[name] = is_matched
+        unexplained &= ~is_matched
+    masks["no_such_key"] = unexplained
+    return UnmatchedLabels(labels, masks, events)
 
 
-def _loosened(plan: FeaturePlan, join: Join) -> Iterator[tuple[str, FeaturePlan]]:
-    """Yield plans of one join with ever fewer conditions, each with the reason it stands for.
+def _relaxed_plans(plan: FeaturePlan, join: Join) -> Iterator[tuple[str, FeaturePlan]]:
+    """Yield plans of one join with fewer and fewer conditions, each with its reason.
 
-    Any of several rows will do, so nothing is done about ties.
+    Any matching row is enough, so ties are not resolved.
     """
     if join.event_time is None:
         return
-    alone = replace(plan, joins=(replace(join, source=join.source.known_unique()),))
-    join = replace(alone.joins[0], outputs=(Output(join.event_time, _EVENT),))
+    single_join_plan = replace(plan, joins=(replace(join, source=join.source.known_unique()),))
+    join = replace(single_join_plan.joins[0], outputs=(Output(join.event_time, _EVENT),))
     if join.ttl is not None:
         join = replace(join, ttl=None)
-        yield "older_than_ttl", replace(alone, joins=(join,))
+        yield "older_than_ttl", replace(single_join_plan, joins=(join,))
     if join.created_time is not None and plan.created_time_filter:
         join = replace(join, created_time=None)
-        yield "not_known_yet", replace(alone, joins=(join,))
+        yield "not_known_yet", replace(single_join_plan, joins=(join,))
     join = replace(join, created_time=None)
-    yield "before_first_row", replace(alone, joins=(join,), left_time=None, fixed_time=_LAST)
+    yield (
+        "before_first_row",
+        replace(single_join_plan, joins=(join,), left_time=None, fixed_time=_LAST),
+    )
 
 
 _EVENT = "__fs_event"
 _VALUE = "__fs_value_"
 
 
-def _mark(number: int) -> str:
+def _marker_name(number: int) -> str:
     return f"__fs_answered_{number}"
 
 
-def _marked(plan: FeaturePlan) -> FeaturePlan:
-    """Return a plan whose joins also return a key column, which is never null in a row found."""
+def _with_markers(plan: FeaturePlan) -> FeaturePlan:
+    """Return a plan whose joins also return a key column, which is never null in a matching row."""
     joins = []
     for number, join in enumerate(plan.joins):
         key = join.on[0][1]
-        joins.append(replace(join, outputs=(*join.outputs, Output(key, _mark(number)))))
+        joins.append(replace(join, outputs=(*join.outputs, Output(key, _marker_name(number)))))
     marked = replace(plan, joins=tuple(joins))
     schema = schema_of_all(marked, plan.left_schema)
     return replace(marked, columns=tuple(schema.names), schema=schema)

@@ -1,4 +1,4 @@
-"""What to do about labels without values: the argument that would change it, with examples."""
+"""Advice for labels without values: the argument to change, with examples."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _EXAMPLES = 3
 
 
 @dataclass(frozen=True)
-class Unanswered:
-    """The labels that no row of a group answers, and by reason which of them.
+class UnmatchedLabels:
+    """The labels without a matching row of a group, with a mask for each reason.
 
-    ``events``: the event times of the rows that are too old for their ttl.
+    ``events`` are the event times of the rows that are older than their ttl.
     """
 
     labels: pa.Table
@@ -35,75 +35,83 @@ class Unanswered:
     events: pa.ChunkedArray | None = None
 
     def having(self, reason: str) -> np.ndarray[Any, Any]:
-        """Return the numbers of the labels with one reason."""
+        """Return the indices of the labels with one reason."""
         mask = self.masks.get(reason)
         if mask is None:
             return np.zeros(0, np.int64)
         return np.flatnonzero(mask)
 
 
-def advice(
-    session: Session, plan: FeaturePlan, join: Join, labels: pa.Table, missing: Unanswered
+def advise(
+    session: Session, plan: FeaturePlan, join: Join, labels: pa.Table, unmatched: UnmatchedLabels
 ) -> Iterator[str]:
-    """Yield a sentence for each reason that some label has, and for times that cannot be true."""
-    yield from _of_keys(session, join, missing)
-    yield from _of_first_rows(plan, join, missing)
-    if len(missing.having("not_known_yet")):
+    """Yield a sentence for each reason among the labels, and for implausible times."""
+    yield from _advise_on_keys(session, join, unmatched)
+    yield from _advise_on_first_rows(plan, join, unmatched)
+    if len(unmatched.having("not_known_yet")):
         yield (
             f"not known yet: {join.created_time} lies after the labels' times. Where it is the "
             "time of loading, created_time_filter=False uses rows from their event time on (or "
             "make the group without created_time=)"
         )
-    yield from _of_ttl(plan, join, missing)
-    yield from _of_early_times(plan, join, labels)
+    yield from _advise_on_ttl(plan, join, unmatched)
+    yield from _advise_on_early_times(plan, join, labels)
 
 
-def _of_keys(session: Session, join: Join, missing: Unanswered) -> Iterator[str]:
-    without = missing.having("no_such_key")
-    if not len(without):
+def _advise_on_keys(session: Session, join: Join, unmatched: UnmatchedLabels) -> Iterator[str]:
+    keyless_labels = unmatched.having("no_such_key")
+    if not len(keyless_labels):
         return
-    for left, key in join.on:
+    for label_column, key in join.on:
         if key == join.event_time:
-            entity = [name for _, name in join.on if name != key]
+            entity_columns = [name for _, name in join.on if name != key]
             yield (
                 f"no such key: the event time {key!r} is part of the primary key and so joined by "
-                f"equality; make the group with primary_key={entity!r}, event_time={key!r}"
+                f"equality; make the group with primary_key={entity_columns!r}, event_time={key!r}"
             )
             return
-        if missing.labels.column(left).take(pa.array(without)).null_count == len(without):
-            yield f"no such key: {left} is null in the labels, and null meets no key"
+        if unmatched.labels.column(label_column).take(pa.array(keyless_labels)).null_count == len(
+            keyless_labels
+        ):
+            yield f"no such key: {label_column} is null in the labels, and null meets no key"
             return
-    mine = _keys(missing.labels.take(pa.array(without)), [left for left, _ in join.on])
-    theirs = _group_keys(session, join)
-    pairs = ", ".join(f"{{{left!r}: {key!r}}}" for left, key in join.on)
-    twin = _twin(mine, theirs)
-    if twin is not None:
+    label_keys = _key_tuples(
+        unmatched.labels.take(pa.array(keyless_labels)),
+        [label_column for label_column, _ in join.on],
+    )
+    group_keys = _group_keys(session, join)
+    key_pairs = ", ".join(f"{{{label_column!r}: {key!r}}}" for label_column, key in join.on)
+    spelling_pair = _spelling_pair(label_keys, group_keys)
+    if spelling_pair is not None:
+        label_text, group_text = map(_format_key, spelling_pair)
         yield (
-            f"no such key: {_shown(twin[0])} in the labels is {_shown(twin[1])} in the group; "
+            f"no such key: {label_text} in the labels is {group_text} in the group; "
             "write them alike (case, spaces, leading zeros)"
         )
         return
     yield (
-        f"no such key: the labels have {', '.join(map(_shown, mine[:_EXAMPLES]))}; the group has "
-        f"{', '.join(map(_shown, theirs[:_EXAMPLES])) or 'no rows'}. join_key={pairs} says which "
+        f"no such key: the labels have {', '.join(map(_format_key, label_keys[:_EXAMPLES]))}; the group has "
+        f"{', '.join(map(_format_key, group_keys[:_EXAMPLES])) or 'no rows'}. join_key={key_pairs} says which "
         "columns meet"
     )
 
 
-def _of_first_rows(plan: FeaturePlan, join: Join, missing: Unanswered) -> Iterator[str]:
-    early = missing.having("before_first_row")
-    if not len(early):
+def _advise_on_first_rows(
+    plan: FeaturePlan, join: Join, unmatched: UnmatchedLabels
+) -> Iterator[str]:
+    early_labels = unmatched.having("before_first_row")
+    if not len(early_labels):
         return
-    times = label_times(plan, missing.labels)[early]
-    known = times[times != NEVER]
-    if not len(known):
+    times = label_times(plan, unmatched.labels)[early_labels]
+    known_times = times[times != NEVER]
+    if not len(known_times):
         yield "before its first row: the labels have no time; label_time= names their column"
         return
-    spread = _event_bounds(join)
+    event_bounds = _event_bounds(join)
     rows = "unknown times"
-    if spread is not None:
-        rows = f"{cell(spread[0])} to {cell(spread[1])}"
-    first, last = from_micros(int(known.min())), from_micros(int(known.max()))
+    if event_bounds is not None:
+        rows = f"{cell(event_bounds[0])} to {cell(event_bounds[1])}"
+    first, last = from_micros(int(known_times.min())), from_micros(int(known_times.max()))
     yield (
         f"before its first row: these labels lie in {cell(first)} to {cell(last)}, the rows of "
         f"the group in {rows}; is label_time={plan.left_time or plan.fixed_time!r} the time when "
@@ -111,63 +119,72 @@ def _of_first_rows(plan: FeaturePlan, join: Join, missing: Unanswered) -> Iterat
     )
 
 
-def _of_ttl(plan: FeaturePlan, join: Join, missing: Unanswered) -> Iterator[str]:
-    old = missing.having("older_than_ttl")
-    if not len(old) or missing.events is None:
+def _advise_on_ttl(plan: FeaturePlan, join: Join, unmatched: UnmatchedLabels) -> Iterator[str]:
+    expired_labels = unmatched.having("older_than_ttl")
+    if not len(expired_labels) or unmatched.events is None:
         return
-    ages = label_times(plan, missing.labels)[old] - micros_of(missing.events)[old]
+    ages = (
+        label_times(plan, unmatched.labels)[expired_labels]
+        - micros_of(unmatched.events)[expired_labels]
+    )
     youngest = from_micros(int(ages.min())) - from_micros(0)
     if join.ttl is not None and join.ttl != join.source.spec.ttl:
         yield (
-            f"before the window: the longest window begins {_age(join.ttl + _TICK)} before the "
-            f"label, and the youngest of these rows is {_age(youngest)} old; a longer over= counts "
+            f"before the window: the longest window begins {_format_age(join.ttl + _MICROSECOND)} before the "
+            f"label, and the youngest of these rows is {_format_age(youngest)} old; a longer over= counts "
             "them, over=None counts all"
         )
         return
     yield (
         f"older than ttl: the group has ttl={format_ttl(join.ttl)!r}, and the youngest of these "
-        f"values is {_age(youngest)} old; a longer ttl= in create_featuregroup keeps "
+        f"values is {_format_age(youngest)} old; a longer ttl= in create_featuregroup keeps "
         "them, ttl=None keeps all"
     )
 
 
-# What a window is longer than the ttl that stands for it.
-_TICK = timedelta(microseconds=1)
+# A window is this much longer than the equivalent ttl.
+_MICROSECOND = timedelta(microseconds=1)
 
 
-def _age(age: timedelta) -> str:
-    """Return a duration in whole units of the largest that it reaches."""
+def _format_age(age: timedelta) -> str:
+    """Return a duration in full units of the largest fitting size."""
     for unit in (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)):
         if age >= unit:
             return format_duration(age // unit * unit)
     return format_duration(age)
 
 
-def _of_early_times(plan: FeaturePlan, join: Join, labels: pa.Table) -> Iterator[str]:
-    """Yield what is to be said where all event times, or label times, lie before 1980."""
-    spread = _event_bounds(join)
-    if spread is not None and spread[1] < PLAUSIBLE_FROM:
+def _advise_on_early_times(plan: FeaturePlan, join: Join, labels: pa.Table) -> Iterator[str]:
+    """Yield a sentence if all event times, or all label times, are before 1980."""
+    event_bounds = _event_bounds(join)
+    if event_bounds is not None and event_bounds[1] < PLAUSIBLE_FROM:
         yield (
-            f"the event times lie in {cell(spread[0])} to {cell(spread[1])}: "
-            f"{misread_advice(spread)}"
+            f"the event times lie in {cell(event_bounds[0])} to {cell(event_bounds[1])}: "
+            f"{misread_advice(event_bounds)}"
         )
     times = label_times(plan, labels)
-    known = times[times != NEVER]
-    if plan.left_time is not None and len(known) and known.max() < to_micros(PLAUSIBLE_FROM):
-        ends = [from_micros(int(known.min())), from_micros(int(known.max()))]
-        yield (f"the label times lie in {cell(ends[0])} to {cell(ends[1])}: {misread_advice(ends)}")
+    known_times = times[times != NEVER]
+    if (
+        plan.left_time is not None
+        and len(known_times)
+        and known_times.max() < to_micros(PLAUSIBLE_FROM)
+    ):
+        time_bounds = [from_micros(int(known_times.min())), from_micros(int(known_times.max()))]
+        yield (
+            f"the label times lie in {cell(time_bounds[0])} to {cell(time_bounds[1])}: {misread_advice(time_bounds)}"
+        )
 
 
 def _event_bounds(join: Join) -> tuple[datetime, datetime] | None:
-    """Return the first and the last event time of a group, as far as its log tells."""
+    """Return the first and the last event time in the log of a group."""
     if join.event_time is None:
         return None
     snapshot = read_snapshot(join.source.path, join.source.delta_version)
-    known = [pair for pair in snapshot.times(join.event_time) or () if pair is not None]
-    if not known:
+    known_bounds = [pair for pair in snapshot.times(join.event_time) or () if pair is not None]
+    if not known_bounds:
         return None
-    first = min(low for low, _ in known)
-    last = max(high for _, high in known)
+    first = min(low for low, _ in known_bounds)
+    last = max(high for _, high in known_bounds)
     return from_micros(first), from_micros(last)
 
 
@@ -178,33 +195,33 @@ def _group_keys(session: Session, join: Join) -> list[tuple[Any, ...]]:
     relation = engine.read_table(
         source.path, version=source.delta_version, schema=source.spec.schema, columns=columns
     )
-    return _keys(engine.stream(relation, limit=_PEEK_ROWS).read_all(), columns)
+    return _key_tuples(engine.stream(relation, limit=_PEEK_ROWS).read_all(), columns)
 
 
-def _keys(table: pa.Table, columns: list[str]) -> list[tuple[Any, ...]]:
+def _key_tuples(table: pa.Table, columns: list[str]) -> list[tuple[Any, ...]]:
     values = [table.column(name).to_pylist() for name in columns]
     return list(dict.fromkeys(zip(*values, strict=True)))
 
 
-def _twin(
-    mine: list[tuple[Any, ...]], theirs: list[tuple[Any, ...]]
+def _spelling_pair(
+    label_keys: list[tuple[Any, ...]], group_keys: list[tuple[Any, ...]]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-    """Return a key of the labels and one of the group that differ in their writing alone."""
-    written = {}
-    for key in theirs:
-        written[tuple(map(_plain, key))] = key
-    for key in mine:
-        twin = written.get(tuple(map(_plain, key)))
-        if twin is not None and twin != key:
-            return key, twin
+    """Return a key of the labels and one of the group that differ only in spelling."""
+    keys_by_text = {}
+    for key in group_keys:
+        keys_by_text[tuple(map(_normalized, key))] = key
+    for key in label_keys:
+        group_key = keys_by_text.get(tuple(map(_normalized, key)))
+        if group_key is not None and group_key != key:
+            return key, group_key
     return None
 
 
-def _plain(value: Any) -> str:
+def _normalized(value: Any) -> str:
     return str(value).strip().casefold().lstrip("0")
 
 
-def _shown(key: tuple[Any, ...]) -> str:
+def _format_key(key: tuple[Any, ...]) -> str:
     if len(key) == 1:
         return repr(key[0])
     return repr(key)

@@ -1,7 +1,4 @@
-"""How many label rows inner joins leave out.
-
-Counted from what is known where possible, by a narrow join else.
-"""
+"""Counts of the label rows that inner joins drop: from known counts, else by a narrow join."""
 
 from __future__ import annotations
 
@@ -43,55 +40,56 @@ def dropped_rows(
     return dropped
 
 
-def announced(
+def log_dropped_rows(
     session: Session,
     plan: FeaturePlan | None,
     reader: pa.RecordBatchReader,
     *,
     labels: Labels | None,
 ) -> pa.RecordBatchReader:
-    """Return a reader that says in the log how many label rows the joins dropped, once it is read.
+    """Return a reader that logs, once exhausted, how many label rows the joins dropped.
 
-    A filter between the joins and the reader hides their number: then nothing is said but how to
-    count.
+    A filter between the joins and the reader hides their number: then the log says how to count.
     """
     if plan is None or not drops(plan):
         return reader
-    return pa.RecordBatchReader.from_batches(reader.schema, _counted(session, plan, reader, labels))
+    return pa.RecordBatchReader.from_batches(
+        reader.schema, _counting_batches(session, plan, reader, labels)
+    )
 
 
-def sentence(dropped: int) -> str:
-    """Return what is said of dropped label rows."""
+def dropped_message(dropped: int) -> str:
+    """Return the log message for dropped label rows."""
     rows = f"{dropped:,} label rows"
     if dropped == 1:
         rows = "1 label row"
     return f"{rows} without a row in every group dropped (join='inner')"
 
 
-def _counted(
+def _counting_batches(
     session: Session, plan: FeaturePlan, reader: pa.RecordBatchReader, labels: Labels | None
 ) -> Iterator[pa.RecordBatch]:
     rows = 0
     for batch in reader:
         rows += batch.num_rows
         yield batch
-    if _filtered(plan):
+    if _has_filters(plan):
         _log.warning(
             "join='inner' and filters dropped label rows; frame.dropped() counts those of the join"
         )
         return
     dropped = dropped_rows(session, plan, labels=labels, rows=rows)
     if dropped:
-        _log.warning(sentence(dropped))
+        _log.warning(dropped_message(dropped))
 
 
 def drops(plan: FeaturePlan) -> bool:
-    """Tell whether a plan, or one that feeds it, leaves out label rows."""
+    """Return True if a plan, or one that feeds it, drops label rows."""
     return plan.how == "inner" or (plan.left_plan is not None and drops(plan.left_plan))
 
 
-def _filtered(plan: FeaturePlan) -> bool:
-    return plan.cuts_rows or (plan.left_plan is not None and _filtered(plan.left_plan))
+def _has_filters(plan: FeaturePlan) -> bool:
+    return plan.cuts_rows or (plan.left_plan is not None and _has_filters(plan.left_plan))
 
 
 def _left_rows(session: Session, plan: FeaturePlan, labels: Labels | None) -> int:

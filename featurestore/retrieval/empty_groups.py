@@ -1,7 +1,7 @@
-"""One warning where a group gives values to no label, or to fewer than one in a hundred.
+"""A warning for groups that give values to fewer than one label in a hundred.
 
-The values are counted while rows are read, or come from an export; only where a group is nearly
-empty a sample of the labels is joined again, to say why.
+The values are counted while rows are read or exported. Only for a nearly empty group a sample of
+the labels is joined again, to explain the nulls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from featurestore.retrieval.coverage import coverage
 from featurestore.retrieval.execution import Labels
 from featurestore.session import Session
 
-_FEWEST = 0.01
+_MIN_COVERED = 0.01
 _SAMPLE = 1000
 
 
@@ -26,20 +26,20 @@ class CoverageWarning(UserWarning):
     """A group gives values to no label, or to very few."""
 
 
-def watched(
+def warn_of_empty_groups(
     session: Session,
     plan: FeaturePlan | None,
     reader: pa.RecordBatchReader,
     *,
     labels: Labels | None,
 ) -> pa.RecordBatchReader:
-    """Return a reader that warns, once it is read, of groups that gave nearly no values.
+    """Return a reader that warns, once exhausted, of groups that gave nearly no values.
 
-    Filters and samples choose rows on purpose: after them nothing is judged.
+    Plans with filters or samples are not checked: these select rows on purpose.
     """
     if plan is None or plan.cuts_rows or not plan.joins:
         return reader
-    batches = _counted(session, plan, reader, labels)
+    batches = _counting_batches(session, plan, reader, labels)
     return pa.RecordBatchReader.from_batches(reader.schema, batches)
 
 
@@ -55,12 +55,12 @@ def warn_of_export(
     if plan.cuts_rows:
         return
     values = {}
-    for group, names in _features(plan).items():
+    for group, names in _columns_by_group(plan).items():
         values[group] = max(rows - nulls.get(name, 0) for name in names)
     _warn(session, plan, labels, rows=rows, values=values)
 
 
-def _features(plan: FeaturePlan) -> dict[str, list[str]]:
+def _columns_by_group(plan: FeaturePlan) -> dict[str, list[str]]:
     """Return the columns that each joined group gives to the result."""
     features: dict[str, list[str]] = {}
     for join in plan.joins:
@@ -71,21 +71,21 @@ def _features(plan: FeaturePlan) -> dict[str, list[str]]:
     return features
 
 
-def _counted(
+def _counting_batches(
     session: Session, plan: FeaturePlan, reader: pa.RecordBatchReader, labels: Labels | None
 ) -> Iterator[pa.RecordBatch]:
-    features = _features(plan)
+    features = _columns_by_group(plan)
     values = dict.fromkeys(features, 0)
     rows = 0
     for batch in reader:
         rows += batch.num_rows
         for group, names in features.items():
-            values[group] += _with_value(batch, names)
+            values[group] += _rows_with_value(batch, names)
         yield batch
     _warn(session, plan, labels, rows=rows, values=values)
 
 
-def _with_value(batch: pa.RecordBatch, names: Sequence[str]) -> int:
+def _rows_with_value(batch: pa.RecordBatch, names: Sequence[str]) -> int:
     """Return how many rows have a value in one of some columns."""
     has_value = np.zeros(batch.num_rows, bool)
     for name in names:
@@ -105,7 +105,7 @@ def _warn(
     rows: int,
     values: Mapping[str, int],
 ) -> None:
-    nearly_empty = [group for group, count in values.items() if count < _FEWEST * rows]
+    nearly_empty = [group for group, count in values.items() if count < _MIN_COVERED * rows]
     dropped_all = not rows and plan.how == "inner" and plan.left_rows
     if dropped_all:
         nearly_empty = list(values)

@@ -12,7 +12,7 @@ from featurestore import usersql
 from featurestore.hashing import row_hash
 from featurestore.model.plan import ROW, FeaturePlan, QuerySource, RowSample
 from featurestore.plugins.engine import Engine, Relation
-from featurestore.retrieval.on_demand import computed
+from featurestore.retrieval.on_demand import compute_on_demand
 from featurestore.session import Session
 
 Labels = Callable[[], Relation]
@@ -25,31 +25,31 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
     Args:
         session: The connection whose engine runs the plan.
         plan: What to retrieve.
-        labels: Gives the relation of the caller's labels, where the plan (or the plan that feeds
-            it) has such; called once for each run, since a relation over a stream can be read once.
+        labels: Returns the relation of the caller's labels, if the plan (or the plan that feeds
+            it) has some; called once for each run, since a relation over a stream can be read once.
     """
     engine = session.engine
-    left: Relation | None = None
+    labels_relation: Relation | None = None
     if plan.left_plan is not None:
         feeding = plan.left_plan
         if plan.keep_order or ROW in plan.left_columns:
             feeding = _with_row(feeding)
-        left = run(session, feeding, labels=labels)
+        labels_relation = run(session, feeding, labels=labels)
     elif plan.left_query is not None:
-        left = run_query(session, plan.left_query)
+        labels_relation = run_query(session, plan.left_query)
     elif plan.left_source is None and labels is not None:
-        left = labels()
-    if plan.on_demand and left is not None:
-        plan, left = computed(engine, plan, left)
+        labels_relation = labels()
+    if plan.on_demand and labels_relation is not None:
+        plan, labels_relation = compute_on_demand(engine, plan, labels_relation)
     plan = with_compiled_conditions(plan, dialect=engine.dialect)
     if not plan.cuts_rows:
-        return engine.retrieve(plan, labels=left)
-    relation = engine.retrieve(_uncut(plan), labels=left)
+        return engine.retrieve(plan, labels=labels_relation)
+    relation = engine.retrieve(_without_filters(plan), labels=labels_relation)
     for text in plan.filters:
         condition = usersql.predicate(text, schema=relation.schema, dialect=engine.dialect)
         relation = engine.filter(relation, condition)
     for sample in plan.samples:
-        relation = sampled(engine, relation, sample)
+        relation = sample_rows(engine, relation, sample)
     return engine.select(relation, dict(zip(plan.columns, plan.columns, strict=True)))
 
 
@@ -72,7 +72,7 @@ def run_query(session: Session, query: QuerySource) -> Relation:
     return engine.user_sql(text, tables=tables, parameters={})
 
 
-def sampled(engine: Engine, relation: Relation, sample: RowSample) -> Relation:
+def sample_rows(engine: Engine, relation: Relation, sample: RowSample) -> Relation:
     """Return the rows of a sample, the same ones on every engine and at every reading."""
     return engine.map_batches(relation, _SampledRows(sample), schema=relation.schema)
 
@@ -84,8 +84,8 @@ class _SampledRows:
     sample: RowSample
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        # Splits of training datasets go by the same hash: with another seed a sample falls into all
-        # of them.
+        # Splits of training datasets use the same hash: with another seed a sample has rows of
+        # every split.
         seed = self.sample.seed ^ _SAMPLE_SEED
         hashes = row_hash(batch, columns=self.sample.by, seed=seed)
         limit = int(self.sample.fraction * 2**64)
@@ -94,22 +94,22 @@ class _SampledRows:
         return batch.filter(pa.array(hashes < np.uint64(limit)))
 
 
-def _uncut(plan: FeaturePlan) -> FeaturePlan:
+def _without_filters(plan: FeaturePlan) -> FeaturePlan:
     """Return the plan with all columns and all rows.
 
-    A filter may look at columns that are not returned.
+    A filter may read columns that are not returned.
     """
     schema = schema_of_all(plan, plan.left_schema)
     return replace(plan, columns=tuple(schema.names), schema=schema, filters=(), samples=())
 
 
 def schema_of_all(plan: FeaturePlan, labels: pa.Schema) -> pa.Schema:
-    """Return the schema of all that a plan finds for labels, also what it does not return."""
+    """Return the schema of all columns that a plan computes, also of those it does not return."""
     fields = [labels.field(plan.left_column(name)).with_name(name) for name in plan.left_columns]
     for join in plan.joins:
-        given = join.source.spec.schema
+        group_schema = join.source.spec.schema
         for output in join.outputs:
-            fields.append(given.field(output.column).with_name(output.name))
+            fields.append(group_schema.field(output.column).with_name(output.name))
     for window in plan.windows:
         for aggregate in window.outputs:
             fields.append(pa.field(aggregate.name, aggregate.kind))
@@ -119,7 +119,7 @@ def schema_of_all(plan: FeaturePlan, labels: pa.Schema) -> pa.Schema:
 
 
 def with_compiled_conditions(plan: FeaturePlan, *, dialect: str) -> FeaturePlan:
-    """Return a plan whose windows have their conditions in the SQL of an engine."""
+    """Return a plan whose window conditions are in the SQL of an engine."""
     if not plan.windows:
         return plan
     windows = []
@@ -136,7 +136,7 @@ def with_compiled_conditions(plan: FeaturePlan, *, dialect: str) -> FeaturePlan:
 
 
 def _with_row(plan: FeaturePlan) -> FeaturePlan:
-    """Return the plan that hands the labels' positions on instead of sorting by them."""
+    """Return the plan that returns the labels' row numbers instead of sorting by them."""
     position = pa.field(ROW, pa.int64())
     return replace(
         plan,

@@ -1,4 +1,4 @@
-"""Which row gives the value of a key at a time, since when it is there, and why others lost."""
+"""Explanations of a value: the row it comes from, its first version, and why other rows lost."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from featurestore.retrieval.rendering import cell
 from featurestore.session import Session
 from featurestore.usersql import quote
 
-_KEYS_LOOKED_AT = 10_000
-_SHOWN = 10
-_SHOWN_OF_THE_FUTURE = 3
+_SEARCHED_KEYS = 10_000
+_MAX_SHOWN_ROWS = 10
+_MAX_FUTURE_ROWS = 3
 _FUTURE = "in the future"
 _LOWEST = datetime.min.replace(tzinfo=UTC)
 
@@ -38,7 +38,7 @@ _LOWEST = datetime.min.replace(tzinfo=UTC)
 class ExplainedRow:
     """One row of the key.
 
-    ``delta_version`` is the first version of the table that holds it, if that can be read.
+    ``delta_version`` is the first version of the table that contains it, if that can be read.
     """
 
     values: Mapping[str, Any]
@@ -51,9 +51,10 @@ class ExplainedRow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answer for one key at one time.
+    """The explanation for one key at one time.
 
-    ``row`` won, None means nulls; those of ``lost`` lost, the nearest first.
+    ``row`` won; None means that every feature is null. ``lost`` are the other rows, the nearest
+    first.
     """
 
     group: str
@@ -81,14 +82,14 @@ class Explanation:
         else:
             for name in self.features:
                 lines.append(f"  {name:<24} {cell(self.row.values[name])}")
-            lines += ["", f"  from {_described(self.row)}: {self.row.reason}"]
+            lines += ["", f"  from {_describe_row(self.row)}: {self.row.reason}"]
         if self.lost:
             rows = f"{self.lost_rows} rows"
             if self.lost_rows == 1:
                 rows = "1 row"
             lines += ["", f"lost ({rows}):"]
             for row in self.lost:
-                lines.append(f"  {_described(row)}: {row.reason}")
+                lines.append(f"  {_describe_row(row)}: {row.reason}")
         if self.lost_rows > len(self.lost):
             lines.append(f"  and {self.lost_rows - len(self.lost)} more")
         return "\n".join(lines) + "\n"
@@ -119,46 +120,46 @@ def explain_value(
         group = featuregroups.get(connection, name, version)
     source = group_source(session, session.featuregroup_path(group.name, group.version))
     spec = source.spec
-    values = _key(spec, key)
+    values = _parse_key(spec, key)
     if at is None:
-        time_asked = utc_now()
+        timestamp = utc_now()
     else:
-        time_asked = parse_moment(at, argument="at")
-    rows = rows_of_key(session, source, values)
+        timestamp = parse_moment(at, argument="at")
+    rows = read_key_rows(session, source, values)
     winner: ExplainedRow | None = None
-    others = []
-    for row, won in _judged(spec, rows, time_asked):
-        if won:
+    losers = []
+    for row, is_winner in _rank_rows(spec, rows, timestamp):
+        if is_winner:
             winner = row
         else:
-            others.append(row)
-    shown = _nearest(others)
-    history = _Origin(session, source, values)
+            losers.append(row)
+    shown_losers = _closest_losers(losers)
+    first_versions = _FirstVersions(session, source, values)
     if winner is not None:
-        winner = history.dated(winner)
+        winner = first_versions.with_first_version(winner)
     return Explanation(
         group=spec.name,
         version=spec.version,
-        delta_version=explained_version(source),
+        delta_version=version_of_source(source),
         key=values,
-        at=time_asked,
+        at=timestamp,
         row=winner,
-        lost=tuple(history.dated(row) for row in shown),
-        lost_rows=len(others),
+        lost=tuple(first_versions.with_first_version(row) for row in shown_losers),
+        lost_rows=len(losers),
         features=spec.features,
-        near=() if rows.num_rows else _near_keys(session, source, values),
+        near=() if rows.num_rows else _similar_keys(session, source, values),
     )
 
 
-def explained_version(source: Source) -> int:
-    """Return the Delta version whose rows are explained; 0 for rows that are read elsewhere."""
+def version_of_source(source: Source) -> int:
+    """Return the Delta version of a source; 0 for a group that is read at its external source."""
     if isinstance(source, LiveSource):
         return 0
     return source.delta_version
 
 
 def version_text(delta_version: int) -> str:
-    """Return a Delta version, or that the rows are those of the source, in words."""
+    """Return the text for a Delta version, or for the current rows of an external source."""
     if not delta_version:
         return "its source, now"
     return f"Delta version {delta_version}"
@@ -168,13 +169,13 @@ def _or_none(keys: Sequence[str]) -> str:
     return ", ".join(keys) or "none"
 
 
-def _near_keys(session: Session, source: Source, key: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return up to five keys whose text is like the one that was asked for."""
+def _similar_keys(session: Session, source: Source, key: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return up to five keys with a similar text."""
     engine = session.engine
     names = source.spec.primary_key
     columns = ", ".join([quote(name, dialect=engine.dialect) for name in names])
-    found = engine.sql(
-        f"SELECT DISTINCT {columns} FROM fs_rows ORDER BY {columns} LIMIT {_KEYS_LOOKED_AT}",
+    distinct_keys = engine.sql(
+        f"SELECT DISTINCT {columns} FROM fs_rows ORDER BY {columns} LIMIT {_SEARCHED_KEYS}",
         tables={
             "fs_rows": engine.read_table(
                 source.path, version=source.delta_version, schema=source.spec.schema
@@ -183,10 +184,8 @@ def _near_keys(session: Session, source: Source, key: Mapping[str, Any]) -> tupl
         parameters={},
     )
     fields = [source.spec.schema.field(name) for name in names]
-    relation = Relation(engine.name, found.native, pa.schema(fields))
-    texts = []
-    for row in engine.stream(relation).read_all().to_pylist():
-        texts.append(_key_text(row))
+    relation = Relation(engine.name, distinct_keys.native, pa.schema(fields))
+    texts = list(map(_key_text, engine.stream(relation).read_all().to_pylist()))
     return tuple(difflib.get_close_matches(_key_text(key), texts, n=5, cutoff=0.3))
 
 
@@ -207,7 +206,7 @@ class _Candidate:
 
     @property
     def rank(self) -> tuple[datetime, datetime, int]:
-        """What the greatest row has most of: event time, created time, tie hash."""
+        """The sort key of the rule: event time, created time, tie hash."""
         return self.event or _LOWEST, self.created or _LOWEST, self.tie
 
     def explained(self, reason: str) -> ExplainedRow:
@@ -216,79 +215,83 @@ class _Candidate:
 
 
 def _candidates(spec: FeatureGroupSpec, rows: pa.Table) -> list[_Candidate]:
-    """Return the rows of a key, the greatest by the rule first."""
+    """Return the rows of a key in descending rank."""
     if not rows.num_rows:
         return []
-    found = []
-    for values, tie in zip(rows.to_pylist(), tie_hash(rows).tolist(), strict=True):
+    candidates = []
+    for values, tie_hash_value in zip(rows.to_pylist(), tie_hash(rows).tolist(), strict=True):
         event = created = None
         if spec.event_time:
             event = _timestamp(values[spec.event_time])
         if spec.created_time:
             created = _timestamp(values[spec.created_time])
-        found.append(_Candidate(values, event, created, tie))
-    return sorted(found, key=lambda candidate: candidate.rank, reverse=True)
+        candidates.append(_Candidate(values, event, created, tie_hash_value))
+    return sorted(candidates, key=lambda candidate: candidate.rank, reverse=True)
 
 
-def _judged(
-    spec: FeatureGroupSpec, rows: pa.Table, at: datetime
+def _rank_rows(
+    spec: FeatureGroupSpec, rows: pa.Table, timestamp: datetime
 ) -> list[tuple[ExplainedRow, bool]]:
-    """Return every row with its reason and whether it won, the greatest by the rule first."""
+    """Return every row with its reason and whether it won, in descending rank."""
     best: _Candidate | None = None
-    judged: list[tuple[ExplainedRow, bool]] = []
-    later: list[tuple[ExplainedRow, bool]] = []
+    ranked_rows: list[tuple[ExplainedRow, bool]] = []
+    future_rows: list[tuple[ExplainedRow, bool]] = []
     for candidate in _candidates(spec, rows):
-        won = False
-        reason = _not_eligible(spec, candidate, at)
+        is_winner = False
+        reason = _why_ineligible(spec, candidate, timestamp)
         if reason is None and best is None:
             best = candidate
-            reason = _expired(spec, candidate.event, at)
-            won = reason is None
+            reason = _why_expired(spec, candidate.event, timestamp)
+            is_winner = reason is None
         elif reason is None and best is not None:
-            reason = _lost_to(best, candidate)
+            reason = _why_lost(best, candidate)
         row = candidate.explained(reason or "the latest row known at that time")
         if best is None:
-            later.append((row, won))
+            future_rows.append((row, is_winner))
         else:
-            judged.append((row, won))
-    # Rows of the future come after those of the past, the nearest first.
-    return [*judged, *reversed(later)]
+            ranked_rows.append((row, is_winner))
+    # Future rows come last, the nearest first.
+    return [*ranked_rows, *reversed(future_rows)]
 
 
-def _nearest(rows: list[ExplainedRow]) -> list[ExplainedRow]:
-    """Return the rows that lost most closely, and a few of the future."""
+def _closest_losers(rows: list[ExplainedRow]) -> list[ExplainedRow]:
+    """Return the past rows of highest rank, and a few future rows."""
     future, past = [], []
     for row in rows:
         if row.reason == _FUTURE:
             future.append(row)
         else:
             past.append(row)
-    future = future[:_SHOWN_OF_THE_FUTURE]
-    return past[: _SHOWN - len(future)] + future
+    future = future[:_MAX_FUTURE_ROWS]
+    return past[: _MAX_SHOWN_ROWS - len(future)] + future
 
 
-def _not_eligible(spec: FeatureGroupSpec, candidate: _Candidate, at: datetime) -> str | None:
-    """Return why a row does not count at a time; None where it does (see ``point_in_time``)."""
+def _why_ineligible(
+    spec: FeatureGroupSpec, candidate: _Candidate, timestamp: datetime
+) -> str | None:
+    """Return why a row is not eligible at a time; None if it is (see ``point_in_time``)."""
     if spec.event_time is None:
         return None
     if candidate.event is None:
         return f"{spec.event_time} is null"
-    if candidate.event > at:
+    if candidate.event > timestamp:
         return _FUTURE
     if spec.created_time is not None and candidate.created is None:
         return f"{spec.created_time} is null: never known"
-    if candidate.created is not None and candidate.created > at:
+    if candidate.created is not None and candidate.created > timestamp:
         return "not known yet"
     return None
 
 
-def _expired(spec: FeatureGroupSpec, event: datetime | None, at: datetime) -> str | None:
-    if spec.ttl is None or event is None or at - event <= spec.ttl:
+def _why_expired(
+    spec: FeatureGroupSpec, event_time: datetime | None, timestamp: datetime
+) -> str | None:
+    if spec.ttl is None or event_time is None or timestamp - event_time <= spec.ttl:
         return None
     return f"the latest row, but older than the ttl of {format_duration(spec.ttl)}"
 
 
-def _lost_to(best: _Candidate, candidate: _Candidate) -> str:
+def _why_lost(best: _Candidate, candidate: _Candidate) -> str:
     if candidate.event != best.event:
         return "an older event"
     if candidate.created != best.created:
@@ -298,10 +301,10 @@ def _lost_to(best: _Candidate, candidate: _Candidate) -> str:
     return "the same row once more"
 
 
-class _Origin:
-    """Finds the first Delta version that holds a row, by halving.
+class _FirstVersions:
+    """Binary search for the first Delta version that contains a row of a key.
 
-    What a version holds of the key is read once.
+    The rows of the key in a version are read once.
     """
 
     def __init__(self, session: Session, source: Source, key: Mapping[str, Any]) -> None:
@@ -314,92 +317,90 @@ class _Origin:
             commits = read_history(source.path, before=source.delta_version + 1)
             self._versions = [each.version for each in reversed(commits) if each.rows_in]
 
-    def dated(self, row: ExplainedRow) -> ExplainedRow:
+    def with_first_version(self, row: ExplainedRow) -> ExplainedRow:
         """Return the row with its first version."""
         low, high = 0, len(self._versions) - 1
         while low < high:
             middle = (low + high) // 2
-            if self._holds(self._versions[middle], row.row_hash):
+            if self._contains_row(self._versions[middle], row.row_hash):
                 high = middle
             else:
                 low = middle + 1
-        found: int | None = None
+        first_version: int | None = None
         if self._versions:
-            found = self._versions[low]
+            first_version = self._versions[low]
         return ExplainedRow(
-            row.values, row.event_time, row.created_time, row.row_hash, row.reason, found
+            row.values, row.event_time, row.created_time, row.row_hash, row.reason, first_version
         )
 
-    def _holds(self, version: int, row_hash: str) -> bool:
+    def _contains_row(self, version: int, row_hash: str) -> bool:
         if version not in self._hashes:
-            self._hashes[version] = self._read(version)
+            self._hashes[version] = self._read_hashes(version)
         return row_hash in (self._hashes[version] or ())
 
-    def _read(self, version: int) -> frozenset[str] | None:
+    def _read_hashes(self, version: int) -> frozenset[str] | None:
         try:
             source = pinned_source(self._source.path, delta_version=version)
-            rows = rows_of_key(self._session, source, self._key)
+            rows = read_key_rows(self._session, source, self._key)
         except (StorageError, VersionNotFound):
-            # Vacuumed: the row is then dated by the first version still there.
+            # Vacuumed: the first remaining version is reported.
             return None
         if not rows.num_rows:
             return frozenset()
         return frozenset(map("{:016x}".format, tie_hash(rows).tolist()))
 
 
-def rows_of_key(session: Session, source: Source, key: Mapping[str, Any]) -> pa.Table:
-    """Return the rows whose columns have given values, all columns of the group."""
+def read_key_rows(session: Session, source: Source, key: Mapping[str, Any]) -> pa.Table:
+    """Return the rows with the values of a key, with all columns of the group."""
     engine, schema = session.engine, source.spec.schema
     relation = engine.read_table(source.path, version=source.delta_version, schema=schema)
     conditions: list[str] = []
     parameters: dict[str, Any] = {}
-    others: dict[str, Any] = {}
+    unbound_values: dict[str, Any] = {}
     for name, value in key.items():
         if isinstance(value, bool | int | str | date):
             parameter = f"key_{len(parameters)}"
             parameters[parameter] = value
             conditions.append(f"{quote(name, dialect=engine.dialect)} = ${parameter}")
         else:
-            others[name] = value
+            unbound_values[name] = value
     if conditions:
-        found = engine.sql(
+        matching_relation = engine.sql(
             f"SELECT * FROM fs_rows WHERE {' AND '.join(conditions)}",
             tables={"fs_rows": relation},
             parameters=parameters,
         )
-        relation = Relation(engine.name, found.native, schema)
+        relation = Relation(engine.name, matching_relation.native, schema)
     table = engine.stream(relation).read_all()
-    for name, value in others.items():
-        wanted = pa.scalar(value, schema.field(name).type)
-        table = table.filter(pc.equal(table.column(name), wanted))
+    for name, value in unbound_values.items():
+        key_scalar = pa.scalar(value, schema.field(name).type)
+        table = table.filter(pc.equal(table.column(name), key_scalar))
     return table
 
 
-def _key(spec: FeatureGroupSpec, key: Any) -> dict[str, Any]:
+def _parse_key(spec: FeatureGroupSpec, key: Any) -> dict[str, Any]:
     if not spec.primary_key:
         raise KeyRequired(
-            f"Feature group {spec.name!r} has no primary key, so no row can be asked for.",
+            f"Feature group {spec.name!r} has no primary key, so a row cannot be explained.",
             hint="declare primary_key= when the group is created",
         )
-    given = _named_parts(spec, key)
-    if given is None or set(given) != set(spec.primary_key):
-        parts = []
-        for name in spec.primary_key:
-            parts.append(f"{name!r}: <{spec.schema.field(name).type}>")
-        example = ", ".join(parts)
+    key_values = _key_values(spec, key)
+    if key_values is None or set(key_values) != set(spec.primary_key):
+        placeholders = [f"{name!r}: <{spec.schema.field(name).type}>" for name in spec.primary_key]
+        example = ", ".join(placeholders)
         raise InvalidArgument(
             f"key={key!r} does not fit the primary key {listing(spec.primary_key)} of "
             f"{spec.name!r}.",
             hint=f"key={{{example}}}",
         )
-    typed = {}
+    converted_key = {}
     for name in spec.primary_key:
-        typed[name] = typed_key(given[name], spec.schema.field(name).type, name)
-    return typed
+        converted_key[name] = convert_key(key_values[name], spec.schema.field(name).type, name)
+    return converted_key
 
 
-def _named_parts(spec: FeatureGroupSpec, key: Any) -> dict[str, Any] | None:
-    """Return the key's values by column; None when there are more or fewer of them."""
+def _key_values(spec: FeatureGroupSpec, key: Any) -> dict[str, Any] | None:
+    """Return the key's values by column; None if their number differs from the key's columns."""
     if isinstance(key, Mapping):
         return dict(key)
     if not isinstance(key, list | tuple):
@@ -409,8 +410,8 @@ def _named_parts(spec: FeatureGroupSpec, key: Any) -> dict[str, Any] | None:
     return dict(zip(spec.primary_key, key, strict=True))
 
 
-def typed_key(value: Any, kind: pa.DataType, name: str) -> Any:
-    """Return a key value as the column's type holds it."""
+def convert_key(value: Any, kind: pa.DataType, name: str) -> Any:
+    """Convert a key value to the type of its column."""
     if pat.is_timestamp(kind):
         return parse_moment(value, argument=name)
     try:
@@ -423,7 +424,7 @@ def typed_key(value: Any, kind: pa.DataType, name: str) -> Any:
         ValueError,
     ) as error:
         raise InvalidArgument(
-            f"key: {name}={value!r} is no {kind}.",
+            f"key: {name}={value!r} is not a {kind}.",
             hint=f"key={{{name!r}: ...}} with a {kind}; this one is of type {type(value).__name__}",
         ) from error
 
@@ -435,15 +436,15 @@ def _timestamp(value: datetime | date | None) -> datetime | None:
     return datetime.combine(value, time(), tzinfo=UTC)
 
 
-def _described(row: ExplainedRow) -> str:
-    parts = []
+def _describe_row(row: ExplainedRow) -> str:
+    phrases = []
     if row.event_time is not None:
-        parts.append(f"event {cell(row.event_time)}")
+        phrases.append(f"event {cell(row.event_time)}")
     if row.created_time is not None:
-        parts.append(f"created {cell(row.created_time)}")
+        phrases.append(f"created {cell(row.created_time)}")
     if row.delta_version is None:
-        parts.append("an unknown Delta version")
+        phrases.append("an unknown Delta version")
     else:
-        parts.append(f"Delta version {row.delta_version}")
-    parts.append(f"hash {row.row_hash[:8]}")
-    return ", ".join(parts)
+        phrases.append(f"Delta version {row.delta_version}")
+    phrases.append(f"hash {row.row_hash[:8]}")
+    return ", ".join(phrases)

@@ -1,4 +1,4 @@
-"""get_features: from names and labels to a frame of training rows."""
+"""get_features: the frame of training rows for features and labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
 from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.join_keys import JoinKey, key_types
-from featurestore.retrieval.labels import OpenedLabels, open_labels
+from featurestore.retrieval.labels import LabelInput, open_labels
 from featurestore.retrieval.on_demand import plan_on_demand
 from featurestore.retrieval.planner import (
     GroupId,
@@ -29,19 +29,21 @@ from featurestore.retrieval.planner import (
     plan_without_labels,
     reordered,
 )
-from featurestore.retrieval.resolve import Feature, Specs, nothing_requested, resolve
+from featurestore.retrieval.resolve import Feature, Specs, no_features_error, resolve
 from featurestore.retrieval.unique_columns import check_unique
 from featurestore.retrieval.window_ties import check_ties
 from featurestore.retrieval.windows import matched_spec, plan_windows
 from featurestore.session import Session
 
-# Features by name, aggregates by ``window(...)`` or as text, and those of ``feature(...)``.
-Requested = str | WindowFeature | OnDemandFeature | Sequence[str | WindowFeature | OnDemandFeature]
+# Features by name, aggregates by ``window(...)`` or as text, and on-demand features.
+RequestedFeatures = (
+    str | WindowFeature | OnDemandFeature | Sequence[str | WindowFeature | OnDemandFeature]
+)
 
 
 def get_features(
     session: Session,
-    features: Requested,
+    features: RequestedFeatures,
     *,
     labels: object | None = None,
     label_time: LabelTime | None = None,
@@ -56,15 +58,15 @@ def get_features(
 ) -> FeatureFrame:
     """Return the features as a lazy frame: one row per label row, each as of the label's time.
 
-    See ``FeatureStore.get_features`` for the arguments. ``pins`` are those of a call that this one
-    goes on from, so that both read the same versions; ``as_of`` is left out then. ``label_types``
-    are for columns of the labels without a type that meet no key.
+    See ``FeatureStore.get_features`` for the arguments. ``pins`` are those of an earlier call, so
+    that both read the same versions; ``as_of`` is ignored then. ``label_types`` are the types of
+    untyped label columns that are not joined with a key.
 
     Raises:
-        FeatureNotFound, AmbiguousFeature, FeatureGroupNotFound: A reference means nothing, or too
-        much.
+        FeatureNotFound, AmbiguousFeature, FeatureGroupNotFound: A reference is unknown or
+            ambiguous.
         NoJoinKey: A group's primary key is not in the columns of the left side.
-        LabelTimeRequired: The time of the labels cannot be told.
+        LabelTimeRequired: The time column of the labels is ambiguous or missing.
         ColumnConflict: Two columns of the result would have one name.
     """
     options = RetrievalOptions(
@@ -74,23 +76,23 @@ def get_features(
         include_keys=include_keys,
         created_time_filter=created_time_filter,
     )
-    given = pins or Pins(session, RegisteredSpecs(session), as_of=as_of)
-    plan, opened = _plan(
+    active_pins = pins or Pins(session, RegisteredSpecs(session), as_of=as_of)
+    plan, label_input = _plan(
         session,
         features,
         labels=labels,
         versions=versions,
         options=options,
-        pins=given,
+        pins=active_pins,
         label_types=label_types or {},
     )
     if pins is None:
-        given.check_used()
+        active_pins.check_used()
     check_unique(session, plan)
     check_ties(session, plan)
-    if opened is None:
+    if label_input is None:
         return FeatureFrame.planned(session, plan)
-    return FeatureFrame.planned(session, plan, labels=opened.relation, reads=opened.reads)
+    return FeatureFrame.planned(session, plan, labels=label_input.relation, reads=label_input.reads)
 
 
 def get_feature(session: Session, feature: str) -> FeatureFrame:
@@ -105,7 +107,7 @@ def get_feature(session: Session, feature: str) -> FeatureFrame:
 
 def explain_features(
     session: Session,
-    features: Requested,
+    features: RequestedFeatures,
     *,
     labels: object | None = None,
     label_time: LabelTime | None = None,
@@ -118,9 +120,7 @@ def explain_features(
 ) -> FeaturePlan:
     """Return the plan that ``get_features`` would run with these arguments.
 
-    Nothing is read but logs.
-
-    ``str(plan)`` is the text for people.
+    Only logs are read. ``str(plan)`` is readable text.
     """
     frame = get_features(
         session,
@@ -141,25 +141,25 @@ def explain_features(
 
 def _plan(
     session: Session,
-    features: Requested,
+    features: RequestedFeatures,
     *,
     labels: object | None,
     versions: Mapping[str, int] | None,
     options: RetrievalOptions,
     pins: Pins,
     label_types: Mapping[str, pa.DataType],
-) -> tuple[FeaturePlan, OpenedLabels | None]:
+) -> tuple[FeaturePlan, LabelInput | None]:
     registered = RegisteredSpecs(session)
     specs = pins.specs()
-    asked = _Asked.of(features, specs, versions, registered.groups_with)
+    request = _FeatureRequest.resolve(features, specs, versions, registered.groups_with)
     if labels is None:
-        if not asked.features and not asked.windows:
+        if not request.features and not request.windows:
             raise InvalidArgument(
-                f"On-demand features alone ({listing(asked.names)}) have no rows to be computed of.",
-                hint="ask for stored features, too, or give labels=",
+                f"On-demand features alone ({listing(request.names)}) have no rows to be computed of.",
+                hint="request stored features, too, or pass labels=",
             )
-        plan = _without_labels(asked.stored(), pins=pins, options=options)
-        return _with_on_demand(plan, asked), None
+        plan = _without_labels(request.without_on_demand(), pins=pins, options=options)
+        return _with_on_demand(plan, request), None
     if options.include_keys:
         raise InvalidArgument(
             "include_keys is for retrieval without labels: all columns of the labels are returned "
@@ -167,45 +167,45 @@ def _plan(
             hint="leave include_keys out",
         )
 
-    def types(left: pa.Schema) -> dict[str, pa.DataType]:
-        return {**label_types, **asked.types_of_labels(left, options)}
+    def types(label_schema: pa.Schema) -> dict[str, pa.DataType]:
+        return {**label_types, **request.types_of_labels(label_schema, options)}
 
-    opened = open_labels(session, labels, pins=pins, specs=specs, versions=versions, types=types)
-    plan = _with_labels(asked.stored(), opened.left, pins=pins, options=options)
-    plan = _with_on_demand(plan, asked)
-    _warn_of_early_times(opened.left, plan)
-    return plan, opened
+    label_input = open_labels(
+        session, labels, pins=pins, specs=specs, versions=versions, types=types
+    )
+    plan = _with_labels(request.without_on_demand(), label_input.labels, pins=pins, options=options)
+    plan = _with_on_demand(plan, request)
+    _warn_of_early_times(label_input.labels, plan)
+    return plan, label_input
 
 
-def _with_on_demand(plan: FeaturePlan, asked: _Asked) -> FeaturePlan:
-    """Return the plan with what is computed of its rows, in the order that was asked for."""
-    if not asked.on_demand:
+def _with_on_demand(plan: FeaturePlan, request: _FeatureRequest) -> FeaturePlan:
+    """Return the plan with its on-demand features, in the requested order."""
+    if not request.on_demand:
         return plan
-    computed = plan_on_demand(asked.on_demand, left=plan)
-    first = [name for name in plan.columns if name not in asked.names]
-    return reordered(computed, [*first, *asked.names])
+    computed = plan_on_demand(request.on_demand, stored_plan=plan)
+    stored_columns = [name for name in plan.columns if name not in request.names]
+    return reordered(computed, [*stored_columns, *request.names])
 
 
-def _warn_of_early_times(left: LabelSide, plan: FeaturePlan) -> None:
-    """Warn of labels in memory whose times lie before 1980: no row of a group is as old."""
-    if left.peek is None or not left.ordered or plan.left_time is None:
+def _warn_of_early_times(labels: LabelSide, plan: FeaturePlan) -> None:
+    """Warn of labels in memory with times before 1980, which match no row of a group."""
+    if labels.peek is None or not labels.ordered or plan.left_time is None:
         return
-    times = left.peek().column(plan.left_time)
-    early = []
-    for time in times.cast(pa.timestamp("us", tz="UTC")).drop_null().to_pylist():
-        if time < PLAUSIBLE_FROM:
-            early.append(time)
-    if early:
+    times = labels.peek().column(plan.left_time)
+    known_times = times.cast(pa.timestamp("us", tz="UTC")).drop_null().to_pylist()
+    early_times = [time for time in known_times if time < PLAUSIBLE_FROM]
+    if early_times:
         warn_caller(
-            f"label_time={plan.left_time!r}: {len(early):,} of the first {len(times):,} labels lie "
-            f"before 1980; {misread_advice(early[:5])}",
+            f"label_time={plan.left_time!r}: {len(early_times):,} of the first {len(times):,} labels lie "
+            f"before 1980; {misread_advice(early_times[:5])}",
             SuspiciousTimeWarning,
         )
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What was asked for: features at the label's time, aggregates over windows, the order."""
+class _FeatureRequest:
+    """The requested features at the label's time, aggregates over windows, and their order."""
 
     features: tuple[Feature, ...]
     windows: tuple[tuple[Feature, WindowFeature], ...]
@@ -213,113 +213,123 @@ class _Asked:
     names: tuple[str, ...]
 
     @classmethod
-    def of(
+    def resolve(
         cls,
-        requested: Requested,
+        requested: RequestedFeatures,
         specs: Specs,
         versions: Mapping[str, int] | None,
         groups_with: Callable[[str], Iterable[str]],
-    ) -> _Asked:
-        given: list[str | WindowFeature | OnDemandFeature] = []
+    ) -> _FeatureRequest:
+        references: list[str | WindowFeature | OnDemandFeature] = []
         if isinstance(requested, str | WindowFeature | OnDemandFeature):
-            given.append(requested)
+            references.append(requested)
         else:
-            given += requested
-        if not given:
-            raise nothing_requested()
+            references += requested
+        if not references:
+            raise no_features_error()
         features: list[Feature] = []
         windows = []
         on_demand = []
         names = []
-        for each in given:
-            if isinstance(each, OnDemandFeature):
-                on_demand.append(each)
-                names.append(each.name)
+        for reference in references:
+            if isinstance(reference, OnDemandFeature):
+                on_demand.append(reference)
+                names.append(reference.name)
                 continue
-            if isinstance(each, str) and "|" not in each:
-                found = resolve(each, specs=specs, versions=versions, groups_with=groups_with)
-                features += found
-                names += [feature.name for feature in found]
+            if isinstance(reference, str) and "|" not in reference:
+                matches = resolve(
+                    reference, specs=specs, versions=versions, groups_with=groups_with
+                )
+                features += matches
+                names += [feature.name for feature in matches]
                 continue
-            wanted = parse_window(each) if isinstance(each, str) else each
-            found = resolve(str(wanted.reference), specs=specs, versions=versions)
-            windows.append((found[0], wanted))
-            names.append(wanted.name)
+            window = parse_window(reference) if isinstance(reference, str) else reference
+            matches = resolve(str(window.reference), specs=specs, versions=versions)
+            windows.append((matches[0], window))
+            names.append(window.name)
         return cls(tuple(features), tuple(windows), tuple(on_demand), tuple(names))
 
-    def stored(self) -> _Asked:
-        """Return the same without what is computed on demand."""
+    def without_on_demand(self) -> _FeatureRequest:
+        """Return the request without its on-demand features."""
         computed = {each.name for each in self.on_demand}
         names = tuple(name for name in self.names if name not in computed)
         return replace(self, on_demand=(), names=names)
 
-    def types_of_labels(self, left: pa.Schema, options: RetrievalOptions) -> dict[str, pa.DataType]:
-        """Return the types of the keys and of the time that columns of labels meet."""
+    def types_of_labels(
+        self, label_schema: pa.Schema, options: RetrievalOptions
+    ) -> dict[str, pa.DataType]:
+        """Return the types of the keys and of the time that columns of labels are joined with."""
         specs = [feature.spec for feature in self.features]
-        specs += [matched_spec(feature, wanted) for feature, wanted in self.windows]
-        types = key_types(left, specs, options.join_key)
-        if isinstance(options.label_time, str) and options.label_time in left.names:
+        specs += [matched_spec(feature, window) for feature, window in self.windows]
+        types = key_types(label_schema, specs, options.join_key)
+        if isinstance(options.label_time, str) and options.label_time in label_schema.names:
             types[options.label_time] = TIMESTAMP
         return types
 
-    def options_of_windows(self, options: RetrievalOptions) -> RetrievalOptions:
+    def window_options(self, options: RetrievalOptions) -> RetrievalOptions:
         """Return the options of the step that adds the aggregates."""
-        return replace(options, others=tuple(feature.spec for feature in self.features))
+        return replace(options, other_specs=tuple(feature.spec for feature in self.features))
 
-    def options_of_features(self, options: RetrievalOptions) -> RetrievalOptions:
+    def feature_options(self, options: RetrievalOptions) -> RetrievalOptions:
         """Return the options of the step that adds the features."""
-        others = [matched_spec(feature, wanted) for feature, wanted in self.windows]
-        return replace(options, others=tuple(others))
+        window_specs = [matched_spec(feature, window) for feature, window in self.windows]
+        return replace(options, other_specs=tuple(window_specs))
 
     @property
     def first_group(self) -> GroupId:
-        """The group of what was asked for first."""
+        """The group of the first requested feature."""
         if self.windows and (not self.features or self.names[0] == self.windows[0][1].name):
             return self.windows[0][0].group
         return self.features[0].group
 
 
-def _without_labels(asked: _Asked, *, pins: Pins, options: RetrievalOptions) -> FeaturePlan:
-    source = pins.source(asked.first_group)
+def _without_labels(
+    request: _FeatureRequest, *, pins: Pins, options: RetrievalOptions
+) -> FeaturePlan:
+    source = pins.source(request.first_group)
     spec = source.spec
-    left = LabelSide(spec.schema, source=source, time=spec.event_time, rows=source.rows)
+    labels = LabelSide(spec.schema, source=source, time=spec.event_time, rows=source.rows)
     aggregates: list[str] = []
-    if asked.windows:
-        windows = asked.options_of_windows(options)
-        left = _fed_by(plan_windows(asked.windows, left=left, options=windows, source=pins.source))
-        aggregates = [wanted.name for _, wanted in asked.windows]
+    if request.windows:
+        window_options = request.window_options(options)
+        labels = _as_label_side(
+            plan_windows(request.windows, labels=labels, options=window_options, source=pins.source)
+        )
+        aggregates = [window.name for _, window in request.windows]
     plan = plan_without_labels(
-        asked.features,
+        request.features,
         spec=spec,
-        left=left,
-        options=asked.options_of_features(options),
+        labels=labels,
+        options=request.feature_options(options),
         source=pins.source,
         aggregates=aggregates,
     )
-    if not asked.windows:
+    if not request.windows:
         return plan
-    keys = [name for name in plan.columns if name not in asked.names]
-    return reordered(plan, [*keys, *asked.names])
+    keys = [name for name in plan.columns if name not in request.names]
+    return reordered(plan, [*keys, *request.names])
 
 
 def _with_labels(
-    asked: _Asked, left: LabelSide, *, pins: Pins, options: RetrievalOptions
+    request: _FeatureRequest, labels: LabelSide, *, pins: Pins, options: RetrievalOptions
 ) -> FeaturePlan:
-    if not asked.windows:
-        return plan_with_labels(asked.features, left=left, options=options, source=pins.source)
-    windows = asked.options_of_windows(options)
-    plan = plan_windows(asked.windows, left=left, options=windows, source=pins.source)
-    if asked.features:
+    if not request.windows:
+        return plan_with_labels(
+            request.features, labels=labels, options=options, source=pins.source
+        )
+    window_options = request.window_options(options)
+    plan = plan_windows(request.windows, labels=labels, options=window_options, source=pins.source)
+    if request.features:
         plan = plan_with_labels(
-            asked.features,
-            left=_fed_by(plan),
-            options=asked.options_of_features(options),
+            request.features,
+            labels=_as_label_side(plan),
+            options=request.feature_options(options),
             source=pins.source,
         )
-    return reordered(plan, [*left.schema.names, *asked.names])
+    return reordered(plan, [*labels.schema.names, *request.names])
 
 
-def _fed_by(plan: FeaturePlan) -> LabelSide:
+def _as_label_side(plan: FeaturePlan) -> LabelSide:
     """Return the result of a plan as the left side of another one."""
     return LabelSide(
         plan.schema, plan=plan, time=plan.left_time, ordered=plan.keep_order, rows=plan.left_rows

@@ -1,4 +1,4 @@
-"""FeatureFrame: rows that nobody has read yet."""
+"""FeatureFrame: a lazy table of features or rows."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import conversions
 from featurestore.retrieval.coverage import CoverageReport, coverage
-from featurestore.retrieval.dropped_rows import announced, dropped_rows, drops
-from featurestore.retrieval.empty_groups import warn_of_export, watched
-from featurestore.retrieval.execution import Labels, run, sampled
-from featurestore.retrieval.other_methods import way_to
+from featurestore.retrieval.dropped_rows import dropped_rows, drops, log_dropped_rows
+from featurestore.retrieval.empty_groups import warn_of_empty_groups, warn_of_export
+from featurestore.retrieval.execution import Labels, run, sample_rows
+from featurestore.retrieval.other_methods import suggest_replacement
 from featurestore.retrieval.rendering import as_html, as_text
 from featurestore.session import Session
 from featurestore.usersql import fix_clock, predicate
@@ -35,19 +35,19 @@ _BATCH_ROWS = 65_536
 
 @answers_calls
 class FeatureFrame:
-    """A lazy table: nothing is read until rows are asked for, and then anew at each call.
+    """A lazy table: rows are read by the methods that return them, again at each call.
 
     A frame is immutable and may be used from several threads; ``select``, ``drop``, ``filter`` and
-    ``sample`` give new frames over the same pinned versions, so two readings give the same rows
-    whatever is written meanwhile.
+    ``sample`` return new frames over the same pinned versions, so two readings return the same rows
+    even if others write in between.
 
     >>> store.get_featuregroup("planes")
     FeatureFrame[tailnum: string, seats: int64]
 
     Args:
         session: The connection whose engine reads the rows.
-        relation: The rows, or a function that gives them (called again for each reading of a
-        stream).
+        relation: The rows, or a function that returns them (called again for each reading of a
+            stream).
         schema: The columns; needed when ``relation`` is a function.
         plan: The feature plan that the rows come from, if they come from one.
     """
@@ -62,15 +62,15 @@ class FeatureFrame:
     ) -> None:
         self._session = session
         self._relation: Relation | None = None
-        self._make: Callable[[], Relation]
+        self._create_relation: Callable[[], Relation]
         self._schema: pa.Schema | None
         if isinstance(relation, Relation):
-            given = relation
-            self._relation = given
-            self._make = lambda: given
-            self._schema = given.schema
+            fixed_relation = relation
+            self._relation = fixed_relation
+            self._create_relation = lambda: fixed_relation
+            self._schema = fixed_relation.schema
         else:
-            self._make = relation
+            self._create_relation = relation
             self._schema = schema
         self._plan = plan
         self._labels: Labels | None = None
@@ -89,8 +89,8 @@ class FeatureFrame:
     ) -> FeatureFrame:
         """Return the frame of a feature plan.
 
-        ``labels`` gives the relation of the caller's labels, and ``reads`` fills with what it reads
-        of registered sources.
+        ``labels`` returns the relation of the caller's labels; it appends its reads of registered
+        sources to ``reads``.
         """
         frame = cls(
             session, lambda: run(session, plan, labels=labels), schema=plan.schema, plan=plan
@@ -99,7 +99,7 @@ class FeatureFrame:
         frame._reads = reads
         return frame
 
-    def _with(self, plan: FeaturePlan) -> FeatureFrame:
+    def _with_plan(self, plan: FeaturePlan) -> FeatureFrame:
         """Return the frame of another plan over the same labels."""
         frame = FeatureFrame.planned(self._session, plan, labels=self._labels, reads=self._reads)
         frame._view = self._view
@@ -109,12 +109,12 @@ class FeatureFrame:
     def of_view(self, name: str, version: int) -> FeatureFrame:
         """Return the frame, marked as the rows of a feature view."""
         if self._plan is None:
-            raise InvalidArgument("Rows without a plan are of no feature view.")
-        frame = self._with(self._plan)
+            raise InvalidArgument("Rows without a plan do not belong to a feature view.")
+        frame = self._with_plan(self._plan)
         frame._view = (name, version)
         return frame
 
-    # -- what it is -----------------------------------------------------------------------
+    # -- properties -----------------------------------------------------------------------
 
     @property
     def columns(self) -> list[str]:
@@ -144,19 +144,19 @@ class FeatureFrame:
 
     @property
     def labels(self) -> Labels | None:
-        """What gives the caller's labels of the plan, where it has such."""
+        """The function that returns the relation of the caller's labels, if the plan has some."""
         return self._labels
 
     @property
     def view(self) -> tuple[str, int] | None:
-        """Name and version of the feature view that the rows are of, if they are of one."""
+        """Name and version of the feature view of the rows, if they belong to one."""
         return self._view
 
     @property
     def reads(self) -> Sequence[SourceRead] | None:
-        """What the last reading read of registered sources; None for rows of the store.
+        """The last reads of registered sources, by labels and external feature groups.
 
-        Of labels that came from a source, and of external feature groups.
+        None for rows of the store.
         """
         live = [source.read for source in live_sources(self._plan)]
         if self._reads is None:
@@ -165,19 +165,19 @@ class FeatureFrame:
 
     @property
     def inputs(self) -> tuple[Mapping[str, Any], ...]:
-        """What the rows are made of, as lineage records it: groups, datasets, models."""
+        """The lineage inputs of the rows: groups, datasets, models."""
         sources = () if self._plan is None else self._plan.sources
         return (*self._inputs, *(source.to_json() for source in sources))
 
     def made_of(self, *inputs: Mapping[str, Any]) -> FeatureFrame:
-        """Return the frame with further inputs for the lineage of what is written of it."""
+        """Return the frame with more lineage inputs, which data written from it records."""
         frame = copy(self)
         frame._inputs = (*self._inputs, *inputs)
         return frame
 
     @property
     def label_reads(self) -> list[SourceRead] | None:
-        """What the labels' last reading read of registered sources."""
+        """The last reads of registered sources by the labels."""
         return self._reads
 
     @property
@@ -185,7 +185,7 @@ class FeatureFrame:
         """The engine's lazy table."""
         if self._relation is not None:
             return self._relation
-        relation = self._make()
+        relation = self._create_relation()
         if not relation.single_use:
             self._relation = relation
         return relation
@@ -202,15 +202,15 @@ class FeatureFrame:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        way = way_to(name)
+        suggestion = suggest_replacement(name)
         hint = f"it has {', '.join(each for each in dir(self) if not each.startswith('_'))}"
-        if way is not None:
-            hint = way
+        if suggestion is not None:
+            hint = suggestion
         elif name in self.columns:
             hint = f"frame[{name!r}] is the frame of that column"
         raise AttributeError(f"A FeatureFrame has no {name!r}.\nHint: {hint}")
 
-    # -- cutting --------------------------------------------------------------------------
+    # -- selection ------------------------------------------------------------------------
 
     def select(self, *columns: str) -> FeatureFrame:
         """Return a frame of some of the columns, in the order given; only these are read.
@@ -221,16 +221,18 @@ class FeatureFrame:
         Raises:
             FeatureNotFound: The frame has no such column; lists those it has.
         """
-        chosen = self._names(columns)
-        if not chosen or len(set(chosen)) != len(chosen):
+        names = self._column_names(columns)
+        if not names or len(set(names)) != len(names):
             raise InvalidArgument(
-                f"select({', '.join(map(repr, chosen))}) needs one or more different columns."
+                f"select({', '.join(map(repr, names))}) needs one or more different columns."
             )
         if self._plan is not None:
-            return self._with(self._plan.select(chosen))
-        schema = pa.schema([self.schema.field(name) for name in chosen])
-        renames = dict(zip(chosen, chosen, strict=True))
-        return self._cut(lambda: self._session.engine.select(self.relation, renames), schema=schema)
+            return self._with_plan(self._plan.select(names))
+        schema = pa.schema([self.schema.field(name) for name in names])
+        renames = dict(zip(names, names, strict=True))
+        return self._derived(
+            lambda: self._session.engine.select(self.relation, renames), schema=schema
+        )
 
     def __getitem__(self, columns: str | Sequence[str]) -> FeatureFrame:
         """Return a frame of one column, or of several: ``frame["x"]``, ``frame[["x", "y"]]``.
@@ -243,7 +245,7 @@ class FeatureFrame:
         if isinstance(columns, list | tuple) and all(isinstance(each, str) for each in columns):
             return self.select(*columns)
         raise InvalidArgument(
-            f"frame[{columns!r}] is no column.",
+            f"frame[{columns!r}] is not a column.",
             hint="frame['x'] selects a column, frame.filter('x > 1') rows, frame.head(5) the first",
         )
 
@@ -256,21 +258,21 @@ class FeatureFrame:
         >>> store.get_featuregroup("weather").filter("temp > 37 and origin = 'JFK'").count()
         1
 
-        What it may say: ``docs/how-to/conditions.md``; it means the same on every engine. ``now()``
-        is read once, here.
+        ``docs/how-to/conditions.md`` lists the allowed expressions; they mean the same on every
+        engine. ``now()`` is evaluated once, by this call.
         """
         engine, now = self._session.engine, utc_now()
-        fixed = fix_clock(sql, now=now)
-        condition = predicate(fixed, schema=self.schema, dialect=engine.dialect)
+        clocked_sql = fix_clock(sql, now=now)
+        condition = predicate(clocked_sql, schema=self.schema, dialect=engine.dialect)
         if self._plan is not None:
-            plan = self._plan.filter(fixed)
-            if fixed != sql:
+            plan = self._plan.filter(clocked_sql)
+            if clocked_sql != sql:
                 note = (
                     f"the clock of the filter {sql!r} was read when it was given: {now.isoformat()}"
                 )
                 plan = replace(plan, notes=(*plan.notes, note))
-            return self._with(plan)
-        return self._cut(lambda: engine.filter(self.relation, condition), schema=self.schema)
+            return self._with_plan(plan)
+        return self._derived(lambda: engine.filter(self.relation, condition), schema=self.schema)
 
     def drop(self, *columns: str) -> FeatureFrame:
         """Return a frame without some of the columns; these are not read.
@@ -281,18 +283,18 @@ class FeatureFrame:
         Raises:
             FeatureNotFound: The frame has no such column; lists those it has.
         """
-        dropped = self._names(columns)
-        kept = [name for name in self.columns if name not in dropped]
-        return self.select(*kept)
+        dropped_names = self._column_names(columns)
+        remaining_names = [name for name in self.columns if name not in dropped_names]
+        return self.select(*remaining_names)
 
     def sample(
         self, *, fraction: float, seed: int = 0, by: str | Sequence[str] | None = None
     ) -> FeatureFrame:
         """Return a frame of a share of the rows: always the same ones, on every engine.
 
-        A row is chosen by the hash of its columns ``by`` and the seed, so rows that are equal there
-        stay together (``by="customer"`` keeps all rows of a customer or none), and rows that come
-        later change nothing for those that are there.
+        A row is selected by the hash of its columns ``by`` and the seed, so rows with equal values
+        stay together (``by="customer"`` keeps all rows of a customer or none), and later rows do
+        not change the selection of earlier ones.
 
         >>> weather = store.get_featuregroup("weather")
         >>> weather.sample(fraction=0.5, by="origin").to_arrow().column("origin").to_pylist()
@@ -301,36 +303,38 @@ class FeatureFrame:
         Args:
             fraction: The share, above 0 and at most 1; the number of rows is near it, not exact.
             seed: Another seed is another sample.
-            by: The columns that are hashed; None takes the keys and the time of the rows where the
-                frame knows them, else all columns.
+            by: The columns to hash; None takes the keys and the time of the rows if the frame knows
+                them, else all columns.
 
         Raises:
-            InvalidArgument: The fraction is no share.
+            InvalidArgument: The fraction is not above 0 and at most 1.
             FeatureNotFound: The frame has no such column.
         """
         if isinstance(fraction, bool) or not 0 < fraction <= 1:
             raise InvalidArgument(
-                f"fraction={fraction!r} is no share of the rows.",
+                f"fraction={fraction!r} is not above 0 and at most 1.",
                 hint="fraction=0.1 is every tenth",
             )
         if by is None:
-            names = self._sampled_by()
+            names = self._sampling_columns()
         else:
-            names = self._names([by])
+            names = self._column_names([by])
         sample = RowSample(float(fraction), seed, tuple(names))
         if self._plan is not None:
-            return self._with(self._plan.sample(sample))
+            return self._with_plan(self._plan.sample(sample))
         engine = self._session.engine
-        return self._cut(lambda: sampled(engine, self.relation, sample), schema=self.schema)
+        return self._derived(lambda: sample_rows(engine, self.relation, sample), schema=self.schema)
 
-    def _cut(self, make: Callable[[], Relation], *, schema: pa.Schema) -> FeatureFrame:
-        """Return a frame of some of these rows or columns."""
-        frame = FeatureFrame(self._session, make, schema=schema)
+    def _derived(
+        self, create_relation: Callable[[], Relation], *, schema: pa.Schema
+    ) -> FeatureFrame:
+        """Return a frame over another relation with the sources and inputs of this one."""
+        frame = FeatureFrame(self._session, create_relation, schema=schema)
         frame._reads = self._reads
         frame._inputs = self._inputs
         return frame
 
-    def _sampled_by(self) -> list[str]:
+    def _sampling_columns(self) -> list[str]:
         if self._plan is None or not self._plan.keys:
             return self.columns
         names = list(self._plan.keys)
@@ -338,10 +342,11 @@ class FeatureFrame:
             names.append(self._plan.time)
         return list(dict.fromkeys(names))
 
-    def _names(self, columns: Iterable[str | Sequence[str]]) -> list[str]:
-        """Return the names in arguments that are names or lists of names.
+    def _column_names(self, columns: Iterable[str | Sequence[str]]) -> list[str]:
+        """Return the column names in arguments that are names or lists of names.
 
-        All are columns of the frame.
+        Raises:
+            FeatureNotFound: The frame has no such column.
         """
         names: list[str] = []
         for each in columns:
@@ -349,15 +354,15 @@ class FeatureFrame:
                 names.append(each)
             else:
                 names += each
-        absent = [name for name in names if name not in self.columns]
-        if absent:
+        missing_names = [name for name in names if name not in self.columns]
+        if missing_names:
             raise FeatureNotFound(
-                f"No columns {listing(absent)}; there are {listing(self.columns, limit=50)}.",
-                hint=did_you_mean(absent[0], self.columns, write="{!r}"),
+                f"No columns {listing(missing_names)}; there are {listing(self.columns, limit=50)}.",
+                hint=did_you_mean(missing_names[0], self.columns, write="{!r}"),
             )
         return names
 
-    # -- looking --------------------------------------------------------------------------
+    # -- inspection -----------------------------------------------------------------------
 
     def show(self, n: int = 20, truncate: bool | int = True, *, width: int = 20) -> None:
         """Write the first ``n`` rows to standard output, as Spark draws them.
@@ -372,7 +377,7 @@ class FeatureFrame:
         |    N20|  200|
         +-------+-----+
         """
-        table = self._first(n + 1)
+        table = self._first_rows(n + 1)
         if truncate is False:
             width = sys.maxsize
         elif truncate is not True:
@@ -385,10 +390,10 @@ class FeatureFrame:
         >>> store.get_featuregroup("planes").head(1).to_pylist()
         [{'tailnum': 'N10', 'seats': 100}]
         """
-        return self._first(n)
+        return self._first_rows(n)
 
     def count(self) -> int:
-        """Return the number of rows; where every label gives one row, nothing is joined for it.
+        """Return the number of rows; where every label gives one row, without a join.
 
         >>> store.get_features("planes.seats", labels="questions").count()
         4
@@ -404,13 +409,13 @@ class FeatureFrame:
         return self._session.engine.count(self.relation)
 
     def __len__(self) -> int:
-        """Return the number of rows where it is known without reading any.
+        """Return the number of rows if it is known without reading any.
 
         >>> len(store.get_featuregroup("weather"))
         4
 
         Raises:
-            InvalidArgument: It is not known; ``count()`` finds it out.
+            InvalidArgument: The number is not known; ``count()`` counts the rows.
         """
         if self._plan is None or self._plan.rows is None:
             raise InvalidArgument(
@@ -423,18 +428,17 @@ class FeatureFrame:
 
     @property
     def drops(self) -> bool:
-        """Whether label rows without a row in every group are left out (``join="inner"``)."""
+        """Whether label rows without a row in every group are dropped (``join="inner"``)."""
         return self._plan is not None and drops(self._plan)
 
     def dropped(self, rows: int | None = None) -> int | None:
-        """Return how many label rows ``join="inner"`` leaves out; None where every label row stays.
+        """Return how many label rows ``join="inner"`` drops; None for other joins.
 
         >>> store.get_features("planes.seats", labels="questions", join="inner").dropped()
         0
 
-        Rows that ``filter`` leaves out are not counted. ``rows`` is the number of the frame's rows,
-        where it has been
-        counted: without filters nothing is then joined for the answer.
+        Rows that ``filter`` excludes are not counted. Pass ``rows``, the number of the frame's
+        rows, if it is known: without filters this avoids a join.
         """
         if self._plan is None:
             return None
@@ -444,7 +448,7 @@ class FeatureFrame:
         """Return for how many labels each group gives a value, and why the others get null.
 
         Per group: found, no such key, before its first row, not known yet, older than ttl, null in
-        the row; and the argument that would change it. Filters of the frame are left out.
+        the row; and the argument to change. Filters of the frame are ignored.
 
         >>> labels = [{"origin": "jfk", "at": hour(8)}, {"origin": "LGA", "at": hour(5)}]
         >>> frame = store.get_features(["weather.temp"], labels=labels)
@@ -454,8 +458,8 @@ class FeatureFrame:
           before its first row: these labels lie in 2013-01-01 05:00:00 to 2013-01-01 05:00:00, ...
 
         Args:
-            sample: At most so many labels are looked at; those of larger label sides are drawn.
-            seed: Which ones.
+            sample: The maximum number of labels to check; more labels are sampled.
+            seed: The seed of the sample.
 
         Raises:
             InvalidArgument: The frame joins nothing.
@@ -468,13 +472,13 @@ class FeatureFrame:
             warn_of_export(self._session, self._plan, labels=self._labels, rows=rows, nulls=nulls)
 
     def _repr_html_(self) -> str:
-        table = self._first(_HTML_ROWS + 1)
+        table = self._first_rows(_HTML_ROWS + 1)
         rows = f"{table.num_rows} rows"
         if table.num_rows > _HTML_ROWS:
             rows = f"first {_HTML_ROWS} rows"
         return as_html(table.slice(0, _HTML_ROWS), caption=f"{rows} of {len(self.columns)} columns")
 
-    def _first(self, n: int) -> pa.Table:
+    def _first_rows(self, n: int) -> pa.Table:
         if n < 0:
             raise InvalidArgument(f"n={n} rows cannot be shown.", hint="give 0 or more")
         return self._session.engine.stream(self.relation, batch_rows=max(n, 1), limit=n).read_all()
@@ -490,7 +494,7 @@ class FeatureFrame:
         return self._stream().read_all()
 
     def to_batches(self, *, rows: int = _BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as record batches of at most ``rows`` rows, read as they are asked for.
+        """Yield the rows lazily as record batches of at most ``rows`` rows.
 
         >>> [batch.num_rows for batch in store.get_featuregroup("weather").to_batches(rows=3)]
         [3, 1]
@@ -536,12 +540,12 @@ class FeatureFrame:
 
     def _stream(self, *, batch_rows: int = _BATCH_ROWS) -> pa.RecordBatchReader:
         reader = self._session.engine.stream(self.relation, batch_rows=batch_rows)
-        reader = announced(self._session, self._plan, reader, labels=self._labels)
-        reader = watched(self._session, self._plan, reader, labels=self._labels)
+        reader = log_dropped_rows(self._session, self._plan, reader, labels=self._labels)
+        reader = warn_of_empty_groups(self._session, self._plan, reader, labels=self._labels)
         if not live_sources(self._plan):
             return reader
-        return pa.RecordBatchReader.from_batches(reader.schema, self._held(reader))
+        return pa.RecordBatchReader.from_batches(reader.schema, self._batches_of_live_frame(reader))
 
-    def _held(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        """Yield batches while the frame, and so the rows of external groups, is alive."""
+    def _batches_of_live_frame(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        """Yield batches; the generator keeps the frame, and so the rows of external groups, alive."""
         yield from reader

@@ -1,4 +1,4 @@
-"""Which left column meets which key column of a group: pure."""
+"""Pairs of label columns and key columns for each joined group, from ``join_key=``."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ Keys = str | Sequence[str] | Mapping[str, str]
 JoinKey = Keys | Mapping[str, Keys]
 
 
-def per_group(
-    join_key: JoinKey | None, *, left: pa.Schema, groups: Sequence[FeatureGroupSpec]
+def join_keys_by_group(
+    join_key: JoinKey | None, *, label_schema: pa.Schema, groups: Sequence[FeatureGroupSpec]
 ) -> dict[tuple[str, int], Keys | None]:
-    """Return what ``join_key=`` says for each group.
+    """Return the value of ``join_key=`` for each group.
 
     Raises:
         InvalidArgument: It names neither left columns nor joined groups.
     """
     if not isinstance(join_key, Mapping):
         return dict.fromkeys([(spec.name, spec.version) for spec in groups], join_key)
-    by_group, columns = _split(join_key, left=left, groups=groups)
-    _check_columns(columns, left=left, groups=groups)
-    result: dict[tuple[str, int], Keys | None] = {}
+    by_group, columns = _split_by_group(join_key, label_schema=label_schema, groups=groups)
+    _check_columns(columns, label_schema=label_schema, groups=groups)
+    keys_by_group: dict[tuple[str, int], Keys | None] = {}
     for spec in groups:
-        known = _keys(spec)
-        shared = {column: key for column, key in columns.items() if key in known}
-        said: Keys | None = shared or None
+        joinable_columns = _joinable_columns(spec)
+        shared = {column: key for column, key in columns.items() if key in joinable_columns}
+        group_keys: Keys | None = shared or None
         for name in (spec.name, f"{spec.name}@v{spec.version}"):
-            said = by_group.get(name, said)
-        result.setdefault((spec.name, spec.version), said)
-    return result
+            group_keys = by_group.get(name, group_keys)
+        keys_by_group.setdefault((spec.name, spec.version), group_keys)
+    return keys_by_group
 
 
-def _split(
-    join_key: Mapping[str, Any], *, left: pa.Schema, groups: Sequence[FeatureGroupSpec]
+def _split_by_group(
+    join_key: Mapping[str, Any], *, label_schema: pa.Schema, groups: Sequence[FeatureGroupSpec]
 ) -> tuple[dict[str, Keys], dict[str, Any]]:
-    """Return what ``join_key=`` says by group, and what it says of left columns for all groups."""
-    names: set[str] = set()
+    """Split ``join_key=`` into its entries for groups and its entries for label columns."""
+    group_names: set[str] = set()
     for spec in groups:
-        names |= {spec.name, f"{spec.name}@v{spec.version}"}
+        group_names |= {spec.name, f"{spec.name}@v{spec.version}"}
     by_group: dict[str, Keys] = {}
     columns: dict[str, Any] = {}
     for name, value in join_key.items():
         # A left column may have the name of a group: then {name: key} is about the column.
-        is_column = isinstance(value, str) and name in left.names
-        if name in names and not is_column:
+        is_column = isinstance(value, str) and name in label_schema.names
+        if name in group_names and not is_column:
             by_group[name] = value
         else:
             columns[name] = value
@@ -61,21 +61,21 @@ def _split(
 
 
 def _check_columns(
-    columns: Mapping[str, Any], *, left: pa.Schema, groups: Sequence[FeatureGroupSpec]
+    columns: Mapping[str, Any], *, label_schema: pa.Schema, groups: Sequence[FeatureGroupSpec]
 ) -> None:
-    keys: set[str] = set()
+    joinable_columns: set[str] = set()
     for spec in groups:
-        keys.update(_keys(spec))
+        joinable_columns.update(_joinable_columns(spec))
     unknown, unused = [], []
     for name, key in columns.items():
-        if name not in left.names or not isinstance(key, str):
+        if name not in label_schema.names or not isinstance(key, str):
             unknown.append(name)
-        elif key not in keys:
+        elif key not in joinable_columns:
             unused.append(f"{name}: {key}")
     if unknown:
         raise InvalidArgument(
             f"join_key names {listing(unknown)}: neither a column of the left side "
-            f"({listing(left.names)}) "
+            f"({listing(label_schema.names)}) "
             f"nor a joined group ({listing([spec.name for spec in groups])}).",
             hint="join_key={'label column': 'key column'} or {'group': {'label column': 'key "
             "column'}}",
@@ -87,141 +87,144 @@ def _check_columns(
         )
 
 
-def pairs(
+def key_pairs(
     spec: FeatureGroupSpec,
     *,
-    left: pa.Schema,
-    said: Keys | None,
+    label_schema: pa.Schema,
+    join_key: Keys | None,
     groups: Sequence[FeatureGroupSpec] = (),
     library: str | None = None,
 ) -> Pairs:
-    """Return (left column, key column) for every primary-key column of a group.
+    """Return (label column, key column) for every primary-key column of a group.
 
     A group without a primary key is joined on the columns that ``join_key=`` names. ``groups`` are
-    all that are joined: a refusal shows the key of each. ``library`` is the kind of dataframe that
-    the left side is (``column_lines.language_of``), whose words the hint uses; None for a group.
+    all joined groups: the error lists the key of each. ``library`` is the dataframe library of the
+    labels (``column_lines.language_of``), for the code in the hint; None for a group.
 
     Raises:
-        NoJoinKey: A key column has no partner on the left side, or the partners' types do not
-        compare.
+        NoJoinKey: A key column has no label column, or their types do not compare.
     """
-    chosen = _named(spec, left=left, said=said)
-    if not spec.primary_key and not chosen:
+    columns_by_key = _columns_by_key(spec, label_schema=label_schema, join_key=join_key)
+    if not spec.primary_key and not columns_by_key:
         raise NoJoinKey(
             f"Feature group {spec.name!r} declares no primary key. The left side has "
-            f"{listing(left.names, limit=30)}, "
+            f"{listing(label_schema.names, limit=30)}, "
             f"the group {listing(spec.schema.names, limit=30)}.",
             hint=f"join_key={{{spec.name!r}: 'column'}} joins on a column that both have",
         )
-    result = []
-    for key in spec.primary_key or tuple(chosen):
-        column = chosen.get(key, key)
-        if column not in left.names:
+    column_pairs = []
+    for key in spec.primary_key or tuple(columns_by_key):
+        column = columns_by_key.get(key, key)
+        if column not in label_schema.names:
             raise NoJoinKey(
                 f"Feature group {spec.name!r} is joined on {listing(spec.primary_key)}; the left "
                 "side has no column "
-                f"{column!r}, it has {listing(left.names, limit=30)}. "
+                f"{column!r}, it has {listing(label_schema.names, limit=30)}. "
                 f"{show_keys(groups or [spec])}.",
                 hint=f"join_key={{{spec.name!r}: {{'your column': {key!r}}}}}",
             )
-        _check_comparable(spec, key=key, left=left.field(column), library=library)
-        result.append((column, key))
-    return tuple(result)
+        _check_comparable(spec, key=key, label_field=label_schema.field(column), library=library)
+        column_pairs.append((column, key))
+    return tuple(column_pairs)
 
 
 def show_keys(groups: Sequence[FeatureGroupSpec]) -> str:
     """Return one sentence with the primary key of each group."""
-    keys = []
-    for spec in groups:
-        keys.append(f"{spec.name}@v{spec.version} ({', '.join(spec.primary_key) or 'none'})")
+    keys = [
+        f"{spec.name}@v{spec.version} ({', '.join(spec.primary_key) or 'none'})" for spec in groups
+    ]
     return f"Keys: {'; '.join(keys)}"
 
 
-def comparable(left: pa.DataType, right: pa.DataType) -> bool:
-    """Tell whether values of two types can be equal without a conversion that loses something.
+def comparable(first: pa.DataType, second: pa.DataType) -> bool:
+    """Return True if values of two types can be compared without a lossy conversion.
 
-    Whole numbers and decimals compare by value. Nulls without a type meet no key.
+    Integers and decimals compare by value. Untyped nulls equal no key.
 
     >>> comparable(pa.decimal128(2, 1), pa.decimal128(4, 2)), comparable(pa.float64(), pa.int64())
     (True, False)
     """
-    return bool(left == right) or pat.is_null(left) or (is_exact(left) and is_exact(right))
+    return bool(first == second) or pat.is_null(first) or (is_exact(first) and is_exact(second))
 
 
 def key_types(
-    left: pa.Schema, groups: Sequence[FeatureGroupSpec], join_key: JoinKey | None
+    label_schema: pa.Schema, groups: Sequence[FeatureGroupSpec], join_key: JoinKey | None
 ) -> dict[str, pa.DataType]:
-    """Return for each left column that meets a key the type of that key.
+    """Return the type of the key for each label column that is joined with one.
 
     Raises:
-        NoJoinKey: A key column has no partner on the left side.
+        NoJoinKey: A key column has no label column.
     """
-    names = pa.schema([pa.field(name, pa.null()) for name in left.names])
-    said = per_group(join_key, left=names, groups=groups)
+    untyped_schema = pa.schema([pa.field(name, pa.null()) for name in label_schema.names])
+    keys_by_group = join_keys_by_group(join_key, label_schema=untyped_schema, groups=groups)
     types: dict[str, pa.DataType] = {}
     for spec in groups:
-        keys = said[spec.name, spec.version]
-        for column, key in pairs(spec, left=names, said=keys, groups=groups):
+        keys = keys_by_group[spec.name, spec.version]
+        for column, key in key_pairs(
+            spec, label_schema=untyped_schema, join_key=keys, groups=groups
+        ):
             types.setdefault(column, spec.schema.field(key).type)
     return types
 
 
-def _named(spec: FeatureGroupSpec, *, left: pa.Schema, said: Keys | None) -> dict[str, str]:
-    """Return {key column: left column} as far as ``join_key=`` says it."""
-    if said is None:
+def _columns_by_key(
+    spec: FeatureGroupSpec, *, label_schema: pa.Schema, join_key: Keys | None
+) -> dict[str, str]:
+    """Return {key column: label column} for the columns that ``join_key=`` names."""
+    if join_key is None:
         return {}
-    known = _keys(spec)
-    if isinstance(said, Mapping):
-        chosen: dict[str, Any] = dict(zip(said.values(), said.keys(), strict=True))
-        if len(chosen) != len(said) or not set(chosen) <= set(known):
+    joinable_columns = _joinable_columns(spec)
+    if isinstance(join_key, Mapping):
+        columns_by_key: dict[str, Any] = dict(zip(join_key.values(), join_key.keys(), strict=True))
+        if len(columns_by_key) != len(join_key) or not set(columns_by_key) <= set(joinable_columns):
             raise NoJoinKey(
-                f"join_key={dict(said)!r} does not fit feature group {spec.name!r}, "
+                f"join_key={dict(join_key)!r} does not fit feature group {spec.name!r}, "
                 f"whose key is {listing(spec.primary_key)}.",
                 hint="write {'label column': 'key column'}",
             )
-        return chosen
-    if isinstance(said, str):
-        names = [said]
+        return columns_by_key
+    if isinstance(join_key, str):
+        names = [join_key]
     else:
-        names = list(said)
-    keys, others = [], []
+        names = list(join_key)
+    keys, unknown_keys = [], []
     for name in names:
-        if name in known:
+        if name in joinable_columns:
             keys.append(name)
         else:
-            others.append(name)
-    if others and len(names) == len(spec.primary_key) == 1 and names[0] in left.names:
+            unknown_keys.append(name)
+    if unknown_keys and len(names) == len(spec.primary_key) == 1 and names[0] in label_schema.names:
         return {spec.primary_key[0]: names[0]}
-    strange = [name for name in others if name not in left.names]
-    if strange:
+    unknown_columns = [name for name in unknown_keys if name not in label_schema.names]
+    if unknown_columns:
         raise NoJoinKey(
-            f"join_key names {listing(others)}, a column neither of the left side nor a key of "
+            f"join_key names {listing(unknown_keys)}, a column neither of the left side nor a key of "
             f"{spec.name!r}. "
-            f"{show_keys([spec])}. The left side has {listing(left.names, limit=30)}.",
+            f"{show_keys([spec])}. The left side has {listing(label_schema.names, limit=30)}.",
         )
     return dict(zip(keys, keys, strict=True))
 
 
-def _keys(spec: FeatureGroupSpec) -> Sequence[str]:
+def _joinable_columns(spec: FeatureGroupSpec) -> Sequence[str]:
     return spec.primary_key or tuple(spec.schema.names)
 
 
 def _check_comparable(
-    spec: FeatureGroupSpec, *, key: str, left: pa.Field, library: str | None
+    spec: FeatureGroupSpec, *, key: str, label_field: pa.Field, library: str | None
 ) -> None:
-    right = spec.schema.field(key).type
-    if not can_be_key(right):
+    key_type = spec.schema.field(key).type
+    if not can_be_key(key_type):
         raise NoJoinKey(
-            f"The column {key!r} of feature group {spec.name!r} is {right}, which cannot be a key.",
+            f"The column {key!r} of feature group {spec.name!r} is {key_type}, which cannot be a key.",
             hint="keys are integers, strings, booleans, dates, timestamps, decimals or binary",
         )
-    if comparable(left.type, right):
+    if comparable(label_field.type, key_type):
         return
-    line = None
+    conversion_line = None
     if library is not None:
-        line = key_line(library, left.name, left.type, right)
+        conversion_line = key_line(library, label_field.name, label_field.type, key_type)
     raise NoJoinKey(
-        f"The key {key!r} of feature group {spec.name!r} is {right}; the left column "
-        f"{left.name!r} is {left.type}.",
-        hint=line or f"convert the column {left.name!r} to {right} first",
+        f"The key {key!r} of feature group {spec.name!r} is {key_type}; the left column "
+        f"{label_field.name!r} is {label_field.type}.",
+        hint=conversion_line or f"convert the column {label_field.name!r} to {key_type} first",
     )

@@ -1,4 +1,4 @@
-"""The left side of a retrieval: a dataframe, another retrieval, or a group."""
+"""The labels of a retrieval: a dataframe, another retrieval, or a group."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _PEEK_ROWS = 1000
 
 
 @dataclass(frozen=True)
-class OpenedLabels:
-    """What the planner sees of the labels, and their relation where the plan has no way to it."""
+class LabelInput:
+    """Labels as the planner sees them, and their relation if the plan does not contain it."""
 
-    left: LabelSide
+    labels: LabelSide
     relation: Labels | None
     reads: list[SourceRead] | None = None
 
@@ -49,24 +49,21 @@ def open_labels(
     specs: Specs,
     versions: Mapping[str, int] | None,
     types: TypesFor,
-) -> OpenedLabels:
-    """Return the left side that ``labels=`` means; nothing of a table is read.
+) -> LabelInput:
+    """Return the labels of ``labels=``, without reading tables.
 
-    Rows of the engine's own dataframes are read for times outside of the years 1 to 9999.
-
-    Columns without a type get that of what they meet: ``types`` is asked where there are some.
-
-    Rows in memory keep their order and are held as Arrow, so that the frame can be read again and
-    again.
+    Rows of the engine's own dataframes are searched for times outside of the years 1 to 9999.
+    Untyped columns get the type of the key or time that they are joined with, from ``types``.
+    Rows in memory keep their order and become Arrow, so that the frame can be read repeatedly.
     """
     if isinstance(labels, str):
         name, version = parse_group_reference(labels)
         spec = find_spec(name, version=version or (versions or {}).get(name), specs=specs)
         source = pins.source((spec.name, spec.version))
-        left = LabelSide(
+        label_side = LabelSide(
             source.spec.schema, source=source, time=source.spec.event_time, rows=source.rows
         )
-        return OpenedLabels(left, None)
+        return LabelInput(label_side, None)
     if isinstance(labels, FeatureFrame) and labels.session.engine is session.engine:
         return _from_frame(labels, types)
     adopted = ingest.adopt_native(labels, engine=session.engine)
@@ -75,14 +72,14 @@ def open_labels(
         refuse_times_outside(adopted, engine=session.engine)
         relation = typed_relation(session.engine, adopted, typed_schema(adopted.schema, types))
         peek = partial(_first_rows, session, relation)
-        left = LabelSide(relation.schema, peek=peek, library=ingest.with_language(labels)[1])
-        return OpenedLabels(left, lambda: relation)
+        label_side = LabelSide(relation.schema, peek=peek, library=ingest.with_language(labels)[1])
+        return LabelInput(label_side, lambda: relation)
     labels, language = ingest.with_language(labels)
     table = ingest.to_reader(labels).read_all()
     return _from_memory(session, typed_table(table, types, language), library=language)
 
 
-def _from_frame(frame: FeatureFrame, types: TypesFor) -> OpenedLabels:
+def _from_frame(frame: FeatureFrame, types: TypesFor) -> LabelInput:
     plan = frame.plan
     if plan is None:
         schema, engine = typed_schema(frame.schema, types), frame.session.engine
@@ -91,10 +88,12 @@ def _from_frame(frame: FeatureFrame, types: TypesFor) -> OpenedLabels:
             rows = ingest.refuse_encoded_arrays(frame.relation, frame, engine=engine)
             return typed_relation(engine, rows, schema)
 
-        return OpenedLabels(LabelSide(schema), relation, frame.label_reads)
+        return LabelInput(LabelSide(schema), relation, frame.label_reads)
     time = plan.time
-    left = LabelSide(frame.schema, plan=plan, time=time, ordered=plan.keep_order, rows=plan.rows)
-    return OpenedLabels(left, frame.labels, frame.label_reads)
+    label_side = LabelSide(
+        frame.schema, plan=plan, time=time, ordered=plan.keep_order, rows=plan.rows
+    )
+    return LabelInput(label_side, frame.labels, frame.label_reads)
 
 
 def _first_rows(session: Session, relation: Relation) -> pa.Table:
@@ -102,29 +101,29 @@ def _first_rows(session: Session, relation: Relation) -> pa.Table:
     return stream.read_all()
 
 
-def _from_memory(session: Session, table: pa.Table, *, library: str) -> OpenedLabels:
+def _from_memory(session: Session, table: pa.Table, *, library: str) -> LabelInput:
     _check_names(table.schema)
-    places = pa.array(np.arange(table.num_rows, dtype=np.int64))
-    numbered = table.append_column(pa.field(ROW, pa.int64()), places)
+    row_numbers = pa.array(np.arange(table.num_rows, dtype=np.int64))
+    numbered = table.append_column(pa.field(ROW, pa.int64()), row_numbers)
 
     def relation() -> Relation:
         return session.engine.from_arrow(numbered.to_reader())
 
-    left = LabelSide(
+    label_side = LabelSide(
         table.schema,
         ordered=True,
         rows=table.num_rows,
         peek=partial(table.slice, 0, _PEEK_ROWS),
         library=library,
     )
-    return OpenedLabels(left, relation)
+    return LabelInput(label_side, relation)
 
 
 def _check_names(schema: pa.Schema) -> None:
-    seen: set[str] = set()
+    known_names: set[str] = set()
     for name in schema.names:
-        if name.lower() in seen or name.lower() == ROW:
+        if name.lower() in known_names or name.lower() == ROW:
             raise ColumnConflict(
                 f"The labels have two columns {name!r} (ignoring case).", hint="rename one"
             )
-        seen.add(name.lower())
+        known_names.add(name.lower())

@@ -1,13 +1,13 @@
 """The leak check: a sample of training rows computed again without anything that came later.
 
-For each sampled label the rows of every group are cut to those of the label's time: event time and
-created time at or before it, also where the retrieval did not look at created time. A group without
-event time is cut by the time columns that its rows have. What is left is searched here, by other
-code than the engine's, and compared.
+For each sampled label the rows of every group are limited to event times and created times at or
+before the label's time, also where the retrieval ignores created time. A group without event time
+is limited by its time columns. The remaining rows are searched here, by other code than the
+engine's, and compared.
 
-Values that were *computed* from later data carry an early stamp, which no cut of the stored rows
-can show. For such groups ``recompute`` takes the function that makes them: it is called with a time
-and gives the group's rows as they come out when its inputs end there.
+Values that were *computed* from later data have an early timestamp, so limits on stored rows do not
+show them. For such groups ``recompute`` takes the function that computes them: called with a time,
+it returns the group's rows from inputs up to that time.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from featurestore.retrieval.sampled_labels import (
     run_over,
     sampled_labels,
 )
-from featurestore.retrieval.window_leaks import window_answers
+from featurestore.retrieval.window_leaks import window_values
 from featurestore.session import Session
 from featurestore.usersql import quote
 
 Recompute = Mapping[str, Callable[[datetime], object]]
 _EXAMPLES = 3
 _DAY = 24 * 60 * 60 * 1_000_000
-# From so many days on it is no chance that all event times stand at one time of the day.
-_DAYS_TOLD = 3
-# Computing a group anew may take long: at most this many times in the sample are tried.
-_TIMES_TRIED = 20
+# With fewer days all event times may have the same time of day by chance.
+_MIN_DAYS = 3
+# Recomputing a group may take long, so only this many times of the sample are checked.
+_MAX_RECOMPUTED_TIMES = 20
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Leak:
 
 @dataclass(frozen=True)
 class LeakReport:
-    """What a leak check found. ``ok``.
+    """The leaks in a sample of rows; ``ok`` if there are none.
 
-    Nothing changed. ``unchecked`` says what the check could not look at.
+    ``unchecked`` lists what the check cannot verify.
     """
 
     rows: int
@@ -108,11 +108,11 @@ def check_leakage(
     """Return which values of a sample of a frame change when all later rows are removed.
 
     Args:
-        frame: What ``get_features`` returned.
-        sample: How many label rows to look at.
-        seed: Which ones.
-        recompute: For computed groups: the function that makes the group's rows from inputs up to a
-        time.
+        frame: A frame that ``get_features`` returned.
+        sample: The number of label rows to check.
+        seed: The seed of the sample.
+        recompute: For computed groups: the function that computes the group's rows from inputs up
+            to a time.
 
     Raises:
         InvalidArgument: The frame does not come from ``get_features``.
@@ -128,23 +128,23 @@ def check_leakage(
         raise InvalidArgument(f"sample={sample} rows cannot be checked.", hint="sample=1000")
     session = frame.session
     labels = sampled_labels(session, plan, frame.labels, sample=sample, seed=seed)
-    checked = _Check(session, dict(recompute or {}))
-    checked.plan(plan, labels)
-    strange = [name for name in checked.recompute if name not in checked.groups]
-    if strange:
+    check = _LeakCheck(session, dict(recompute or {}))
+    check.check_plan(plan, labels)
+    unknown_groups = [name for name in check.recompute if name not in check.groups]
+    if unknown_groups:
         raise InvalidArgument(
-            f"recompute names {listing(strange)}; the frame joins "
-            f"{listing(sorted(checked.groups))}."
+            f"recompute names {listing(unknown_groups)}; the frame joins "
+            f"{listing(sorted(check.groups))}."
         )
     return LeakReport(
         labels.num_rows,
-        checked.features,
-        tuple(checked.leaks),
-        tuple(dict.fromkeys(checked.unchecked)),
+        check.features,
+        tuple(check.leaks),
+        tuple(dict.fromkeys(check.unchecked)),
     )
 
 
-class _Check:
+class _LeakCheck:
     """Collects leaks over a plan and the plans that feed it."""
 
     def __init__(
@@ -157,80 +157,90 @@ class _Check:
         self.groups: set[str] = set()
         self.features = 0
 
-    def plan(self, plan: FeaturePlan, labels: pa.Table) -> pa.Table:
+    def check_plan(self, plan: FeaturePlan, labels: pa.Table) -> pa.Table:
         """Check every join of a plan over sampled labels.
 
         Return the rows that the plan gives for them.
         """
         if plan.left_plan is not None:
-            labels = self.plan(plan.left_plan, labels)
-        given = run_over(self.session, over_labels(plan, labels.schema), labels)
+            labels = self.check_plan(plan.left_plan, labels)
+        retrieved_rows = run_over(self.session, over_labels(plan, labels.schema), labels)
         times = label_times(plan, labels)
         joins: list[Join | WindowJoin] = [*plan.joins, *plan.windows]
         for join in joins:
-            self._join(join, labels, given, times)
-        return given.select(list(plan.columns))
+            self._check_join(join, labels, retrieved_rows, times)
+        return retrieved_rows.select(list(plan.columns))
 
-    def _join(
+    def _check_join(
         self,
         join: Join | WindowJoin,
         labels: pa.Table,
-        given: pa.Table,
+        retrieved_rows: pa.Table,
         times: np.ndarray[Any, Any],
     ) -> None:
         group = join.source.spec.name
         self.groups.add(group)
         self.features += len(join.outputs)
-        keys = _keys(labels, [left for left, _ in join.on])
+        keys = _key_tuples(labels, [label_column for label_column, _ in join.on])
         rows = _rows_of_labels(self.session, join, labels)
-        again = self._answers(join, rows, keys, times)
-        self._compare(join, given, again, np.arange(len(keys)), keys, times, why=_why(join))
+        expected_values = self._search_values(join, rows, keys, times)
+        self._compare(
+            join,
+            retrieved_rows,
+            expected_values,
+            np.arange(len(keys)),
+            keys,
+            times,
+            why=_leak_reason(join),
+        )
         if group in self.recompute:
-            self._recomputed(join, given, keys, times)
+            self._check_recomputed(join, retrieved_rows, keys, times)
         elif join.source.spec.job is None:
-            self.unchecked += _not_told(join, rows)
+            self.unchecked += _unverifiable_times(join, rows)
         else:
             self.unchecked.append(
                 f"how job {join.source.spec.job!r} computes {group}; recompute={{{group!r}: ...}}"
             )
 
-    def _recomputed(
+    def _check_recomputed(
         self,
         join: Join | WindowJoin,
-        given: pa.Table,
+        retrieved_rows: pa.Table,
         keys: list[tuple[Any, ...]],
         times: np.ndarray[Any, Any],
     ) -> None:
         schema = join.source.spec.schema
-        for time in _spread(np.unique(times[times != NEVER])):
-            made = self.recompute[join.source.spec.name](from_micros(int(time)))
-            relation = ingest.to_relation(made, engine=self.session.engine, like=schema)
+        for time in _evenly_spaced(np.unique(times[times != NEVER])):
+            group_rows = self.recompute[join.source.spec.name](from_micros(int(time)))
+            relation = ingest.to_relation(group_rows, engine=self.session.engine, like=schema)
             rows = self.session.engine.stream(relation).read_all()
-            known = [name for name in schema.names if name in rows.column_names]
+            known_columns = [name for name in schema.names if name in rows.column_names]
             positions = np.flatnonzero(times == time)
-            asked = [keys[position] for position in positions]
-            answers = self._answers(join, rows.select(known), asked, times[positions])
+            time_keys = [keys[position] for position in positions]
+            expected_values = self._search_values(
+                join, rows.select(known_columns), time_keys, times[positions]
+            )
             why = "computed from data that came later"
-            self._compare(join, given, answers, positions, keys, times, why=why)
+            self._compare(join, retrieved_rows, expected_values, positions, keys, times, why=why)
 
-    def _answers(
+    def _search_values(
         self,
         join: Join | WindowJoin,
         rows: pa.Table,
         keys: list[tuple[Any, ...]],
         times: np.ndarray[Any, Any],
     ) -> dict[str, pa.Array]:
-        """Return what the rows of a group answer for labels."""
+        """Return the values that rows of a group give to labels, by output name."""
         if isinstance(join, WindowJoin):
-            moments = [None if time == NEVER else int(time) for time in times]
-            return window_answers(self.session, join, rows, keys, moments)
-        return _Rows(join, rows).answers(keys, times)
+            label_micros = [None if time == NEVER else int(time) for time in times]
+            return window_values(self.session, join, rows, keys, label_micros)
+        return _EligibleRows(join, rows).values_of_labels(keys, times)
 
     def _compare(
         self,
         join: Join | WindowJoin,
-        given: pa.Table,
-        again: Mapping[str, pa.Array],
+        retrieved_rows: pa.Table,
+        expected_values: Mapping[str, pa.Array],
         positions: np.ndarray[Any, Any],
         keys: list[tuple[Any, ...]],
         times: np.ndarray[Any, Any],
@@ -238,27 +248,29 @@ class _Check:
         why: str,
     ) -> None:
         for output in join.outputs:
-            had = given.column(output.name).combine_chunks().take(pa.array(positions))
-            has = again[output.name]
-            changed = np.flatnonzero(_hashes(had) != _hashes(has))
+            retrieved = (
+                retrieved_rows.column(output.name).combine_chunks().take(pa.array(positions))
+            )
+            expected = expected_values[output.name]
+            changed = np.flatnonzero(_value_hashes(retrieved) != _value_hashes(expected))
             if not len(changed):
                 continue
             examples = []
             for index in changed[:_EXAMPLES].tolist():
                 key = ", ".join(map(cell, keys[positions[index]]))
-                shown = _shown(times[positions[index]])
-                before, after = cell(had[index].as_py()), cell(has[index].as_py())
-                examples.append(f"{key} at {shown}: {before}, without later rows {after}")
-            leak = Leak(output.name, _name(join), len(changed), why, tuple(examples))
+                time_text = _format_time(times[positions[index]])
+                before, after = cell(retrieved[index].as_py()), cell(expected[index].as_py())
+                examples.append(f"{key} at {time_text}: {before}, without later rows {after}")
+            leak = Leak(output.name, _group_label(join), len(changed), why, tuple(examples))
             self.leaks.append(leak)
 
 
-class _Rows:
+class _EligibleRows:
     """The rows of one group, sorted by key and rank, and searched label by label."""
 
     def __init__(self, join: Join, rows: pa.Table) -> None:
         self._join = join
-        keys = _keys(rows, [key for _, key in join.on])
+        keys = _key_tuples(rows, [key for _, key in join.on])
         times, ranks = [], []
         for name in (join.event_time, join.created_time):
             if name is not None:
@@ -269,15 +281,17 @@ class _Rows:
             ties = tie_hash(rows)
         order = np.lexsort((ties, *reversed(ranks)))
         self._table = rows.take(pa.array(order))
-        cuts = [micros_of(rows.column(name))[order] for name in (times or _time_columns(join))]
-        self._until = np.full(len(order), NEVER + 1)
-        self._known = np.ones(len(order), bool)
-        if cuts:
-            self._until = np.max(cuts, axis=0)
+        limiting_times = [
+            micros_of(rows.column(name))[order] for name in (times or _time_columns(join))
+        ]
+        self._eligible_from = np.full(len(order), NEVER + 1)
+        self._has_times = np.ones(len(order), bool)
+        if limiting_times:
+            self._eligible_from = np.max(limiting_times, axis=0)
         if times:
-            # A row without a declared time was never known; other time columns say nothing where
-            # they are null.
-            self._known = np.min(cuts, axis=0) != NEVER
+            # A row without a declared time was never known; nulls in other time columns mean
+            # nothing.
+            self._has_times = np.min(limiting_times, axis=0) != NEVER
         self._event: np.ndarray[Any, Any] | None = None
         if times:
             self._event = ranks[0][order]
@@ -286,22 +300,20 @@ class _Rows:
             if None not in keys[index]:
                 self._positions.setdefault(keys[index], []).append(position)
 
-    def answers(
+    def values_of_labels(
         self, keys: Sequence[tuple[Any, ...]], times: np.ndarray[Any, Any]
     ) -> dict[str, pa.Array]:
         """Return the values of each output for each label, by its name."""
-        found = []
-        for key, time in zip(keys, times, strict=True):
-            found.append(self._search(key, int(time)))
-        indices = pa.array(found, pa.int64())
-        result = {}
+        row_numbers = [self._search(key, int(time)) for key, time in zip(keys, times, strict=True)]
+        row_indices = pa.array(row_numbers, pa.int64())
+        values = {}
         for output in self._join.outputs:
             column = self._table.column(output.column).combine_chunks()
             if len(column):
-                result[output.name] = column.take(indices)
+                values[output.name] = column.take(row_indices)
             else:
-                result[output.name] = pa.nulls(len(found), column.type)
-        return result
+                values[output.name] = pa.nulls(len(row_numbers), column.type)
+        return values
 
     def _search(self, key: tuple[Any, ...], time: int) -> int | None:
         positions = np.asarray(self._positions.get(key, ()), dtype=np.int64)
@@ -309,7 +321,9 @@ class _Rows:
             if self._event is not None:
                 positions = positions[:0]
         else:
-            positions = positions[self._known[positions] & (self._until[positions] <= time)]
+            positions = positions[
+                self._has_times[positions] & (self._eligible_from[positions] <= time)
+            ]
         if not len(positions):
             return None
         last = int(positions[-1])
@@ -320,11 +334,11 @@ class _Rows:
         return last
 
 
-def _spread(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return at most ``_TIMES_TRIED`` of some times, from the first to the last."""
+def _evenly_spaced(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return at most ``_MAX_RECOMPUTED_TIMES`` of some times, from the first to the last."""
     if not len(times):
         return times
-    count = min(_TIMES_TRIED, len(times))
+    count = min(_MAX_RECOMPUTED_TIMES, len(times))
     return times[np.linspace(0, len(times) - 1, count).astype(int)]
 
 
@@ -335,43 +349,42 @@ def _rows_of_labels(session: Session, join: Join | WindowJoin, labels: pa.Table)
     relation = engine.read_table(source.path, version=source.delta_version, schema=schema)
     dialect = engine.dialect
     keys, conditions = {}, []
-    for left, key in join.on:
-        values = labels.column(left).combine_chunks()
+    for label_column, key in join.on:
+        values = labels.column(label_column).combine_chunks()
         keys[key] = label_values(values, schema.field(key).type)
         name = quote(key, dialect=dialect)
         conditions.append(f"fs_rows.{name} = fs_wanted.{name}")
-    wanted = pa.table(keys).group_by(list(keys)).aggregate([])
+    label_keys = pa.table(keys).group_by(list(keys)).aggregate([])
     matches = " AND ".join(conditions)
-    found = engine.sql(
+    matching_relation = engine.sql(
         f"SELECT fs_rows.* FROM fs_rows WHERE EXISTS (SELECT 1 FROM fs_wanted WHERE {matches})",
-        tables={"fs_rows": relation, "fs_wanted": engine.from_arrow(wanted.to_reader())},
+        tables={"fs_rows": relation, "fs_wanted": engine.from_arrow(label_keys.to_reader())},
         parameters={},
     )
-    return engine.stream(Relation(engine.name, found.native, schema)).read_all()
+    return engine.stream(Relation(engine.name, matching_relation.native, schema)).read_all()
 
 
 def _time_columns(join: Join | WindowJoin) -> list[str]:
-    names = []
-    for field in join.source.spec.schema:
-        if pat.is_timestamp(field.type) or pat.is_date(field.type):
-            names.append(field.name)
-    return names
+    schema = join.source.spec.schema
+    return [
+        field.name for field in schema if pat.is_timestamp(field.type) or pat.is_date(field.type)
+    ]
 
 
-def _keys(table: pa.Table, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+def _key_tuples(table: pa.Table, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     values = [table.column(name).to_pylist() for name in columns]
     return list(zip(*values, strict=True))
 
 
-def _hashes(array: pa.Array | pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    # Equal hashes are equal bits: NaN is itself, null is no value.
+def _value_hashes(array: pa.Array | pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    # Equal hashes are equal bits: NaN equals itself, and null differs from every value.
     if not len(array):
         return np.zeros(0, np.uint64)
     return np.asarray(tie_hash(pa.table({"value": array})))
 
 
-def _not_told(join: Join | WindowJoin, rows: pa.Table) -> list[str]:
-    """Return what the stored rows of a group do not tell about when its values became known."""
+def _unverifiable_times(join: Join | WindowJoin, rows: pa.Table) -> list[str]:
+    """Return why the stored rows of a group do not show when its values became known."""
     group = join.source.spec.name
     if join.event_time is None:
         return [
@@ -381,7 +394,7 @@ def _not_told(join: Join | WindowJoin, rows: pa.Table) -> list[str]:
     times = micros_of(rows.column(join.event_time))
     times = times[times != NEVER]
     of_day = np.unique(times % _DAY)
-    if join.created_time is not None or len(of_day) != 1 or len(np.unique(times)) < _DAYS_TOLD:
+    if join.created_time is not None or len(of_day) != 1 or len(np.unique(times)) < _MIN_DAYS:
         return []
     clock = from_micros(int(of_day[0])).strftime("%H:%M")
     return [
@@ -391,7 +404,7 @@ def _not_told(join: Join | WindowJoin, rows: pa.Table) -> list[str]:
     ]
 
 
-def _why(join: Join | WindowJoin) -> str:
+def _leak_reason(join: Join | WindowJoin) -> str:
     if join.event_time is None:
         times = listing(_time_columns(join))
         return f"the group has no event time, and its {times} lies after the label's time"
@@ -400,11 +413,11 @@ def _why(join: Join | WindowJoin) -> str:
     return "rows of the future count"
 
 
-def _name(join: Join | WindowJoin) -> str:
+def _group_label(join: Join | WindowJoin) -> str:
     return f"{join.source.spec.name}@v{join.source.spec.version}"
 
 
-def _shown(time: Any) -> str:
+def _format_time(time: Any) -> str:
     if int(time) == NEVER:
         return "no time"
     return cell(from_micros(int(time)))

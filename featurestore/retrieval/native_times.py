@@ -38,8 +38,8 @@ class FindOutside(Accumulator["OutOfRange | None", "OutOfRange | None"]):
                 return refusal(array, row, column=name, shown="A row")
         return None
 
-    def merge(self, left: OutOfRange | None, right: OutOfRange | None) -> OutOfRange | None:
-        return left or right
+    def merge(self, first: OutOfRange | None, second: OutOfRange | None) -> OutOfRange | None:
+        return first or second
 
     def finish(self, state: OutOfRange | None) -> OutOfRange | None:
         return state

@@ -1,4 +1,4 @@
-"""On-demand features in a plan: checked and typed when it is made, computed when it is run."""
+"""On-demand features in a plan: typed by the planner, computed by the run."""
 
 from __future__ import annotations
 
@@ -16,37 +16,39 @@ from featurestore.plugins.engine import Engine, Relation
 _ROWS = "rows"
 
 
-def plan_on_demand(features: Sequence[OnDemandFeature], *, left: FeaturePlan) -> FeaturePlan:
-    """Return the plan that computes features of the rows of another plan.
+def plan_on_demand(features: Sequence[OnDemandFeature], *, stored_plan: FeaturePlan) -> FeaturePlan:
+    """Return the plan that computes features from the rows of another plan.
 
     Raises:
-        ColumnConflict: A name is taken.
-        InvalidSql: An expression names what the rows do not have, or is none.
+        ColumnConflict: A name exists already.
+        InvalidSql: An expression is invalid or names an unknown column.
     """
-    check_new_names(features, left.columns)
-    outputs = typed(features, schema=left.schema)
-    fields = [*left.schema, *[pa.field(output.name, output.kind) for output in outputs]]
-    asked = None
-    if left.asked is not None:
-        asked = (*left.asked, *[output.name for output in outputs])
+    check_new_names(features, stored_plan.columns)
+    outputs = type_features(features, schema=stored_plan.schema)
+    fields = [*stored_plan.schema, *[pa.field(output.name, output.kind) for output in outputs]]
+    requested_names = None
+    if stored_plan.asked is not None:
+        requested_names = (*stored_plan.asked, *[output.name for output in outputs])
     return FeaturePlan(
         left_source=None,
-        left_schema=left.schema,
-        left_columns=left.columns,
-        left_time=left.left_time if left.left_time in left.columns else None,
+        left_schema=stored_plan.schema,
+        left_columns=stored_plan.columns,
+        left_time=stored_plan.left_time if stored_plan.left_time in stored_plan.columns else None,
         fixed_time=None,
         joins=(),
         columns=tuple(field.name for field in fields),
         schema=pa.schema(fields),
-        keep_order=left.keep_order,
-        left_plan=left,
-        left_rows=left.rows,
-        asked=asked,
+        keep_order=stored_plan.keep_order,
+        left_plan=stored_plan,
+        left_rows=stored_plan.rows,
+        asked=requested_names,
         on_demand=outputs,
     )
 
 
-def typed(features: Sequence[OnDemandFeature], *, schema: pa.Schema) -> tuple[OnDemandOutput, ...]:
+def type_features(
+    features: Sequence[OnDemandFeature], *, schema: pa.Schema
+) -> tuple[OnDemandOutput, ...]:
     """Return features with the types that they have over the rows of a schema."""
     outputs = []
     for each in features:
@@ -64,19 +66,21 @@ def typed(features: Sequence[OnDemandFeature], *, schema: pa.Schema) -> tuple[On
 def _sibling_hint(
     error: InvalidSql, features: Sequence[OnDemandFeature], *, schema: pa.Schema
 ) -> str | None:
-    """Return what to write for the name of another on-demand feature; None where there is none."""
-    for other in features:
-        is_absent = other.name not in schema.names
-        if is_absent and error.message.endswith(f"a column that does not exist: {other.name!r}."):
+    """Return the hint for an expression that names another on-demand feature; else None."""
+    for sibling in features:
+        is_absent = sibling.name not in schema.names
+        if is_absent and error.message.endswith(f"a column that does not exist: {sibling.name!r}."):
             return (
-                f"{other.name!r} is computed in the same call: write ({other.sql}) in place of "
-                f"{other.name}, or ask for it first and pass that frame as labels="
+                f"{sibling.name!r} is computed in the same call: write ({sibling.sql}) in place of "
+                f"{sibling.name}, or ask for it first and pass that frame as labels="
             )
     return None
 
 
-def computed(engine: Engine, plan: FeaturePlan, left: Relation) -> tuple[FeaturePlan, Relation]:
-    """Return left rows with the on-demand features of a plan, and the plan that takes them so."""
+def compute_on_demand(
+    engine: Engine, plan: FeaturePlan, labels: Relation
+) -> tuple[FeaturePlan, Relation]:
+    """Return labels with the on-demand features of a plan, and the plan without these."""
     dialect = engine.dialect
     columns = ["*"]
     fields = list(plan.left_schema)
@@ -87,12 +91,12 @@ def computed(engine: Engine, plan: FeaturePlan, left: Relation) -> tuple[Feature
         columns.append(f"{text} AS {usersql.quote(output.name, dialect=dialect)}")
         fields.append(pa.field(output.name, output.kind))
     query = f"SELECT {', '.join(columns)} FROM {_ROWS}"
-    rows = engine.sql(query, tables={_ROWS: left}, parameters={})
+    rows = engine.sql(query, tables={_ROWS: labels}, parameters={})
     names = [output.name for output in plan.on_demand]
-    given = replace(
+    remaining_plan = replace(
         plan,
         left_schema=pa.schema(fields),
         left_columns=(*plan.left_columns, *names),
         on_demand=(),
     )
-    return given, rows
+    return remaining_plan, rows

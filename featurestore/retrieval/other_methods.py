@@ -1,4 +1,4 @@
-"""Methods of Spark's and pandas' dataframes that a FeatureFrame does not have: what to write."""
+"""Replacements for methods of Spark's and pandas' dataframes that a FeatureFrame does not have."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ set_index shape size sort_index sort_values std sum to_csv to_dict to_excel to_j
 to_records transpose value_counts values var groupby
 """
 PANDAS = frozenset(_PANDAS_NAMES.split())
-# Where the frame itself does it under another name.
-_OWN = {
+# Methods that the frame has under another name.
+_FRAME_METHODS = {
     "collect": 'frame.to_arrow(), or dataframe_type="python"',
     "dtypes": "frame.schema",
     "limit": "frame.head(n)",
@@ -37,19 +37,19 @@ _OWN = {
 }
 
 
-def way_to(name: str) -> str | None:
-    """Return what to write for a method of another dataframe; None where none is known.
+def suggest_replacement(name: str) -> str | None:
+    """Return the replacement for a method of another dataframe; None if none is known.
 
-    >>> way_to("groupBy")
+    >>> suggest_replacement("groupBy")
     'frame.to_spark().groupBy'
-    >>> way_to("describe")
+    >>> suggest_replacement("describe")
     'frame.to_pandas().describe'
     """
-    ways = []
-    if name in _OWN:
-        ways.append(_OWN[name])
+    suggestions = []
+    if name in _FRAME_METHODS:
+        suggestions.append(_FRAME_METHODS[name])
     if name in SPARK:
-        ways.append(f"frame.to_spark().{name}")
+        suggestions.append(f"frame.to_spark().{name}")
     elif name in PANDAS:
-        ways.append(f"frame.to_pandas().{name}")
-    return ", or ".join(ways) or None
+        suggestions.append(f"frame.to_pandas().{name}")
+    return ", or ".join(suggestions) or None

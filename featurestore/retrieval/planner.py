@@ -1,4 +1,4 @@
-"""From requested features and a left side to a feature plan: pure, no IO."""
+"""The planner: requested features and labels to a feature plan. No IO."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from featurestore.model.epochs import conversion_hint, epoch_unit, is_number
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Join, JoinKind, Output, Source
 from featurestore.model.times import parse_moment
-from featurestore.retrieval.join_keys import JoinKey, Pairs, pairs, per_group
+from featurestore.retrieval.join_keys import JoinKey, Pairs, join_keys_by_group, key_pairs
 from featurestore.retrieval.resolve import Feature
 
 GroupId = tuple[str, int]
@@ -33,8 +33,8 @@ class LabelSide:
     """The left side of a retrieval.
 
     ``source`` is set for a group, ``plan`` for the result of another retrieval; ``time`` is the
-    column that such a side already uses as its time. ``ordered`` asks for the rows in their order.
-    ``peek`` gives its first rows and ``library`` says whose dataframe it is: for hints alone.
+    column that these already use as their time. ``ordered`` keeps the order of the rows. ``peek``
+    returns the first rows and ``library`` is the dataframe library: both for hints only.
     """
 
     schema: pa.Schema
@@ -47,7 +47,7 @@ class LabelSide:
     library: str = "pandas"
 
     def time_hint(self, column: str) -> str:
-        """Return what makes a column of numbers or texts a time."""
+        """Return the code that converts a column of numbers or strings to a time."""
         kind = self.schema.field(column).type
         values: list[float | None] = []
         if is_number(kind) and self.peek is not None:
@@ -56,32 +56,32 @@ class LabelSide:
 
     @property
     def dataframe_library(self) -> str | None:
-        """The kind of dataframe that the rows came with; None where they are of the store."""
+        """The library of the caller's dataframe; None for rows of the store."""
         return None if self.peek is None else self.library
 
     @property
-    def of_dataframe(self) -> tuple[str, ...]:
-        """The columns that came with a dataframe, here or at the begin of chained retrievals.
+    def dataframe_columns(self) -> tuple[str, ...]:
+        """The columns of the caller's dataframe, here or at the start of chained retrievals.
 
-        Of these a lone timestamp may be taken as the time; what a group has beside its declared
-        event time never is, nor are features.
+        A single timestamp among these may serve as the time; other times of a group or features
+        never do.
         """
         first = self.plan
         while first is not None and first.left_plan is not None:
             first = first.left_plan
         if self.source is not None or (first is not None and first.left_source is not None):
             return ()
-        asked: set[str] = set()
+        requested_names: set[str] = set()
         if self.plan is not None:
-            asked.update(self.plan.asked or ())
-        return tuple(name for name in self.schema.names if name not in asked)
+            requested_names.update(self.plan.asked or ())
+        return tuple(name for name in self.schema.names if name not in requested_names)
 
 
 @dataclass(frozen=True)
 class RetrievalOptions:
-    """What the caller asked for beyond features and labels.
+    """The options of a retrieval, apart from features and labels.
 
-    ``others`` are groups that another step of the same call joins: ``join_key`` may name them.
+    ``other_specs`` are groups that another step of the same call joins: ``join_key`` may name them.
     """
 
     label_time: LabelTime | None = None
@@ -89,13 +89,13 @@ class RetrievalOptions:
     how: JoinKind = "left"
     include_keys: bool = False
     created_time_filter: bool = True
-    others: tuple[FeatureGroupSpec, ...] = ()
+    other_specs: tuple[FeatureGroupSpec, ...] = ()
 
 
 def plan_with_labels(
     features: Sequence[Feature],
     *,
-    left: LabelSide,
+    labels: LabelSide,
     options: RetrievalOptions,
     source: Callable[[GroupId], Source],
 ) -> FeaturePlan:
@@ -106,26 +106,27 @@ def plan_with_labels(
     Raises:
         ColumnConflict: Two columns of the result would have one name.
         NoJoinKey: A group's key is not among the label columns.
-        LabelTimeRequired: The time of the labels cannot be told.
+        LabelTimeRequired: The time column of the labels is ambiguous or missing.
     """
-    outputs = tuple(Output(name, name) for name in left.schema.names)
-    plan = _plan(features, left=left, left_outputs=outputs, options=options, source=source)
-    return replace(plan, asked=asked_names([feature.name for feature in features], left=left))
+    outputs = tuple(Output(name, name) for name in labels.schema.names)
+    plan = _plan(features, labels=labels, left_outputs=outputs, options=options, source=source)
+    return replace(
+        plan, asked=requested_names([feature.name for feature in features], labels=labels)
+    )
 
 
 def plan_without_labels(
     features: Sequence[Feature],
     *,
     spec: FeatureGroupSpec,
-    left: LabelSide,
+    labels: LabelSide,
     options: RetrievalOptions,
     source: Callable[[GroupId], Source],
     aggregates: Sequence[str] = (),
 ) -> FeaturePlan:
-    """Return the plan whose left side is the group of the first feature.
+    """Return the plan whose left side is the group of the first feature, as of its event time.
 
-    Its rows, as of its event time. ``aggregates`` are columns that the left side has beside those
-    of the group ``spec``.
+    ``aggregates`` are columns of the left side that do not belong to the group ``spec``.
     """
     outputs: list[Output] = []
     joined: list[Feature] = []
@@ -137,49 +138,45 @@ def plan_without_labels(
         else:
             joined.append(feature)
     keys: list[Output] = []
-    order: list[str] = []
+    key_names: list[str] = []
     if options.include_keys:
         keys = _unrequested_keys(spec, outputs)
     for key in keys:
         if key.name not in requested:
-            order.append(key.name)
+            key_names.append(key.name)
     plan = _plan(
         joined,
-        left=left,
+        labels=labels,
         left_outputs=(*keys, *outputs, *[Output(name, name) for name in aggregates]),
         options=options,
         source=source,
     )
     return replace(
-        reordered(plan, [*order, *requested, *aggregates]), asked=(*requested, *aggregates)
+        reordered(plan, [*key_names, *requested, *aggregates]), asked=(*requested, *aggregates)
     )
 
 
-def asked_names(names: Sequence[str], *, left: LabelSide) -> tuple[str, ...]:
-    """Return what was asked for by name: in the retrieval that the labels come from, and here."""
-    asked: tuple[str, ...] = ()
-    if left.plan is not None and left.plan.asked is not None:
-        asked = left.plan.asked
-    return (*asked, *names)
+def requested_names(names: Sequence[str], *, labels: LabelSide) -> tuple[str, ...]:
+    """Return the requested names, including those of the retrieval that the labels come from."""
+    earlier_names: tuple[str, ...] = ()
+    if labels.plan is not None and labels.plan.asked is not None:
+        earlier_names = labels.plan.asked
+    return (*earlier_names, *names)
 
 
 def _unrequested_keys(spec: FeatureGroupSpec, outputs: Sequence[Output]) -> list[Output]:
-    """Return the keys and the time of a group that are not among the columns asked for."""
-    taken = {output.column for output in outputs}
+    """Return the keys and the time of a group that are not among the requested columns."""
+    requested_columns = {output.column for output in outputs}
     names = list(spec.primary_key)
     if spec.event_time is not None:
         names.append(spec.event_time)
-    keys = []
-    for name in names:
-        if name not in taken:
-            keys.append(Output(name, name))
-    return keys
+    return [Output(name, name) for name in names if name not in requested_columns]
 
 
 def _plan(
     features: Sequence[Feature],
     *,
-    left: LabelSide,
+    labels: LabelSide,
     left_outputs: tuple[Output, ...],
     options: RetrievalOptions,
     source: Callable[[GroupId], Source],
@@ -188,25 +185,29 @@ def _plan(
     grouped: dict[GroupId, list[Feature]] = {}
     for feature in features:
         grouped.setdefault(feature.group, []).append(feature)
-    specs = [members[0].spec for members in grouped.values()]
-    said = per_group(options.join_key, left=left.schema, groups=[*specs, *options.others])
-    joins, timed = [], []
-    for group, members in grouped.items():
-        on = pairs(
-            members[0].spec,
-            left=left.schema,
-            said=said[group],
+    specs = [group_features[0].spec for group_features in grouped.values()]
+    keys_by_group = join_keys_by_group(
+        options.join_key, label_schema=labels.schema, groups=[*specs, *options.other_specs]
+    )
+    joins, timed_specs = [], []
+    for group, group_features in grouped.items():
+        column_pairs = key_pairs(
+            group_features[0].spec,
+            label_schema=labels.schema,
+            join_key=keys_by_group[group],
             groups=specs,
-            library=left.dataframe_library,
+            library=labels.dataframe_library,
         )
-        join = _join(source(group), members, on=on)
+        join = _join(source(group), group_features, column_pairs=column_pairs)
         joins.append(join)
         if join.event_time is not None:
-            timed.append(join.source.spec)
-    left_time, fixed_time = label_times(options.label_time, left=left, timed=timed)
+            timed_specs.append(join.source.spec)
+    left_time, fixed_time = resolve_label_time(
+        options.label_time, labels=labels, timed_specs=timed_specs
+    )
     fields, left_columns, left_renames = [], [], []
     for output in left_outputs:
-        fields.append(left.schema.field(output.column).with_name(output.name))
+        fields.append(labels.schema.field(output.column).with_name(output.name))
         left_columns.append(output.name)
         if output.name != output.column:
             left_renames.append(output)
@@ -214,42 +215,42 @@ def _plan(
         fields.append(feature.spec.schema.field(feature.column).with_name(feature.name))
     schema = pa.schema(fields)
     return FeaturePlan(
-        left_source=left.source,
-        left_schema=left.schema,
+        left_source=labels.source,
+        left_schema=labels.schema,
         left_columns=tuple(left_columns),
         left_time=left_time,
         fixed_time=fixed_time,
         joins=tuple(joins),
         columns=tuple(schema.names),
         schema=schema,
-        how=_how(options.how),
+        how=_join_kind(options.how),
         created_time_filter=options.created_time_filter,
-        keep_order=left.ordered,
+        keep_order=labels.ordered,
         notes=tuple(_notes(joins, options=options)),
-        left_plan=left.plan,
+        left_plan=labels.plan,
         left_renames=tuple(left_renames),
-        left_rows=left.rows,
+        left_rows=labels.rows,
     )
 
 
-def _join(source: Source, members: Sequence[Feature], *, on: Pairs) -> Join:
+def _join(source: Source, features: Sequence[Feature], *, column_pairs: Pairs) -> Join:
     spec = source.spec
-    present = set(spec.schema.names)
-    absent, outputs = [], []
-    for member in members:
-        outputs.append(Output(member.column, member.name))
-        if member.column not in present:
-            absent.append(member.column)
-    if absent:
+    known_columns = set(spec.schema.names)
+    missing_columns, outputs = [], []
+    for feature in features:
+        outputs.append(Output(feature.column, feature.name))
+        if feature.column not in known_columns:
+            missing_columns.append(feature.column)
+    if missing_columns:
         raise FeatureNotFound(
-            f"Feature group {spec.name!r} had no {listing(absent)} at Delta version "
+            f"Feature group {spec.name!r} had no {listing(missing_columns)} at Delta version "
             f"{source.delta_version}; "
             f"it had {listing(spec.schema.names, limit=20)}.",
-            hint="ask for a later as_of",
+            hint="use a later as_of",
         )
     return Join(
         source=source,
-        on=on,
+        on=column_pairs,
         outputs=tuple(outputs),
         event_time=spec.event_time,
         created_time=spec.created_time,
@@ -263,28 +264,28 @@ def reordered(plan: FeaturePlan, names: Sequence[str]) -> FeaturePlan:
     return replace(plan, columns=tuple(names), schema=schema)
 
 
-def _check_names(left: Sequence[Output], features: Sequence[Feature]) -> None:
+def _check_names(label_outputs: Sequence[Output], features: Sequence[Feature]) -> None:
     """Refuse two columns of one name, ignoring case as the engines do."""
-    seen: dict[str, str] = {}
-    for output in left:
-        if output.name.lower() in seen:
+    owners_by_name: dict[str, str] = {}
+    for output in label_outputs:
+        if output.name.lower() in owners_by_name:
             raise ColumnConflict(
                 f"The left side has two columns {output.name!r} (ignoring case).", hint="rename one"
             )
-        seen[output.name.lower()] = f"the left side's column {output.name!r}"
+        owners_by_name[output.name.lower()] = f"the left side's column {output.name!r}"
     for feature in features:
         folded = feature.name.lower()
-        if folded in seen:
+        if folded in owners_by_name:
             raise ColumnConflict(
-                f"{feature} would be called {feature.name!r}, as is {seen[folded]}.",
+                f"{feature} would be called {feature.name!r}, as is {owners_by_name[folded]}.",
                 hint=f"'{feature.spec.name}.{feature.column} as "
                 f"{feature.spec.name}_{feature.column}'",
             )
-        seen[folded] = f"{feature}"
+        owners_by_name[folded] = f"{feature}"
 
 
-def label_times(
-    label_time: LabelTime | None, *, left: LabelSide, timed: Sequence[FeatureGroupSpec]
+def resolve_label_time(
+    label_time: LabelTime | None, *, labels: LabelSide, timed_specs: Sequence[FeatureGroupSpec]
 ) -> tuple[str | None, datetime | None]:
     """Return the left time column, or the one time for all rows.
 
@@ -292,69 +293,71 @@ def label_times(
     timestamp of a dataframe and a joined group needs one. A date is never guessed: it may be a
     birthday.
     """
-    columns = []
-    for field in left.schema:
-        if pat.is_timestamp(field.type) or pat.is_date(field.type):
-            columns.append(field.name)
-    if isinstance(label_time, str) and label_time in left.schema.names:
-        if label_time not in columns:
+    time_columns = [
+        field.name
+        for field in labels.schema
+        if pat.is_timestamp(field.type) or pat.is_date(field.type)
+    ]
+    if isinstance(label_time, str) and label_time in labels.schema.names:
+        if label_time not in time_columns:
             raise LabelTimeRequired(
                 f"label_time={label_time!r} is a column of type "
-                f"{left.schema.field(label_time).type}; "
-                f"times are timestamps or dates. There are {listing(columns)}.",
-                hint=left.time_hint(label_time),
+                f"{labels.schema.field(label_time).type}; "
+                f"times are timestamps or dates. There are {listing(time_columns)}.",
+                hint=labels.time_hint(label_time),
             )
         return label_time, None
     if label_time is not None:
-        return None, _fixed_time(label_time, columns=columns)
-    if left.time is not None:
-        return left.time, None
-    if not timed:
+        return None, _fixed_time(label_time, time_columns=time_columns)
+    if labels.time is not None:
+        return labels.time, None
+    if not timed_specs:
         return None, None
-    return _only_timestamp(left, timed, columns), None
+    return _only_timestamp(labels, timed_specs, time_columns), None
 
 
 def _only_timestamp(
-    left: LabelSide, timed: Sequence[FeatureGroupSpec], columns: Sequence[str]
+    labels: LabelSide, timed_specs: Sequence[FeatureGroupSpec], time_columns: Sequence[str]
 ) -> str:
-    """Return the one timestamp that came with a dataframe; nothing else is guessed."""
-    guessed = []
-    for name in left.of_dataframe:
-        if pat.is_timestamp(left.schema.field(name).type):
-            guessed.append(name)
-    if len(guessed) == 1:
-        return guessed[0]
-    raise _no_label_time(left, timed, guessed or list(columns))
+    """Return the only timestamp of the caller's dataframe; no other column is guessed."""
+    timestamps = [
+        name
+        for name in labels.dataframe_columns
+        if pat.is_timestamp(labels.schema.field(name).type)
+    ]
+    if len(timestamps) == 1:
+        return timestamps[0]
+    raise _ambiguous_label_time(labels, timed_specs, timestamps or list(time_columns))
 
 
-def _no_label_time(
-    left: LabelSide, timed: Sequence[FeatureGroupSpec], columns: Sequence[str]
+def _ambiguous_label_time(
+    labels: LabelSide, timed_specs: Sequence[FeatureGroupSpec], time_columns: Sequence[str]
 ) -> LabelTimeRequired:
-    """Return the error for a left side whose time column cannot be told."""
-    groups = listing([spec.name for spec in timed])
-    what, hint = "there is none", "label_time=datetime(...), one time for all rows"
-    number = _numbers_since_1970(left)
-    if columns:
-        what = f"one of {listing(columns)}"
-        hint = f"label_time={columns[0]!r} if that is when each row is asked, or " + hint
-    elif number is not None:
-        what = f"there is none, but {number!r} looks like numbers since 1970"
-        hint = left.time_hint(number)
-    if left.source is not None:
-        what += f"; {left.source.spec.name!r} declares no event time"
+    """Return the error for labels without a single time column."""
+    groups = listing([spec.name for spec in timed_specs])
+    reason, hint = "there is none", "label_time=datetime(...), one time for all rows"
+    numeric_column = _numbers_since_1970(labels)
+    if time_columns:
+        reason = f"one of {listing(time_columns)}"
+        hint = f"label_time={time_columns[0]!r} if that is when each row is asked, or " + hint
+    elif numeric_column is not None:
+        reason = f"there is none, but {numeric_column!r} looks like numbers since 1970"
+        hint = labels.time_hint(numeric_column)
+    if labels.source is not None:
+        reason += f"; {labels.source.spec.name!r} declares no event time"
     return LabelTimeRequired(
         f"Features of {groups} are joined as of a time; the time column of the left side cannot "
-        f"be told: {what}.",
+        f"be told: {reason}.",
         hint=hint,
     )
 
 
-def _numbers_since_1970(left: LabelSide) -> str | None:
+def _numbers_since_1970(labels: LabelSide) -> str | None:
     """Return the first column of integers that count from 1970, by their size; else None."""
-    if left.peek is None:
+    if labels.peek is None:
         return None
-    rows = left.peek()
-    for field in left.schema:
+    rows = labels.peek()
+    for field in labels.schema:
         if pat.is_integer(field.type):
             values = rows.column(field.name).drop_null().to_pylist()
             if values and epoch_unit(values) == epoch_unit([min(values)]) is not None:
@@ -362,24 +365,24 @@ def _numbers_since_1970(left: LabelSide) -> str | None:
     return None
 
 
-def _fixed_time(label_time: LabelTime, *, columns: Sequence[str]) -> datetime:
+def _fixed_time(label_time: LabelTime, *, time_columns: Sequence[str]) -> datetime:
     try:
         return parse_moment(label_time, argument="label_time")
     except InvalidArgument as error:
         raise LabelTimeRequired(
             f"label_time={label_time!r} is neither a column of the left side nor a time. "
-            f"Its time columns: {listing(columns)}.",
+            f"Its time columns: {listing(time_columns)}.",
             hint="name a column, or give one aware datetime for all rows",
         ) from error
 
 
-def _how(how: str) -> JoinKind:
-    if how == "left":
+def _join_kind(join: str) -> JoinKind:
+    if join == "left":
         return "left"
-    if how == "inner":
+    if join == "inner":
         return "inner"
     raise InvalidArgument(
-        f"join={how!r} is not one of 'left', 'inner'.", hint="join='left' keeps every label"
+        f"join={join!r} is not one of 'left', 'inner'.", hint="join='left' keeps every label"
     )
 
 

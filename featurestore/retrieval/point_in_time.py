@@ -1,25 +1,21 @@
-"""The point-in-time rule: which row of a feature group answers a label. Pure.
-
-Engines compile what is said here.
+"""The point-in-time rule: the row of a feature group that a label gets. Engines compile this rule.
 
 Of the rows of a group whose key equals the label's and that are *eligible* at the label's time, the
-greatest by (event time, created time, tie hash) answers.
+label gets the greatest by (event time, created time, tie hash).
 
 * A row is eligible from its event time on; where the group declares a created time, from the later
   of the two (unless ``created_time_filter=False``: then created time only decides ties). Rows
   without these times never are.
-* The answer counts as missing when its event time is older than ``ttl``; no older row takes its
-place.
+* The row counts as missing when its event time is older than ``ttl``; no older row replaces it.
 * Keys that are null match nothing; a label without a time matches only groups without event time.
-* A group without event time has one row per key, the greatest by the same order, whatever the
-label's time.
+* A group without event time has one row per key, the greatest by the same order, for every label.
 
 A row that becomes known late may be older than one that is eligible already. So where created time
 counts, the last eligible row is not always the greatest: engines then take a running maximum (ADR
-0011). Where log or spec say that keys and times are unique, no two rows tie, and no row is hashed.
+0011). If the log or the spec declares keys and times unique, no two rows tie, and no row is hashed.
 
-``featurestore.testing.oracle`` says the same by looking at every row, and every engine is compared
-with it.
+``featurestore.testing.oracle`` implements the rule row by row, and every engine is compared with
+it.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ _SIGN = np.uint64(1 << 63)
 
 @dataclass(frozen=True)
 class FeatureSide:
-    """One group on its way to the labels of a plan, and what the rule says about it."""
+    """One joined group of a plan, and the properties of its join under the rule."""
 
     number: int
     join: Join
@@ -63,17 +59,13 @@ class FeatureSide:
     def times(self) -> tuple[tuple[str, str], ...]:
         """The group's times that order its rows, the first one first: (role, column)."""
         declared = (("event", self.join.event_time), ("created", self.join.created_time))
-        times = []
-        for role, column in declared:
-            if column is not None:
-                times.append((role, column))
-        return tuple(times)
+        return tuple((role, column) for role, column in declared if column is not None)
 
     @property
     def eligible_from(self) -> tuple[str, ...]:
-        """The roles of the times whose latest is the one from which a row counts.
+        """The roles of the times that make a row eligible: it counts from the latest of them on.
 
-        Nulls there rule it out.
+        A row with a null there is never eligible.
         """
         roles = []
         if self.join.event_time is not None:
@@ -89,7 +81,7 @@ class FeatureSide:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the answer differs between labels of one key."""
+        """Whether labels of one key may get different rows."""
         return self.join.event_time is not None and self.plan.fixed_time is None
 
     @property
@@ -99,37 +91,28 @@ class FeatureSide:
 
     @property
     def is_unique(self) -> bool:
-        """Whether no two rows can tie: the log says so, and the join is on the whole primary key.
+        """Whether no two rows can tie: keys are unique in the log and all of them are joined.
 
-        What the log claims leaves nulls out, and without the filter rows of unknown created time
-        count.
+        The log's claim excludes nulls, and without the filter rows of unknown created time count.
         """
         nulls_count = self.join.created_time is not None and not self.counts_when_known
         return self.join.source.unique and bool(self.spec.primary_key) and not nulls_count
 
     @property
     def last_is_greatest(self) -> bool:
-        """Whether the row that became eligible last is the answer.
-
-        Only its time orders the rows of a key.
-        """
+        """Whether the row that became eligible last wins: only event time orders the rows."""
         return self.is_timed and self.is_unique and self.join.created_time is None
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the group that the join needs: keys, times, outputs."""
-        needed = []
-        for _, key in self.join.on:
-            needed.append(key)
-        for _, time in self.times:
-            needed.append(time)
-        for output in self.join.outputs:
-            needed.append(output.column)
-        return tuple(dict.fromkeys(needed))
+        keys = [key for _, key in self.join.on]
+        times = [time for _, time in self.times]
+        return tuple(dict.fromkeys([*keys, *times, *[out.column for out in self.join.outputs]]))
 
     @property
     def bytes(self) -> int | None:
-        """About how many bytes these columns have in memory; None where nobody knows."""
+        """The approximate size of these columns in memory, in bytes; None if unknown."""
         rows = self.join.source.rows
         if rows is None:
             return None
@@ -142,28 +125,25 @@ def feature_sides(plan: FeaturePlan) -> list[FeatureSide]:
 
 
 def label_columns(plan: FeaturePlan) -> list[str]:
-    """Return the columns of the left side that a plan needs, at least one.
-
-    Its rows are counted by them.
-    """
-    needed = [output.column for output in plan.left_outputs]
+    """Return the columns of the left side that a plan needs; at least one, to count the rows."""
+    needed_columns = [output.column for output in plan.left_outputs]
     for join in plan.every_join:
-        for left, _ in join.on:
-            needed.append(left)
+        for label_column, _ in join.on:
+            needed_columns.append(label_column)
     if plan.left_time is not None:
-        needed.append(plan.left_time)
-    return list(dict.fromkeys(needed)) or [plan.left_schema.names[0]]
+        needed_columns.append(plan.left_time)
+    return list(dict.fromkeys(needed_columns)) or [plan.left_schema.names[0]]
 
 
 def label_rows(plan: FeaturePlan) -> int | None:
-    """Return how many rows the left side has; None where nobody knows."""
+    """Return how many rows the left side has; None if unknown."""
     if plan.left_source is not None:
         return plan.left_source.rows
     return plan.left_rows
 
 
 def joined_bytes(plan: FeaturePlan) -> int | None:
-    """Return about how many bytes a join takes in of both sides; None where nobody knows."""
+    """Return the approximate input size of a join in bytes, both sides; None if unknown."""
     rows = label_rows(plan)
     if rows is None:
         return None
@@ -175,11 +155,11 @@ def joined_bytes(plan: FeaturePlan) -> int | None:
     return total
 
 
-def given_labels(labels: Relation | None) -> Relation:
-    """Return the labels that were handed over beside a plan.
+def require_labels(labels: Relation | None) -> Relation:
+    """Return the labels of a plan.
 
     Raises:
-        EngineError: The plan needs labels and got none.
+        EngineError: The plan needs labels and they are missing.
     """
     if labels is None:
         raise EngineError(
@@ -192,7 +172,7 @@ def label_time_column(plan: FeaturePlan) -> str:
     """Return the left column that holds the label's time.
 
     Raises:
-        EngineError: The plan names none.
+        EngineError: The plan has no time column.
     """
     if plan.left_time is None:
         raise EngineError("The plan joins as of a time and names none.", hint="label_time=")
@@ -201,13 +181,13 @@ def label_time_column(plan: FeaturePlan) -> str:
 
 @dataclass(frozen=True)
 class AddTieHash:
-    """Adds the hash that decides between rows of equal keys and times; runs where the rows are."""
+    """The step that adds the tie hash to batches; the engine runs it on its workers."""
 
     columns: tuple[str, ...]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return ``columns`` of a batch and the hash of all its columns."""
         signed = pa.array((tie_hash(batch) ^ _SIGN).view(np.int64))
-        kept = batch.select(list(self.columns))
-        schema = kept.schema.append(pa.field(TIE, pa.int64()))
-        return pa.RecordBatch.from_arrays([*kept.columns, signed], schema=schema)
+        selected_columns = batch.select(list(self.columns))
+        schema = selected_columns.schema.append(pa.field(TIE, pa.int64()))
+        return pa.RecordBatch.from_arrays([*selected_columns.columns, signed], schema=schema)

@@ -1,4 +1,4 @@
-"""sql: a user's query over groups, pinned and checked, to a lazy frame."""
+"""sql: the lazy frame of a user's query over pinned groups."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from featurestore.usersql.text import short
 
 
 def query_frame(session: Session, text: str, *, as_of: AsOfArgument | None = None) -> FeatureFrame:
-    """Return the rows of a query lazily: its groups are pinned and its columns known, no row read.
+    """Return the lazy frame of a query; its groups are pinned, and no row is read.
 
     See ``FeatureStore.sql`` for the arguments.
 
     Raises:
-        InvalidSql: It is no single SELECT over groups, or says what a query may not.
+        InvalidSql: It is not a single SELECT over groups, or uses an unsupported expression.
         FeatureGroupNotFound: It reads a group that does not exist.
     """
     if not isinstance(text, str):
@@ -37,10 +37,10 @@ def query_frame(session: Session, text: str, *, as_of: AsOfArgument | None = Non
     checked = usersql.query(text, tables=names, dialect=usersql.DIALECT)
     if session.engine.dialect != usersql.DIALECT:
         usersql.query(text, tables=names, dialect=session.engine.dialect)
-    asked = usersql.parameters(checked)
-    if asked:
+    parameter_names = usersql.parameters(checked)
+    if parameter_names:
         raise InvalidSql(
-            f"{short(text)} has the parameters {listing(asked)}, which nothing gives a value.",
+            f"{short(text)} has the parameters {listing(parameter_names)}, which nothing gives a value.",
             hint="write constants",
         )
     registered = RegisteredSpecs(session)
@@ -64,7 +64,7 @@ def _typing(query: str, schema: pa.Schema, _: pa.Schema) -> str:
 
 
 def _source(name: str, text: str, *, specs: Specs, pins: Pins) -> Source:
-    """Return the group that a table of a query means, pinned."""
+    """Return the pinned group of a table name in a query."""
     try:
         group, version = parse_group_reference(name.lower())
     except InvalidReference as error:
@@ -78,7 +78,7 @@ def _source(name: str, text: str, *, specs: Specs, pins: Pins) -> Source:
 
 
 def _check_columns(names: list[str], text: str) -> None:
-    """Refuse results whose columns have no names of their own, or one name twice."""
+    """Refuse results with unnamed columns or duplicate names."""
     try:
         check_feature_names(names)
     except InvalidName as error:

@@ -1,4 +1,4 @@
-"""Rows as text and as HTML, for people."""
+"""Rows as text and as HTML."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from featurestore.model.shapes import describe
 
 
 def as_text(table: pa.Table, *, limit: int, width: int = 20, more: bool = False) -> str:
-    """Return a table as Spark's ``show`` draws it: right-aligned, long cells cut to ``width``.
+    """Return a table in the layout of Spark's ``show``: right-aligned, truncated to ``width``.
 
     Args:
         table: The rows to draw.
-        limit: How many rows were asked for; only named in the last line.
+        limit: The maximum number of rows, for the last line.
         width: Longest cell; longer ones end in "...".
         more: Whether the table has rows beyond ``limit``.
 
@@ -30,22 +30,18 @@ def as_text(table: pa.Table, *, limit: int, width: int = 20, more: bool = False)
     +----+
     """
     names = table.column_names
-    widths = []
-    for name in names:
-        widths.append(max(3, len(name)))
+    widths = [max(3, len(name)) for name in names]
     rows = []
     for values in _rows(table):
         texts = []
         for index, value in enumerate(values):
-            text = _cut(cell(value), width)
+            text = _truncate(cell(value), width)
             widths[index] = max(widths[index], len(text))
             texts.append(text)
         rows.append(texts)
     rule = "+" + "+".join("-" * each for each in widths) + "+"
-    lines = [rule, _line(names, widths), rule]
-    for texts in rows:
-        lines.append(_line(texts, widths))
-    lines.append(rule)
+    body = [_line(texts, widths) for texts in rows]
+    lines = [rule, _line(names, widths), rule, *body, rule]
     if more:
         unit = "row"
         if limit != 1:
@@ -61,14 +57,12 @@ def as_html(table: pa.Table, *, caption: str) -> str:
     '&lt;b&gt;</td></tr></tbody></table>'
     """
     head = [(field.name, describe(field.type)) for field in table.schema]
-    rows = []
-    for values in _rows(table):
-        rows.append([_cut(cell(value), 60) for value in values])
+    rows = [[_truncate(cell(value), 60) for value in values] for values in _rows(table)]
     return html.table(head, rows, caption=caption)
 
 
 def cell(value: object) -> str:
-    """Return one value as people read it: NULL, lower-case booleans, times without needless zeros.
+    """Format one value: NULL, lower-case booleans, times without trailing zeros.
 
     >>> cell(None), cell(True), cell([1, None])
     ('NULL', 'true', '[1, NULL]')
@@ -97,13 +91,11 @@ def _rows(table: pa.Table) -> list[tuple[object, ...]]:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = []
-    for text, width in zip(cells, widths, strict=True):
-        padded.append(text.rjust(width))
+    padded = [text.rjust(width) for text, width in zip(cells, widths, strict=True)]
     return f"|{'|'.join(padded)}|"
 
 
-def _cut(text: str, width: int) -> str:
+def _truncate(text: str, width: int) -> str:
     if len(text) <= width:
         return text
     return text[: width - 3] + "..."

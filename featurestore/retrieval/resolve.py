@@ -1,4 +1,4 @@
-"""Feature references to groups, versions and columns: pure, over the specs that exist."""
+"""Resolution of feature references to groups, versions and columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Specs = Mapping[str, Mapping[int, FeatureGroupSpec]]
 
 @dataclass(frozen=True)
 class Feature:
-    """One requested column, found: ``spec``'s ``column``, called ``name`` in the result."""
+    """One requested feature: ``column`` of the group ``spec``, called ``name`` in the result."""
 
     spec: FeatureGroupSpec
     column: str
@@ -49,39 +49,39 @@ def resolve(
     versions: Mapping[str, int] | None = None,
     groups_with: Callable[[str], Iterable[str]] | None = None,
 ) -> tuple[Feature, ...]:
-    """Return the columns that references mean, in the order requested.
+    """Return the features of references, in the requested order.
 
     A plain name searches the latest version of every group, its features first, then its keys and
-    times. ``groups_with`` tells which groups may have a column, so that the others need not be
-    looked at.
+    times. ``groups_with`` returns the groups that may have a column, so that the others need not be
+    loaded.
 
     Raises:
-        FeatureNotFound: No such feature; names those that are near.
-        AmbiguousFeature: A plain name is found in several groups; lists them as they must be typed.
-        FeatureGroupNotFound: No such group or version; lists those there are.
+        FeatureNotFound: No such feature; suggests similar names.
+        AmbiguousFeature: A plain name is in several groups; lists the full references.
+        FeatureGroupNotFound: No such group or version; lists the available ones.
     """
     if isinstance(references, str):
-        texts = [references]
+        reference_texts = [references]
     else:
-        texts = list(references)
-    if not texts:
-        raise nothing_requested()
+        reference_texts = list(references)
+    if not reference_texts:
+        raise no_features_error()
     pinned = dict(versions or {})
     _check_versions(pinned, specs=specs)
-    found: list[Feature] = []
-    for text in in_time(texts):
+    matches: list[Feature] = []
+    for text in in_time(reference_texts):
         reference = parse_reference(text)
         if reference.group is None:
             candidates: Iterable[str] = specs
             if groups_with is not None:
                 candidates = groups_with(reference.feature)
-            found.append(_find_plain(reference, candidates, specs=specs, pinned=pinned))
+            matches.append(_find_plain(reference, candidates, specs=specs, pinned=pinned))
         else:
-            found += _find_in_group(reference, reference.group, specs=specs, pinned=pinned)
-    return tuple(found)
+            matches += _find_in_group(reference, reference.group, specs=specs, pinned=pinned)
+    return tuple(matches)
 
 
-def nothing_requested() -> InvalidReference:
+def no_features_error() -> InvalidReference:
     """Return the error for a retrieval of no feature at all."""
     return InvalidReference(
         "No features were requested.", hint="get_features(['group.feature', 'group.*'])"
@@ -91,9 +91,9 @@ def nothing_requested() -> InvalidReference:
 def find_spec(
     name: str, *, version: int | None, specs: Specs, feature: str | None = None
 ) -> FeatureGroupSpec:
-    """Return a group's definition; the latest version when none is given.
+    """Return a group's definition; the latest version by default.
 
-    ``feature`` is the one that is looked for, where there is one: the hint names it.
+    ``feature`` is the requested feature, if any, for the hint.
     """
     if name not in specs:
         explain = getattr(specs, "absence_of", None)
@@ -103,16 +103,16 @@ def find_spec(
             f"No feature group {name!r}; there are {listing(sorted(specs))}.",
             hint=meant_group(name, specs, feature=feature),
         )
-    found = specs[name]
-    wanted = version
-    if wanted is None:
-        wanted = max(found)
-    if wanted not in found:
+    specs_by_version = specs[name]
+    wanted_version = version
+    if wanted_version is None:
+        wanted_version = max(specs_by_version)
+    if wanted_version not in specs_by_version:
         raise FeatureGroupNotFound(
-            f"Feature group {name!r} has no version {wanted}; it has {listing(sorted(found))}.",
-            hint=f"{name}@v{max(found)}",
+            f"Feature group {name!r} has no version {wanted_version}; it has {listing(sorted(specs_by_version))}.",
+            hint=f"{name}@v{max(specs_by_version)}",
         )
-    return found[wanted]
+    return specs_by_version[wanted_version]
 
 
 def _find_in_group(
@@ -120,8 +120,7 @@ def _find_in_group(
 ) -> list[Feature]:
     if reference.version is not None and pinned.get(group, reference.version) != reference.version:
         raise InvalidArgument(
-            f"{str(reference)!r} asks for version {reference.version}, versions= for "
-            f"{pinned[group]}.",
+            f"{str(reference)!r} has version {reference.version}, versions= has {pinned[group]}.",
             hint="pin the version in one place",
         )
     version = reference.version
@@ -142,8 +141,8 @@ def _find_in_group(
             f"Feature group {spec.name!r} version {spec.version} has no feature "
             f"{reference.feature!r}; "
             f"it has {listing(spec.schema.names, limit=20)}.",
-            hint=_elsewhere(reference.feature, spec, specs)
-            or _near(reference.feature, spec.schema.names, prefix=f"{spec.name}."),
+            hint=_suggest_other_group(reference.feature, spec, specs)
+            or _suggest_name(reference.feature, spec.schema.names, prefix=f"{spec.name}."),
         )
     return [Feature(spec, reference.feature, reference.name)]
 
@@ -164,31 +163,31 @@ def _find_plain(
                 as_feature.append(spec)
             if name in spec.schema.names:
                 as_column.append(spec)
-    found = as_feature or as_column
-    if not found:
-        raise _no_such_feature(name, specs=specs, pinned=pinned)
-    if len(found) > 1:
-        candidates = [f"{spec.name}.{name}" for spec in found]
+    matching_specs = as_feature or as_column
+    if not matching_specs:
+        raise _unknown_feature(name, specs=specs, pinned=pinned)
+    if len(matching_specs) > 1:
+        candidates = [f"{spec.name}.{name}" for spec in matching_specs]
         raise AmbiguousFeature(
-            f"{name!r} is in {len(found)} feature groups: {listing(candidates, limit=30)}.",
+            f"{name!r} is in {len(matching_specs)} feature groups: {listing(candidates, limit=30)}.",
             hint=f"write one of them, for example {candidates[0]!r}",
         )
-    return Feature(found[0], name, reference.name)
+    return Feature(matching_specs[0], name, reference.name)
 
 
-def _no_such_feature(name: str, *, specs: Specs, pinned: Mapping[str, int]) -> FeatureNotFound:
-    known: dict[str, str] = {}
+def _unknown_feature(name: str, *, specs: Specs, pinned: Mapping[str, int]) -> FeatureNotFound:
+    columns_by_reference: dict[str, str] = {}
     groups = sorted(specs)
     for group in groups:
         spec = find_spec(group, version=pinned.get(group), specs=specs)
         for column in spec.features:
-            known[f"{spec.name}.{column}"] = column
+            columns_by_reference[f"{spec.name}.{column}"] = column
     searched = f"{len(groups)} feature groups"
     if len(groups) == 1:
         searched = "1 feature group"
     return FeatureNotFound(
         f"No feature {name!r} in {searched}.",
-        hint=_near_features(name, known),
+        hint=_suggest_features(name, columns_by_reference),
     )
 
 
@@ -198,27 +197,31 @@ def _check_versions(pinned: Mapping[str, int], *, specs: Specs) -> None:
         find_spec(group, version=number, specs=specs)
 
 
-def _elsewhere(column: str, spec: FeatureGroupSpec, specs: Specs) -> str | None:
+def _suggest_other_group(column: str, spec: FeatureGroupSpec, specs: Specs) -> str | None:
     """Return the hint for a column that other groups have."""
-    found = []
-    for group in sorted(specs):
-        if group != spec.name and column in find_spec(group, version=None, specs=specs).features:
-            found.append(f"{group}.{column}")
-    if not found:
+    references = [
+        f"{group}.{column}"
+        for group in sorted(specs)
+        if group != spec.name and column in find_spec(group, version=None, specs=specs).features
+    ]
+    if not references:
         return None
-    return f"another group has it: {' or '.join(map(repr, found[:5]))}"
+    return f"another group has it: {' or '.join(map(repr, references[:5]))}"
 
 
-def _near(name: str, known: Iterable[str], *, prefix: str = "") -> str | None:
-    return did_you_mean(name, known, write=f"'{prefix}{{}}'")
+def _suggest_name(name: str, known_names: Iterable[str], *, prefix: str = "") -> str | None:
+    return did_you_mean(name, known_names, write=f"'{prefix}{{}}'")
 
 
-def _near_features(name: str, known: Mapping[str, str]) -> str:
-    close = [column.lower() for column in names_near(name, sorted(set(known.values())))]
-    near = []
-    for reference, column in known.items():
-        if column.lower() in close:
-            near.append(repr(reference))
-    if near:
-        return meaning(near[:5])
+def _suggest_features(name: str, columns_by_reference: Mapping[str, str]) -> str:
+    similar_columns = [
+        column.lower() for column in names_near(name, sorted(set(columns_by_reference.values())))
+    ]
+    similar_references = [
+        repr(reference)
+        for reference, column in columns_by_reference.items()
+        if column.lower() in similar_columns
+    ]
+    if similar_references:
+        return meaning(similar_references[:5])
     return "get_features_list() shows every feature, search(text) finds some"

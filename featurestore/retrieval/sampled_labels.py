@@ -1,6 +1,6 @@
-"""A sample of the labels of a retrieval, in memory, and its plan over them.
+"""A sample of the labels of a retrieval, in memory, and the plan over them.
 
-For checks that look at single labels: leaks, coverage.
+Used by checks of single labels: leaks and coverage.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from featurestore.retrieval.execution import (
     schema_of_all,
     with_compiled_conditions,
 )
-from featurestore.retrieval.on_demand import computed
+from featurestore.retrieval.on_demand import compute_on_demand
 from featurestore.session import Session
 
-# Stands for no time among microseconds since 1970.
+# The microseconds of a label without a time.
 NEVER = np.iinfo(np.int64).min
 
 
 def joins_something(plan: FeaturePlan) -> bool:
-    """Tell whether a plan, or one that feeds it, joins groups to labels."""
+    """Return True if a plan, or one that feeds it, joins groups to labels."""
     return bool(plan.every_join) or (plan.left_plan is not None and joins_something(plan.left_plan))
 
 
@@ -55,10 +55,7 @@ def over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
 def sampled_labels(
     session: Session, plan: FeaturePlan, labels: Labels | None, *, sample: int, seed: int
 ) -> pa.Table:
-    """Return a sample of the left side that the whole chain of plans begins with.
-
-    Only its columns are read.
-    """
+    """Return a sample of the left side of the first plan in the chain; only its columns are read."""
     first = plan
     while first.left_plan is not None:
         first = first.left_plan
@@ -80,24 +77,24 @@ def sampled_labels(
 def _reservoir(session: Session, relation: Relation, *, sample: int, seed: int) -> pa.Table:
     """Return the rows with the smallest of seeded random numbers, in their order."""
     random = np.random.default_rng(seed)
-    kept: pa.Table | None = None
-    marks = np.zeros(0)
+    sampled_rows: pa.Table | None = None
+    priorities = np.zeros(0)
     for batch in session.engine.stream(relation):
-        drawn = random.random(batch.num_rows)
+        batch_priorities = random.random(batch.num_rows)
         table = pa.Table.from_batches([batch])
-        if kept is None:
-            kept = table
+        if sampled_rows is None:
+            sampled_rows = table
         else:
-            kept = pa.concat_tables([kept, table])
-        marks = np.concatenate([marks, drawn])
-        if len(marks) > sample:
-            best = np.sort(np.argpartition(marks, sample)[:sample])
-            kept, marks = kept.take(pa.array(best)), marks[best]
-    if kept is None:
-        kept = pa.Table.from_batches([], relation.schema)
-    if ROW in kept.column_names:
-        return kept.drop([ROW])
-    return kept
+            sampled_rows = pa.concat_tables([sampled_rows, table])
+        priorities = np.concatenate([priorities, batch_priorities])
+        if len(priorities) > sample:
+            smallest = np.sort(np.argpartition(priorities, sample)[:sample])
+            sampled_rows, priorities = sampled_rows.take(pa.array(smallest)), priorities[smallest]
+    if sampled_rows is None:
+        sampled_rows = pa.Table.from_batches([], relation.schema)
+    if ROW in sampled_rows.column_names:
+        return sampled_rows.drop([ROW])
+    return sampled_rows
 
 
 def label_times(plan: FeaturePlan, labels: pa.Table) -> np.ndarray[Any, Any]:
@@ -110,20 +107,20 @@ def label_times(plan: FeaturePlan, labels: pa.Table) -> np.ndarray[Any, Any]:
 
 
 def micros_of(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """Return times as microseconds since 1970; the least integer for null."""
+    """Return times as microseconds since 1970; NEVER for null."""
     if pat.is_date(column.type):
         column = column.cast(pa.timestamp("us", tz="UTC"))
-    whole = column.cast(pa.int64()).combine_chunks()
-    return np.asarray(whole.fill_null(NEVER))
+    micros = column.cast(pa.int64()).combine_chunks()
+    return np.asarray(micros.fill_null(NEVER))
 
 
 def run_over(session: Session, plan: FeaturePlan, labels: pa.Table) -> pa.Table:
-    """Return the rows that a plan over labels in memory gives, one for each label in its order."""
+    """Return the rows of a plan over labels in memory, one for each label in its order."""
     numbered = labels.append_column(ROW, pa.array(np.arange(labels.num_rows), pa.int64()))
     engine = session.engine
     plan = with_compiled_conditions(plan, dialect=engine.dialect)
-    left = engine.from_arrow(numbered.to_reader())
+    label_relation = engine.from_arrow(numbered.to_reader())
     if plan.on_demand:
-        plan, left = computed(engine, plan, left)
-    relation = engine.retrieve(plan, labels=left)
+        plan, label_relation = compute_on_demand(engine, plan, label_relation)
+    relation = engine.retrieve(plan, labels=label_relation)
     return engine.stream(relation).read_all()

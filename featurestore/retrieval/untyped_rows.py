@@ -1,4 +1,4 @@
-"""Rows from outside of tables whose columns without a type get that of what they meet."""
+"""Types for the untyped columns of labels and data: those of the columns they are joined with."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from featurestore.model.fitting import may_fit
 from featurestore.model.untyped import typed_like, untyped_columns
 from featurestore.plugins.engine import Engine, Relation
 
-# Returns for the columns of some rows the types of what these meet, as far as they meet something.
+# Returns the types of the columns that columns of a schema are joined with.
 TypesFor = Callable[[pa.Schema], Mapping[str, pa.DataType]]
 
 
 def typed_schema(schema: pa.Schema, types: TypesFor) -> pa.Schema:
-    """Return a schema whose untyped columns have the types of what they meet."""
+    """Return a schema whose untyped columns have the types of their join partners."""
     if not untyped_columns(schema):
         return schema
     return typed_like(schema, types(schema))
@@ -33,16 +33,16 @@ def typed_relation(engine: Engine, relation: Relation, schema: pa.Schema) -> Rel
 
 
 def typed_table(table: pa.Table, types: TypesFor, library: str) -> pa.Table:
-    """Return rows of a library whose columns without values have the types of what they meet."""
+    """Return rows whose columns without values have the types of their join partners."""
     blank = _blank_columns(table) if library == "pandas" else []
     if not blank and not untyped_columns(table.schema):
         return table
-    wanted = types(table.schema)
+    types_by_column = types(table.schema)
     for name in blank:
-        if name in wanted and not may_fit(pa.float64(), wanted[name]):
-            place = table.schema.get_field_index(name)
-            table = table.set_column(place, name, pa.nulls(table.num_rows))
-    schema = typed_like(table.schema, wanted)
+        if name in types_by_column and not may_fit(pa.float64(), types_by_column[name]):
+            index = table.schema.get_field_index(name)
+            table = table.set_column(index, name, pa.nulls(table.num_rows))
+    schema = typed_like(table.schema, types_by_column)
     batches = [cast_batch(batch, schema) for batch in table.to_batches()]
     return pa.Table.from_batches(batches, schema)
 

@@ -1,4 +1,4 @@
-"""Aggregates over windows computed once more, row by row, for the leak check."""
+"""Aggregates over windows, evaluated row by row for the leak check and explanations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from featurestore.session import Session
 from featurestore.usersql import predicate
 
 
-def window_answers(
+def window_values(
     session: Session,
     join: WindowJoin,
     rows: pa.Table,
@@ -27,10 +27,10 @@ def window_answers(
 ) -> dict[str, pa.Array]:
     """Return the values of each aggregate for each label, by its name.
 
-    Rows count from their created time on, also where the retrieval did not look at it.
+    Rows count from their created time on, also where the retrieval ignores it.
 
     Args:
-        session: The connection, whose engine answers the conditions.
+        session: The connection, whose engine evaluates the conditions.
         join: The group and its aggregates; conditions in DuckDB's SQL.
         rows: All rows of the labels' keys.
         keys: The labels' keys.
@@ -42,29 +42,29 @@ def window_answers(
     for event in events:
         key = tuple(event.values[name] for _, name in join.on)
         by_key.setdefault(key, []).append(event)
-    met = {}
+    matching_numbers = {}
     for output in join.outputs:
-        met[output.name] = matching_rows(session, output, rows)
-    found: dict[str, list[Any]] = {output.name: [] for output in join.outputs}
+        matching_numbers[output.name] = matching_rows(session, output, rows)
+    values_by_name: dict[str, list[Any]] = {output.name: [] for output in join.outputs}
     for key, micros in zip(keys, times, strict=True):
-        known: list[EventRow] = []
-        moment = from_micros(0)
+        known_rows: list[EventRow] = []
+        timestamp = from_micros(0)
         if micros is not None:
-            moment = from_micros(micros)
-            known = reference.visible_events(
-                join, by_key.get(key, []), key, moment, filters_created_time=waits
+            timestamp = from_micros(micros)
+            known_rows = reference.visible_events(
+                join, by_key.get(key, []), key, timestamp, filters_created_time=waits
             )
         for output in join.outputs:
-            inside = reference.rows_in_window(output, known, moment)
+            window_rows = reference.rows_in_window(output, known_rows, timestamp)
             values = []
-            for event in inside:
-                if int(event.values[ROW]) in met[output.name]:
+            for event in window_rows:
+                if int(event.values[ROW]) in matching_numbers[output.name]:
                     values.append(event.values[output.column])
-            found[output.name].append(reference.apply_function(output, values))
-    answers = {}
+            values_by_name[output.name].append(reference.apply_function(output, values))
+    arrays = {}
     for output in join.outputs:
-        answers[output.name] = pa.array(found[output.name], output.kind)
-    return answers
+        arrays[output.name] = pa.array(values_by_name[output.name], output.kind)
+    return arrays
 
 
 def events_of(join: WindowJoin, rows: pa.Table) -> list[EventRow]:
@@ -77,12 +77,12 @@ def events_of(join: WindowJoin, rows: pa.Table) -> list[EventRow]:
         values[ROW] = number
         created = None
         if join.created_time is not None:
-            created = _moment(values[join.created_time])
-        events.append(EventRow(values, _moment(values[join.event_time]), created, int(tie)))
+            created = _as_timestamp(values[join.created_time])
+        events.append(EventRow(values, _as_timestamp(values[join.event_time]), created, int(tie)))
     return events
 
 
-def _moment(value: date | None) -> datetime | None:
+def _as_timestamp(value: date | None) -> datetime | None:
     """Return a time of a row; a date is its midnight in UTC."""
     if value is None or isinstance(value, datetime):
         return value

@@ -1,21 +1,21 @@
-"""Events that nothing tells apart, found before aggregates over windows are computed."""
+"""Ties between events, refused before aggregates over windows are computed."""
 
 from __future__ import annotations
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.plan import FeaturePlan, WindowJoin
 from featurestore.retrieval.rendering import cell
-from featurestore.retrieval.unique_columns import repeated
+from featurestore.retrieval.unique_columns import repeated_values
 from featurestore.session import Session
 
 
 def check_ties(session: Session, plan: FeaturePlan) -> None:
     """Refuse aggregates of groups in which rows of one key and event time may be one event or two.
 
-    Only groups are read whose commits do not say that key and event time are unique.
+    Only groups are read whose commits do not declare key and event time unique.
 
     Raises:
-        InvalidArgument: Shows such rows, and what to declare.
+        InvalidArgument: Shows such rows, and suggests what to declare.
     """
     joins = [*plan.windows]
     if plan.left_plan is not None:
@@ -27,16 +27,15 @@ def check_ties(session: Session, plan: FeaturePlan) -> None:
         if example is not None:
             raise InvalidArgument(
                 f"Feature group {join.source.spec.name!r} has several rows of one key and event "
-                f"time, for example {example}, and nothing says whether they are several events or "
-                "versions of one.",
-                hint="declare what tells them apart as part of primary_key, or a created_time",
+                f"time, for example {example}: they may be several events or versions of one.",
+                hint="declare the column that distinguishes them in primary_key, or a created_time",
             )
 
 
 def _example(session: Session, join: WindowJoin) -> str | None:
     """Return key and event time of rows that share them; None where no rows do."""
     columns = [*[key for _, key in join.on], join.event_time]
-    tied = repeated(session, join.source, columns)
-    for row in session.engine.stream(tied, limit=1).read_all().to_pylist():
+    tied_events = repeated_values(session, join.source, columns)
+    for row in session.engine.stream(tied_events, limit=1).read_all().to_pylist():
         return ", ".join([f"{name}={cell(value)}" for name, value in row.items()])
     return None

@@ -1,4 +1,4 @@
-"""From requested aggregates over windows and a left side to a feature plan: pure, no IO."""
+"""The planner of aggregates over windows: requested aggregates and labels to a plan. No IO."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from featurestore.errors import ColumnConflict, InvalidArgument, InvalidSql, NoJ
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Source, WindowJoin, WindowOutput
 from featurestore.model.window_features import WindowFeature
-from featurestore.retrieval.join_keys import Keys, Pairs, pairs, per_group
+from featurestore.retrieval.join_keys import Keys, Pairs, join_keys_by_group, key_pairs
 from featurestore.retrieval.planner import (
     GroupId,
     LabelSide,
     RetrievalOptions,
-    asked_names,
-    label_times,
+    requested_names,
+    resolve_label_time,
 )
 from featurestore.retrieval.resolve import Feature
 from featurestore.usersql import fix_clock, predicate
 
-Asked = tuple[Feature, WindowFeature]
+RequestedWindow = tuple[Feature, WindowFeature]
 
 
 def plan_windows(
-    asked: Sequence[Asked],
+    requested: Sequence[RequestedWindow],
     *,
-    left: LabelSide,
+    labels: LabelSide,
     options: RetrievalOptions,
     source: Callable[[GroupId], Source],
 ) -> FeaturePlan:
@@ -43,184 +43,194 @@ def plan_windows(
         NoJoinKey: None of a group's key columns is on the left side.
         ColumnConflict: Two columns of the result would have one name.
     """
-    _check_names(asked, left=left)
+    _check_names(requested, labels=labels)
     joins = []
-    for (group, on), members in _by_match(asked, left=left, options=options).items():
-        joins.append(window_join(source(group), members, on=on))
-    specs = list({feature.group: feature.spec for feature, _ in asked}.values())
-    left_time, fixed_time = label_times(options.label_time, left=left, timed=specs)
-    fields = list(left.schema)
+    for (group, column_pairs), group_windows in _group_by_match(
+        requested, labels=labels, options=options
+    ).items():
+        joins.append(window_join(source(group), group_windows, column_pairs=column_pairs))
+    specs = list({feature.group: feature.spec for feature, _ in requested}.values())
+    left_time, fixed_time = resolve_label_time(options.label_time, labels=labels, timed_specs=specs)
+    fields = list(labels.schema)
     for join in joins:
         for output in join.outputs:
             fields.append(pa.field(output.name, output.kind))
     schema = pa.schema(fields)
-    names = [wanted.name for _, wanted in asked]
+    names = [window.name for _, window in requested]
     return FeaturePlan(
-        left_source=left.source,
-        left_schema=left.schema,
-        left_columns=tuple(left.schema.names),
+        left_source=labels.source,
+        left_schema=labels.schema,
+        left_columns=tuple(labels.schema.names),
         left_time=left_time,
         fixed_time=fixed_time,
         joins=(),
         columns=tuple(schema.names),
         schema=schema,
         created_time_filter=options.created_time_filter,
-        keep_order=left.ordered,
-        left_plan=left.plan,
-        left_rows=left.rows,
+        keep_order=labels.ordered,
+        left_plan=labels.plan,
+        left_rows=labels.rows,
         windows=tuple(joins),
-        asked=asked_names(names, left=left),
+        asked=requested_names(names, labels=labels),
     )
 
 
-def _by_match(
-    asked: Sequence[Asked], *, left: LabelSide, options: RetrievalOptions
-) -> dict[tuple[GroupId, Pairs], list[Asked]]:
-    """Return the aggregates by group and by the columns that meet the left side's."""
-    matched = [matched_spec(feature, wanted) for feature, wanted in asked]
-    everything = [*matched, *options.others]
-    grouped: dict[tuple[GroupId, Pairs], list[Asked]] = {}
-    for (feature, wanted), spec in zip(asked, matched, strict=True):
-        said = per_group(options.join_key, left=left.schema, groups=[spec, *everything])
-        on = _on(feature, wanted, left=left, said=said[feature.group])
-        grouped.setdefault((feature.group, on), []).append((feature, wanted))
+def _group_by_match(
+    requested: Sequence[RequestedWindow], *, labels: LabelSide, options: RetrievalOptions
+) -> dict[tuple[GroupId, Pairs], list[RequestedWindow]]:
+    """Return the aggregates by group and matched columns."""
+    matched_specs = [matched_spec(feature, window) for feature, window in requested]
+    all_specs = [*matched_specs, *options.other_specs]
+    grouped: dict[tuple[GroupId, Pairs], list[RequestedWindow]] = {}
+    for (feature, window), spec in zip(requested, matched_specs, strict=True):
+        keys_by_group = join_keys_by_group(
+            options.join_key, label_schema=labels.schema, groups=[spec, *all_specs]
+        )
+        column_pairs = _matched_columns(
+            feature, window, labels=labels, join_key=keys_by_group[feature.group]
+        )
+        grouped.setdefault((feature.group, column_pairs), []).append((feature, window))
     return grouped
 
 
-def matched_spec(feature: Feature, wanted: WindowFeature) -> FeatureGroupSpec:
-    """Return a group as an aggregate matches it: by ``key=``, where that is said.
+def matched_spec(feature: Feature, window: WindowFeature) -> FeatureGroupSpec:
+    """Return a group with the key that an aggregate is matched on: ``key=``, else its own.
 
     Raises:
         NoJoinKey: The group has no such column.
     """
-    if wanted.key is None:
+    if window.key is None:
         return feature.spec
     columns = feature.spec.schema.names
-    absent = [name for name in wanted.key if name not in columns]
-    if absent:
+    missing_columns = [name for name in window.key if name not in columns]
+    if missing_columns:
         raise NoJoinKey(
-            f"Feature group {feature.spec.name!r} has no column {listing(absent)}; it has "
+            f"Feature group {feature.spec.name!r} has no column {listing(missing_columns)}; it has "
             f"{listing(columns, limit=30)}.",
             hint="key= names columns of the group",
         )
-    return replace(feature.spec, primary_key=wanted.key)
+    return replace(feature.spec, primary_key=window.key)
 
 
-def _check_names(asked: Sequence[Asked], *, left: LabelSide) -> None:
-    seen = {name.lower(): f"the left side's column {name!r}" for name in left.schema.names}
-    for _, wanted in asked:
-        folded = wanted.name.lower()
-        if folded in seen:
+def _check_names(requested: Sequence[RequestedWindow], *, labels: LabelSide) -> None:
+    owners_by_name = {
+        name.lower(): f"the left side's column {name!r}" for name in labels.schema.names
+    }
+    for _, window in requested:
+        folded = window.name.lower()
+        if folded in owners_by_name:
             raise ColumnConflict(
-                f"{wanted} would be called {wanted.name!r}, as is {seen[folded]}.",
+                f"{window} would be called {window.name!r}, as is {owners_by_name[folded]}.",
                 hint="name='...' in window(...)",
             )
-        seen[folded] = str(wanted)
+        owners_by_name[folded] = str(window)
 
 
-def _on(feature: Feature, wanted: WindowFeature, *, left: LabelSide, said: Keys | None) -> Pairs:
-    """Return the columns that meet: those of ``key=``, else the key columns that the left has."""
-    spec = matched_spec(feature, wanted)
-    meet = partial(pairs, left=left.schema, library=left.dataframe_library)
-    if wanted.key is not None:
-        return meet(spec, said=_said_of(spec, said))
-    met: list[tuple[str, str]] = []
+def _matched_columns(
+    feature: Feature, window: WindowFeature, *, labels: LabelSide, join_key: Keys | None
+) -> Pairs:
+    """Return the matched columns: those of ``key=``, else the key columns among the labels."""
+    spec = matched_spec(feature, window)
+    find_pairs = partial(key_pairs, label_schema=labels.schema, library=labels.dataframe_library)
+    if window.key is not None:
+        return find_pairs(spec, join_key=_keys_of_group(spec, join_key))
+    matched_pairs: list[tuple[str, str]] = []
     for name in spec.primary_key:
-        alone = replace(spec, primary_key=(name,))
+        single_key_spec = replace(spec, primary_key=(name,))
         try:
-            met += meet(alone, said=_said_of(alone, said))
+            matched_pairs += find_pairs(
+                single_key_spec, join_key=_keys_of_group(single_key_spec, join_key)
+            )
         except NoJoinKey:
             if len(spec.primary_key) == 1:
                 raise
-    if not met:
-        # Says what the group's key is and what the left side has.
-        return meet(spec, said=said)
-    return tuple(met)
+    if not matched_pairs:
+        # Raises an error with the group's key and the columns of the labels.
+        return find_pairs(spec, join_key=join_key)
+    return tuple(matched_pairs)
 
 
-def _said_of(spec: FeatureGroupSpec, said: Keys | None) -> Keys | None:
-    """Return what ``join_key=`` says of the key columns of a group, other columns of it left out."""
-    if not isinstance(said, Mapping):
-        return said
-    others = set(spec.schema.names) - set(spec.primary_key)
-    return {column: key for column, key in said.items() if key not in others} or None
+def _keys_of_group(spec: FeatureGroupSpec, join_key: Keys | None) -> Keys | None:
+    """Return the entries of ``join_key=`` for the key columns of a group."""
+    if not isinstance(join_key, Mapping):
+        return join_key
+    other_columns = set(spec.schema.names) - set(spec.primary_key)
+    return {column: key for column, key in join_key.items() if key not in other_columns} or None
 
 
-def window_join(source: Source, members: Sequence[Asked], *, on: Pairs) -> WindowJoin:
-    """Return how the aggregates of one group meet labels on some columns."""
+def window_join(
+    source: Source, windows: Sequence[RequestedWindow], *, column_pairs: Pairs
+) -> WindowJoin:
+    """Return the join of a group's aggregates with labels on some columns."""
     spec = source.spec
     if spec.event_time is None:
         raise InvalidArgument(
-            f"Feature group {spec.name!r} has no event time, so nothing says when its rows "
-            "happened.",
+            f"Feature group {spec.name!r} has no event time.",
             hint="aggregates over windows need a group made with event_time=",
         )
-    keys = {key for _, key in on}
-    outputs = []
-    for feature, wanted in members:
-        outputs.append(_output(feature, wanted))
+    matched_keys = {key for _, key in column_pairs}
     return WindowJoin(
         source=source,
-        on=on,
-        members=tuple(name for name in spec.primary_key if name not in keys),
-        outputs=tuple(outputs),
+        on=column_pairs,
+        members=tuple(name for name in spec.primary_key if name not in matched_keys),
+        outputs=tuple(_window_output(feature, window) for feature, window in windows),
         event_time=spec.event_time,
         created_time=spec.created_time,
     )
 
 
-def answer_type(feature: Feature, wanted: WindowFeature) -> pa.DataType:
-    """Return the type of an aggregate's answers.
+def aggregate_type(feature: Feature, window: WindowFeature) -> pa.DataType:
+    """Return the type of an aggregate's values.
 
     Raises:
         InvalidArgument: Its function has no meaning for the column.
     """
-    given = feature.spec.schema.field(feature.column).type
-    kind = result_type(wanted.function, given, n=wanted.n)
-    if kind is None:
+    column_type = feature.spec.schema.field(feature.column).type
+    value_type = result_type(window.function, column_type, n=window.n)
+    if value_type is None:
         raise InvalidArgument(
-            f"{feature} is {given}: {wanted.function!r} has no meaning for it.",
+            f"{feature} is {column_type}: {window.function!r} has no meaning for it.",
             hint="numbers have sum, mean, std and var; booleans any and all; all but lists, arrays "
             "and structs have min, max and count_distinct; all but lists and structs have last_n; "
             "everything has count, first and last",
         )
-    return kind
+    return value_type
 
 
-def _output(feature: Feature, wanted: WindowFeature) -> WindowOutput:
-    kind = answer_type(feature, wanted)
-    if wanted.where is not None:
-        _check_condition(wanted.where, spec=feature.spec)
+def _window_output(feature: Feature, window: WindowFeature) -> WindowOutput:
+    kind = aggregate_type(feature, window)
+    if window.where is not None:
+        _check_condition(window.where, spec=feature.spec)
     return WindowOutput(
         column=feature.column,
-        name=wanted.name,
-        function=wanted.function,
-        over=wanted.over,
-        offset=wanted.offset,
-        where=wanted.where,
-        fill_value=_fill(wanted, kind),
-        n=wanted.n,
+        name=window.name,
+        function=window.function,
+        over=window.over,
+        offset=window.offset,
+        where=window.where,
+        fill_value=_typed_fill_value(window, kind),
+        n=window.n,
         kind=kind,
     )
 
 
-def _fill(wanted: WindowFeature, kind: pa.DataType) -> object:
+def _typed_fill_value(window: WindowFeature, kind: pa.DataType) -> object:
     """Return ``fill_value=`` as a value of the result's type."""
-    if wanted.fill_value is None:
+    if window.fill_value is None:
         return None
     try:
-        return pa.scalar(wanted.fill_value, kind).as_py()
+        return pa.scalar(window.fill_value, kind).as_py()
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"fill_value={wanted.fill_value!r} of {wanted} is no {kind}.",
-            hint=f"{wanted.name} is {kind}",
+            f"fill_value={window.fill_value!r} of {window} is not a {kind}.",
+            hint=f"{window.name} is {kind}",
         ) from error
 
 
-def _check_condition(text: str, *, spec: FeatureGroupSpec) -> None:
-    if fix_clock(text, now=datetime(2000, 1, 1, tzinfo=UTC)) != text:
+def _check_condition(condition: str, *, spec: FeatureGroupSpec) -> None:
+    if fix_clock(condition, now=datetime(2000, 1, 1, tzinfo=UTC)) != condition:
         raise InvalidSql(
-            f"where={text!r} reads the clock, so the same labels would get other values later.",
+            f"where={condition!r} reads the clock, so the same labels would get other values later.",
             hint="use over= and offset=, which count from the label's time",
         )
-    predicate(text, schema=spec.schema, dialect="duckdb")
+    predicate(condition, schema=spec.schema, dialect="duckdb")

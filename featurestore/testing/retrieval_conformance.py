@@ -106,7 +106,7 @@ class RetrievalCheck:
             label_side = LabelSide(labels.schema, ordered=True, rows=labels.num_rows)
             return plan_with_labels(
                 references,
-                left=label_side,
+                labels=label_side,
                 options=RetrievalOptions(**options),
                 source=self.sources.__getitem__,
             )
@@ -116,12 +116,12 @@ class RetrievalCheck:
         source_of = self.sources.__getitem__
         if labels is not None:
             return plan_with_labels(
-                references, left=label_side, options=retrieval_options, source=source_of
+                references, labels=label_side, options=retrieval_options, source=source_of
             )
         return plan_without_labels(
             references,
             spec=source.spec,
-            left=label_side,
+            labels=label_side,
             options=retrieval_options,
             source=source_of,
         )

@@ -106,7 +106,7 @@ class WindowConformance(RetrievalFixtures):
         ]
         return plan_windows(
             resolved,
-            left=LabelSide(labels.schema, ordered=True, rows=labels.num_rows),
+            labels=LabelSide(labels.schema, ordered=True, rows=labels.num_rows),
             options=RetrievalOptions(label_time="at", **options),
             source=retrieval.sources.__getitem__,
         )

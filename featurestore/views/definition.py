@@ -19,7 +19,7 @@ from featurestore.model.times import utc_now
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.retrieval.resolve import find_spec, resolve
-from featurestore.retrieval.windows import answer_type
+from featurestore.retrieval.windows import aggregate_type
 from featurestore.session import Session
 from featurestore.transform.chain_json import chains_to_json
 from featurestore.transform.steps import Chain
@@ -160,7 +160,7 @@ def _listed(features: Any) -> list[Asked]:
 def _window(wanted: WindowFeature, specs: RegisteredSpecs) -> ViewFeature:
     """Return an aggregate of the version of its group that is the latest now."""
     (feature,) = resolve(str(wanted.reference), specs=specs)
-    answer_type(feature, wanted)  # raises where the function has no meaning for the column
+    aggregate_type(feature, wanted)  # raises where the function has no meaning for the column
     group, version = feature.group
     pinned = replace(wanted, reference=replace(wanted.reference, version=version))
     kind = type_to_json(feature.spec.schema.field(feature.column).type)

@@ -81,12 +81,12 @@ def plan(
     if labels is not None:
         left = LabelSide(labels, ordered=True, rows=10)
         return plan_with_labels(
-            found, left=left, options=RetrievalOptions(**options), source=source
+            found, labels=left, options=RetrievalOptions(**options), source=source
         )
     first = source(found[0].group)
     left = LabelSide(first.spec.schema, source=first, time=first.spec.event_time, rows=first.rows)
     return plan_without_labels(
-        found, spec=first.spec, left=left, options=RetrievalOptions(**options), source=source
+        found, spec=first.spec, labels=left, options=RetrievalOptions(**options), source=source
     )
 
 

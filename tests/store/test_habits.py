@@ -17,7 +17,7 @@ from featurestore.errors import (
 )
 from featurestore.model.arguments import INSTEAD, OTHER_WORDS
 from featurestore.retrieval import FeatureFrame
-from featurestore.retrieval.other_methods import PANDAS, SPARK, way_to
+from featurestore.retrieval.other_methods import PANDAS, SPARK, suggest_replacement
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -162,7 +162,7 @@ def test_methods_of_other_dataframes_say_what_to_put_in_front(frame: FeatureFram
         with pytest.raises(AttributeError) as refused:
             getattr(frame, name)
         hint = str(refused.value).partition("Hint: ")[2]
-        assert hint == way_to(name)
+        assert hint == suggest_replacement(name)
         assert f"frame.to_spark().{name}" in hint or f"frame.to_pandas().{name}" in hint
         assert not hasattr(frame, name)
 

@@ -26,9 +26,9 @@ from featurestore.model.widths import is_unbounded, width_of_columns
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.point_in_time import (
     feature_sides,
-    given_labels,
     joined_bytes,
     label_rows,
+    require_labels,
 )
 from featurestore_connectors.duckdb_delta import point_in_time, relations, scan
 from featurestore_connectors.duckdb_delta.features_aside import (
@@ -146,7 +146,7 @@ class JoinByPlace(MappedStream):
     def _placed_labels(self) -> PlacedColumns:
         if self._plan.left_source is not None:
             return partial(_placed_columns, self._database, self._plan.left_source)
-        labels = given_labels(self._labels)
+        labels = require_labels(self._labels)
         table = pa.Table.from_batches(batches_of(self._database, labels), schema=labels.schema)
         return partial(_columns_in_memory, self._database, table)
 

@@ -25,9 +25,9 @@ from featurestore.retrieval.point_in_time import (
     AddTieHash,
     FeatureSide,
     feature_sides,
-    given_labels,
     label_columns,
     label_time_column,
+    require_labels,
 )
 from featurestore_connectors.duckdb_delta.label_keys import label_key
 from featurestore_connectors.duckdb_delta.sqltext import names, quote
@@ -84,7 +84,7 @@ def looks_up_keys(side: FeatureSide) -> bool:
 def left_side(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
     """Return the columns of the left side that a plan needs."""
     if plan.left_source is None:
-        return given_labels(labels)
+        return require_labels(labels)
     return read_source(engine, plan.left_source, label_columns(plan))
 
 

@@ -22,10 +22,10 @@ from featurestore.retrieval.point_in_time import (
     AddTieHash,
     FeatureSide,
     feature_sides,
-    given_labels,
     joined_bytes,
     label_columns,
     label_time_column,
+    require_labels,
 )
 from featurestore_connectors.spark_delta import partitions, row_hashes
 from featurestore_connectors.spark_delta.label_keys import label_key
@@ -105,7 +105,7 @@ def left_side(
     """Return the left side of a plan with at least some of its columns."""
     source = plan.left_source
     if source is None:
-        return given_labels(labels)
+        return require_labels(labels)
     schema, version = source.spec.schema, source.delta_version
     return engine.read_table(source.path, version=version, schema=schema, columns=columns)
 

@@ -85,7 +85,7 @@ def check_window_job(
         label_side = LabelSide(_label_schema(spec, [feature.spec for feature, _ in features]))
         options = RetrievalOptions(label_time=spec.event_time)
         plan_windows(
-            features, left=label_side, options=options, source=Pins(session, group_specs).source
+            features, labels=label_side, options=options, source=Pins(session, group_specs).source
         )
 
 

@@ -29,7 +29,7 @@ from featurestore.model.plan import (
 from featurestore.model.window_json import value_from_json
 from featurestore.retrieval.catalog import pinned_source
 from featurestore.retrieval.execution import run_query
-from featurestore.retrieval.on_demand import typed
+from featurestore.retrieval.on_demand import type_features
 from featurestore.session import Session
 
 
@@ -68,7 +68,7 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
         joins.append(_join(session, each))
     windows = tuple([_window(session, each) for each in data.get("windows", ())])
     asked = [OnDemandFeature.from_json(JsonObject.of(each)) for each in data.get("on_demand", ())]
-    on_demand = typed(asked, schema=left_schema)
+    on_demand = type_features(asked, schema=left_schema)
     aggregates: list[WindowOutput | OnDemandOutput] = [*on_demand]
     for window in windows:
         aggregates += window.outputs

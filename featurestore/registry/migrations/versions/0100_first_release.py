@@ -183,7 +183,7 @@ def _create_job_states() -> None:
     op.create_table(
         "job_states",
         sa.Column("name", sa.String(63), nullable=False),
-        sa.Column("paused", sa.Boolean, server_default=sa.text("0"), nullable=False),
+        sa.Column("paused", sa.Boolean, server_default=sa.false(), nullable=False),
         sa.Column("watermark", sa.BigInteger),
         sa.Column("lease_owner", sa.String(128)),
         sa.PrimaryKeyConstraint("name"),

@@ -1,8 +1,8 @@
-"""A worker that stops is named, instead of all others waiting for it without a word.
+"""Heartbeats of training workers, to report a stalled worker instead of waiting for it silently.
 
-Each worker writes each step into a file of its own in a shared directory, so that what is read
-there after a kill is the last step made. When a worker has made no step for ``timeout`` seconds,
-its watchdog reports the steps of all workers: the one furthest behind is what the others wait for.
+Each worker writes each step into its own file in a shared directory, so that after a kill the file
+has the last step. When a worker has not finished a step for ``timeout`` seconds, its watchdog reports
+the steps of all workers: the others wait for the slowest one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from featurestore.storage import files
 from featurestore.storage.appending import OverwrittenFile
 from featurestore.storage.location import is_uri
 
-EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: to be tried again
+EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: try again
 _WRITE_SECONDS = 1.0
 _FILE_BYTES = 512
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WorkerStep:
-    """The last step of a worker: it has finished ``step`` steps of ``epoch``."""
+    """The last position of a worker, after ``step`` steps of ``epoch``."""
 
     worker: int
     epoch: int
@@ -44,11 +44,11 @@ class WorkerStep:
 
 
 class Heartbeat:
-    """Writes this worker's steps and watches for when they stop.
+    """A recorder of this worker's steps, with a watchdog that detects stalls.
 
     Args:
-        directory: Shared by all workers. At a URI steps are written once a second; in a directory
-            each step is.
+        directory: Directory shared by all workers. Each step is written to a local directory, one
+            step per second to a URI.
         worker: Number of this worker, from 0.
         workers: Number of workers.
         timeout: Seconds without a step after which the worker counts as stalled; the first step
@@ -73,8 +73,8 @@ class Heartbeat:
         self.directory, self.worker, self.workers = os.fspath(directory), worker, workers
         self._timeout, self._on_stall, self._clock = timeout, on_stall, clock
         self._last = clock()
-        self._made: tuple[int, int] | None = None
-        self._written: tuple[int, int] | None = None
+        self._last_step: tuple[int, int] | None = None
+        self._durable_step: tuple[int, int] | None = None
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._stall: WorkerStalled | None = None
@@ -94,7 +94,7 @@ class Heartbeat:
     ) -> None:
         self.stop()
         if kind is not None and self.workers > 1:
-            # A collective operation that failed says little about who stopped first; the steps do.
+            # The error of a collective operation does not show which worker stopped; the steps do.
             _log.critical("Worker %d ends with %s.\n%s", self.worker, kind.__name__, self.report())
 
     def start(self) -> None:
@@ -108,49 +108,51 @@ class Heartbeat:
         self._thread.start()
 
     def beat(self, epoch: int, step: int) -> None:
-        """Say that this worker has finished ``step`` steps of ``epoch``.
+        """Record that this worker has finished ``step`` steps of ``epoch``.
 
-        It takes some ten microseconds: the file is not forced to the disk before the watchdog does so.
+        It takes about ten microseconds, since the watchdog syncs the file to disk later.
 
         Raises:
-            WorkerStalled: The worker had stalled before, and ``on_stall="report"``.
+            WorkerStalled: The worker has stalled, with ``on_stall="report"``.
         """
-        self._last, self._made = self._clock(), (epoch, step)
-        self._overwrite(self._made)
+        self._last, self._last_step = self._clock(), (epoch, step)
+        self._overwrite(self._last_step)
         if self._stall is not None:
             stall, self._stall = self._stall, None
             raise stall
 
     def write(self) -> None:
-        """Make the last step durable, where it is a new one; the watchdog does so every second."""
-        made = self._made
-        if made is None or made == self._written:
+        """Make the last step durable if it is new; the watchdog calls this every second."""
+        last_step = self._last_step
+        if last_step is None or last_step == self._durable_step:
             return
-        self._written = made
+        self._durable_step = last_step
         try:
             if self._file is not None:
                 self._file.sync()
             elif is_uri(self.directory):
-                files.write_atomically(_step_file(self.directory, self.worker), self._line(made))
+                files.write_atomically(
+                    _step_file(self.directory, self.worker), self._line(last_step)
+                )
         except StorageError as error:
-            # A step that cannot be told must not stop the training.
+            # A failed heartbeat must not stop the training.
             _log.warning("The heartbeat cannot be written: %s", error)
 
-    def _overwrite(self, made: tuple[int, int]) -> None:
-        """Write a step into the file of this worker, which its first step makes."""
+    def _overwrite(self, step: tuple[int, int]) -> None:
+        """Write a step into the file of this worker, which the first step creates."""
         if is_uri(self.directory) or self._is_unwritable:
             return
         try:
             if self._file is None:
                 path = _step_file(self.directory, self.worker)
                 self._file = OverwrittenFile(path, size=_FILE_BYTES)
-            self._file.write(self._line(made))
+            self._file.write(self._line(step))
         except StorageError as error:
             self._is_unwritable = True
             _log.warning("The heartbeat cannot be written: %s", error)
 
-    def _line(self, made: tuple[int, int]) -> bytes:
-        step = WorkerStep(self.worker, *made, self._last, self._host, os.getpid())
+    def _line(self, position: tuple[int, int]) -> bytes:
+        step = WorkerStep(self.worker, *position, self._last, self._host, os.getpid())
         return json.dumps(vars(step)).encode()
 
     def stop(self) -> None:
@@ -171,14 +173,14 @@ class Heartbeat:
         return describe_steps(steps, workers=self.workers, now=self._clock())
 
     def stalled(self) -> WorkerStalled | None:
-        """Return what to report when this worker has made no step for the timeout, else None."""
-        silent = self._clock() - self._last
-        if silent < self._timeout:
+        """Return the error of a stall if the last step is older than the timeout, else None."""
+        seconds_without_step = self._clock() - self._last
+        if seconds_without_step < self._timeout:
             return None
         return WorkerStalled(
-            f"Worker {self.worker} of {self.workers} has made no step for {silent:.0f} s.\n"
+            f"Worker {self.worker} of {self.workers} has made no step for {seconds_without_step:.0f} s.\n"
             f"{self.report()}",
-            hint="start all workers again; they go on from the last checkpoint",
+            hint="start all workers again; they resume from the last checkpoint",
         )
 
     def _watch(self) -> None:
@@ -197,36 +199,35 @@ class Heartbeat:
 
 
 def read_steps(directory: str, *, workers: int) -> dict[int, WorkerStep]:
-    """Return the last step of each worker.
+    """Return the last step of each worker, without workers that have no step or a damaged file.
 
-    Workers that made none are absent, and so are those whose files cannot be read: a report about
-    the others is better than none.
+    A report about the other workers is better than an error.
     """
-    found = {}
+    steps = {}
     for worker in range(workers):
         path = _step_file(directory, worker)
         try:
             if files.exists(path):
-                found[worker] = _step_of(files.read_json(path))
+                steps[worker] = _parse_step(files.read_json(path))
         except (StorageError, LookupError, TypeError, ValueError, ArithmeticError) as error:
             _log.warning("The heartbeat of worker %d cannot be read: %r", worker, error)
-    return found
+    return steps
 
 
-def _step_of(told: Any) -> WorkerStep:
-    """Return what a worker told, whose numbers are numbers then."""
+def _parse_step(content: Any) -> WorkerStep:
+    """Parse a step file; errors of conversions mean that the file is damaged."""
     return WorkerStep(
-        worker=int(told["worker"]),
-        epoch=int(told["epoch"]),
-        step=int(told["step"]),
-        time=float(told["time"]),
-        host=str(told["host"]),
-        pid=int(told["pid"]),
+        worker=int(content["worker"]),
+        epoch=int(content["epoch"]),
+        step=int(content["step"]),
+        time=float(content["time"]),
+        host=str(content["host"]),
+        pid=int(content["pid"]),
     )
 
 
 def describe_steps(steps: dict[int, WorkerStep], *, workers: int, now: float) -> str:
-    """Return one line for each worker; the furthest behind are marked.
+    """Return one line for each worker, with a mark at the slowest ones.
 
     >>> print(describe_steps({0: WorkerStep(0, 1, 7, 90.0, "a", 1)}, workers=2, now=100.0))
       worker 0: epoch 1, step 7, 10 s ago (a, process 1)
@@ -234,14 +235,14 @@ def describe_steps(steps: dict[int, WorkerStep], *, workers: int, now: float) ->
     """
     progress, lines = [], []
     for worker in range(workers):
-        known = steps.get(worker)
-        if known is None:
+        last_step = steps.get(worker)
+        if last_step is None:
             progress.append((-1, -1))
             lines.append(f"  worker {worker}: no step yet")
             continue
-        progress.append((known.epoch, known.step))
-        text = f"epoch {known.epoch}, step {known.step}, {now - known.time:.0f} s ago"
-        lines.append(f"  worker {worker}: {text} ({known.host}, process {known.pid})")
+        progress.append((last_step.epoch, last_step.step))
+        text = f"epoch {last_step.epoch}, step {last_step.step}, {now - last_step.time:.0f} s ago"
+        lines.append(f"  worker {worker}: {text} ({last_step.host}, process {last_step.pid})")
     slowest = min(progress)
     if slowest < max(progress):
         for worker in range(workers):

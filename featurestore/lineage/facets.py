@@ -32,9 +32,9 @@ Facets = dict[str, Any]
 def namespace_and_name(path: str) -> tuple[str, str]:
     """Return the OpenLineage namespace and name of a path or URI.
 
-    >>> place("/data/store/featuregroups/weather/v1")
+    >>> namespace_and_name("/data/store/featuregroups/weather/v1")
     ('file', '/data/store/featuregroups/weather/v1')
-    >>> place("s3://bucket/store/featuregroups/weather/v1")
+    >>> namespace_and_name("s3://bucket/store/featuregroups/weather/v1")
     ('s3://bucket', 'store/featuregroups/weather/v1')
     """
     url = urlsplit(path)

@@ -25,7 +25,7 @@ class Estimate:
     A mean has its ``rows``, their ``total`` and the total of their ``squares``; the other kinds
     have only ``total``.
 
-    >>> both = merged([Estimate("mean", 2, 1, 1), Estimate("mean", 2, 2, 2)])
+    >>> both = merge_estimates([Estimate("mean", 2, 1, 1), Estimate("mean", 2, 2, 2)])
     >>> both, both.value
     (Estimate(merge='mean', rows=4, total=3, squares=3), 0.75)
     """

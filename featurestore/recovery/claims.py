@@ -89,7 +89,7 @@ def revoke(path: str, *, certain: bool) -> bool:
 def directory_of_claim(entry: str) -> str:
     """Return the directory name of a claim object; other names are unchanged.
 
-    >>> claimed("v3.claim"), claimed("v3")
+    >>> directory_of_claim("v3.claim"), directory_of_claim("v3")
     ('v3', 'v3')
     """
     return entry.removesuffix(_SUFFIX)

@@ -1,6 +1,6 @@
-"""Write-audit-publish.
+"""Write-audit-publish: the audit of staged rows before a commit.
 
-Audit staged rows, then refuse them, report on them, or let only the good ones through.
+Depending on the policy, failing rows reject the write, are reported, or go to the quarantine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from featurestore.validation.tables import check_table
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine, Relation
 
-_SHOWN_SAMPLES = 3
+_MAX_SHOWN_SAMPLES = 3
 
 
 @dataclass(frozen=True)
@@ -144,12 +144,12 @@ def audit(
     checks = row_checks(subject, now=now, tolerance=event_time_tolerance)
     run = _prepare(subject, engine, expectations, validator, checks)
     with observed_part("validate", subject.name, version=subject.version) as work:
-        outcome = _audited(run, relation, report, directory, library=library)
+        outcome = _run_audit(run, relation, report, directory, library=library)
         work.report = outcome.report
     return outcome
 
 
-def _audited(
+def _run_audit(
     run: _Audit,
     relation: Relation,
     report: ValidationReport,
@@ -157,22 +157,22 @@ def _audited(
     *,
     library: str,
 ) -> AuditOutcome:
-    """Check rows, put aside or refuse those that fail, and return what may land."""
+    """Check rows, quarantine or reject failing ones, and return the rows to commit."""
     results, rows = _check_rows(run, relation)
     failed = [each for each in results if not each.success and not each.warning]
     good, quarantined = relation, None
     if report.validation == "quarantine" and failed:
-        split = _split(run, relation, failed, directory)
+        split = _split_failed(run, relation, failed, directory)
         good, quarantined = split.good, split.quarantined
     results += _check_table(run, good)
     report = replace(report, rows=rows, results=tuple(results))
     if quarantined is not None:
         report = replace(report, rows_quarantined=run.engine.count(quarantined))
-    _refuse(report, mode=report.details["mode"], row_failures=failed, library=library)
+    _raise_if_rejected(report, mode=report.details["mode"], row_failures=failed, library=library)
     unique = None
     if run.subject.key:
         # All copies of a key go to the quarantine.
-        unique = quarantined is not None or _failure(failed, DUPLICATE_KEYS) is None
+        unique = quarantined is not None or _find_result(failed, DUPLICATE_KEYS) is None
     return AuditOutcome(report, good, quarantined, unique)
 
 
@@ -183,20 +183,22 @@ def _prepare(
     validator: Validator | None,
     checks: tuple[RowCheck, ...],
 ) -> _Audit:
-    """Return what is to be checked, after each expectation has been read anew."""
+    """Normalize the expectations again and return the checks of an audit."""
     by_row: list[Mapping[str, Any]] = []
     by_table: list[Mapping[str, Any]] = []
     if validator is None:
         return _Audit(subject, engine, None, checks, (), ())
-    known = subject.schema.names
+    schema_names = subject.schema.names
     # They come from the table's definition, which another program may have written.
     for expectation in validator.normalize(expectations):
-        absent = [name for name in validator.columns(expectation) if name not in known]
-        if absent:
+        missing_columns = [
+            name for name in validator.columns(expectation) if name not in schema_names
+        ]
+        if missing_columns:
             raise InvalidExpectation(
                 f"{describe(expectation)} names columns that {subject.name!r} does not have: "
-                f"{listing(absent)}; "
-                f"it has {listing(known)}."
+                f"{listing(missing_columns)}; "
+                f"it has {listing(schema_names)}."
             )
         if validator.is_row_level(expectation):
             by_row.append(expectation)
@@ -206,18 +208,18 @@ def _prepare(
 
 
 def _check_rows(run: _Audit, relation: Relation) -> tuple[list[ExpectationResult], int]:
-    """Return the results of all checks of rows, and the number of rows."""
+    """Return the results of all row checks, and the number of rows."""
     needed = run.columns()
     results: list[ExpectationResult] = []
-    by_row: list[CheckCounts] = []
+    rule_counts: list[CheckCounts] = []
     if needed:
         rules = RowExpectations(run.by_row, run.validator, run.subject.key)
         columns = run.engine.select(relation, dict(zip(needed, needed, strict=True)))
         state = run.engine.aggregate(columns, RowAccumulator(run.checks, rules))
-        rows, by_row = state.rows, state.found
-        for check, counts in zip(run.checks, state.checks, strict=True):
-            if check.is_reported or counts.unexpected:
-                results.append(row_check_result(check, counts))
+        rows, rule_counts = state.rows, state.rule_counts
+        for check, check_counts in zip(run.checks, state.checks, strict=True):
+            if check.is_reported or check_counts.unexpected:
+                results.append(row_check_result(check, check_counts))
     else:
         rows = run.engine.count(relation)
     if run.subject.key:
@@ -226,21 +228,21 @@ def _check_rows(run: _Audit, relation: Relation) -> tuple[list[ExpectationResult
             duplicates_result(run.subject.key, rows=rows, duplicated=duplicated, samples=examples)
         )
     if run.validator is not None:
-        for expectation, found in zip(run.by_row, by_row, strict=True):
-            results.append(_row_result(expectation, found, run.validator))
+        for expectation, row_counts in zip(run.by_row, rule_counts, strict=True):
+            results.append(_row_result(expectation, row_counts, run.validator))
     return results, rows
 
 
 def _row_result(
-    expectation: Mapping[str, Any], found: CheckCounts, validator: Validator
+    expectation: Mapping[str, Any], counts: CheckCounts, validator: Validator
 ) -> ExpectationResult:
     return ExpectationResult(
         expectation=expectation,
-        success=validator.holds(expectation, checked=found.checked, unexpected=found.unexpected),
-        rows=found.rows,
-        unexpected=found.unexpected,
-        samples=tuple(found.samples),
-        warning=found.warning,
+        success=validator.holds(expectation, checked=counts.checked, unexpected=counts.unexpected),
+        rows=counts.rows,
+        unexpected=counts.unexpected,
+        samples=tuple(counts.samples),
+        warning=counts.warning,
     )
 
 
@@ -252,7 +254,7 @@ def _check_table(run: _Audit, relation: Relation) -> list[ExpectationResult]:
     )
 
 
-def _split(
+def _split_failed(
     run: _Audit, relation: Relation, failed: Sequence[ExpectationResult], directory: str | None
 ) -> QuarantineSplit:
     types = set()
@@ -262,7 +264,7 @@ def _split(
         if each.expectation in run.by_row:
             expectations.append(each.expectation)
     checks = [check for check in run.checks if check.type in types]
-    duplicates = _failure(failed, DUPLICATE_KEYS)
+    duplicates = _find_result(failed, DUPLICATE_KEYS)
     return split_rows(
         relation,
         run.subject,
@@ -275,7 +277,7 @@ def _split(
     )
 
 
-def _refuse(
+def _raise_if_rejected(
     report: ValidationReport,
     *,
     mode: str,
@@ -283,22 +285,22 @@ def _refuse(
     library: str,
 ) -> None:
     """Raise when nothing may land."""
-    refused = []
+    failures = []
     for each in report.failed:
         if report.validation == "strict":
-            refused.append(each)
+            failures.append(each)
         elif report.validation == "quarantine":
             if each not in row_failures:
-                refused.append(each)
-        elif mode == "upsert" and _is(each, DUPLICATE_KEYS):
-            refused.append(each)
-    if not refused:
+                failures.append(each)
+        elif mode == "upsert" and _has_type(each, DUPLICATE_KEYS):
+            failures.append(each)
+    if not failures:
         return
-    message = _message(report, refused)
-    if all(_is(each, DUPLICATE_KEYS) for each in refused):
+    message = _message(report, failures)
+    if all(_has_type(each, DUPLICATE_KEYS) for each in failures):
         hint = "on_duplicates='last' keeps the last row of each key"
         if mode == "create":  # which has no such argument
-            hint = unique_line(library, refused[0].expectation["kwargs"]["columns"])
+            hint = unique_line(library, failures[0].expectation["kwargs"]["columns"])
         raise DuplicateKeys(message, report=report, hint=hint)
     hint = (
         "fix the rows, or validation='quarantine' lands the good ones and keeps the others with "
@@ -312,27 +314,27 @@ def _refuse(
     raise ValidationFailed(message, report=report, hint=hint)
 
 
-def _message(report: ValidationReport, refused: Sequence[ExpectationResult]) -> str:
-    """Return what a person reads: counts and sample rows of each failed check."""
-    many = "1 check" if len(refused) == 1 else f"{len(refused)} checks"
+def _message(report: ValidationReport, failures: Sequence[ExpectationResult]) -> str:
+    """Return the error message: counts and sample rows of each failed check."""
+    failed_checks = "1 check" if len(failures) == 1 else f"{len(failures)} checks"
     lines = [
-        f"{report.name!r} version {report.version}: {many} of {len(report.results)} failed; "
+        f"{report.name!r} version {report.version}: {failed_checks} of {len(report.results)} failed; "
         "nothing was written."
     ]
-    for result in refused:
+    for result in failures:
         lines.append(f"  {describe(result.expectation)}: {outcome_text(result)}")
-        for sample in result.samples[:_SHOWN_SAMPLES]:
+        for sample in result.samples[:_MAX_SHOWN_SAMPLES]:
             lines.append(f"    {plain_json(sample)}")
     return "\n".join(lines)
 
 
-def _failure(results: Sequence[ExpectationResult], kind: str) -> ExpectationResult | None:
-    """Return the failed result of a kind, None when there is none."""
+def _find_result(results: Sequence[ExpectationResult], kind: str) -> ExpectationResult | None:
+    """Return the first result of a type, None without one."""
     for each in results:
-        if _is(each, kind):
+        if _has_type(each, kind):
             return each
     return None
 
 
-def _is(result: ExpectationResult, kind: str) -> bool:
+def _has_type(result: ExpectationResult, kind: str) -> bool:
     return bool(result.expectation["type"] == kind)

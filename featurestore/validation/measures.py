@@ -1,7 +1,4 @@
-"""Measures of a whole table, computed by its engine in one query.
-
-And one more for each question of uniqueness.
-"""
+"""Measures of a table, computed by its engine: one query, and one more per uniqueness measure."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine, Relation
 
 # The square of more leaves float64 before long.
-_HUGE = "1e150"
+_MAX_SQUARABLE = "1e150"
 
 
 def measure(
@@ -29,28 +26,28 @@ def measure(
 ) -> dict[Measure, Any]:
     """Return the value of each measure.
 
-    Whole numbers as int, None where there is nothing to measure.
+    Integers are returned as int; a measure of no values is None.
     """
-    wanted = dict.fromkeys(measures)
-    together: list[Measure] = []
+    distinct_measures = dict.fromkeys(measures)
+    aggregated: list[Measure] = []
     expressions: list[exp.Expr] = []
-    found: dict[Measure, Any] = {}
-    for each in wanted:
+    values: dict[Measure, Any] = {}
+    for each in distinct_measures:
         if each.kind == "repeated":
-            query = _repeated(each.columns, relation.schema)
-            found[each] = int(_row(relation, query, engine=engine)["n"])
+            query = _repeated_query(each.columns, relation.schema)
+            values[each] = int(_query_row(relation, query, engine=engine)["n"])
         else:
-            together.append(each)
-            expressions += _expressions(each, relation.schema)
-    if together:
-        row = _row(relation, _select(expressions), engine=engine)
-        for each in together:
-            found[each] = _value(each, row)
-    return found
+            aggregated.append(each)
+            expressions += _measure_expressions(each, relation.schema)
+    if aggregated:
+        row = _query_row(relation, _select(expressions), engine=engine)
+        for each in aggregated:
+            values[each] = _measured_value(each, row)
+    return values
 
 
-def different_rows(relation: Relation, columns: Sequence[str], *, engine: Engine) -> Relation:
-    """Return every row of the columns once."""
+def distinct_rows(relation: Relation, columns: Sequence[str], *, engine: Engine) -> Relation:
+    """Return the distinct rows of some columns."""
     from sqlglot import exp
 
     names = [exp.column(name, quoted=True) for name in columns]
@@ -58,7 +55,7 @@ def different_rows(relation: Relation, columns: Sequence[str], *, engine: Engine
     return engine.sql(query.sql(dialect=engine.dialect), tables={"rows": relation}, parameters={})
 
 
-def _row(relation: Relation, query: exp.Select, *, engine: Engine) -> Mapping[str, Any]:
+def _query_row(relation: Relation, query: exp.Select, *, engine: Engine) -> Mapping[str, Any]:
     result = engine.sql(query.sql(dialect=engine.dialect), tables={"rows": relation}, parameters={})
     rows: list[dict[str, Any]] = engine.stream(result).read_all().to_pylist()
     return rows[0]
@@ -76,19 +73,19 @@ def _rows() -> exp.Table:
     return exp.to_table("rows", quoted=True)
 
 
-def _expressions(measure: Measure, schema: pa.Schema) -> list[exp.Expr]:
-    """Return what a measure needs of the rows, named by it."""
+def _measure_expressions(measure: Measure, schema: pa.Schema) -> list[exp.Expr]:
+    """Return the SQL expressions of a measure, aliased by its name."""
     from sqlglot import exp
 
-    name = _name(measure)
+    name = _measure_name(measure)
     if measure.kind == "rows":
         return [exp.alias_(exp.Count(this=exp.Star()), name, quoted=True)]
     if measure.kind == "present":
-        counted = exp.Case().when(_some_present(measure.columns, schema), exp.Literal.number(1))
-        return [exp.alias_(exp.Count(this=counted), name, quoted=True)]
+        present_rows = exp.Case().when(_any_present(measure.columns, schema), exp.Literal.number(1))
+        return [exp.alias_(exp.Count(this=present_rows), name, quoted=True)]
     column = measure.columns[0]
     kind = schema.field(column).type
-    value = _present(column, kind)
+    value = _nan_as_null(column, kind)
     if measure.kind == "std":
         return _deviation(exp.cast(value, "double"), name)
     return [exp.alias_(_aggregate(measure.kind, value, kind), name, quoted=True)]
@@ -116,24 +113,24 @@ def _aggregate(measure: str, value: exp.Expr, kind: pa.DataType) -> exp.Expr:
 
 
 def _deviation(number: exp.Expr, name: str) -> list[exp.Expr]:
-    """Return the deviation, and how many values are too large to have one.
+    """Return the deviation and the number of values whose square overflows.
 
-    Engines refuse those, infinities too.
+    Engines raise errors for such values and for infinities.
     """
     from sqlglot import exp
 
-    limit = exp.cast(exp.Literal.string(_HUGE), "double")
+    limit = exp.cast(exp.Literal.string(_MAX_SQUARABLE), "double")
     huge = exp.GT(this=exp.Abs(this=number.copy()), expression=limit)
-    usual = exp.Case().when(exp.not_(huge), number)
-    counted = exp.Case().when(huge.copy(), exp.Literal.number(1))
+    regular = exp.Case().when(exp.not_(huge), number)
+    huge_values = exp.Case().when(huge.copy(), exp.Literal.number(1))
     return [
-        exp.alias_(exp.StddevSamp(this=usual), name, quoted=True),
-        exp.alias_(exp.Count(this=counted), f"{name} huge", quoted=True),
+        exp.alias_(exp.StddevSamp(this=regular), name, quoted=True),
+        exp.alias_(exp.Count(this=huge_values), f"{name} huge", quoted=True),
     ]
 
 
-def _present(name: str, kind: pa.DataType) -> exp.Expr:
-    """Return a column whose NaN are nulls."""
+def _nan_as_null(name: str, kind: pa.DataType) -> exp.Expr:
+    """Return a column with NaN as null."""
     from sqlglot import exp
 
     column = exp.column(name, quoted=True)
@@ -142,39 +139,39 @@ def _present(name: str, kind: pa.DataType) -> exp.Expr:
     return column
 
 
-def _some_present(columns: Sequence[str], schema: pa.Schema) -> exp.Expr:
-    """Return whether one of the columns has a value."""
+def _any_present(columns: Sequence[str], schema: pa.Schema) -> exp.Expr:
+    """Return the condition that one of the columns has a value."""
     from sqlglot import exp
 
-    there = []
+    conditions = []
     for name in columns:
-        value = _present(name, schema.field(name).type)
-        there.append(value.is_(exp.null()).not_())
-    return exp.or_(*there)
+        value = _nan_as_null(name, schema.field(name).type)
+        conditions.append(value.is_(exp.null()).not_())
+    return exp.or_(*conditions)
 
 
-def _repeated(columns: Sequence[str], schema: pa.Schema) -> exp.Select:
-    """Return the query for the rows whose values occur in several rows, all-null ones left out."""
+def _repeated_query(columns: Sequence[str], schema: pa.Schema) -> exp.Select:
+    """Return the query that counts rows whose values are not unique, excluding all-null rows."""
     from sqlglot import exp
 
-    values, keys, there = [], [], []
+    values, keys, conditions = [], [], []
     for number, name in enumerate(columns):
-        value, key = _present(name, schema.field(name).type), f"v{number}"
+        value, key = _nan_as_null(name, schema.field(name).type), f"v{number}"
         values.append(exp.alias_(value, key, quoted=True))
         keys.append(exp.column(key, quoted=True))
-        there.append(exp.column(key, quoted=True).is_(exp.null()).not_())
+        conditions.append(exp.column(key, quoted=True).is_(exp.null()).not_())
     inner = exp.select(*values).from_(_rows()).subquery("present")
-    many = exp.GT(this=exp.Count(this=exp.Star()), expression=exp.Literal.number(1))
+    is_repeated = exp.GT(this=exp.Count(this=exp.Star()), expression=exp.Literal.number(1))
     counted = exp.select(exp.alias_(exp.Count(this=exp.Star()), "copies", quoted=True))
-    grouped = counted.from_(inner).where(exp.or_(*there)).group_by(*keys).having(many)
+    grouped = counted.from_(inner).where(exp.or_(*conditions)).group_by(*keys).having(is_repeated)
     total = exp.Coalesce(
         this=exp.Sum(this=exp.column("copies", quoted=True)), expressions=[exp.Literal.number(0)]
     )
     return exp.select(exp.alias_(total, "n", quoted=True)).from_(grouped.subquery("grouped"))
 
 
-def _value(measure: Measure, row: Mapping[str, Any]) -> Any:
-    name = _name(measure)
+def _measured_value(measure: Measure, row: Mapping[str, Any]) -> Any:
+    name = _measure_name(measure)
     if row.get(f"{name} huge"):
         return None
     value = row[name]
@@ -183,5 +180,5 @@ def _value(measure: Measure, row: Mapping[str, Any]) -> Any:
     return value
 
 
-def _name(measure: Measure) -> str:
+def _measure_name(measure: Measure) -> str:
     return " ".join((measure.kind, *measure.columns))

@@ -1,4 +1,4 @@
-"""Good rows and failing ones apart: every row gets the list of its reasons, where the rows are."""
+"""Quarantine: splits rows into good and failing ones, with the reasons of each failing row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GOOD, _COPIES = "__fs_good", "__fs_copies"
 
 @dataclass(frozen=True)
 class QuarantineSplit:
-    """Good rows with the columns they had, failing rows with their ``reasons`` at the end."""
+    """Good rows with their columns, failing rows with an additional column ``reasons``."""
 
     good: Relation
     quarantined: Relation
@@ -58,7 +58,7 @@ class MarkReasons:
             for expectation, outcome in zip(self.expectations, outcomes, strict=True):
                 if outcome.failing is not None:
                     marks.append((describe(expectation), outcome.failing))
-        reasons, good = _reasons(marks, batch.num_rows)
+        reasons, good = _list_reasons(marks, batch.num_rows)
         return pa.RecordBatch.from_arrays(
             [*columns, reasons, good], schema=marked_schema(self.schema)
         )
@@ -99,7 +99,7 @@ def split_rows(
     """
     source, duplicate_reason = relation, None
     if duplicates is not None:
-        source = _with_copies(relation, subject.key, engine)
+        source = _count_copies(relation, subject.key, engine)
         duplicate_reason = describe(duplicates)
     mark = MarkReasons(
         relation.schema, tuple(checks), tuple(expectations), validator, duplicate_reason
@@ -116,37 +116,34 @@ def split_rows(
     )
 
 
-def _with_copies(relation: Relation, key: Sequence[str], engine: Engine) -> Relation:
-    """Return the rows with the number of rows of their key.
-
-    Keys with nulls are copies of nothing.
-    """
+def _count_copies(relation: Relation, key: Sequence[str], engine: Engine) -> Relation:
+    """Add the number of rows with the same key; keys with nulls count as unique."""
     from sqlglot import exp
 
     columns = []
-    there = []
+    conditions = []
     for name in key:
         column = exp.column(name, quoted=True)
         columns.append(column)
-        there.append(column.copy().is_(exp.null()).not_())
+        conditions.append(column.copy().is_(exp.null()).not_())
     copies = exp.Window(this=exp.Count(this=exp.Star()), partition_by=columns)
-    known = exp.and_(*there)
-    counted = exp.case().when(known, copies).else_(exp.Literal.number(1))
-    query = exp.select(exp.Star(), exp.alias_(counted, _COPIES, quoted=True)).from_(
+    has_key = exp.and_(*conditions)
+    copies_or_one = exp.case().when(has_key, copies).else_(exp.Literal.number(1))
+    query = exp.select(exp.Star(), exp.alias_(copies_or_one, _COPIES, quoted=True)).from_(
         exp.to_table("rows", quoted=True)
     )
     return engine.sql(query.sql(dialect=engine.dialect), tables={"rows": relation}, parameters={})
 
 
-def _reasons(
+def _list_reasons(
     marks: Sequence[tuple[str, NDArray[np.bool_]]], rows: int
 ) -> tuple[pa.Array, pa.Array]:
-    """Return the lists of reasons, written column by column, and which rows have none."""
+    """Return the list of reasons of each row, and which rows have none."""
     texts = pa.array([reason for reason, _ in marks], pa.string())
     failing = np.zeros((rows, len(marks)), dtype=np.bool_)
     for number, (_, mask) in enumerate(marks):
         failing[:, number] = mask
     offsets = np.concatenate(([0], np.cumsum(failing.sum(axis=1)))).astype(np.int32)
-    chosen = texts.take(pa.array(np.nonzero(failing)[1]))
-    reasons = pa.ListArray.from_arrays(pa.array(offsets), chosen)
+    row_reasons = texts.take(pa.array(np.nonzero(failing)[1]))
+    reasons = pa.ListArray.from_arrays(pa.array(offsets), row_reasons)
     return reasons, pa.array(~failing.any(axis=1))

@@ -1,10 +1,7 @@
-"""Row-level checks as an accumulator.
+"""Accumulator of row-level checks: built-in checks per batch, expectations per chunk.
 
-Built-in ones batch by batch, expectations chunk by chunk of the needed columns.
-
-A validator costs tens of milliseconds a call, so batches are gathered into chunks. A state that
-leaves its process (an executor's result) checks what it still holds first: gathered rows never
-travel.
+A call of a validator takes tens of milliseconds, so batches are buffered into chunks. A state is
+flushed before it is pickled (as the result of an executor): buffered rows are never sent.
 """
 
 from __future__ import annotations
@@ -40,68 +37,68 @@ class RowExpectations:
 
 @dataclass
 class RowState:
-    """What was found so far, and the batches that wait to be checked together."""
+    """Counts of all checks so far, and the buffered batches."""
 
     rules: RowExpectations
     rows: int = 0
     checks: list[CheckCounts] = field(default_factory=list)
-    found: list[CheckCounts] = field(default_factory=list)
-    waiting: list[pa.RecordBatch] = field(default_factory=list)
-    waiting_rows: int = 0
-    waiting_bytes: int = 0
+    rule_counts: list[CheckCounts] = field(default_factory=list)
+    buffered: list[pa.RecordBatch] = field(default_factory=list)
+    buffered_rows: int = 0
+    buffered_bytes: int = 0
 
     def gather(self, batch: pa.RecordBatch) -> None:
-        """Keep a batch until a chunk is full."""
-        self.waiting.append(batch)
-        self.waiting_rows += batch.num_rows
-        self.waiting_bytes += batch.nbytes
-        if self.waiting_rows >= _CHUNK_ROWS or self.waiting_bytes >= _CHUNK_BYTES:
+        """Buffer a batch until a chunk is full."""
+        self.buffered.append(batch)
+        self.buffered_rows += batch.num_rows
+        self.buffered_bytes += batch.nbytes
+        if self.buffered_rows >= _CHUNK_ROWS or self.buffered_bytes >= _CHUNK_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Check the batches that wait."""
-        if not self.waiting or self.rules.validator is None:
+        """Check the buffered batches."""
+        if not self.buffered or self.rules.validator is None:
             return
-        table = pa.Table.from_batches(self.waiting)
-        self.waiting, self.waiting_rows, self.waiting_bytes = [], 0, 0
+        table = pa.Table.from_batches(self.buffered)
+        self.buffered, self.buffered_rows, self.buffered_bytes = [], 0, 0
         outcomes = self.rules.validator.check(table, self.rules.expectations)
-        for expectation, found, outcome in zip(
-            self.rules.expectations, self.found, outcomes, strict=True
+        for expectation, counts, outcome in zip(
+            self.rules.expectations, self.rule_counts, outcomes, strict=True
         ):
             samples: list[dict[str, Any]] = []
             if outcome.failing is not None:
                 samples = sample_rows(table, outcome.failing, self.rules.columns(expectation))
-            found.warning = outcome.result.warning
-            found.add(table.num_rows, outcome.checked, outcome.result.unexpected, samples)
+            counts.warning = outcome.result.warning
+            counts.add(table.num_rows, outcome.checked, outcome.result.unexpected, samples)
 
     def __reduce__(self) -> tuple[Callable[..., RowState], tuple[Any, ...]]:
         self.flush()
-        return RowState, (self.rules, self.rows, self.checks, self.found)
+        return RowState, (self.rules, self.rows, self.checks, self.rule_counts)
 
 
 @dataclass(frozen=True)
 class RowAccumulator(Accumulator[RowState, RowState]):
-    """Checks every row once."""
+    """Accumulator that checks every row once."""
 
     checks: tuple[RowCheck, ...]
     rules: RowExpectations
 
     def start(self) -> RowState:
         """Return the state of no rows."""
-        of_checks = [CheckCounts() for _ in self.checks]
-        of_rules = [CheckCounts() for _ in self.rules.expectations]
-        return RowState(self.rules, 0, of_checks, of_rules)
+        check_counts = [CheckCounts() for _ in self.checks]
+        rule_counts = [CheckCounts() for _ in self.rules.expectations]
+        return RowState(self.rules, 0, check_counts, rule_counts)
 
     def update(self, state: RowState, batch: pa.RecordBatch) -> RowState:
-        """Check a batch, or keep it until a chunk is full."""
+        """Run built-in checks on a batch and buffer it for the expectations."""
         state.rows += batch.num_rows
-        for check, found in zip(self.checks, state.checks, strict=True):
+        for check, counts in zip(self.checks, state.checks, strict=True):
             failing = check.failing(batch)
             unexpected = int(failing.sum())
             samples: list[dict[str, Any]] = []
             if unexpected:
                 samples = sample_rows(batch, failing, (*self.rules.key, *check.columns))
-            found.add(batch.num_rows, batch.num_rows, unexpected, samples)
+            counts.add(batch.num_rows, batch.num_rows, unexpected, samples)
         if self.rules.expectations and batch.num_rows:
             state.gather(batch)
         return state
@@ -111,13 +108,16 @@ class RowAccumulator(Accumulator[RowState, RowState]):
         left.flush()
         right.flush()
         left.rows += right.rows
-        lefts, rights = [*left.checks, *left.found], [*right.checks, *right.found]
-        for mine, theirs in zip(lefts, rights, strict=True):
-            mine.warning = mine.warning or theirs.warning
-            mine.add(theirs.rows, theirs.checked, theirs.unexpected, theirs.samples)
+        left_counts, right_counts = (
+            [*left.checks, *left.rule_counts],
+            [*right.checks, *right.rule_counts],
+        )
+        for counts, added in zip(left_counts, right_counts, strict=True):
+            counts.warning = counts.warning or added.warning
+            counts.add(added.rows, added.checked, added.unexpected, added.samples)
         return left
 
     def finish(self, state: RowState) -> RowState:
-        """Check the rows that wait and return the state."""
+        """Check the buffered rows and return the state."""
         state.flush()
         return state

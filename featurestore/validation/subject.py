@@ -1,4 +1,4 @@
-"""What is audited: a name for messages, the columns, which of them are keys and times."""
+"""The subject of an audit: name, schema, key and time columns."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 
 @dataclass(frozen=True)
 class Subject:
-    """A table to be audited. ``key`` identifies a row: primary key and times, as declared.
-
-    () where nothing does.
-    """
+    """A table to audit. ``key``: the columns that identify a row, () if rows need not be unique."""
 
     name: str
     version: int

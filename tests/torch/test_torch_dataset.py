@@ -181,7 +181,7 @@ def test_mistakes_are_answered(tfrecord: Example) -> None:
         reader.torch_dataset(rank=0, world_size=5)
     with pytest.raises(ReaderConfigError, match="start_step"):
         reader.torch_dataset(start_step=99)
-    with pytest.raises(ReaderConfigError, match="alone"):
+    with pytest.raises(ReaderConfigError, match="together"):
         reader.torch_loader(rank=0)
 
 

@@ -50,11 +50,11 @@ _MAX_SHOWN_SAMPLES = 3
 
 @dataclass(frozen=True)
 class AuditOutcome:
-    """What an audit lets through.
+    """The outcome of an audit.
 
-    ``good`` are the rows that may land, ``quarantined`` those that may not, with a column
-    ``reasons`` (None when there are none, or under another policy). ``unique`` tells whether no key
-    occurs twice among the good rows; None when there is no key or it was not looked at.
+    ``good`` are the rows to commit, ``quarantined`` the failing rows with a column ``reasons``
+    (None without failing rows, or under another policy). ``unique`` is True if the keys of the good
+    rows are unique, None without a key or a check of it.
     """
 
     report: ValidationReport
@@ -65,7 +65,7 @@ class AuditOutcome:
 
 @dataclass(frozen=True)
 class _Audit:
-    """What one audit checks."""
+    """The checks of an audit."""
 
     subject: Subject
     engine: Engine
@@ -100,11 +100,11 @@ def audit(
     run_id: str | None = None,
     library: str = "pandas",
 ) -> AuditOutcome:
-    """Audit rows that are staged and not yet visible.
+    """Audit staged rows before they become visible.
 
     Built-in checks: null keys and times, duplicate keys, event times in the future (a warning).
-    Row-level expectations are checked where the rows are, in chunks of the columns that they name;
-    the others load these columns here.
+    Row-level expectations are checked by the engine in chunks of the columns that they use; other
+    expectations load these columns to the driver.
 
     Args:
         relation: The staged rows; must be readable more than once.
@@ -112,20 +112,20 @@ def audit(
         validation: "strict", "warn", "quarantine" or "off" (no audit).
         engine: The engine that holds the rows.
         expectations: Plain dicts; empty: built-in checks only.
-        validator: Knows the expectations; found among the entry points when None.
+        validator: Evaluates the expectations; None for the validator of the entry points.
         mode: "create", "append", "upsert", "overwrite" or "replace"; an upsert takes no duplicate
             keys whatever is asked for.
         now: The present, for event times in the future.
-        event_time_tolerance: How far ahead an event time may lie.
-        directory: Where marked rows are staged; without it they are marked anew at each read.
-        run_id: The run that writes, for the report.
+        event_time_tolerance: How far event times may be in the future.
+        directory: Where marked rows are staged; None computes the marks at each read.
+        run_id: The run that writes the rows, for the report.
         library: The kind of dataframe that the rows came with, whose words hints use.
 
     Raises:
         ValidationFailed: Under "strict" something failed; under "quarantine" something about the
             whole table.
         DuplicateKeys: Nothing but duplicate keys failed, or an upsert has them.
-        InvalidExpectation: An expectation names absent columns or cannot be computed.
+        InvalidExpectation: An expectation uses unknown columns or cannot be computed.
     """
     subject = spec if isinstance(spec, Subject) else Subject.of(spec)
     if validation not in VALIDATION_POLICIES:

@@ -89,8 +89,8 @@ def split_rows(
 
     Args:
         relation: The staged rows.
-        subject: What they are.
-        engine: The engine that holds them.
+        subject: The table of the rows.
+        engine: The engine of the relation.
         checks: Built-in checks that some row failed.
         expectations: Row-level expectations that did not hold.
         validator: Knows the expectations.

@@ -64,7 +64,7 @@ def with_masks(columns: tuple[SelectedColumn, ...], values: Mapping[str, Values]
 def padding_weights(rows: Rows) -> npt.NDArray[np.float32]:
     """Return 1 for rows and 0 for padding.
 
-    >>> weights(np.array([5, -1])).tolist()
+    >>> padding_weights(np.array([5, -1])).tolist()
     [1.0, 0.0]
     """
     return (rows != PADDING).astype(np.float32)

@@ -33,7 +33,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import featurestore
-from featurestore.model.monitor import Baseline, Watched
+from featurestore.model.monitor import Baseline, MonitorSpec
 from featurestore.model.watched_model import WatchedModel
 from featurestore.monitoring.metric_rules import metric_findings
 from tests.monitoring import changes
@@ -44,7 +44,7 @@ PARTS = ("changes", "series", "flights", "airports", "taxis", "cost", "models")
 MODEL_WINDOWS = 400
 YEAR = 365
 FIRST = 56
-WATCHED = planted.plain(Watched("series"))
+WATCHED = planted.plain(MonitorSpec("series"))
 
 
 def false_alarms(asked: tuple[int, int]) -> tuple[int, int]:
@@ -231,7 +231,7 @@ def measure_models() -> None:
     rng = np.random.default_rng(2024)
     for name in ("auc", "accuracy", "mae"):
         model = WatchedModel("m", None, "labels", None, "prediction", (name,))
-        watched = Watched("scores", baseline=Baseline(last=8 * planted.DAY), model=model)
+        watched = MonitorSpec("scores", baseline=Baseline(last=8 * planted.DAY), model=model)
         for rows in (5, 20, 100, 500, 2000):
             out = {False: 0, True: 0}
             for worse in out:

@@ -37,19 +37,24 @@ from featurestore.errors import (
     UnsupportedType,
     listing,
 )
-from featurestore.model.arrays import UNEQUAL, first_of_other_shape, from_tensors, one_array
+from featurestore.model.arrays import (
+    UNEQUAL_SHAPES_HINT,
+    combine_chunks,
+    first_shape_mismatch,
+    from_tensors,
+)
 from featurestore.model.arrow_cast import cast_array
-from featurestore.model.arrow_rows import values_at
+from featurestore.model.arrow_rows import take_values
 from featurestore.model.callers import warn_caller
 from featurestore.model.cast_lines import cast_line
-from featurestore.model.cell_bounds import bounded_batches, columns_to_bound, most_cell_bytes
+from featurestore.model.cell_bounds import check_cell_sizes, max_cell_bytes, variable_size_columns
 from featurestore.model.codecs import EncodedArrayCheck, binary_columns
 from featurestore.model.column_lines import language_of
-from featurestore.model.duckdb_columns import refusals_of_queries, storable
-from featurestore.model.fitting import Misfit, fitted, may_fit
-from featurestore.model.found_shapes import FindShapes, is_list_of_numbers, with_found_shape
-from featurestore.model.instants import checked_batches, time_columns
-from featurestore.model.names import check_feature_names, feature_names_for, is_text
+from featurestore.model.duckdb_columns import query_refusals, with_storable_types
+from featurestore.model.fitting import Misfit, can_fit, cast_exactly
+from featurestore.model.found_shapes import UniformShapes, is_list_of_numbers, with_uniform_shape
+from featurestore.model.instants import check_batch_times, time_columns
+from featurestore.model.names import check_feature_names, feature_names_for, is_valid_text
 from featurestore.model.odd_columns import CONVERSION_ERRORS, Unstorable, refusal
 from featurestore.model.pandas_frames import table_of_pandas
 from featurestore.model.polars_columns import table_of_polars
@@ -112,10 +117,10 @@ def handed_over(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
         yield adopted
         return
     reader = to_reader(df, like=like)
-    most = most_cell_bytes()
-    long_columns = columns_to_bound(reader.schema, most=most)
+    most = max_cell_bytes()
+    long_columns = variable_size_columns(reader.schema, max_bytes=most)
     if long_columns:
-        batches = bounded_batches(reader, long_columns, most=most)
+        batches = check_cell_sizes(reader, long_columns, max_bytes=most)
         reader = pa.RecordBatchReader.from_batches(reader.schema, batches)
     shipped = engine.from_arrow(reader)
     try:
@@ -207,7 +212,7 @@ def _in_shapes_of(like: pa.Schema | None, given: pa.Schema) -> pa.Schema:
         index = -1 if like is None else like.get_field_index(field.name)
         if like is not None and index >= 0 and is_list_of_numbers(field.type):
             wanted = like.field(index).type
-            if may_fit(field.type, wanted):
+            if can_fit(field.type, wanted):
                 field = field.with_type(wanted)
         fields.append(field)
     return pa.schema(fields)
@@ -221,7 +226,7 @@ def refuse_encoded_bytes(
     check = EncodedArrayCheck(names, language=language)
     if names:
         _check_rows(relation, names, check, engine)
-    for name in sorted(check.undecided):  # columns of few values
+    for name in sorted(check.pending_columns):  # columns of few values
         _check_rows(relation, [name], check, engine)
 
 
@@ -240,7 +245,7 @@ def _with_found_shapes(relation: Relation, lists: Sequence[str], engine: Engine)
     if not lists:
         return relation
     shapes = engine.aggregate(
-        engine.select(relation, dict(zip(lists, lists, strict=True))), FindShapes()
+        engine.select(relation, dict(zip(lists, lists, strict=True))), UniformShapes()
     )
     fields = []
     for field in relation.schema:
@@ -277,7 +282,7 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
         listed = ", ".join(map(repr, naive))
         warn_caller(f"times without a zone are taken as UTC: {listed}", NaiveTimeWarning)
     if time_columns(reader.schema):
-        checked = checked_batches(reader, reader.schema)
+        checked = check_batch_times(reader, reader.schema)
         reader = pa.RecordBatchReader.from_batches(reader.schema, checked)
     if target.equals(reader.schema, check_metadata=True) and language != "duckdb":
         return reader
@@ -292,7 +297,7 @@ def _without_encoded_arrays(
     Columns of bytes that ``like`` has are meant to be bytes.
     """
     check = EncodedArrayCheck(binary_columns(_new_fields(reader.schema, like)), language=language)
-    first = next(iter(reader), None) if check.undecided else None
+    first = next(iter(reader), None) if check.pending_columns else None
     if first is None:
         return reader
     try:
@@ -313,7 +318,7 @@ def _untyped_where_empty(df: Any, like: pa.Schema | None) -> Any:
         return df
     blank: dict[str, None] = {}
     for field in like:
-        if field.name not in df.columns or may_fit(pa.float64(), field.type):
+        if field.name not in df.columns or can_fit(pa.float64(), field.type):
             continue
         column = df[field.name]
         if str(column.dtype) == "float64" and column.isna().all():
@@ -425,8 +430,8 @@ def open_stream(df: Any) -> pa.RecordBatchReader:
         # The other name came with DuckDB 1.4, which deprecates the first one.
         # Refused before its connection has an open result, which would block the caller's next query.
         check_feature_names(df.columns, language="duckdb")
-        rows = storable(df)
-        with refusals_of_queries():
+        rows = with_storable_types(df)
+        with query_refusals():
             return getattr(rows, "to_arrow_reader", rows.fetch_arrow_reader)(_BATCH_ROWS)
     if hasattr(df, "__arrow_c_stream__"):
         return _from_capsule(df)
@@ -467,7 +472,7 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
 
 
 def index_holds_values(df: object) -> bool:
-    """Tell whether a dataframe of pandas has an index that is more than the numbers of its rows."""
+    """Return whether a dataframe of pandas has an index that is more than the numbers of its rows."""
     index = getattr(df, "index", None)
     names = getattr(index, "names", [""])
     if not hasattr(df, "columns") or set(names) != {None}:
@@ -487,7 +492,7 @@ def _check_pandas_names(df: Any) -> None:
             f"The index has names that are not texts or are columns as well: {listing(clashes)}.",
             hint=f"df = df.rename_axis(index={clashes!r})",
         )
-    wrong = [name for name in df.columns if not is_text(name)]
+    wrong = [name for name in df.columns if not is_valid_text(name)]
     if wrong:
         raise InvalidName(
             f"Column names must be texts; these are not: {', '.join(map(repr, wrong[:20]))}.",
@@ -526,7 +531,7 @@ def _from_spark(df: Any) -> pa.RecordBatchReader:
         )
     table = df.toArrow()
     for index, name in enumerate(table.column_names):
-        shaped = with_found_shape(one_array(table.column(index)))
+        shaped = with_uniform_shape(combine_chunks(table.column(index)))
         if shaped is not None:
             table = table.set_column(index, name, shaped)
     return _reader(table)
@@ -605,11 +610,11 @@ def _fitted(column: pa.Array, field: pa.Field, *, language: str) -> pa.Array:
         return convert_array(column, field.type, name=field.name, language=language)
     column = convert_array(column, given, name=field.name, language=language)
     problem = f"'{field.name}' is {describe(given)} where the rows before have {describe(wanted)}"
-    if not may_fit(given, wanted):
+    if not can_fit(given, wanted):
         line = cast_line(language, field.name, given, wanted)
         raise SchemaMismatch(f"{problem}.", hint=line or "cast the column")
     try:
-        return convert_array(fitted(column, wanted), field.type, name=field.name)
+        return convert_array(cast_exactly(column, wanted), field.type, name=field.name)
     except Misfit as misfit:
         line = cast_line(language, field.name, given, wanted)
         raise SchemaMismatch(
@@ -618,13 +623,13 @@ def _fitted(column: pa.Array, field: pa.Field, *, language: str) -> pa.Array:
 
 
 def _refuse_other_shape(column: pa.Array, field: pa.Field, rows_before: int) -> None:
-    other = first_of_other_shape(column, field.type)
+    other = first_shape_mismatch(column, field.type)
     if other is not None:
         row, shape = other
         raise UnsupportedType(
             f"The arrays of column {field.name!r} differ in shape: those of the first part "
             f"have {shape_of(field.type)}, row {rows_before + row} has {shape}.",
-            hint=f"{UNEQUAL}; lists of any length are declared by Arrow's type: "
+            hint=f"{UNEQUAL_SHAPES_HINT}; lists of any length are declared by Arrow's type: "
             "pa.list_(pa.int64())",
         )
 
@@ -653,7 +658,7 @@ def convert_array(
             return _rebuilt(array, kind)
         if pat.is_dictionary(array.type):
             options = convert_array(array.dictionary, kind, name=name, language=language)
-            return values_at(options, array.indices)
+            return take_values(options, array.indices)
         return cast_array(array, kind)
     except CONVERSION_ERRORS as error:
         if isinstance(error, FeatureStoreError):
@@ -701,7 +706,7 @@ def _converted(
 
 def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     """Yield the batches of a stream; what its query refuses is raised as the refusal."""
-    with refusals_of_queries():
+    with query_refusals():
         yield from reader
 
 

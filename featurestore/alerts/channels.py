@@ -13,7 +13,7 @@ import json
 
 from featurestore.alerts.senders import secret_name
 from featurestore.errors import InvalidArgument, StorageError, did_you_mean, listing
-from featurestore.model.alert import Channel, checked_channel
+from featurestore.model.alert import Channel, validate_channel
 from featurestore.model.secrets import parse_secret
 from featurestore.registry import alerts
 from featurestore.session import Session
@@ -25,7 +25,7 @@ _RECEIPTS = "alert-channels"
 
 def add_channel(session: Session, name: str, uri: str, *, secret: str | None = None) -> Channel:
     """Register a channel, and grant this machine its use."""
-    channel = checked_channel(name, uri, secret)
+    channel = validate_channel(name, uri, secret)
     with session.registry.transaction() as connection:
         alerts.put_channel(connection, channel)
     write_receipt(_RECEIPTS, session.location, name, {"sha256": _hash(channel)})

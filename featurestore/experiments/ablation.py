@@ -90,7 +90,7 @@ class Ablation:
         return "\n".join([header, *lines])
 
     def _repr_html_(self) -> str:
-        return html.records([row.to_json() for row in self.rows])
+        return html.records_table([row.to_json() for row in self.rows])
 
     def plot(self) -> Figure:
         """Return a bar for each component, with its interval."""

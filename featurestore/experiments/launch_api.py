@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from featurestore.experiments.stores import session_of
-from featurestore.model.arguments import answering
+from featurestore.model.arguments import with_suggestions
 
 if TYPE_CHECKING:
     from featurestore.experiments.progress import Listener
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TrainFn = Callable[..., Any]
 
 
-@answering
+@with_suggestions
 def launch(
     train_fn: TrainFn,
     *,
@@ -79,7 +79,7 @@ def launch(
     )
 
 
-@answering
+@with_suggestions
 def collective_all_reduce(
     train_fn: TrainFn,
     *,
@@ -141,7 +141,7 @@ def collective_all_reduce(
     )
 
 
-@answering
+@with_suggestions
 def mirrored(
     train_fn: TrainFn,
     *,
@@ -181,7 +181,7 @@ def mirrored(
     )
 
 
-@answering
+@with_suggestions
 def parameter_server(
     train_fn: TrainFn,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from featurestore.experiments.stores import session_of
-from featurestore.model.arguments import answering
+from featurestore.model.arguments import with_suggestions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from featurestore.transform.fitted import Transformations
 
 
-@answering
+@with_suggestions
 def register_model(
     run: Run | str,
     name: str,
@@ -82,7 +82,7 @@ def register_model(
     return Model(source_run.session, register(source_run, request, annotations))
 
 
-@answering
+@with_suggestions
 def get_model(
     name: str,
     version: int | None = None,
@@ -110,7 +110,7 @@ def get_model(
     return Model(session, catalog.get(session, name, version, stage=stage))
 
 
-@answering
+@with_suggestions
 def get_models(name: str | None = None, *, store: FeatureStore | None = None) -> list[Model]:
     """Return every version of every model, or of one, by name and version.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from featurestore.experiments.stores import session_of
-from featurestore.model.arguments import answering
+from featurestore.model.arguments import with_suggestions
 
 if TYPE_CHECKING:
     from featurestore.experiments.comparison import RunComparison
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
 
-@answering
+@with_suggestions
 def get_runs(
     name: str | None = None,
     *,
@@ -52,7 +52,7 @@ def get_runs(
     return [run for run in runs if state is None or run.state == state]
 
 
-@answering
+@with_suggestions
 def get_run(run_id: str, *, store: FeatureStore | None = None) -> Run:
     """Return a run by its id.
 
@@ -72,7 +72,7 @@ def get_run(run_id: str, *, store: FeatureStore | None = None) -> Run:
     return Run(session, catalog.load(session, run_id))
 
 
-@answering
+@with_suggestions
 def get_study(study_id: str, *, store: FeatureStore | None = None) -> Study:
     """Return a study by its id.
 
@@ -90,7 +90,7 @@ def get_study(study_id: str, *, store: FeatureStore | None = None) -> Study:
     return Study(session, check_study(catalog.load(session, study_id)))
 
 
-@answering
+@with_suggestions
 def compare(a: Run | str, b: Run | str, *, store: FeatureStore | None = None) -> RunComparison:
     """Return the differences of two runs: parameters, data, code, packages, metrics.
 
@@ -107,7 +107,7 @@ def compare(a: Run | str, b: Run | str, *, store: FeatureStore | None = None) ->
     return compare_runs(first, second)
 
 
-@answering
+@with_suggestions
 def to_mlflow(
     run: Run | Study | str,
     uri: str,

@@ -11,7 +11,7 @@ from featurestore.errors import RunNotFound, listing
 from featurestore.experiments import catalog, liveness
 from featurestore.experiments.reports import TENSORBOARD
 from featurestore.model import html
-from featurestore.model.arguments import answers_calls
+from featurestore.model.arguments import suggest_arguments
 from featurestore.model.run_record import RunRecord
 from featurestore.storage.appending import last_lines
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from featurestore.training.dataset import TrainingDataset
 
 
-@answers_calls
+@suggest_arguments
 @dataclass(frozen=True)
 class Run:
     """A run: its arguments, reports, final state and files."""
@@ -180,4 +180,4 @@ class Run:
             "reason": self.reason,
             "path": self.path,
         }
-        return html.facts(facts, caption=f"Run {self.id} of {self.name}")
+        return html.properties_table(facts, caption=f"Run {self.id} of {self.name}")

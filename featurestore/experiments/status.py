@@ -81,7 +81,7 @@ def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:
     if not files.exists(path):
         return None
     try:
-        data = JsonObject.of(files.read_json(path))
+        data = JsonObject.from_value(files.read_json(path))
         status = WorkerStatus(
             state=data.text("state"),
             attempt=data.number("attempt"),

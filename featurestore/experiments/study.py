@@ -10,7 +10,7 @@ from featurestore.errors import InvalidArgument, InvalidTrainFunction, RunNotFou
 from featurestore.experiments import catalog, functions
 from featurestore.experiments.run import Run
 from featurestore.model import html
-from featurestore.model.arguments import answers_calls
+from featurestore.model.arguments import suggest_arguments
 from featurestore.model.run_record import RunRecord
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def check_study(record: RunRecord) -> RunRecord:
     return record
 
 
-@answers_calls
+@suggest_arguments
 @dataclass(frozen=True)
 class Study:
     """A search: its trials are runs."""
@@ -170,4 +170,4 @@ class Study:
         )
 
     def _repr_html_(self) -> str:
-        return html.records(self.to_records())
+        return html.records_table(self.to_records())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from featurestore.experiments.stores import session_of
-from featurestore.model.arguments import answering
+from featurestore.model.arguments import with_suggestions
 
 if TYPE_CHECKING:
     from featurestore.experiments.ablation import Ablation
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TrainFn = Callable[..., Any]
 
 
-@answering
+@with_suggestions
 def search(
     train_fn: TrainFn,
     *,
@@ -106,7 +106,7 @@ def search(
     return Study(session, run_search(session, search_request))
 
 
-@answering
+@with_suggestions
 def ablate(
     train_fn: TrainFn,
     *,
@@ -189,7 +189,7 @@ def ablate(
     )
 
 
-@answering
+@with_suggestions
 def cross_validate(
     train_fn: TrainFn,
     *,

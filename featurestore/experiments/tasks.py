@@ -31,9 +31,9 @@ class Fold:
         """Return the fold of a JSON object, None for null."""
         if payload is None:
             return None
-        data = JsonObject.of(payload, "fold")
-        folds = data.number("folds", least=2)
-        number = data.number("number", most=folds - 1)
+        data = JsonObject.from_value(payload, "fold")
+        folds = data.number("folds", minimum=2)
+        number = data.number("number", maximum=folds - 1)
         return cls(data.text("split"), data.text("held_out"), number, folds)
 
     def rows(self, split: str, count: int) -> tuple[str, tuple[tuple[int, int], ...] | None]:
@@ -96,8 +96,8 @@ class Task:
             number=data.number("number"),
             role=data.text("role"),
             worker=data.number("worker"),
-            workers=data.number("workers", least=1),
-            attempt=data.number("attempt", least=1),
+            workers=data.number("workers", minimum=1),
+            attempt=data.number("attempt", minimum=1),
             seed=data.number("seed"),
             strategy=data.text("strategy"),
             without=frozenset(data.texts("without")),
@@ -115,7 +115,7 @@ class Task:
         """Return the dataset of the run, after checking that its content is unchanged."""
         from featurestore.training.dataset import TrainingDataset
 
-        reference = JsonObject.of(self.dataset, "dataset")
+        reference = JsonObject.from_value(self.dataset, "dataset")
         dataset = TrainingDataset.open(reference.text("path"))
         if dataset.manifest.content_hash != reference.text("manifest"):
             raise ManifestMismatch(

@@ -51,7 +51,7 @@ class TrialServer:
             self._workers.pop(received.peer, None)
             return None
         try:
-            data = JsonObject.of(json.loads(received.data), "message")
+            data = JsonObject.from_value(json.loads(received.data), "message")
             message = Message(received.peer, data.number("worker"), data)
             if self._workers.setdefault(message.peer, message.worker) != message.worker:
                 raise data.wrong("worker", "that of the connection")

@@ -33,7 +33,7 @@ class Driver:
             reply = self._connection.recv_bytes()
         except (OSError, EOFError):
             reply = b"{}"
-        return JsonObject.of(json.loads(reply), "answer")
+        return JsonObject.from_value(json.loads(reply), "answer")
 
     def report(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Send metrics and return True if the trial has to stop."""

@@ -55,7 +55,7 @@ class CrossValidation:
         )
 
     def _repr_html_(self) -> str:
-        return html.records([dict(each) for each in self.folds])
+        return html.records_table([dict(each) for each in self.folds])
 
     def _by_metric(self) -> dict[str, list[float]]:
         values = {}

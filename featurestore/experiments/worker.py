@@ -33,7 +33,7 @@ def main() -> int:
     """Run the task of standard input and return the exit status."""
     faulthandler.enable()
     sys.argv = sys.argv or [""]  # some libraries read it while they are imported
-    message = JsonObject.of(json.loads(sys.stdin.buffer.readline()), "task")
+    message = JsonObject.from_value(json.loads(sys.stdin.buffer.readline()), "task")
     dumped = sys.stdin.buffer.read()
     if message.get("cluster") is not None:
         set_addresses(message)

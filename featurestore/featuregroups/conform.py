@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
 from featurestore.featuregroups.widening import with_value
-from featurestore.model.arrays import UNEQUAL
+from featurestore.model.arrays import UNEQUAL_SHAPES_HINT
 from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.cast_lines import cast_line
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.fitting import Misfit, fitted, may_fit
+from featurestore.model.fitting import Misfit, can_fit, cast_exactly
 from featurestore.model.shapes import describe, shape_of
 from featurestore.model.types import is_nested, widens, wider_decimal
 from featurestore.model.untyped import refuse_untyped, typing_lines
@@ -69,7 +69,7 @@ class Fit:
         if widens(column.type, field.type):
             return column  # cast with the batch
         try:
-            return fitted(column, field.type)
+            return cast_exactly(column, field.type)
         except Misfit as misfit:
             raise SchemaMismatch(
                 f"The rows do not fit {self.group}: {field.name!r} is {describe(column.type)} "
@@ -79,7 +79,7 @@ class Fit:
 
     def _way_out(self, given: pa.DataType, field: pa.Field, misfit: Misfit) -> str:
         if misfit.value is None:
-            return UNEQUAL
+            return UNEQUAL_SHAPES_HINT
         line = cast_line(self.library, field.name, given, field.type)
         way_out = self.way_out
         wider = wider_decimal(given, field.type)
@@ -173,7 +173,7 @@ def _unfitting(given: pa.Schema, held: Mapping[str, pa.DataType]) -> list[str]:
         kind = types.get(name)
         if kind is None:
             absent.append(name)
-        elif not may_fit(kind, wanted):
+        elif not can_fit(kind, wanted):
             problems.append(f"{name!r} is {describe(kind)} where the group has {describe(wanted)}")
     if absent:
         problems.append(f"missing: {listing(absent)}")
@@ -185,11 +185,13 @@ def _casts(given: pa.Schema, held: Mapping[str, pa.DataType], library: str) -> l
     lines = []
     for field in given:
         wanted = held.get(field.name)
-        if wanted is None or may_fit(field.type, wanted):
+        if wanted is None or can_fit(field.type, wanted):
             continue
         if shape_of(wanted):
             is_array = is_nested(field.type)
-            lines.append(UNEQUAL if is_array else f"give arrays of shape {shape_of(wanted)}")
+            lines.append(
+                UNEQUAL_SHAPES_HINT if is_array else f"give arrays of shape {shape_of(wanted)}"
+            )
             continue
         line = cast_line(library, field.name, field.type, wanted)
         if line is not None:

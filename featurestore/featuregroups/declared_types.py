@@ -11,9 +11,9 @@ import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument, UnsupportedType, did_you_mean, listing
 from featurestore.featuregroups.conform import Fit
-from featurestore.model.arrow_json import named_type
+from featurestore.model.arrow_json import parse_type
 from featurestore.model.cast_lines import cast_line
-from featurestore.model.fitting import may_fit
+from featurestore.model.fitting import can_fit
 from featurestore.model.types import feature_type, is_nested
 from featurestore.plugins.engine import Engine, Relation
 
@@ -46,7 +46,7 @@ class DeclaredTypes:
             wanted = self.columns.get(each.name)
             if wanted is None:
                 wanted = self._with_decimals(each.type)
-            if not may_fit(each.type, wanted):
+            if not can_fit(each.type, wanted):
                 line = cast_line(library, each.name, each.type, wanted)
                 raise InvalidArgument(
                     f"Column {each.name!r} is {each.type}, of which dtypes= does not make {wanted}: "
@@ -85,10 +85,10 @@ def declared_types(
         )
     columns = {}
     for name, given in (dtypes or {}).items():
-        columns[name] = _stored(named_type(given, column=name), f"dtypes={{{name!r}: ...}}")
+        columns[name] = _stored(parse_type(given, column=name), f"dtypes={{{name!r}: ...}}")
     decimal = None
     if decimal_type is not None:
-        decimal = _stored(named_type(decimal_type, column="decimal_type"), "decimal_type")
+        decimal = _stored(parse_type(decimal_type, column="decimal_type"), "decimal_type")
         if not pat.is_decimal(decimal):
             raise UnsupportedType(
                 f"decimal_type={decimal_type!r} is not a type of decimals.",

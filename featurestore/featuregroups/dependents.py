@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from featurestore.errors import FeatureViewWarning, UsedByFeatureView, listing
 from featurestore.model.callers import warn_caller
-from featurestore.model.feature_view import FeatureViewSpec, unmet
+from featurestore.model.feature_view import FeatureViewSpec, incompatible_features
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.registry import feature_views
 from featurestore.session import Session
@@ -52,7 +52,7 @@ def _missing(view: FeatureViewSpec, spec: FeatureGroupSpec) -> list[str]:
     for feature in view.features:
         if feature.group == spec.name:
             asked.append(feature)
-    return unmet(asked, spec)
+    return incompatible_features(asked, spec)
 
 
 def _consequence(view: FeatureViewSpec, spec: FeatureGroupSpec) -> str:

@@ -113,7 +113,7 @@ def search(
         raise InvalidArgument("search needs a text.", hint="search('weather')")
     check_search_text(text)
     if limit is not None:
-        check_count(limit, argument="limit", least=1)
+        check_count(limit, argument="limit", minimum=1)
     wanted = wanted or SearchFilter()
     with session.registry.reading() as connection:
         among = groups_within(connection, wanted)

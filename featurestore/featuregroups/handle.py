@@ -16,7 +16,7 @@ from featurestore.featuregroups.statistics import statistics_of
 from featurestore.featuregroups.table import TableVersion, open_group, resolve
 from featurestore.featuregroups.write import Write, insert
 from featurestore.model import html
-from featurestore.model.arguments import answers_calls
+from featurestore.model.arguments import suggest_arguments
 from featurestore.model.external import ExternalRows
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.statistics import Statistics
@@ -33,7 +33,7 @@ from featurestore.retrieval import (
 from featurestore.session import Session
 
 
-@answers_calls
+@suggest_arguments
 class FeatureGroup:
     """One version of a feature group.
 
@@ -258,7 +258,9 @@ class FeatureGroup:
     def _repr_html_(self) -> str:
         found = self._details()
         columns = found.pop("columns")
-        return html.facts(found, caption=f"Feature group {self}") + html.records(columns)
+        return html.properties_table(found, caption=f"Feature group {self}") + html.records_table(
+            columns
+        )
 
     def __str__(self) -> str:
         return f"{self._name} v{self._version}"

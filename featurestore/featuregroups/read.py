@@ -127,9 +127,9 @@ def history(
     before: int | None = None,
 ) -> list[Commit]:
     """Return the last ``limit`` commits of a group's data before a Delta version, newest first."""
-    check_count(limit, argument="limit", least=1)
+    check_count(limit, argument="limit", minimum=1)
     if before is not None:
-        check_count(before, argument="before", least=1)
+        check_count(before, argument="before", minimum=1)
     name, version = resolve(session, name, version)
     path = session.featuregroup_path(name, version)
     return Listing(commits.history(path, limit=limit, before=before))

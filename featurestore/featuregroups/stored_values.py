@@ -15,14 +15,14 @@ import pyarrow.types as pat
 
 from featurestore.errors import FeatureStoreError, InvalidArgument
 from featurestore.model.cell_bounds import (
-    CELL_BYTES,
-    columns_to_bound,
-    first_too_long,
-    most_cell_bytes,
+    DEFAULT_CELL_BYTES,
+    first_oversized,
+    max_cell_bytes,
+    oversized_error,
+    variable_size_columns,
 )
-from featurestore.model.cell_bounds import refusal as cell_refusal
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.instants import first_outside, refusal, time_columns
+from featurestore.model.instants import first_out_of_range, out_of_range_error, time_columns
 from featurestore.plugins.engine import Accumulator, Engine, Relation
 
 # Bytes of a file's name, on every usual file system.
@@ -43,7 +43,7 @@ class ValueRules:
     times: tuple[str, ...]
     key: tuple[str, ...]
     cells: tuple[str, ...] = ()
-    most_bytes: int = CELL_BYTES
+    most_bytes: int = DEFAULT_CELL_BYTES
 
     @classmethod
     def of(cls, spec: FeatureGroupSpec, *, has_checked_values: bool) -> ValueRules:
@@ -54,8 +54,8 @@ class ValueRules:
                 folders.append(name)
         if has_checked_values:
             return cls(tuple(folders), (), spec.primary_key)
-        most = most_cell_bytes()
-        cells = columns_to_bound(spec.schema, most=most)
+        most = max_cell_bytes()
+        cells = variable_size_columns(spec.schema, max_bytes=most)
         times = time_columns(spec.schema)
         return cls(tuple(folders), times, spec.primary_key, cells, most)
 
@@ -69,19 +69,21 @@ class ValueRules:
         """Return the refusal of the first value that a table cannot hold, None where it can all."""
         for name in self.cells:
             array = _column(batch, name)
-            row = first_too_long(array, most=self.most_bytes)
+            row = first_oversized(array, max_bytes=self.most_bytes)
             if row is not None:
                 shown = self._shown(batch, row)
-                return cell_refusal(array, row, column=name, shown=shown, most=self.most_bytes)
+                return oversized_error(
+                    array, row, column=name, row_name=shown, max_bytes=self.most_bytes
+                )
         for name in self.folders:
             error = _error_of_folders(name, _column(batch, name))
             if error is not None:
                 return error
         for name in self.times:
             array = _column(batch, name)
-            row = first_outside(array)
+            row = first_out_of_range(array)
             if row is not None:
-                return refusal(array, row, column=name, shown=self._shown(batch, row))
+                return out_of_range_error(array, row, column=name, shown=self._shown(batch, row))
         return None
 
     def _shown(self, batch: pa.RecordBatch, row: int) -> str:

@@ -42,7 +42,7 @@ from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.featuregroups.times import check_time_numbers, warn_of_odd_times
 from featurestore.featuregroups.widening import widen, with_needed_digits
 from featurestore.ingest import handed_over, known_rows, may_be_native, with_language
-from featurestore.model.counts import MOST
+from featurestore.model.counts import MAX_INT64
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
 from featurestore.model.source import SourceRead
 from featurestore.model.validation import ValidationReport
@@ -364,9 +364,9 @@ def _check_transaction(transaction: object) -> None:
         app, number = transaction
         is_number = isinstance(number, int) and not isinstance(number, bool)
         if isinstance(app, str) and app and is_number and number >= 0:
-            if number > MOST:
+            if number > MAX_INT64:
                 raise OutOfRange(
-                    f"transaction=({app!r}, n) has an n above {MOST}.",
+                    f"transaction=({app!r}, n) has an n above {MAX_INT64}.",
                     hint=f"transaction=({app!r}, 42)",
                 )
             return

@@ -156,7 +156,7 @@ def _compute_one_by_one(run: Computation, windows: Sequence[Window]) -> Relation
         name = f"w{number:06d}"
         with handed_over(rows, engine=engine, like=schema) as window_rows:
             if number == 0:
-                allowed_range = Window(window.start - run.spec.reach, window.end)
+                allowed_range = Window(window.start - run.spec.row_lookback, window.end)
             else:
                 allowed_range = window
                 window_rows = _without_late_rows(run.spec, engine, window, window_rows)
@@ -192,7 +192,7 @@ def _with_types(
 def _without_late_rows(spec: JobSpec, engine: Engine, window: Window, rows: Relation) -> Relation:
     """Drop late rows of a window, which an earlier window of the run contains."""
     column = str(spec.event_time)
-    if not spec.reach or column not in rows.schema.names:
+    if not spec.row_lookback or column not in rows.schema.names:
         return rows
     return engine.within(rows, TimeRange(column, window.start, window.end, spec.closed))
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from featurestore.errors import InvalidJob, listing
 from featurestore.jobs import specs
-from featurestore.model.arguments import answering
+from featurestore.model.arguments import with_suggestions
 from featurestore.model.callers import calling_globals
 from featurestore.model.job import Closed, JobMode, JobSpec, OnError
 from featurestore.model.requests import FeatureJobRequest, TrainingJobRequest
@@ -40,7 +40,7 @@ class JobDefinition:
         return self.function(*args, **kwargs)
 
 
-@answering
+@with_suggestions
 def job(
     *,
     featuregroup: str,
@@ -135,7 +135,7 @@ def job(
     return decorate
 
 
-@answering
+@with_suggestions
 def sql_job(
     name: str,
     *,
@@ -194,7 +194,7 @@ def sql_job(
     return add_to_module(JobDefinition(spec), calling_globals())
 
 
-@answering
+@with_suggestions
 def training_job(
     *,
     training_dataset: str,

@@ -14,7 +14,7 @@ import pyarrow.types as pat
 
 from featurestore.hashing import row_hash
 from featurestore.jobs.inputs import TimeBounds
-from featurestore.model.arrow_rows import rows_at
+from featurestore.model.arrow_rows import select_rows
 from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import Accumulator, TimeRange
 
@@ -97,7 +97,7 @@ class RangesAccumulator(Accumulator[list[RowDigest], list[RowDigest]]):
         """Add the rows of a batch to the digests of the ranges that contain them."""
         return [
             DigestAccumulator().update(
-                digest, rows_at(batch, pc.indices_nonzero(_inside(batch, time_range)))
+                digest, select_rows(batch, pc.indices_nonzero(_inside(batch, time_range)))
             )
             for digest, time_range in zip(state, self.ranges, strict=True)
         ]

@@ -77,7 +77,7 @@ class JobStatus:
         return summary
 
     def _repr_html_(self) -> str:
-        return html.facts(self._summary(), caption="Job")
+        return html.properties_table(self._summary(), caption="Job")
 
 
 def register_jobs(

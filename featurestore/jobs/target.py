@@ -131,8 +131,8 @@ def windows_metadata(spec: JobSpec, window: Window, count: int) -> dict[str, Any
         "end": window.end.isoformat(),
         "count": count,
     }
-    if spec.reach:
-        metadata["rows_from"] = (window.start - spec.reach).isoformat()
+    if spec.row_lookback:
+        metadata["rows_from"] = (window.start - spec.row_lookback).isoformat()
     return metadata
 
 

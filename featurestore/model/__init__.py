@@ -1,1 +1,1 @@
-"""What things are: frozen dataclasses and pure functions, no IO."""
+"""Specifications and stored records: frozen dataclasses and pure functions without I/O."""

@@ -1,4 +1,4 @@
-"""Messages to people: that something began, goes on, or ended."""
+"""Alert messages and the channels that deliver them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from featurestore.model.times import parse_moment
 
 Event = Literal["begin", "reminder", "end"]
 SCHEMES = ("webhook+https", "webhook+http", "smtp", "smtps", "command", "log")
-_WORDS: Mapping[str, str] = {"begin": "began", "reminder": "goes on", "end": "ended"}
-_MOST_LINES = 40
+_EVENT_VERBS: Mapping[str, str] = {"begin": "began", "reminder": "goes on", "end": "ended"}
+_MAX_LINES = 40
 
 
 @dataclass(frozen=True)
 class Channel:
-    """Where messages go; ``secret`` is a reference to a secret, never the secret."""
+    """A destination of messages; ``secret`` is a reference to a secret, never its value."""
 
     name: str
     uri: str
@@ -31,81 +31,81 @@ class Channel:
 
     @property
     def scheme(self) -> str:
-        """What kind of channel it is: "webhook+https", "smtp", "command", "log"."""
-        return scheme_of(self.uri)
+        """The kind of channel: "webhook+https", "smtp", "command", "log"."""
+        return uri_scheme(self.uri)
 
 
 @dataclass(frozen=True)
 class Alert:
-    """One message about one job, everything that began, goes on or ended at once."""
+    """One message about one job: the findings that began, continue or ended at one time."""
 
     id: str
     event: Event
     job: str
     families: tuple[str, ...]
     lines: tuple[str, ...]
-    at: datetime
+    timestamp: datetime
 
     @property
     def title(self) -> str:
-        """One line that says it."""
-        return printable_line(f"{self.job}: {', '.join(self.families)} {_WORDS[self.event]}")
+        """The subject line."""
+        return printable_line(f"{self.job}: {', '.join(self.families)} {_EVENT_VERBS[self.event]}")
 
     @property
     def text(self) -> str:
-        """The whole message; of very many findings the worst."""
-        shown = [f"- {printable(line)}" for line in self.lines[:_MOST_LINES]]
-        if len(self.lines) > _MOST_LINES:
-            shown.append(f"- and {len(self.lines) - _MOST_LINES} more")
+        """The message text, with at most 40 findings."""
+        shown = [f"- {printable(line)}" for line in self.lines[:_MAX_LINES]]
+        if len(self.lines) > _MAX_LINES:
+            shown.append(f"- and {len(self.lines) - _MAX_LINES} more")
         return "\n".join([self.title, *shown])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object that webhooks get; ``text`` is what Slack shows."""
+        """Return the JSON payload of webhooks; Slack shows its ``text``."""
         return {
             "id": self.id,
             "event": self.event,
             "job": self.job,
             "families": list(self.families),
             "lines": list(self.lines),
-            "at": self.at.isoformat(),
+            "at": self.timestamp.isoformat(),
             "title": self.title,
             "text": self.text,
         }
 
     @classmethod
     def from_text(cls, text: str) -> Alert:
-        """Return the message of a JSON text; MalformedJson when it is none."""
+        """Parse a message from JSON; raises MalformedJson."""
         with parsing("a message of the outbox"):
-            data = json.loads(text)
-            event = data["event"]
-            if event not in _WORDS:
+            fields = json.loads(text)
+            event = fields["event"]
+            if event not in _EVENT_VERBS:
                 raise ValueError(event)
             return cls(
-                id=str(data["id"]),
+                id=str(fields["id"]),
                 event=event,
-                job=str(data["job"]),
-                families=tuple(map(str, data["families"])),
-                lines=tuple(map(str, data["lines"])),
-                at=parse_moment(data["at"], warn=False),
+                job=str(fields["job"]),
+                families=tuple(map(str, fields["families"])),
+                lines=tuple(map(str, fields["lines"])),
+                timestamp=parse_moment(fields["at"], warn=False),
             )
 
 
-def scheme_of(uri: str) -> str:
+def uri_scheme(uri: str) -> str:
     """Return the scheme of a channel's URI.
 
-    >>> scheme_of("webhook+https://hooks.example.com/T1"), scheme_of("log")
+    >>> uri_scheme("webhook+https://hooks.example.com/T1"), uri_scheme("log")
     ('webhook+https', 'log')
     """
     return uri.partition(":")[0]
 
 
-def checked_channel(name: str, uri: str, secret: str | None) -> Channel:
-    """Return a channel if messages could go there, else raise InvalidArgument."""
+def validate_channel(name: str, uri: str, secret: str | None) -> Channel:
+    """Return a channel of a valid URI, else raise InvalidArgument."""
     check_name(name, noun="alert channel")
-    scheme = scheme_of(uri)
+    scheme = uri_scheme(uri)
     if scheme not in SCHEMES:
         raise InvalidArgument(
-            f"{printable_line(scheme)!r} is no kind of alert channel; there are "
+            f"{printable_line(scheme)!r} is not a kind of alert channel. Available: "
             f"{', '.join(SCHEMES)}.",
             hint='"webhook+https://hooks.example.com/path", "smtp://mail.example.com:587/?to=me@x.org"',
         )
@@ -113,10 +113,10 @@ def checked_channel(name: str, uri: str, secret: str | None) -> Channel:
         parse_secret(secret)
     if scheme == "command" and not uri.removeprefix("command:").startswith("/"):
         raise InvalidArgument(
-            "A command is named by its absolute path.", hint='"command:/usr/local/bin/tell"'
+            "A command channel needs an absolute path.", hint='"command:/usr/local/bin/tell"'
         )
     if scheme == "log" and uri != "log":
-        raise InvalidArgument(f"{printable_line(uri)!r} is no channel.", hint='uri="log"')
+        raise InvalidArgument(f"{printable_line(uri)!r} is not a channel.", hint='uri="log"')
     if "://" in uri:
         _check_address(uri)
     return Channel(name, uri, secret)
@@ -126,22 +126,22 @@ def _check_address(uri: str) -> None:
     from urllib.parse import parse_qs, urlsplit
 
     try:
-        found = urlsplit(uri)
-        port_is_valid = found.port is None or found.port > 0
+        address = urlsplit(uri)
+        port_is_valid = address.port is None or address.port > 0
     except ValueError:
         port_is_valid = False
-    if not port_is_valid or not found.hostname:
+    if not port_is_valid or not address.hostname:
         raise InvalidArgument(
-            "The channel's URI has no host, or no valid port.",
+            "The channel's URI has no host or an invalid port.",
             hint='"webhook+https://hooks.example.com/path"',
         )
-    if found.password is not None:
+    if address.password is not None:
         raise InvalidArgument(
-            "A password does not belong into the URI of a channel.",
+            "The URI of a channel must not contain a password.",
             hint='secret="env:SMTP_PASSWORD"',
         )
-    if found.scheme.startswith("smtp") and not parse_qs(found.query).get("to"):
+    if address.scheme.startswith("smtp") and not parse_qs(address.query).get("to"):
         raise InvalidArgument(
-            "An SMTP channel needs somebody to write to.",
+            "An SMTP channel needs a recipient.",
             hint='"smtp://user@mail.example.com:587/?to=me@example.com"',
         )

@@ -1,6 +1,6 @@
-"""Arguments that a call does not take: answered with the one that is meant; counts are judged.
+"""Suggestions for unknown arguments of public calls, and range checks of counts.
 
-One place for every public call. It knows the words of other feature stores and readers.
+The aliases are argument names of other feature stores and readers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from featurestore.model.counts import COUNTS, check_counts
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=type)
 
-# Words of others and what stands for them here; the first that the call takes is meant.
-OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
+# Argument names of other libraries and their equivalents; the first that the call accepts is used.
+ALIASES: Mapping[str, tuple[str, ...]] = {
     "featuregroup_version": ("version",),
     "training_dataset_version": ("version",),
     "featuregroups_version_dict": ("versions",),
@@ -65,8 +65,8 @@ OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     "write_mode": ("mode",),
     "overwrite": ("mode",),
 }
-# Words that have no argument here, and what to do instead.
-INSTEAD: Mapping[str, str] = {
+# Argument names without an equivalent, and what to do instead.
+REPLACEMENTS: Mapping[str, str] = {
     "online": "there is one store for all uses; the latest values now: "
     "get_features(features, labels=[{...}], label_time=datetime.now(UTC))",
     "featurestore": "a store is a location: featurestore.connect(location), then its methods",
@@ -75,9 +75,9 @@ INSTEAD: Mapping[str, str] = {
 }
 
 
-def answering(function: F) -> F:
-    """Return a public function that answers arguments which it does not take."""
-    positions = _positions_of_counts(function)
+def with_suggestions(function: F) -> F:
+    """Return a function that suggests the right argument in place of a TypeError."""
+    positions = _count_positions(function)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -89,18 +89,18 @@ def answering(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            # An error of the call itself, not of what it ran: no frame lies below this one.
+            # Only an error of the call itself has no frame below this one.
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
-            raise _refusal(function, args, kwargs, error) from None
+            raise _argument_error(function, args, kwargs, error) from None
 
     return call  # type: ignore[return-value]
 
 
-def _positions_of_counts(function: Callable[..., Any]) -> dict[str, int | None]:
-    """Return the arguments of a function that are counts, None where they have no position.
+def _count_positions(function: Callable[..., Any]) -> dict[str, int | None]:
+    """Return the positions of arguments that are counts; None for keyword-only arguments.
 
-    ``before=`` is a version of one call, and a table of another: the annotation decides.
+    ``before=`` is a version in one call and a table in another: the annotation decides.
     """
     positions: dict[str, int | None] = {}
     for position, parameter in enumerate(inspect.signature(function).parameters.values()):
@@ -110,29 +110,29 @@ def _positions_of_counts(function: Callable[..., Any]) -> dict[str, int | None]:
     return positions
 
 
-def answers_calls(owner: T) -> T:
-    """Make the public methods of a class answer arguments which they do not take."""
+def suggest_arguments(owner: T) -> T:
+    """Decorate the public methods of a class with argument suggestions."""
     for name, member in list(vars(owner).items()):
         if name.startswith("_"):
             continue
         if inspect.isfunction(member):
-            setattr(owner, name, answering(member))
+            setattr(owner, name, with_suggestions(member))
         elif isinstance(member, classmethod):
-            setattr(owner, name, classmethod(answering(member.__func__)))
+            setattr(owner, name, classmethod(with_suggestions(member.__func__)))
     return owner
 
 
-def _refusal(
+def _argument_error(
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     error: TypeError,
 ) -> UnknownArgument:
-    """Return what is wrong with a call, and the argument to write."""
+    """Return the error for a call whose arguments do not match the signature."""
     parameters = dict(inspect.signature(function).parameters)
-    for own in ("self", "cls"):
-        if own in parameters:
-            del parameters[own]
+    for receiver in ("self", "cls"):
+        if receiver in parameters:
+            del parameters[receiver]
             args = args[1:]
     name = function.__name__
     positional, keyword = [], []
@@ -141,54 +141,56 @@ def _refusal(
             keyword.append(each.name)
         else:
             positional.append(each.name)
-    known = [*positional, *keyword]
-    unknown = [each for each in kwargs if each not in known]
+    accepted_names = [*positional, *keyword]
+    unknown = [each for each in kwargs if each not in accepted_names]
     if unknown:
-        hints = [_answer(each, known) for each in unknown]
+        suggestions = [_suggestion(each, accepted_names) for each in unknown]
         return UnknownArgument(
-            f"{name}() takes no {listing(unknown)}.", hint="; ".join(dict.fromkeys(hints))
+            f"{name}() takes no {listing(unknown)}.", hint="; ".join(dict.fromkeys(suggestions))
         )
     if len(args) > len(positional):
         return _too_many(name, args, positional, keyword)
-    missing = []
+    missing_names = []
     for each in parameters.values():
-        is_given = each.name in kwargs or each.name in positional[: len(args)]
-        if each.default is inspect.Parameter.empty and not is_given:
-            missing.append(each.name)
-    if missing:
+        is_passed = each.name in kwargs or each.name in positional[: len(args)]
+        if each.default is inspect.Parameter.empty and not is_passed:
+            missing_names.append(each.name)
+    if missing_names:
         return UnknownArgument(
-            f"{name}() needs {listing(missing)}.", hint=f"{name}({_shape(positional, keyword)})"
+            f"{name}() needs {listing(missing_names)}.",
+            hint=f"{name}({_signature_text(positional, keyword)})",
         )
-    return UnknownArgument(f"{name}() was given an argument twice: {error}.")
+    return UnknownArgument(f"{name}() got an argument twice: {error}.")
 
 
-def _answer(word: str, known: Sequence[str]) -> str:
-    """Return what to write instead of an argument that a call does not take."""
-    if word in INSTEAD:
-        return f"{word}: {INSTEAD[word]}"
-    for meant in OTHER_WORDS.get(word, ()):
-        if meant in known:
-            return f"{word} is {meant}= here"
-    return did_you_mean(word, known, write="{}=", most=1) or f"it takes {listing(known, limit=40)}"
+def _suggestion(name: str, accepted_names: Sequence[str]) -> str:
+    """Return the replacement of an unknown argument."""
+    if name in REPLACEMENTS:
+        return f"{name}: {REPLACEMENTS[name]}"
+    for alias in ALIASES.get(name, ()):
+        if alias in accepted_names:
+            return f"{name} is {alias}= here"
+    return (
+        did_you_mean(name, accepted_names, write="{}=", most=1)
+        or f"it takes {listing(accepted_names, limit=40)}"
+    )
 
 
 def _too_many(
     name: str, args: Sequence[Any], positional: Sequence[str], keyword: Sequence[str]
 ) -> UnknownArgument:
-    """Return the error for arguments without a name where the call wants names."""
-    taken = listing(positional)
+    """Return the error for too many positional arguments."""
+    accepted = listing(positional)
     if not positional:
-        taken = "no argument"
+        accepted = "no argument"
     hint = "it takes no others"
     if keyword:
-        extra = [f"{word}=..." for word in keyword[: len(args) - len(positional)]]
-        hint = (
-            f"name the others, for example {', '.join(extra)}; it has {listing(keyword, limit=40)}"
-        )
-    return UnknownArgument(f"{name}() takes {taken} without a name, not {len(args)}.", hint=hint)
+        examples = [f"{word}=..." for word in keyword[: len(args) - len(positional)]]
+        hint = f"name the others, for example {', '.join(examples)}; it has {listing(keyword, limit=40)}"
+    return UnknownArgument(f"{name}() takes {accepted} without a name, not {len(args)}.", hint=hint)
 
 
-def _shape(positional: Sequence[str], keyword: Sequence[str]) -> str:
+def _signature_text(positional: Sequence[str], keyword: Sequence[str]) -> str:
     shown = list(positional)
     if keyword:
         shown.append("...")

@@ -1,4 +1,4 @@
-"""Arrays in cells: how they become fixed-size lists, and numpy arrays of their shape again."""
+"""Conversion between array cells, fixed-size lists and numpy arrays of the same shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from featurestore.model.odd_columns import Unstorable
 from featurestore.model.shapes import items_of, shape_of, shaped_type
 from featurestore.model.types import is_nested
 
-UNEQUAL = "pad or resize them to one shape, or keep the encoded bytes (PNG, JPEG, .npy)"
+UNEQUAL_SHAPES_HINT = "pad or resize them to one shape, or keep the encoded bytes (PNG, JPEG, .npy)"
 
 
 def from_numpy(values: Any, *, valid: Any = None) -> pa.Array:
@@ -31,19 +31,19 @@ def from_numpy(values: Any, *, valid: Any = None) -> pa.Array:
     shape = values.shape[1:]
     for depth in reversed(range(1, len(shape))):
         column = pa.FixedSizeListArray.from_arrays(column, shape[depth])
-    kind = shaped_type(items_of(column.type), shape)
+    column_type = shaped_type(items_of(column.type), shape)
     bitmap = None
-    nulls = 0
+    null_count = 0
     if valid is not None and not valid.all():
         bitmap = pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
-        nulls = int(len(valid) - valid.sum())
-    return pa.Array.from_buffers(kind, len(values), [bitmap], nulls, children=[column])
+        null_count = int(len(valid) - valid.sum())
+    return pa.Array.from_buffers(column_type, len(values), [bitmap], null_count, children=[column])
 
 
-def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column of a table as one array.
+def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
+    """Return a chunked array as one array.
 
-    >>> one_array(pa.chunked_array([[1], [2]])).to_pylist()
+    >>> combine_chunks(pa.chunked_array([[1], [2]])).to_pylist()
     [1, 2]
     """
     if column.num_chunks == 1:
@@ -54,7 +54,7 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def flat_items(column: pa.Array) -> pa.Array:
-    """Return the values inside of fixed-size lists, also those below null rows.
+    """Return the values of fixed-size lists, including those of null rows.
 
     >>> flat_items(pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)).slice(1)).to_pylist()
     [3, 4]
@@ -65,7 +65,7 @@ def flat_items(column: pa.Array) -> pa.Array:
 
 
 def to_cells(column: pa.Array) -> list[Any]:
-    """Return arrays of numbers as numpy arrays of their shape, one a row, and None for null rows.
+    """Return one numpy array per row, or None for null rows.
 
     >>> to_cells(from_numpy(np.arange(6).reshape(1, 2, 3)))
     [array([[0, 1, 2],
@@ -80,9 +80,9 @@ def to_cells(column: pa.Array) -> list[Any]:
 
 
 def column_of_arrays(cells: Sequence[Any], *, name: str) -> pa.Array | None:
-    """Return cells that hold arrays, or lists beside arrays, of numbers as a column of one shape.
+    """Return numeric arrays and lists as a column of one shape.
 
-    None where this module has nothing to say: other items than numbers, different lengths.
+    Returns None for items other than numbers and for vectors of different lengths.
 
     >>> str(column_of_arrays([np.array([1, 2]), None, [3, 4]], name="x").type)
     'fixed_size_list<item: int64>[2]'
@@ -105,34 +105,36 @@ def column_of_arrays(cells: Sequence[Any], *, name: str) -> pa.Array | None:
         values[row] = array
         valid[row] = True
         if array.dtype.kind in "iu" and values.dtype.kind == "f":
-            _refuse_rounding(array, values[row], row=row)
+            _check_not_rounded(array, values[row], row=row)
     return from_numpy(plain_array(values), valid=valid)
 
 
-def first_of_other_shape(column: pa.Array, kind: pa.DataType) -> tuple[int, tuple[int, ...]] | None:
-    """Return the first row whose array has another shape than a type says, and its shape.
+def first_shape_mismatch(
+    column: pa.Array, target_type: pa.DataType
+) -> tuple[int, tuple[int, ...]] | None:
+    """Return the first row whose array does not have the shape of a type, and its shape.
 
-    None where all rows have the shape, and where the type has none.
+    Returns None if all rows have the shape, or if the type has no shape.
 
-    >>> first_of_other_shape(pa.array([[1, 2], [3]]), pa.list_(pa.int64(), 2))
+    >>> first_shape_mismatch(pa.array([[1, 2], [3]]), pa.list_(pa.int64(), 2))
     (1, (1,))
     """
-    wanted = shape_of(kind)
-    if not wanted or not is_nested(column.type) or shape_of(column.type) == wanted:
+    target_shape = shape_of(target_type)
+    if not target_shape or not is_nested(column.type) or shape_of(column.type) == target_shape:
         return None
     rows = np.flatnonzero(np.asarray(column.is_valid()))
-    if len(wanted) == 1 and pat.is_list(column.type):
-        sizes = np.asarray(pc.fill_null(pc.list_value_length(column), wanted[0]))
-        rows = np.flatnonzero(sizes != wanted[0])
+    if len(target_shape) == 1 and pat.is_list(column.type):
+        sizes = np.asarray(pc.fill_null(pc.list_value_length(column), target_shape[0]))
+        rows = np.flatnonzero(sizes != target_shape[0])
     for row in rows:
-        found = _shape_of_row(column[int(row)])
-        if found != wanted:
-            return int(row), found
+        row_shape = _shape_of_row(column[int(row)])
+        if row_shape != target_shape:
+            return int(row), row_shape
     return None
 
 
 def from_tensors(column: Any) -> pa.Array:
-    """Return a column of Arrow's fixed-shape tensors as fixed-size lists, in their own order."""
+    """Return fixed-shape tensors as fixed-size lists, in logical order of the axes."""
     kind = column.type
     shape = tuple(kind.shape)
     storage = column.storage
@@ -146,7 +148,7 @@ def from_tensors(column: Any) -> pa.Array:
 
 
 def _arrays_by_row(cells: Sequence[Any]) -> dict[int, Any]:
-    """Return the arrays by the numbers of their rows, without the rows that have none."""
+    """Return the arrays by row number, without missing cells."""
     arrays = {}
     for row, cell in enumerate(cells):
         if isinstance(cell, np.ndarray):
@@ -156,8 +158,8 @@ def _arrays_by_row(cells: Sequence[Any]) -> dict[int, Any]:
     return arrays
 
 
-def _refuse_rounding(array: Any, rounded: Any, *, row: int) -> None:
-    """Refuse integers that have no equals among the floats of the column's other arrays."""
+def _check_not_rounded(array: Any, rounded: Any, *, row: int) -> None:
+    """Refuse integers that the common float type cannot represent."""
     if (rounded.astype(array.dtype) != array).any():
         raise Unstorable(
             f"mixes arrays of {array.dtype} and of floats, which would round row {row}",
@@ -166,7 +168,7 @@ def _refuse_rounding(array: Any, rounded: Any, *, row: int) -> None:
 
 
 def _common_shape(arrays: Mapping[int, Any], *, name: str) -> tuple[int, ...] | None:
-    """Return the shape that all arrays have; None where arrays of one axis differ in length."""
+    """Return the common shape; None if vectors differ in length."""
     first = next(iter(arrays))
     shape: tuple[int, ...] = arrays[first].shape
     for row, array in arrays.items():
@@ -177,19 +179,19 @@ def _common_shape(arrays: Mapping[int, Any], *, name: str) -> tuple[int, ...] | 
         raise UnsupportedType(
             f"The arrays of column {name!r} differ in shape: row {first} has {shape}, "
             f"row {row} has {array.shape}.",
-            hint=UNEQUAL,
+            hint=UNEQUAL_SHAPES_HINT,
         )
     return shape
 
 
-def _shape_of_row(cell: Any) -> tuple[int, ...]:
-    """Return the shape of one list: of its first items, where they differ."""
+def _shape_of_row(scalar: Any) -> tuple[int, ...]:
+    """Return the shape of one list, by the lengths of its first items."""
     shape = []
-    while is_nested(cell.type) and not pat.is_struct(cell.type):
-        shape.append(len(cell))
-        if len(cell) == 0:
+    while is_nested(scalar.type) and not pat.is_struct(scalar.type):
+        shape.append(len(scalar))
+        if len(scalar) == 0:
             break
-        cell = cell[0]
+        scalar = scalar[0]
     return tuple(shape)
 
 
@@ -201,5 +203,5 @@ def _is_missing(cell: Any) -> bool:
 
 
 def _is_plain(array: Any) -> bool:
-    """Tell whether an array holds numbers or booleans, none of them masked."""
+    """Return whether an array holds numbers or booleans, none of them masked."""
     return array.dtype.kind in "biuf" and not isinstance(array, np.ma.MaskedArray)

@@ -1,7 +1,7 @@
-"""Binaries of many bytes, joined in memory that costs little.
+"""Concatenation of large binary arrays in memory that numpy allocates.
 
-To get memory from the system in small pages costs four times as much as to copy bytes into it. So
-the result lies in memory of numpy, for which there are large pages.
+Allocating small pages costs four times as much as copying into them. numpy allocates large arrays in
+huge pages; Arrow's pool does not.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-# From here on the system has large pages for numpy.
-_MANY_BYTES = 1 << 22
-_MOST_BYTES = 2**31 - 1  # what offsets of 32 bits reach
+# From this size numpy uses huge pages.
+_LARGE_BYTES = 1 << 22
+_MAX_BYTES = 2**31 - 1  # the range of 32-bit offsets
 
 
-def has_many_bytes(arrays: Sequence[Any]) -> bool:
-    """Tell whether arrays are binaries that are better joined here than by Arrow.
+def is_large_binary(arrays: Sequence[Any]) -> bool:
+    """Return whether ``concat_binaries`` is faster than Arrow's concatenation.
 
-    >>> has_many_bytes([pa.array([b"few"])])
+    >>> is_large_binary([pa.array([b"few"])])
     False
     """
     if not pat.is_binary(arrays[0].type):
         return False
-    return _MANY_BYTES <= sum(map(_size, arrays)) <= _MOST_BYTES
+    return _LARGE_BYTES <= sum(map(_size, arrays)) <= _MAX_BYTES
 
 
-def joined_bytes(arrays: Sequence[Any]) -> Any:
-    """Return binaries of several arrays as one.
+def concat_binaries(arrays: Sequence[Any]) -> Any:
+    """Concatenate binary arrays.
 
-    >>> joined_bytes([pa.array([b"ab", None]), pa.array([b"c"])]).to_pylist()
+    >>> concat_binaries([pa.array([b"ab", None]), pa.array([b"c"])]).to_pylist()
     [b'ab', None, b'c']
     """
     lengths = np.concatenate([np.diff(_offsets(array)) for array in arrays])
@@ -68,7 +68,7 @@ def _data(array: Any) -> npt.NDArray[np.uint8]:
 def _binary(
     lengths: npt.NDArray[np.int32], data: npt.NDArray[np.uint8], valid: pa.Array | None
 ) -> Any:
-    """Return bytes that lie one after the other as binaries."""
+    """Return a binary array of values stored back to back."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     bits = None

@@ -1,7 +1,7 @@
-"""Arrow columns into exactly the types of a schema, batch by batch.
+"""Lossless casts of Arrow columns to the types of a schema.
 
-What Arrow itself cannot cast (decimals to unsigned integers, lists to fixed-size lists, structs
-field by field) is done here, so that every engine restores feature types by the same code.
+Arrow cannot cast decimals to unsigned integers, lists to fixed-size lists or structs field by field.
+Every engine restores feature types with the casts of this module.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.errors import SchemaMismatch, UnsupportedType
-from featurestore.model.arrow_rows import values_at
+from featurestore.model.arrow_rows import take_values
 from featurestore.model.fixed_bytes import cast_bytes
 from featurestore.model.types import holds_items, is_exact, is_nested
 
 
 def cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch with the columns of ``schema``, by name and in its order, cast without loss.
+    """Select the columns of ``schema`` by name and cast them without loss.
 
     Raises:
         SchemaMismatch: A column is missing.
@@ -28,9 +28,11 @@ def cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """
     if batch.schema == schema:
         return batch
-    absent = [name for name in schema.names if batch.schema.get_field_index(name) < 0]
-    if absent:
-        raise SchemaMismatch(f"The rows lack the columns {absent}; they have {batch.schema.names}.")
+    missing_columns = [name for name in schema.names if batch.schema.get_field_index(name) < 0]
+    if missing_columns:
+        raise SchemaMismatch(
+            f"The rows lack the columns {missing_columns}; they have {batch.schema.names}."
+        )
     columns = []
     for field in schema:
         column = batch.column(batch.schema.get_field_index(field.name))
@@ -44,17 +46,17 @@ def cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the array with another type; values that do not fit raise ``pa.ArrowInvalid``.
+    """Cast an array; values that do not fit raise ``pa.ArrowInvalid``.
 
     >>> cast_array(pa.array([[1, 2], None]), pa.list_(pa.int64(), 2)).type
     FixedSizeListType(fixed_size_list<item: int64>[2])
     """
-    if _same(array.type, kind):
+    if _is_same_type(array.type, kind):
         return array
     if isinstance(array, pa.ExtensionArray):
         return cast_array(array.storage, kind)
     if pat.is_null(array.type) or pat.is_null(kind):
-        return _nulls_of(array, kind)
+        return _cast_nulls(array, kind)
     if pat.is_dictionary(array.type):
         return cast_array(array.dictionary_decode(), kind)
     if str(array.type).startswith("run_end_encoded"):
@@ -62,9 +64,9 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if is_nested(kind) and is_nested(array.type):
         return _cast_nested(array, kind)
     if pat.is_decimal(array.type) and is_exact(kind):
-        return _of_decimals(array, kind)
+        return _cast_decimals(array, kind)
     if pat.is_integer(array.type) and pat.is_decimal(kind):
-        return _rescaled(_whole_decimals(array), kind)
+        return _rescale(_integers_as_decimals(array), kind)
     if pat.is_float16(array.type):
         wider = array.to_numpy(zero_copy_only=False).astype("f4")
         return pa.array(wider, mask=_mask(array)).cast(kind)
@@ -73,38 +75,38 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if array.null_count == len(array):
-        # Spark sends lists of nulls with no offsets at all, which must not be read.
+        # Spark sends lists of nulls without an offsets buffer.
         return pa.nulls(len(array), kind)
-    # pyarrow's own cast of views gives lists without their last offset.
+    # pyarrow casts list views to lists without their last offset.
     if pat.is_fixed_size_list(kind) and holds_items(array.type):
-        return _fixed_size(array, kind)
+        return _cast_to_fixed_size(array, kind)
     if pat.is_list(kind) and pat.is_fixed_size_list(array.type):
-        return _variable_size(array, kind)
+        return _cast_from_fixed_size(array, kind)
     if pat.is_list(kind) and holds_items(array.type):
-        return _list(array, kind)
+        return _cast_list(array, kind)
     if pat.is_struct(kind) and pat.is_struct(array.type):
-        return _struct(array, kind)
+        return _cast_struct(array, kind)
     return cast_bytes(array, kind)
 
 
-def _nulls_of(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_nulls(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if array.null_count < len(array):
         raise pa.ArrowInvalid("a column of nulls has a value")
     return pa.nulls(len(array), kind)
 
 
 def _decode_runs(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the values of runs; Arrow decodes neither dictionaries, views nor all nested types."""
+    """Decode runs; Arrow does not decode dictionaries, views and some nested types."""
     first, runs = array.find_physical_offset(), array.find_physical_length()
     ends = np.asarray(array.run_ends)[first : first + runs].astype("int64") - array.offset
     lengths = np.diff(np.minimum(ends, len(array)), prepend=0)
     values = cast_array(array.values.slice(first, runs), kind)
-    return values_at(values, np.repeat(np.arange(runs), lengths))
+    return take_values(values, np.repeat(np.arange(runs), lengths))
 
 
-def _same(left: pa.DataType, right: pa.DataType) -> bool:
-    # Equality of Arrow's nested types overlooks the names of list items, which schemas then show.
-    return bool(left == right) and (not is_nested(left) or str(left) == str(right))
+def _is_same_type(first: pa.DataType, second: pa.DataType) -> bool:
+    # Arrow's equality of nested types ignores the names of list items.
+    return bool(first == second) and (not is_nested(first) or str(first) == str(second))
 
 
 def _nulls(array: pa.Array) -> pa.Array | None:
@@ -121,13 +123,13 @@ def _bitmap(array: pa.Array) -> pa.Buffer | None:
     return pa.py_buffer(np.packbits(np.asarray(array.is_valid()), bitorder="little").tobytes())
 
 
-def _fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_to_fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
     size = kind.list_size
     sizes = pc.list_value_length(array)
-    wrong = pc.not_equal(sizes, size)
-    if pc.any(wrong).as_py():
-        found = sizes.filter(wrong).unique().to_pylist()[:5]
-        raise pa.ArrowInvalid(f"lists of {found} values where each must have {size}")
+    differs = pc.not_equal(sizes, size)
+    if pc.any(differs).as_py():
+        wrong_sizes = sizes.filter(differs).unique().to_pylist()[:5]
+        raise pa.ArrowInvalid(f"lists of {wrong_sizes} values where each must have {size}")
     if array.null_count == 0:
         return pa.FixedSizeListArray.from_arrays(
             cast_array(array.flatten(), kind.value_type), type=kind
@@ -135,79 +137,80 @@ def _fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
     values = cast_array(array.flatten(), kind.value_type)
     if len(values) == 0:
         return pa.nulls(len(array), kind)
-    # A null list has no values, a null of fixed size has a place of its own: any value may stand
-    # there.
+    # A null list has no values, but a null fixed-size list has value slots: fill them with any value.
     rows = np.maximum(np.cumsum(np.asarray(array.is_valid())) - 1, 0)
-    places = (rows[:, None] * size + np.arange(size)).ravel()
+    indices = (rows[:, None] * size + np.arange(size)).ravel()
     return pa.Array.from_buffers(
-        kind, len(array), [_bitmap(array)], array.null_count, children=[values.take(places)]
+        kind, len(array), [_bitmap(array)], array.null_count, children=[values.take(indices)]
     )
 
 
-def _variable_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_from_fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
     size = array.type.list_size
     lengths = np.where(np.asarray(array.is_valid()), size, 0)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype("int32")
     values = cast_array(array.flatten(), kind.value_type)
-    return _list_of(offsets, values, kind, array)
+    return _list_array(offsets, values, kind, array)
 
 
-def _list(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_list(array: pa.Array, kind: pa.DataType) -> pa.Array:
     lengths = np.asarray(pc.fill_null(pc.list_value_length(array), 0))
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype("int32")
-    return _list_of(offsets, cast_array(array.flatten(), kind.value_type), kind, array)
+    return _list_array(offsets, cast_array(array.flatten(), kind.value_type), kind, array)
 
 
-def _list_of(offsets: Any, values: pa.Array, kind: pa.DataType, like: pa.Array) -> pa.Array:
-    buffers = [_bitmap(like), pa.py_buffer(offsets)]
-    return pa.Array.from_buffers(kind, len(like), buffers, like.null_count, children=[values])
+def _list_array(offsets: Any, values: pa.Array, kind: pa.DataType, source: pa.Array) -> pa.Array:
+    buffers = [_bitmap(source), pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(kind, len(source), buffers, source.null_count, children=[values])
 
 
-def _struct(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_struct(array: pa.Array, kind: pa.DataType) -> pa.Array:
     fields = list(map(kind.field, range(kind.num_fields)))
-    given = {array.type.field(index).name: index for index in range(array.type.num_fields)}
-    expected = [field.name for field in fields]
-    if set(given) != set(expected):
-        raise pa.ArrowInvalid(f"fields {sorted(given)} where {expected} are expected")
-    children = array.flatten()  # unlike ``field``, nulls of the struct are nulls of its fields
-    parts = [cast_array(children[given[field.name]], field.type) for field in fields]
-    return pa.StructArray.from_arrays(parts, fields=fields, mask=_nulls(array))
+    source_indices = {array.type.field(index).name: index for index in range(array.type.num_fields)}
+    target_names = [field.name for field in fields]
+    if set(source_indices) != set(target_names):
+        raise pa.ArrowInvalid(f"fields {sorted(source_indices)} where {target_names} are expected")
+    children = array.flatten()  # unlike ``field``, applies the struct's nulls to its fields
+    cast_children = [
+        cast_array(children[source_indices[field.name]], field.type) for field in fields
+    ]
+    return pa.StructArray.from_arrays(cast_children, fields=fields, mask=_nulls(array))
 
 
-def _of_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_decimal(kind):
-        return _rescaled(array, kind)
-    whole = _rescaled(array, pa.decimal128(38, 0))
+        return _rescale(array, kind)
+    integers = _rescale(array, pa.decimal128(38, 0))
     if pat.is_unsigned_integer(kind):
-        return _unsigned(whole, kind)
-    return whole.cast(pa.int64()).cast(kind)
+        return _decimals_to_unsigned(integers, kind)
+    return integers.cast(pa.int64()).cast(kind)
 
 
-def _rescaled(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return decimals as another type of decimals; ArrowInvalid where a value has no equal."""
-    places = kind.scale - array.type.scale
-    if places > 0:
-        # Arrow does not see numbers that leave 128 bits when they get more places.
-        digits = kind.precision - places
-        if digits > 0:
-            array = array.cast(pa.decimal128(digits, array.type.scale))
+def _rescale(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Change precision and scale; raises ArrowInvalid if a value does not fit."""
+    added_digits = kind.scale - array.type.scale
+    if added_digits > 0:
+        # Arrow does not detect overflow of 128 bits when the scale grows.
+        integer_digits = kind.precision - added_digits
+        if integer_digits > 0:
+            array = array.cast(pa.decimal128(integer_digits, array.type.scale))
         elif pc.any(pc.not_equal(array, pa.scalar(0, array.type))).as_py():
             raise pa.ArrowInvalid(f"a value does not fit {kind}")
     return array.cast(kind)
 
 
-def _unsigned(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _decimals_to_unsigned(array: pa.Array, kind: pa.DataType) -> pa.Array:
     words = np.frombuffer(array.buffers()[1], dtype="<u8").reshape(-1, 2)
     words = words[array.offset : array.offset + len(array)]
     valid = np.asarray(array.is_valid())
     if words[valid, 1:].any():
-        raise pa.ArrowInvalid("a value lies outside the range of unsigned 64-bit integers")
-    whole = pa.array(np.where(valid, words[:, 0], 0).astype("u8"), mask=_mask(array))
-    return whole.cast(kind)
+        raise pa.ArrowInvalid("a value is outside the range of unsigned 64-bit integers")
+    integers = pa.array(np.where(valid, words[:, 0], 0).astype("u8"), mask=_mask(array))
+    return integers.cast(kind)
 
 
-def _whole_decimals(array: pa.Array) -> pa.Array:
-    """Return integers as decimals without places."""
+def _integers_as_decimals(array: pa.Array) -> pa.Array:
+    """Return integers as decimals of scale 0."""
     if not pat.is_uint64(array.type):
         return array.cast(pa.int64()).cast(pa.decimal128(19, 0))
     words = np.zeros((len(array), 2), dtype="<u8")

@@ -29,10 +29,10 @@ _PLAIN_TYPES = (
     pa.timestamp("us", tz="UTC"),
     pa.null(),
 )
-_NAMED = {str(kind): kind for kind in _PLAIN_TYPES}
+_TYPES_BY_NAME = {str(kind): kind for kind in _PLAIN_TYPES}
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
-# Words of people for some of them.
-_SHORT = {
+# Short names that users may write.
+_SHORT_NAMES = {
     "bytes": pa.binary(),
     "date": pa.date32(),
     "float32": pa.float32(),
@@ -43,12 +43,12 @@ _SHORT = {
 
 
 def type_to_json(kind: pa.DataType) -> Any:
-    """Return a feature type as JSON: a name, or an object for types with parts.
+    """Return a feature type as JSON: a name, or an object for parametric types.
 
     >>> type_to_json(pa.list_(pa.float32(), 4))
     {'fixed_size_list': 'float', 'size': 4}
     """
-    if str(kind) in _NAMED:
+    if str(kind) in _TYPES_BY_NAME:
         return str(kind)
     if pat.is_decimal128(kind):
         return {"decimal": [kind.precision, kind.scale]}
@@ -68,7 +68,7 @@ def type_from_json(data: Any) -> pa.DataType:
     Decimal128Type(decimal128(10, 2))
     """
     if isinstance(data, str):
-        return _NAMED[data]
+        return _TYPES_BY_NAME[data]
     if "decimal" in data:
         return pa.decimal128(*data["decimal"])
     if "fixed_size_list" in data:
@@ -88,30 +88,34 @@ def schema_from_json(data: Sequence[Mapping[str, Any]]) -> pa.Schema:
     return pa.schema([pa.field(each["name"], type_from_json(each["type"])) for each in data])
 
 
-def named_type(given: Any, *, column: str) -> pa.DataType:
-    """Return the type that a person names: an Arrow type, or a text such as "timestamp".
+def parse_type(type_or_name: Any, *, column: str) -> pa.DataType:
+    """Parse a type: an Arrow type, or a name such as "timestamp".
 
     Raises:
-        UnsupportedType: There is no such type.
+        UnsupportedType: The name is unknown.
 
-    >>> named_type("list<double>", column="scores"), named_type("timestamp", column="at")
+    >>> parse_type("list<double>", column="scores"), parse_type("timestamp", column="at")
     (ListType(list<item: double>), TimestampType(timestamp[us, tz=UTC]))
     """
-    if isinstance(given, pa.DataType):
-        return given
-    words = {**_NAMED, **_SHORT}
-    del words["null"]
-    if isinstance(given, str):
-        text = given.strip()
+    if isinstance(type_or_name, pa.DataType):
+        return type_or_name
+    types_by_name = {**_TYPES_BY_NAME, **_SHORT_NAMES}
+    del types_by_name["null"]
+    if isinstance(type_or_name, str):
+        text = type_or_name.strip()
         if text.startswith("list<") and text.endswith(">"):
-            return pa.list_(pa.field("item", named_type(text[5:-1], column=column)))
-        if text in words:
-            return words[text]
-        digits = _DECIMAL.fullmatch(text)
-        if digits is not None and 0 < int(digits[1]) <= 38 and int(digits[2]) <= int(digits[1]):
-            return pa.decimal128(int(digits[1]), int(digits[2]))
+            return pa.list_(pa.field("item", parse_type(text[5:-1], column=column)))
+        if text in types_by_name:
+            return types_by_name[text]
+        decimal_match = _DECIMAL.fullmatch(text)
+        if (
+            decimal_match is not None
+            and 0 < int(decimal_match[1]) <= 38
+            and int(decimal_match[2]) <= int(decimal_match[1])
+        ):
+            return pa.decimal128(int(decimal_match[1]), int(decimal_match[2]))
     raise UnsupportedType(
-        f"Column {column!r}: there is no type {given!r}.",
-        hint=f"a type of Arrow, or one of {listing(sorted(words), limit=50)}, decimal(38, 10), "
+        f"Column {column!r}: there is no type {type_or_name!r}.",
+        hint=f"a type of Arrow, or one of {listing(sorted(types_by_name), limit=50)}, decimal(38, 10), "
         "list<...>",
     )

@@ -1,4 +1,4 @@
-"""Rows of Arrow arrays and batches by their numbers, right on every release of pyarrow."""
+"""Selection and concatenation of Arrow rows, with workarounds for bugs of pyarrow."""
 
 from __future__ import annotations
 
@@ -10,91 +10,91 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.model.arrow_bytes import has_many_bytes, joined_bytes
+from featurestore.model.arrow_bytes import concat_binaries, is_large_binary
 
-# Batches of so many bytes are not worth putting together: that copies them.
-_MANY_BYTES = 1 << 20
+# Larger batches are not coalesced: the copy costs more than it saves.
+_BATCH_BYTES = 1 << 20
 
 
-def values_at(array: Any, positions: Any, *, pool: pa.MemoryPool | None = None) -> Any:
-    """Return the values at positions, in memory of Arrow's pool or another one.
+def take_values(array: Any, positions: Any, *, pool: pa.MemoryPool | None = None) -> Any:
+    """Return the values at positions, allocated from ``pool``.
 
-    From a slice of lists of a fixed size within such lists pyarrow 26 takes other rows, silently.
+    pyarrow 26 takes wrong rows from a slice of nested fixed-size lists, without an error.
 
-    >>> values_at(pa.array([1, 2, 3]).slice(1), [1, 0]).to_pylist()
+    >>> take_values(pa.array([1, 2, 3]).slice(1), [1, 0]).to_pylist()
     [3, 2]
     """
     indices = _indices(positions)
-    rows = _numbers_in_rows(array)
+    rows = _as_matrix(array)
     if rows is None or indices.null_count:
-        return pc.take(_from_the_start(array), indices, memory_pool=pool)
-    # Row by row: pyarrow takes lists of a fixed size item by item.
-    return _lists_of_rows(np.take(rows, indices.to_numpy(), axis=0), array.type)
+        return pc.take(_without_deep_offset(array), indices, memory_pool=pool)
+    # pyarrow takes fixed-size lists item by item, which is slower.
+    return _lists_from_matrix(np.take(rows, indices.to_numpy(), axis=0), array.type)
 
 
-def joined(arrays: Sequence[Any]) -> Any:
-    """Return the values of arrays of one type as one array.
+def concat_arrays(arrays: Sequence[Any]) -> Any:
+    """Concatenate arrays of one type.
 
-    >>> joined([pa.array([1]), pa.array([2, 3])]).to_pylist()
+    >>> concat_arrays([pa.array([1]), pa.array([2, 3])]).to_pylist()
     [1, 2, 3]
     """
     if len(arrays) == 1:
         return arrays[0]
-    if has_many_bytes(arrays):
-        return joined_bytes(arrays)
+    if is_large_binary(arrays):
+        return concat_binaries(arrays)
     return pa.concat_arrays(arrays)
 
 
-def rows_at(batch: pa.RecordBatch, positions: Any) -> pa.RecordBatch:
+def select_rows(batch: pa.RecordBatch, positions: Any) -> pa.RecordBatch:
     """Return the rows at positions.
 
-    >>> rows_at(pa.RecordBatch.from_pydict({"a": [1, 2, 3]}), [2, 0]).to_pydict()
+    >>> select_rows(pa.RecordBatch.from_pydict({"a": [1, 2, 3]}), [2, 0]).to_pydict()
     {'a': [3, 1]}
     """
     indices = _indices(positions)
-    columns = [values_at(column, indices) for column in batch.columns]
+    columns = [take_values(column, indices) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-def joined_batches(batches: Iterable[pa.RecordBatch], *, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows, small batches joined until they have ``rows`` or many bytes.
+def coalesce_batches(batches: Iterable[pa.RecordBatch], *, rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches of at least ``rows`` rows or 1 MiB.
 
     >>> few = pa.RecordBatch.from_pydict({"a": [1]})
-    >>> [batch.num_rows for batch in joined_batches([few, few, few], rows=2)]
+    >>> [batch.num_rows for batch in coalesce_batches([few, few, few], rows=2)]
     [2, 1]
     """
-    held: list[pa.RecordBatch] = []
-    held_rows = held_bytes = 0
+    buffered_batches: list[pa.RecordBatch] = []
+    buffered_rows = buffered_bytes = 0
     for batch in batches:
-        held.append(batch)
-        held_rows += batch.num_rows
-        held_bytes += batch.nbytes
-        if held_rows >= rows or held_bytes >= _MANY_BYTES:
-            yield from _in_one_piece(held)
-            held, held_rows, held_bytes = [], 0, 0
-    yield from _in_one_piece(held)
+        buffered_batches.append(batch)
+        buffered_rows += batch.num_rows
+        buffered_bytes += batch.nbytes
+        if buffered_rows >= rows or buffered_bytes >= _BATCH_BYTES:
+            yield from _combined(buffered_batches)
+            buffered_batches, buffered_rows, buffered_bytes = [], 0, 0
+    yield from _combined(buffered_batches)
 
 
-def without_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch in which no struct that holds structs is a slice, as DuckDB requires.
+def copy_sliced_structs(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Copy sliced structs that contain structs, which DuckDB cannot read.
 
     >>> rows = pa.record_batch([pa.array([{"x": {"y": 1}}, {"x": {"y": 2}}])], ["s"])
-    >>> without_offsets(rows.slice(1)).column(0).offset
+    >>> copy_sliced_structs(rows.slice(1)).column(0).offset
     0
     """
-    if not any(map(_holds_struct_in_struct, batch.schema.types)):
+    if not any(map(_has_nested_structs, batch.schema.types)):
         return batch
     columns = list(batch.columns)
     for index, column in enumerate(columns):
-        if _holds_struct_in_struct(column.type):
-            columns[index] = _copied(column)
+        if _has_nested_structs(column.type):
+            columns[index] = _copy(column)
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-def _in_one_piece(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+def _combined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     if len(batches) < 2:
         return batches
-    # Columns of more than 2 GiB stay in several pieces.
+    # Columns of more than 2 GiB remain in several chunks.
     return list(pa.Table.from_batches(batches).combine_chunks().to_batches())
 
 
@@ -104,8 +104,8 @@ def _indices(positions: Any) -> pa.Array:
     return pa.array(positions)
 
 
-def _numbers_in_rows(array: Any) -> Any | None:
-    """Return lists of a fixed size as (rows, items); None where nulls or other items are in them."""
+def _as_matrix(array: Any) -> Any | None:
+    """Return fixed-size lists of numbers as a matrix (rows, items); None for others or nulls."""
     if not isinstance(array, pa.FixedSizeListArray) or array.null_count:
         return None
     inner, items = array, 1
@@ -119,8 +119,8 @@ def _numbers_in_rows(array: Any) -> Any | None:
     return inner.to_numpy().reshape(len(array), items)
 
 
-def _lists_of_rows(rows: Any, kind: pa.DataType) -> Any:
-    """Return numbers of shape (rows, items) as lists of a fixed size, nested as their type is."""
+def _lists_from_matrix(rows: Any, kind: pa.DataType) -> Any:
+    """Return a matrix (rows, items) as nested fixed-size lists of a type."""
     kinds = []
     while pat.is_fixed_size_list(kind):
         kinds.append(kind)
@@ -134,32 +134,32 @@ def _lists_of_rows(rows: Any, kind: pa.DataType) -> Any:
     return values
 
 
-def _from_the_start(array: Any) -> Any:
-    """Return an array that is no slice, where that makes a difference."""
-    if array.offset and _is_deep(array.type):
-        return _copied(array)
+def _without_deep_offset(array: Any) -> Any:
+    """Copy a slice of nested fixed-size lists."""
+    if array.offset and _has_nested_fixed_lists(array.type):
+        return _copy(array)
     return array
 
 
-def _copied(array: Any) -> Any:
-    """Return a copy of what an array holds, no part of which is a slice."""
-    # Arrays that are joined are copied, unless there is but one.
+def _copy(array: Any) -> Any:
+    """Return a copy without offsets."""
+    # Arrow returns a single array as is: a second, empty one forces the copy.
     return pa.concat_arrays([array, array.slice(0, 0)])
 
 
-def _is_deep(kind: pa.DataType) -> bool:
-    """Tell whether lists of a fixed size hold such lists, here or further inside."""
+def _has_nested_fixed_lists(kind: pa.DataType) -> bool:
+    """Return whether a type contains fixed-size lists of fixed-size lists."""
     if pat.is_fixed_size_list(kind) and pat.is_fixed_size_list(kind.value_type):
         return True
-    return any(_is_deep(kind.field(index).type) for index in range(kind.num_fields))
+    return any(_has_nested_fixed_lists(kind.field(index).type) for index in range(kind.num_fields))
 
 
-def _holds_struct_in_struct(kind: pa.DataType, *, inside: bool = False) -> bool:
-    """Tell whether a struct holds structs, directly or in lists."""
+def _has_nested_structs(kind: pa.DataType, *, inside: bool = False) -> bool:
+    """Return whether a type contains structs within structs."""
     is_struct = pat.is_struct(kind)
     if is_struct and inside:
         return True
     for index in range(kind.num_fields):
-        if _holds_struct_in_struct(kind.field(index).type, inside=inside or is_struct):
+        if _has_nested_structs(kind.field(index).type, inside=inside or is_struct):
             return True
     return False

@@ -1,4 +1,4 @@
-"""Arrow IPC streams in parts: each batch leaves as bytes before the next one is asked for."""
+"""Arrow IPC streams as byte chunks, one per batch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def stream_parts(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """Yield the bytes of a stream, the schema with the first batch, and its end.
+def ipc_chunks(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    """Yield the bytes of a stream: the schema with the first batch, the other batches, the end.
 
     >>> import pyarrow as pa
     >>> table = pa.table({"n": [1, 2]})
-    >>> parts = list(stream_parts(table.schema, table.to_batches()))
+    >>> parts = list(ipc_chunks(table.schema, table.to_batches()))
     >>> len(parts), pa.ipc.open_stream(b"".join(parts)).read_all().num_rows
     (2, 2)
     """
@@ -25,13 +25,13 @@ def stream_parts(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterat
     with pa.ipc.new_stream(buffer, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
-            yield _take(buffer)
-    yield _take(buffer)
+            yield _drain(buffer)
+    yield _drain(buffer)
 
 
-def _take(buffer: io.BytesIO) -> bytes:
-    """Return what was written, and empty the buffer."""
-    written = buffer.getvalue()
+def _drain(buffer: io.BytesIO) -> bytes:
+    """Return the content of a buffer and empty it."""
+    content = buffer.getvalue()
     buffer.seek(0)
     buffer.truncate()
-    return written
+    return content

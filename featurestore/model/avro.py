@@ -1,4 +1,4 @@
-"""Schemas of Avro as columns: https://avro.apache.org/docs/1.12.0/specification/."""
+"""Conversion of Avro schemas to Arrow: https://avro.apache.org/docs/1.12.0/specification/."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _PLAIN = {
     "enum": pa.string(),
     "fixed": pa.binary(),
 }
-# Logical types of instants by how many microseconds their numbers count; local ones are taken as UTC.
-_INSTANTS = {
+# Microseconds per unit of the logical time types; local times are read as UTC.
+_MICROS_PER_TICK = {
     "timestamp-millis": 1000,
     "timestamp-micros": 1,
     "local-timestamp-millis": 1000,
@@ -32,117 +32,118 @@ _INSTANTS = {
 _NANOS = ("timestamp-nanos", "local-timestamp-nanos")
 
 
-def columns_of(text: str) -> pa.Schema:
-    """Return the columns of a record schema of Avro.
+def schema_from_avro(text: str) -> pa.Schema:
+    """Return the Arrow schema of an Avro record.
 
-    Times of day are their numbers: milliseconds or microseconds since midnight.
+    Times of day become integers: milliseconds or microseconds since midnight.
 
     Raises:
-        InvalidJob: It is no record, or a field of it cannot be a column; names the field.
+        InvalidJob: The schema is not a record, or a field cannot be a column.
 
-    >>> columns_of('{"type": "record", "name": "c", "fields": [{"name": "n", "type": "long"}]}')
+    >>> schema_from_avro('{"type": "record", "name": "c", "fields": [{"name": "n", "type": "long"}]}')
     n: int64
     """
     try:
-        told = json.loads(text)
-        fields = _fields(told, "schema=")
+        avro_schema = json.loads(text)
+        fields = _record_fields(avro_schema, "schema=")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidJob(
-            f"schema= is no record of Avro: {type(error).__name__}: {error}",
+            f"schema= is not a record of Avro: {type(error).__name__}: {error}",
             hint='{"type": "record", "name": "click", "fields": [{"name": "at", "type": ...}]}',
         ) from error
     return pa.schema(fields)
 
 
-def has_meaning(described: Mapping[str, Any]) -> bool:
-    """Return whether a type is read by its logical type, and not as what it is written as.
+def is_logical_type_supported(avro_type: Mapping[str, Any]) -> bool:
+    """Return whether values are converted by their logical type.
 
-    >>> has_meaning({"type": "long", "logicalType": "timestamp-millis"})
+    >>> is_logical_type_supported({"type": "long", "logicalType": "timestamp-millis"})
     True
-    >>> has_meaning({"type": "int", "logicalType": "time-millis"})
+    >>> is_logical_type_supported({"type": "int", "logicalType": "time-millis"})
     False
     """
-    logical, kind = described.get("logicalType"), described.get("type")
-    if logical in _INSTANTS:
+    logical, kind = avro_type.get("logicalType"), avro_type.get("type")
+    if logical in _MICROS_PER_TICK:
         return kind == "long"
     if logical == "date":
         return kind == "int"
     return logical == "decimal" and kind in ("bytes", "fixed")
 
 
-def units_of(text: str) -> dict[str, Any]:
-    """Return how many microseconds the numbers of columns of instants count, those of records nested.
+def time_units(text: str) -> dict[str, Any]:
+    """Return the microseconds per unit of each time column, nested for records.
 
-    >>> units_of('{"type": "record", "name": "c", "fields": [{"name": "n", "type": "long"}]}')
+    >>> time_units('{"type": "record", "name": "c", "fields": [{"name": "n", "type": "long"}]}')
     {'n': None}
     """
-    units: dict[str, Any] = _units(json.loads(text))
+    units: dict[str, Any] = _time_unit(json.loads(text))
     return units
 
 
-def _units(told: Any) -> Any:
-    if isinstance(told, list):
-        return next((_units(each) for each in told if each != "null"), None)
-    if not isinstance(told, Mapping):
+def _time_unit(avro_type: Any) -> Any:
+    if isinstance(avro_type, list):
+        return next((_time_unit(each) for each in avro_type if each != "null"), None)
+    if not isinstance(avro_type, Mapping):
         return None
-    if has_meaning(told):
-        return _INSTANTS.get(told["logicalType"])
-    if told.get("type") == "record":
-        return {each["name"]: _units(each["type"]) for each in told["fields"]}
-    return _units(told.get("items", told.get("type")))
+    if is_logical_type_supported(avro_type):
+        return _MICROS_PER_TICK.get(avro_type["logicalType"])
+    if avro_type.get("type") == "record":
+        return {each["name"]: _time_unit(each["type"]) for each in avro_type["fields"]}
+    return _time_unit(avro_type.get("items", avro_type.get("type")))
 
 
-def _fields(told: Any, where: str) -> list[pa.Field]:
-    if told["type"] != "record":
+def _record_fields(record: Any, name: str) -> list[pa.Field]:
+    if record["type"] != "record":
         raise InvalidJob(
-            f"{where} is a {told['type']} of Avro, not a record.", hint='{"type": "record", ...}'
+            f"{name} is a {record['type']} of Avro, not a record.", hint='{"type": "record", ...}'
         )
     return [
-        pa.field(str(each["name"]), _type(each["type"], each["name"])) for each in told["fields"]
+        pa.field(str(each["name"]), _arrow_type(each["type"], each["name"]))
+        for each in record["fields"]
     ]
 
 
-def _type(told: Any, name: str) -> pa.DataType:
-    if isinstance(told, list):
-        others = [each for each in told if each != "null"]
-        if len(others) == 1:
-            return _type(others[0], name)
-        raise _refused(name, "a union of several types")
-    if isinstance(told, dict):
-        return _described_type(told, name)
-    if told in _PLAIN:
-        return _PLAIN[told]
-    raise _refused(name, f"a {told!r}")
+def _arrow_type(avro_type: Any, name: str) -> pa.DataType:
+    if isinstance(avro_type, list):
+        non_null_types = [each for each in avro_type if each != "null"]
+        if len(non_null_types) == 1:
+            return _arrow_type(non_null_types[0], name)
+        raise _unsupported(name, "a union of several types")
+    if isinstance(avro_type, dict):
+        return _complex_type(avro_type, name)
+    if avro_type in _PLAIN:
+        return _PLAIN[avro_type]
+    raise _unsupported(name, f"a {avro_type!r}")
 
 
-def _described_type(told: dict[str, Any], name: str) -> pa.DataType:
-    logical, kind = told.get("logicalType"), told["type"]
-    if has_meaning(told):
+def _complex_type(avro_type: dict[str, Any], name: str) -> pa.DataType:
+    logical, kind = avro_type.get("logicalType"), avro_type["type"]
+    if is_logical_type_supported(avro_type):
         if logical == "date":
             return pa.date32()
         if logical == "decimal":
-            return _decimal(told, name)
+            return _decimal_type(avro_type, name)
         return TIMESTAMP
     if logical in _NANOS:
-        raise _refused(name, f"a {logical}, finer than microseconds")
+        raise _unsupported(name, f"a {logical}, finer than microseconds")
     if logical == "uuid" and kind in ("string", "fixed"):
         return pa.string()
     if kind == "array":
-        return pa.list_(pa.field("item", _type(told["items"], name)))
+        return pa.list_(pa.field("item", _arrow_type(avro_type["items"], name)))
     if kind == "record":
-        return pa.struct(_fields(told, name))
-    return _type(kind, name)
+        return pa.struct(_record_fields(avro_type, name))
+    return _arrow_type(kind, name)
 
 
-def _decimal(told: Mapping[str, Any], name: str) -> pa.DataType:
-    precision, scale = told["precision"], told.get("scale", 0)
+def _decimal_type(avro_type: Mapping[str, Any], name: str) -> pa.DataType:
+    precision, scale = avro_type["precision"], avro_type.get("scale", 0)
     if not 0 < precision <= 38 or not 0 <= scale <= precision:
-        raise _refused(name, f"a decimal of precision {precision} and scale {scale}")
+        raise _unsupported(name, f"a decimal of precision {precision} and scale {scale}")
     return pa.decimal128(precision, scale)
 
 
-def _refused(name: str, what: str) -> InvalidJob:
+def _unsupported(name: str, description: str) -> InvalidJob:
     return InvalidJob(
-        f"Field {name!r} of the schema of Avro is {what}, which cannot be a column.",
-        hint="leave it out of schema=: fields that a reader's schema lacks are passed over",
+        f"Field {name!r} of the schema of Avro is {description}, which cannot be a column.",
+        hint="leave it out of schema=: fields that a reader's schema lacks are ignored",
     )

@@ -1,4 +1,4 @@
-"""Who calls: warnings that point at the line of the caller, and frames of other libraries."""
+"""Stack inspection: warnings at the line of the caller, and frames of other libraries."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from types import FrameType
 from typing import Any
 
 _WRAPPER = "featurestore.model.arguments"
-_OWN = ("featurestore.", "featurestore_connectors.", "functools", "contextlib")
+_INTERNAL_PREFIXES = ("featurestore.", "featurestore_connectors.", "functools", "contextlib")
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line outside of this library that made the call."""
+    """Warn with the position of the first frame outside this library."""
     frame, depth = sys._getframe(), 1
     while frame.f_back is not None:
         frame, depth = frame.f_back, depth + 1
         name = frame.f_globals.get("__name__", "")
-        if name != "featurestore" and not name.startswith(_OWN):
+        if name != "featurestore" and not name.startswith(_INTERNAL_PREFIXES):
             break
     warnings.warn(message, category, stacklevel=depth)
 
 
 def calling_globals() -> dict[str, Any]:
-    """Return the globals of the module that called the function which asks."""
+    """Return the globals of the caller of the calling function."""
     frame = sys._getframe(2)
-    # Public calls are wrapped (``model.arguments``), which is no caller.
+    # Skip the wrapper of public calls (``model.arguments``).
     while frame.f_globals.get("__name__") == _WRAPPER and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_globals
 
 
 def calling_frame(functions: Collection[str], packages: Collection[str]) -> FrameType | None:
-    """Return the frame of a function with one of these names that calls this library.
+    """Return the nearest frame of one of these functions and packages.
 
-    None where the nearest caller outside of this library and these packages comes first.
+    Returns None if a frame of another package comes first.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

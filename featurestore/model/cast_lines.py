@@ -24,53 +24,53 @@ class _Language:
 
     types: dict[str, str]
     plain: str
-    time: str
-    midnight: str
-    ranged: str
-    flag: str
-    exact: str
-    date: str = ""
-    whole: str = ""
-    parsed: str = ""
+    to_timestamp: str
+    from_date: str
+    clipped: str
+    to_boolean: str
+    exact_integer: str
+    to_date: str = ""
+    rounded: str = ""
+    numeric: str = ""
     items: str = ""
     whole_items: str = ""
-    of_flags: str = ""
+    from_boolean: str = ""
 
 
 # pandas and polars call them alike.
-_WHOLE_NUMBERS = {
+_INTEGER_TYPES = {
     "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64",
     "uint8": "UInt8", "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64",
 }  # fmt: skip
 _PANDAS = _Language(
-    types=_WHOLE_NUMBERS
+    types=_INTEGER_TYPES
     | {"float": "float32", "double": "float64", "string": "string", "bool": "boolean"},
-    whole='df["{c}"] = df["{c}"].round(); df["{c}"] = df["{c}"].where('
+    rounded='df["{c}"] = df["{c}"].round(); df["{c}"] = df["{c}"].where('
     'df["{c}"].between({low}, {high} + 1, inclusive="left")).astype("{t}")',
-    exact='df["{c}"] = df["{c}"].where((df["{c}"] % 1 == 0) & '
+    exact_integer='df["{c}"] = df["{c}"].where((df["{c}"] % 1 == 0) & '
     'df["{c}"].between({low}, {high} + 1, inclusive="left")).astype("{t}")',
-    flag='df["{c}"] = df["{c}"].map({{0: False, 1: True}}).astype("boolean")',
-    of_flags='df["{c}"] = df["{c}"].astype("boolean").astype("{T}")',
-    ranged='df["{c}"] = df["{c}"].where(df["{c}"].between({low}, {high})).astype("{t}")',
-    parsed='df["{c}"] = pd.to_numeric(df["{c}"], errors="coerce").astype("{t}")',
+    to_boolean='df["{c}"] = df["{c}"].map({{0: False, 1: True}}).astype("boolean")',
+    from_boolean='df["{c}"] = df["{c}"].astype("boolean").astype("{T}")',
+    clipped='df["{c}"] = df["{c}"].where(df["{c}"].between({low}, {high})).astype("{t}")',
+    numeric='df["{c}"] = pd.to_numeric(df["{c}"], errors="coerce").astype("{t}")',
     plain='df["{c}"] = df["{c}"].astype("{t}")',
-    time='df["{c}"] = pd.to_datetime(df["{c}"], utc=True)',
-    midnight='df["{c}"] = pd.to_datetime(df["{c}"], utc=True)',
+    to_timestamp='df["{c}"] = pd.to_datetime(df["{c}"], utc=True)',
+    from_date='df["{c}"] = pd.to_datetime(df["{c}"], utc=True)',
     items='df["{c}"] = [np.asarray(cell).astype("{t}") for cell in df["{c}"]]',
     whole_items='df["{c}"] = [np.clip(np.round(cell), {low}, {high}).astype("{t}") '
     'for cell in df["{c}"]]',
 )  # fmt: skip
 _POLARS = _Language(
-    types=_WHOLE_NUMBERS
+    types=_INTEGER_TYPES
     | {"float": "Float32", "double": "Float64", "string": "String", "bool": "Boolean"},
-    whole='df = df.with_columns(pl.col("{c}").round().cast(pl.{t}, strict=False))',
-    ranged='df = df.with_columns(pl.col("{c}").cast(pl.{t}, strict=False))',
-    exact='df = df.with_columns(pl.when(pl.col("{c}") % 1 == 0).then(pl.col("{c}"))'
+    rounded='df = df.with_columns(pl.col("{c}").round().cast(pl.{t}, strict=False))',
+    clipped='df = df.with_columns(pl.col("{c}").cast(pl.{t}, strict=False))',
+    exact_integer='df = df.with_columns(pl.when(pl.col("{c}") % 1 == 0).then(pl.col("{c}"))'
     '.cast(pl.{t}, strict=False))',
-    flag='df = df.with_columns(pl.col("{c}").replace_strict({{0: False, 1: True}}, default=None))',
+    to_boolean='df = df.with_columns(pl.col("{c}").replace_strict({{0: False, 1: True}}, default=None))',
     plain='df = df.with_columns(pl.col("{c}").cast(pl.{t}))',
-    time='df = df.with_columns(pl.col("{c}").str.to_datetime(time_zone="UTC"))',
-    midnight='df = df.with_columns('
+    to_timestamp='df = df.with_columns(pl.col("{c}").str.to_datetime(time_zone="UTC"))',
+    from_date='df = df.with_columns('
     'pl.col("{c}").cast(pl.Datetime("us")).dt.replace_time_zone("UTC"))',
 )  # fmt: skip
 _SPARK = _Language(
@@ -79,14 +79,14 @@ _SPARK = _Language(
         "uint8": "smallint", "uint16": "int", "uint32": "bigint", "uint64": "decimal(20, 0)",
         "float": "float", "double": "double", "string": "string", "bool": "boolean",
     },
-    whole='df = df.withColumn("{c}", F.expr("try_cast(round({c}) AS {t})"))',
-    ranged='df = df.withColumn("{c}", F.expr("try_cast({c} AS {t})"))',
-    exact='df = df.withColumn("{c}", F.expr("CASE WHEN {c} % 1 = 0 THEN try_cast({c} AS {t}) END"))',
-    date='df = df.withColumn("{c}", F.to_date("{c}"))',
-    flag='df = df.withColumn("{c}", F.expr("CASE {c} WHEN 0 THEN false WHEN 1 THEN true END"))',
+    rounded='df = df.withColumn("{c}", F.expr("try_cast(round({c}) AS {t})"))',
+    clipped='df = df.withColumn("{c}", F.expr("try_cast({c} AS {t})"))',
+    exact_integer='df = df.withColumn("{c}", F.expr("CASE WHEN {c} % 1 = 0 THEN try_cast({c} AS {t}) END"))',
+    to_date='df = df.withColumn("{c}", F.to_date("{c}"))',
+    to_boolean='df = df.withColumn("{c}", F.expr("CASE {c} WHEN 0 THEN false WHEN 1 THEN true END"))',
     plain='df = df.withColumn("{c}", F.col("{c}").cast("{t}"))',
-    time='df = df.withColumn("{c}", F.to_timestamp("{c}"))',
-    midnight='df = df.withColumn("{c}", F.to_timestamp("{c}"))',
+    to_timestamp='df = df.withColumn("{c}", F.to_timestamp("{c}"))',
+    from_date='df = df.withColumn("{c}", F.to_timestamp("{c}"))',
     items='df = df.withColumn("{c}", F.col("{c}").cast("array<{t}>"))',
 )  # fmt: skip
 # Names of types in SQL, as DuckDB has them.
@@ -97,30 +97,30 @@ SQL_TYPES = {
 }  # fmt: skip
 _DUCKDB = _Language(
     types=SQL_TYPES,
-    ranged="rows = rows.select('* REPLACE (try_cast({q} AS {t}) AS {q})')",
-    exact="rows = rows.select('* REPLACE (CASE WHEN {q} % 1 = 0 THEN try_cast({q} AS {t}) END "
+    clipped="rows = rows.select('* REPLACE (try_cast({q} AS {t}) AS {q})')",
+    exact_integer="rows = rows.select('* REPLACE (CASE WHEN {q} % 1 = 0 THEN try_cast({q} AS {t}) END "
     "AS {q})')",
-    date="rows = rows.select('* REPLACE ({q}::DATE AS {q})')",
-    flag="rows = rows.select('* REPLACE (CASE {q} WHEN 0 THEN false WHEN 1 THEN true END AS {q})')",
+    to_date="rows = rows.select('* REPLACE ({q}::DATE AS {q})')",
+    to_boolean="rows = rows.select('* REPLACE (CASE {q} WHEN 0 THEN false WHEN 1 THEN true END AS {q})')",
     plain="rows = rows.select('* REPLACE ({q}::{t} AS {q})')",
-    time="rows = rows.select('* REPLACE ({q}::TIMESTAMPTZ AS {q})')",
-    midnight="rows = rows.select('* REPLACE (make_timestamptz(epoch_us({q}::TIMESTAMP)) AS {q})')",
+    to_timestamp="rows = rows.select('* REPLACE ({q}::TIMESTAMPTZ AS {q})')",
+    from_date="rows = rows.select('* REPLACE (make_timestamptz(epoch_us({q}::TIMESTAMP)) AS {q})')",
 )  # fmt: skip
 _LANGUAGES = {"pandas": _PANDAS, "polars": _POLARS, "pyspark": _SPARK, "duckdb": _DUCKDB}
 # Expressions over a cell, for dataframes whose cells are Python's, by what they do.
 _TIME = "datetime.datetime.fromisoformat({v})"
 _MIDNIGHT = "datetime.datetime({v}.year, {v}.month, {v}.day, tzinfo=datetime.UTC)"
-_WHOLE = "round({v}) if {low} <= {v} <= {high} else None"
+_ROUNDED = "round({v}) if {low} <= {v} <= {high} else None"
 _DATE = "datetime.date.fromisoformat({v})"
 # pandas has whole numbers beside nulls as floats.
-_DIGITS = "str(int({v}) if {v} % 1 == 0 else {v})"
-_EXACT = "int({v}) if {v} % 1 == 0 and {low} <= {v} <= {high} else None"
+_NUMBER_TEXT = "str(int({v}) if {v} % 1 == 0 else {v})"
+_EXACT_INTEGER = "int({v}) if {v} % 1 == 0 and {low} <= {v} <= {high} else None"
 _RANGED = "{v} if {low} <= {v} <= {high} else None"
 _FLAG = "{0: False, 1: True}.get({v})"
 _PARSED = "int({v}) if {v}.strip().lstrip('-').isdecimal() else None"
 _PARSED_FLOAT = "float({v}) if {v}.strip().lstrip('-').replace('.', '', 1).isdecimal() else None"
 _ITEMS = 'np.asarray({v}).astype("{t}")'
-_WHOLE_ITEMS = 'np.clip(np.round({v}), {low}, {high}).astype("{t}")'
+_ROUNDED_ITEMS = 'np.clip(np.round({v}), {low}, {high}).astype("{t}")'
 
 
 def cast_line(library: str, column: str, source: pa.DataType, target: pa.DataType) -> str | None:
@@ -137,27 +137,27 @@ def cast_line(library: str, column: str, source: pa.DataType, target: pa.DataTyp
     >>> cast_line("pyspark", "n", pa.int64(), pa.int32())
     'df = df.withColumn("n", F.expr("try_cast(n AS int)"))'
 
-    None where there is no such line, as for whole numbers that are times in a unit
+    Returns None if there is no such line, as for whole numbers that are times in a unit
     which only the caller knows.
     """
-    words = _LANGUAGES.get(library)
-    if words is not None and pat.is_date32(target):
-        if words.date:
-            return _line(words.date, column) if pat.is_string(source) else None
-        words = None
-    if words is None or (words is _PANDAS and pat.is_decimal(source)):
+    language = _LANGUAGES.get(library)
+    if language is not None and pat.is_date32(target):
+        if language.to_date:
+            return _line(language.to_date, column) if pat.is_string(source) else None
+        language = None
+    if language is None or (language is _PANDAS and pat.is_decimal(source)):
         expression = _expression(source, target)
         return None if expression is None else cell_line(library, column, expression)
     if pat.is_timestamp(target):
-        line = {True: words.time, False: words.midnight}[bool(pat.is_string(source))]
+        line = {True: language.to_timestamp, False: language.from_date}[bool(pat.is_string(source))]
         return _line(line, column) if pat.is_string(source) or pat.is_date(source) else None
     if shape_of(target):
-        return _line_of_items(words, column, target)
-    name = words.types.get(str(target))
-    if name is None or not _can_be_cast(source, target):
+        return _array_line(language, column, target)
+    name = language.types.get(str(target))
+    if name is None or not _is_castable(source, target):
         return None
     low, high = integer_range(target) if pat.is_integer(target) else (0, 0)
-    line = _template(words, source, target)
+    line = _template(language, source, target)
     return _line(line, column, t=name, T=name.capitalize(), low=low, high=high)
 
 
@@ -168,34 +168,34 @@ def key_line(library: str, column: str, source: pa.DataType, target: pa.DataType
     'df = df.withColumn("k", F.expr("CASE WHEN k % 1 = 0 THEN try_cast(k AS tinyint) END"))'
     """
     if pat.is_floating(source) and pat.is_string(target) and library not in ("duckdb", "pyspark"):
-        return cell_line(library, column, _DIGITS)
+        return cell_line(library, column, _NUMBER_TEXT)
     if not (pat.is_floating(source) and pat.is_integer(target)):
         return cast_line(library, column, source, target)
-    words = _LANGUAGES.get(library)
-    if words is None:
-        return cell_line(library, column, _in_range(_EXACT, target))
+    language = _LANGUAGES.get(library)
+    if language is None:
+        return cell_line(library, column, _in_range(_EXACT_INTEGER, target))
     low, high = integer_range(target)
-    return _line(words.exact, column, t=words.types[str(target)], low=low, high=high)
+    return _line(language.exact_integer, column, t=language.types[str(target)], low=low, high=high)
 
 
-def _template(words: _Language, source: pa.DataType, target: pa.DataType) -> str:
+def _template(language: _Language, source: pa.DataType, target: pa.DataType) -> str:
     if pat.is_boolean(source):
-        return words.of_flags or words.plain
+        return language.from_boolean or language.plain
     if pat.is_boolean(target):
-        return words.flag
+        return language.to_boolean
     if pat.is_string(source) and not pat.is_string(target):
-        return words.parsed or words.ranged
+        return language.numeric or language.clipped
     if not pat.is_integer(target):
-        return words.plain
-    return (words.whole if pat.is_floating(source) else "") or words.ranged
+        return language.plain
+    return (language.rounded if pat.is_floating(source) else "") or language.clipped
 
 
-def _line(template: str, column: str, **parts: object) -> str:
-    return template.format(c=column, q=quoted(column), **parts)
+def _line(template: str, column: str, **values: object) -> str:
+    return template.format(c=column, q=quoted(column), **values)
 
 
-def _can_be_cast(source: pa.DataType, target: pa.DataType) -> bool:
-    """Tell whether there is a cast that means something: numbers, and texts of or for them."""
+def _is_castable(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether there is a cast that means something: numbers, and texts of or for them."""
     if is_nested(source):
         return False
     if pat.is_string(target):
@@ -214,8 +214,8 @@ def _expression(source: pa.DataType, target: pa.DataType) -> str | None:
         midnight = _MIDNIGHT if pat.is_date(source) else None
         return _TIME if pat.is_string(source) else midnight
     if shape_of(target):
-        return _of_items(items_of(target))
-    if not _can_be_cast(source, target):
+        return _array_expression(items_of(target))
+    if not _is_castable(source, target):
         return None
     if pat.is_string(target):
         return TEXT
@@ -225,14 +225,14 @@ def _expression(source: pa.DataType, target: pa.DataType) -> str | None:
         return _PARSED_FLOAT if pat.is_string(source) else _as_float(target)
     if pat.is_boolean(source):
         return "int({v})"
-    expression = _RANGED if pat.is_integer(source) else _WHOLE
+    expression = _RANGED if pat.is_integer(source) else _ROUNDED
     return _in_range(_PARSED if pat.is_string(source) else expression, target)
 
 
-def _of_items(items: pa.DataType) -> str:
+def _array_expression(items: pa.DataType) -> str:
     name = numpy_type(items).name
     if pat.is_integer(items):
-        return _in_range(_WHOLE_ITEMS, items).replace("{t}", name)
+        return _in_range(_ROUNDED_ITEMS, items).replace("{t}", name)
     return _ITEMS.replace("{t}", name)
 
 
@@ -247,12 +247,12 @@ def _in_range(expression: str, target: pa.DataType) -> str:
     return expression.replace("{low}", str(low)).replace("{high}", str(high))
 
 
-def _line_of_items(words: _Language, column: str, target: pa.DataType) -> str | None:
-    name = words.types.get(str(items_of(target)))
+def _array_line(language: _Language, column: str, target: pa.DataType) -> str | None:
+    name = language.types.get(str(items_of(target)))
     is_flat = len(shape_of(target)) == 1
-    if not words.items or name is None or not (is_flat or words is _PANDAS):
+    if not language.items or name is None or not (is_flat or language is _PANDAS):
         return None
-    if pat.is_integer(items_of(target)) and words.whole_items:
+    if pat.is_integer(items_of(target)) and language.whole_items:
         low, high = integer_range(items_of(target))
-        return _line(words.whole_items, column, t=name.lower(), low=low, high=high)
-    return _line(words.items, column, t=name.lower())
+        return _line(language.whole_items, column, t=name.lower(), low=low, high=high)
+    return _line(language.items, column, t=name.lower())

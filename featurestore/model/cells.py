@@ -1,8 +1,9 @@
-"""Cells of Python objects, looked at before Arrow converts them.
+"""Normalization of Python objects before Arrow converts them.
 
-Arrow decides a column's type by its first cells and fits later ones to it: a datetime after a date
-loses its time of day, text before bytes becomes bytes, nanoseconds are cut. Here the kinds of all
-cells are known first; cells of kinds that go together get one form, all others are refused.
+Arrow infers a column's type from its first cells and converts later ones to it: a datetime after a
+date loses its time of day, a string before bytes becomes bytes, nanoseconds are truncated. This
+module determines the kinds of all cells first, converts compatible kinds to one form and refuses
+the others.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pyarrow as pa
 
 from featurestore.model.arrays import column_of_arrays
 from featurestore.model.column_lines import TEXT
-from featurestore.model.found_shapes import with_found_shape
+from featurestore.model.found_shapes import with_uniform_shape
 from featurestore.model.numpy_columns import cells_of_array, plain_array
 from featurestore.model.odd_columns import Unstorable, refusals
 
@@ -41,10 +42,10 @@ _PLAIN: tuple[frozenset[Any], ...] = (
 )
 _NUMBERS = {"int", "float"}
 _NUMERIC = {*_NUMBERS, "numpy int", "numpy float", "longdouble"}
-# Kinds that go together in one column; every kind goes with itself.
-_TOGETHER = (_NUMBERS, {"int", "decimal"}, {"date", "datetime"}, {"list", "array"})
+# Kinds that may share a column, besides columns of one kind.
+_COMPATIBLE_KINDS = (_NUMBERS, {"int", "decimal"}, {"date", "datetime"}, {"list", "array"})
 # Kinds without a feature type, and the expression that keeps a cell's value.
-_REFUSED = {
+_UNSUPPORTED = {
     "complex": "[{v}.real, {v}.imag]",
     "timedelta": "{v} // datetime.timedelta(microseconds=1)",
     "pandas Timedelta": "{v}.value",
@@ -58,10 +59,10 @@ _REFUSED = {
     "collection": "list({v})",
     "object": TEXT,
 }  # fmt: skip
-_NO_TEXT = "a column holds numbers, texts, bytes, times, lists, arrays or dicts"
+_SUPPORTED_VALUES = "a column holds numbers, texts, bytes, times, lists, arrays or dicts"
 _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (np.bool_, "bool"),
-    (np.timedelta64, "numpy timedelta64"),  # which is an integer of numpy's as well
+    (np.timedelta64, "numpy timedelta64"),  # also a subclass of np.integer
     (np.integer, "numpy int"),
     (np.longdouble, "longdouble"),
     (np.floating, "numpy float"),
@@ -93,16 +94,16 @@ _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 def array_of_cells(
     cells: Sequence[Any], *, name: str, language: str, nan_is_null: bool = False
 ) -> pa.Array:
-    """Return cells as an Arrow array that holds equal values, arrays and lists with their shape.
+    """Convert cells to an Arrow array of equal values; arrays and lists retain their shape.
 
     Args:
-        cells: Python objects, one a row.
+        cells: Python objects, one per row.
         name: The column, for messages.
         language: The kind of dataframe, for hints.
         nan_is_null: Whether NaN means that a cell is missing, as in pandas.
 
     Raises:
-        UnsupportedType: Cells of kinds that do not go together or cannot be stored.
+        UnsupportedType: Cells of incompatible kinds, or that cannot be stored.
 
     >>> noon = dt.datetime(2024, 1, 1, 12)
     >>> days = array_of_cells([dt.date(2024, 1, 1), noon], name="t", language="rows")
@@ -112,7 +113,7 @@ def array_of_cells(
     with refusals(name, cells, language=language):
         if _present_types(cells) in _PLAIN:
             return _array(cells, nan_is_null=nan_is_null)
-        plain = _simplified(cells)
+        plain = _without_scalars(cells)
         kinds = _kinds(plain)
         if "array" in kinds and kinds <= {"array", "list"}:
             column = column_of_arrays(plain, name=name)
@@ -121,7 +122,7 @@ def array_of_cells(
         plain = normal_cells(plain)
         is_list = _kinds(plain) == {"list"}
         column = _array(plain, nan_is_null=nan_is_null and not is_list)
-        shaped = with_found_shape(column) if is_list else None
+        shaped = with_uniform_shape(column) if is_list else None
         return column if shaped is None else shaped
 
 
@@ -135,35 +136,35 @@ def _array(cells: Sequence[Any], *, nan_is_null: bool) -> pa.Array:
 
 
 def normal_cells(cells: Sequence[Any]) -> Sequence[Any]:
-    """Return equal cells in the forms that Arrow converts without loss, inside of lists and dicts too.
+    """Convert cells, also within lists and dicts, to forms that Arrow reads without loss.
 
     >>> normal_cells([np.datetime64("2024-01-01T12"), None])
     [datetime.datetime(2024, 1, 1, 12, 0), None]
 
     Raises:
-        Unstorable: Cells of kinds that do not go together or cannot be stored.
+        Unstorable: Cells of incompatible kinds, or that cannot be stored.
     """
     if _present_types(cells) in _PLAIN:
         return cells
-    cells = _simplified(cells)
+    cells = _without_scalars(cells)
     kinds = _kinds(cells)
     for kind in kinds:
-        if kind in _REFUSED:
-            first = _first_of(cells, kind)
+        if kind in _UNSUPPORTED:
+            first = _first_of_kind(cells, kind)
             raise Unstorable(
                 f"holds {type(first).__name__} values, which cannot be stored",
-                expression=_REFUSED[kind],
+                expression=_UNSUPPORTED[kind],
                 cells=[first],
-                line=None if _has_text(first) else _NO_TEXT,
+                line=None if _has_text(first) else _SUPPORTED_VALUES,
             )
-    if len(kinds) > 1 and not any(kinds <= together for together in _TOGETHER):
-        raise _mixed(cells, kinds)
+    if len(kinds) > 1 and not any(kinds <= compatible for compatible in _COMPATIBLE_KINDS):
+        raise _mixed_kinds_error(cells, kinds)
     if "datetime" in kinds:
-        return _instants(cells)
+        return _as_datetimes(cells)
     if "dict" in kinds:
-        return _dicts(cells)
+        return _normal_dicts(cells)
     if "list" in kinds or "array" in kinds:
-        return _lists(cells)
+        return _normal_lists(cells)
     return cells
 
 
@@ -186,15 +187,15 @@ def _kind_of(cell_type: Any) -> str:
         return name
     for types, kind in _KINDS:
         if issubclass(cell_type, types):
-            # On some platforms numpy's longest float is the one of 64 bits.
+            # On some platforms numpy's longdouble has 64 bits.
             return "numpy float" if issubclass(cell_type, np.float64) else kind
     if hasattr(cell_type, "__array_interface__") or hasattr(cell_type, "__array__"):
         return "array"
     return "collection" if issubclass(cell_type, Collection) else "object"
 
 
-def _simplified(cells: Sequence[Any]) -> Sequence[Any]:
-    """Return cells of which none are missing but None, and none are scalars of a library."""
+def _without_scalars(cells: Sequence[Any]) -> Sequence[Any]:
+    """Convert scalars of libraries to Python objects and missing values to None."""
     types = _present_types(cells)
     kinds = _kinds(cells)
     simple: dict[type, Callable[[Any], Any]] = {}
@@ -203,9 +204,9 @@ def _simplified(cells: Sequence[Any]) -> Sequence[Any]:
         if kind in _SIMPLE:
             simple[cell_type] = _SIMPLE[kind]
         elif kind in ("numpy int", "numpy float") and len(types) > 1:
-            simple[cell_type] = _item
+            simple[cell_type] = _python_number
         if kind in ("float", "numpy float") and not kinds <= _NUMERIC:
-            # Beside other values than numbers, pandas' NaN says that there is none.
+            # NaN among values that are not numbers is pandas' missing value.
             simple[cell_type] = _none_for_nan
     if not simple:
         return cells
@@ -216,11 +217,11 @@ def _simplified(cells: Sequence[Any]) -> Sequence[Any]:
     return changed
 
 
-def _item(cell: Any) -> Any:
+def _python_number(cell: Any) -> Any:
     return cell.item()
 
 
-def _nothing(cell: Any) -> None:
+def _none(cell: Any) -> None:
     return None
 
 
@@ -228,37 +229,37 @@ def _none_for_nan(cell: Any) -> Any:
     return None if cell != cell else cell
 
 
-def _of_longdouble(cell: Any) -> float:
+def _float_from_longdouble(cell: Any) -> float:
     number = float(cell)
     if np.longdouble(number) != cell and cell == cell:
         raise Unstorable("holds numbers that 64 bits would round", cells=[cell])
     return number
 
 
-def _of_datetime64(cell: Any) -> Any:
+def _datetime_from_numpy(cell: Any) -> Any:
     return cells_of_array(np.array([cell]))[0]
 
 
-def _of_scalar(cell: Any) -> Any:
+def _value_of_scalar(cell: Any) -> Any:
     return cell.as_py()
 
 
 _SIMPLE: dict[str, Callable[[Any], Any]] = {
-    "missing": _nothing,
-    "longdouble": _of_longdouble,
-    "datetime64": _of_datetime64,
-    "Arrow scalar": _of_scalar,
+    "missing": _none,
+    "longdouble": _float_from_longdouble,
+    "datetime64": _datetime_from_numpy,
+    "Arrow scalar": _value_of_scalar,
     "Arrow array": lambda cell: cell.to_pylist(),
     "Interval": lambda cell: {"left": cell.left, "right": cell.right},
 }
 
 
 def _has_text(cell: object) -> bool:
-    """Tell whether the text of an object is more than its address in memory."""
+    """Return whether an object has a text other than its address in memory."""
     return hex(id(cell)) not in str(cell) and not callable(cell)
 
 
-def _first_of(cells: Sequence[Any], kind: str) -> Any:
+def _first_of_kind(cells: Sequence[Any], kind: str) -> Any:
     for cell in cells:
         cell_type: Any = type(cell)
         if _kind_of(cell_type) == kind:
@@ -266,7 +267,7 @@ def _first_of(cells: Sequence[Any], kind: str) -> Any:
     return None
 
 
-def _mixed(cells: Sequence[Any], kinds: set[str]) -> Unstorable:
+def _mixed_kinds_error(cells: Sequence[Any], kinds: set[str]) -> Unstorable:
     firsts: dict[str, Any] = {}
     for cell in cells:
         cell_type: Any = type(cell)
@@ -280,7 +281,7 @@ def _mixed(cells: Sequence[Any], kinds: set[str]) -> Unstorable:
         expression = "{v} if isinstance({v}, list) else [{v}]"
     line = None
     if "array" in kinds:
-        line = "give each row an array of one shape, and None where there is none"
+        line = "use an array of one shape in each row, and None for missing arrays"
     return Unstorable(
         "holds values of more than one type",
         expression=expression,
@@ -289,8 +290,8 @@ def _mixed(cells: Sequence[Any], kinds: set[str]) -> Unstorable:
     )
 
 
-def _instants(cells: Sequence[Any]) -> Sequence[Any]:
-    """Return datetimes, with midnight for dates, none of them finer than a microsecond."""
+def _as_datetimes(cells: Sequence[Any]) -> Sequence[Any]:
+    """Convert dates to midnight; refuse times finer than a microsecond."""
     for cell in cells:
         if getattr(cell, "nanosecond", 0):
             raise Unstorable("has times finer than a microsecond", cells=[cell])
@@ -304,8 +305,8 @@ def _instants(cells: Sequence[Any]) -> Sequence[Any]:
     return instants
 
 
-def _lists(cells: Sequence[Any]) -> Sequence[Any]:
-    """Return lists whose items are normal; arrays of numbers stay if all cells are such."""
+def _normal_lists(cells: Sequence[Any]) -> Sequence[Any]:
+    """Normalize the items of lists; columns of numeric vectors remain arrays."""
     kinds = _kinds(cells)
     if kinds == {"array"} and all(map(_is_vector_of_numbers, cells)):
         return cells
@@ -315,7 +316,7 @@ def _lists(cells: Sequence[Any]) -> Sequence[Any]:
         normal = normal_cells(items)
     except Unstorable as error:
         raise Unstorable(
-            _inside(error.problem, "lists"),
+            _inside_of(error.problem, "lists"),
             expression=f"[None if item is None else {error.expression.replace('{v}', 'item')} "
             "for item in {v}]",
             missing=f"not isinstance({{v}}, {'(list, tuple)' if kinds == {'list'} else 'np.ndarray'})",
@@ -331,8 +332,8 @@ def _lists(cells: Sequence[Any]) -> Sequence[Any]:
     return rebuilt
 
 
-def _dicts(cells: Sequence[Any]) -> Sequence[Any]:
-    """Return dicts whose values are normal, key by key."""
+def _normal_dicts(cells: Sequence[Any]) -> Sequence[Any]:
+    """Normalize the values of dicts, key by key."""
     present = [cell for cell in cells if cell is not None]
     keys = dict.fromkeys(itertools.chain.from_iterable(present))
     columns: dict[str, Sequence[Any]] = {}
@@ -340,7 +341,7 @@ def _dicts(cells: Sequence[Any]) -> Sequence[Any]:
     for key in keys:
         if not isinstance(key, str):
             raise Unstorable(
-                f"has dicts whose keys are not texts, for example {key!r}",
+                f"has dicts whose keys are not strings, for example {key!r}",
                 expression="[{'key': key, 'value': value} for key, value in {v}.items()]",
             )
         values = [cell.get(key) for cell in present]
@@ -348,7 +349,7 @@ def _dicts(cells: Sequence[Any]) -> Sequence[Any]:
             columns[key] = normal_cells(values)
         except Unstorable as error:
             raise Unstorable(
-                _inside(error.problem, f"dicts, as {key!r}"),
+                _inside_of(error.problem, f"dicts, as {key!r}"),
                 expression=_changed_key(key, error.expression),
                 cells=error.cells,
                 line=error.line,
@@ -366,12 +367,12 @@ def _dicts(cells: Sequence[Any]) -> Sequence[Any]:
     return rebuilt
 
 
-def _inside(problem: str, where: str) -> str:
-    return problem if " inside " in problem else f"{problem}, inside of {where}"
+def _inside_of(problem: str, container: str) -> str:
+    return problem if " inside " in problem else f"{problem}, inside of {container}"
 
 
 def _changed_key(key: str, expression: str) -> str:
-    """Return the expression over a dict that applies one to the value of a key."""
+    """Return the expression over a dict that converts the value of a key."""
     inner = expression.replace("{v}", f"{{v}}[{key!r}]")
     return f"{{v}} if {{v}}.get({key!r}) is None else {{**{{v}}, {key!r}: {inner}}}"
 

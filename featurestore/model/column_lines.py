@@ -38,20 +38,21 @@ _TEXTS = {
     "pyspark": "df = df.withColumn({c!r}, F.col({c!r}).cast('string'))",
 }
 TEXT = "str({v})"
-_NEW_NAMES = "names = {renames!r}; "
+_RENAME_PREFIX = "names = {renames!r}; "
 _RENAMES = {
     "pandas": "df = df.rename(columns={renames!r})",
     "polars": "df = df.rename({renames!r})",
     "pyspark": "df = df.withColumnsRenamed({renames!r})",
     "pyarrow": "table = table.rename_columns({names!r})",
     "duckdb": "rows = rows.project({columns!r})",
-    "columns": _NEW_NAMES
+    "columns": _RENAME_PREFIX
     + "columns = {{names.get(name, name): cells for name, cells in columns.items()}}",
-    "named tuples": _NEW_NAMES + "rows = [{{names.get(name, name): cell "
+    "named tuples": _RENAME_PREFIX + "rows = [{{names.get(name, name): cell "
     "for name, cell in row._asdict().items()}} for row in rows]",
-    "rows of Spark": _NEW_NAMES + "rows = [{{names.get(name, name): cell "
+    "rows of Spark": _RENAME_PREFIX + "rows = [{{names.get(name, name): cell "
     "for name, cell in row.asDict().items()}} for row in rows]",
-    "rows": _NEW_NAMES + "rows = [{{names.get(name, name): cell for name, cell in row.items()}} "
+    "rows": _RENAME_PREFIX
+    + "rows = [{{names.get(name, name): cell for name, cell in row.items()}} "
     "for row in rows]",
 }
 
@@ -89,21 +90,23 @@ def language_of(df: object) -> str:
     if isinstance(df, Mapping):
         return "columns"
     if isinstance(df, list | tuple) and df:
-        return _language_of_row(df[0])
+        return _row_language(df[0])
     # What else has an Arrow stream becomes a table by ``pa.table(df)``.
     return "pyarrow" if hasattr(df, "__arrow_c_stream__") else "rows"
 
 
-def cell_line(language: str, column: str, expression: str, *, missing: str = "") -> str | None:
+def cell_line(
+    language: str, column: str, expression: str, *, missing_condition: str = ""
+) -> str | None:
     """Return the line that replaces the cells of a column by an expression over them, ``{v}``.
 
     Args:
         language: A kind that ``language_of`` names.
         column: The column's name.
         expression: What takes the place of a cell that has a value.
-        missing: The condition of cells that have none.
+        missing_condition: The condition of cells without a value.
 
-    None where the library has no Python objects as cells.
+    Returns None if the library has no Python objects as cells.
 
     >>> cell_line("columns", "z", "[{v}.real, {v}.imag]")
     "columns['z'] = [None if cell is None else [cell.real, cell.imag] for cell in columns['z']]"
@@ -113,12 +116,12 @@ def cell_line(language: str, column: str, expression: str, *, missing: str = "")
     template = _TEMPLATES.get(language)
     if template is None:
         return None
-    guarded = unless_missing(expression, missing or _missing_in(language))
+    null_safe = unless_missing(expression, missing_condition or _missing_condition(language))
     number = column.removeprefix("col_")
-    return template.format(c=column, i=number, e=guarded.replace("{v}", _CELL))
+    return template.format(c=column, i=number, e=null_safe.replace("{v}", _CELL))
 
 
-def rename_line(language: str, names: Sequence[Any], renamed: Sequence[str]) -> str:
+def rename_line(language: str, names: Sequence[Any], new_names: Sequence[str]) -> str:
     """Return the line that gives the columns of a dataframe other names.
 
     >>> rename_line("polars", ["id", "wind speed"], ["id", "wind_speed"])
@@ -126,18 +129,18 @@ def rename_line(language: str, names: Sequence[Any], renamed: Sequence[str]) -> 
     """
     renames = {}
     columns = []
-    for name, new_name in zip(names, renamed, strict=True):
+    for name, new_name in zip(names, new_names, strict=True):
         if name != new_name:
             renames[name] = new_name
         columns.append(f"{quoted(str(name))} AS {quoted(new_name)}")
     template = _RENAMES.get(language, _RENAMES["rows"])
-    return template.format(renames=renames, names=list(renamed), columns=", ".join(columns))
+    return template.format(renames=renames, names=list(new_names), columns=", ".join(columns))
 
 
-def unique_line(language: str, key: Sequence[str]) -> str:
+def deduplicate_line(language: str, key: Sequence[str]) -> str:
     """Return the line that keeps one row of each key.
 
-    >>> unique_line("polars", ["id"])
+    >>> deduplicate_line("polars", ["id"])
     "df = df.unique(['id'], keep='last', maintain_order=True)  # keeps one row of each key"
     """
     template = _UNIQUE.get(language)
@@ -160,22 +163,22 @@ def quoted(name: str) -> str:
     return '"{}"'.format(name.replace('"', '""'))
 
 
-def unless_missing(expression: str, missing: str) -> str:
+def unless_missing(expression: str, missing_condition: str) -> str:
     """Return an expression that leaves cells without a value null.
 
     >>> unless_missing("str({v})", "{v} is None")
     'None if {v} is None else str({v})'
     """
-    return f"None if {missing} else {expression}"
+    return f"None if {missing_condition} else {expression}"
 
 
-def _missing_in(language: str) -> str:
+def _missing_condition(language: str) -> str:
     if language == "pandas":
         return "pd.isna({v})"
     return "{v} is None"
 
 
-def _language_of_row(row: Any) -> str:
+def _row_language(row: Any) -> str:
     if isinstance(row, Mapping):
         return "rows"
     if hasattr(row, "_fields"):

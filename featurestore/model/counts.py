@@ -8,20 +8,20 @@ from collections.abc import Mapping
 from featurestore.errors import InvalidArgument, OutOfRange
 
 # The greatest whole number of SQLite, PostgreSQL, Delta and Arrow.
-MOST = 2**63 - 1
-MOST_VERSION = 10**9 - 1
+MAX_INT64 = 2**63 - 1
+MAX_VERSION = 10**9 - 1
 
 # Arguments of public calls that are counts, with the least and the greatest that a call may take.
 # A call may narrow them.
 COUNTS: Mapping[str, tuple[int, int]] = {
-    "version": (1, MOST_VERSION),
-    "limit": (0, MOST),
-    "offset": (0, MOST),
-    "n": (0, MOST),
+    "version": (1, MAX_VERSION),
+    "limit": (0, MAX_INT64),
+    "offset": (0, MAX_INT64),
+    "n": (0, MAX_INT64),
 }
 
 
-def check_count(value: object, *, argument: str, least: int = 0, most: int = MOST) -> int:
+def check_count(value: object, *, argument: str, minimum: int = 0, maximum: int = MAX_INT64) -> int:
     """Return a whole number of a range, of Python or NumPy, as an int.
 
     >>> check_count(3, argument="limit")
@@ -38,13 +38,13 @@ def check_count(value: object, *, argument: str, least: int = 0, most: int = MOS
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError as error:
         raise InvalidArgument(
-            f"{argument}={_shown(value)} is not a whole number.",
-            hint=f"{argument}={max(least, 1)}",
+            f"{argument}={_short_repr(value)} is not a whole number.",
+            hint=f"{argument}={max(minimum, 1)}",
         ) from error
-    if not least <= number <= most:
+    if not minimum <= number <= maximum:
         raise OutOfRange(
-            f"{argument}={_shown(number)} is not between {least} and {most}.",
-            hint=f"{argument}={least if number < least else most}",
+            f"{argument}={_short_repr(number)} is not between {minimum} and {maximum}.",
+            hint=f"{argument}={minimum if number < minimum else maximum}",
         )
     return number
 
@@ -54,8 +54,8 @@ def check_counts(arguments: Mapping[str, object]) -> None:
     for name in COUNTS.keys() & arguments.keys():
         value = arguments[name]
         if value is not None:
-            least, most = COUNTS[name]
-            check_count(value, argument=name, least=least, most=most)
+            minimum, maximum = COUNTS[name]
+            check_count(value, argument=name, minimum=minimum, maximum=maximum)
 
 
 def check_version(version: object, *, argument: str = "version") -> int:
@@ -64,7 +64,7 @@ def check_version(version: object, *, argument: str = "version") -> int:
     >>> check_version(3)
     3
     """
-    return check_count(version, argument=argument, least=1, most=MOST_VERSION)
+    return check_count(version, argument=argument, minimum=1, maximum=MAX_VERSION)
 
 
 def parse_version(text: str) -> int:
@@ -75,14 +75,14 @@ def parse_version(text: str) -> int:
     """
     digits = text.lstrip("0")
     # Python refuses to read numbers of more than 4,300 digits.
-    if len(digits) > len(str(MOST_VERSION)):
+    if len(digits) > len(str(MAX_VERSION)):
         raise OutOfRange(
-            f"Version {digits:.20}... is not between 1 and {MOST_VERSION}.", hint="version=1"
+            f"Version {digits:.20}... is not between 1 and {MAX_VERSION}.", hint="version=1"
         )
     return check_version(int(digits or "0"))
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     # Python refuses to write numbers of more than 4,300 digits.
     if isinstance(value, int) and abs(value) > 10**40:
         return f"<a whole number of {value.bit_length()} bits>"

@@ -14,7 +14,7 @@ def decimal_text(values: pa.Array) -> pa.Array:
     ['-0.00000001']
     """
     kind = values.type
-    whole = pa.Array.from_buffers(
+    unscaled = pa.Array.from_buffers(
         pa.decimal128(kind.precision, 0),
         len(values),
         values.buffers(),
@@ -22,12 +22,14 @@ def decimal_text(values: pa.Array) -> pa.Array:
         offset=values.offset,
     ).cast(pa.string())
     if kind.scale == 0:
-        return whole
-    digits = pc.utf8_lpad(pc.utf8_ltrim(whole, characters="-"), width=kind.scale + 1, padding="0")
-    sign = pc.if_else(pc.starts_with(whole, "-"), "-", "")
-    before = pc.utf8_slice_codeunits(digits, 0, -kind.scale)
-    after = pc.utf8_slice_codeunits(digits, -kind.scale, None)
-    return pc.binary_join_element_wise(sign, before, ".", after, "")
+        return unscaled
+    digits = pc.utf8_lpad(
+        pc.utf8_ltrim(unscaled, characters="-"), width=kind.scale + 1, padding="0"
+    )
+    sign = pc.if_else(pc.starts_with(unscaled, "-"), "-", "")
+    integer_part = pc.utf8_slice_codeunits(digits, 0, -kind.scale)
+    fraction = pc.utf8_slice_codeunits(digits, -kind.scale, None)
+    return pc.binary_join_element_wise(sign, integer_part, ".", fraction, "")
 
 
 def decimal_text_length(kind: pa.DataType) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from featurestore.model import html
 from featurestore.model.statistics_text import share_text
 
-_LISTS = ("new_values", "gone_values", "reasons")
+_TUPLE_FIELDS = ("new_values", "gone_values", "reasons")
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class DriftReport:
                     "reasons": each.reasons,
                 }
             )
-        return html.records(rows, caption=str(self).partition("\n")[0])
+        return html.records_table(rows, caption=str(self).partition("\n")[0])
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that ``from_json`` reads back equal."""
@@ -175,13 +175,13 @@ class DriftReport:
 
 def _feature_json(feature: FeatureDrift) -> dict[str, Any]:
     data = asdict(feature)
-    for name in _LISTS:
+    for name in _TUPLE_FIELDS:
         data[name] = list(data[name])
     return data
 
 
 def _feature_from(data: Mapping[str, Any]) -> FeatureDrift:
-    lists = {name: tuple(data[name]) for name in _LISTS}
+    lists = {name: tuple(data[name]) for name in _TUPLE_FIELDS}
     return FeatureDrift(**{**data, **lists})
 
 

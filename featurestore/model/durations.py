@@ -17,7 +17,7 @@ _UNITS = {
 }
 _UNITS["w"] = 7 * _UNITS["d"]
 # Durations are stored as microseconds of 64 bits.
-LONGEST = timedelta(days=106_751_991)
+MAX_DURATION = timedelta(days=106_751_991)
 # The ttl of a group whose values answer at their exact event time alone.
 EXACT = "exact"
 _TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|min|h|d|w)\s*")
@@ -30,27 +30,27 @@ def parse_duration(value: timedelta | str, *, argument: str = "duration") -> tim
     datetime.timedelta(seconds=900)
     """
     if isinstance(value, timedelta):
-        result = value
+        duration = value
     elif isinstance(value, str) and (match := _TEXT.fullmatch(value)):
         try:
-            result = timedelta(microseconds=round(float(match[1]) * _UNITS[match[2]]))
+            duration = timedelta(microseconds=round(float(match[1]) * _UNITS[match[2]]))
         except OverflowError:
-            result = timedelta.max
+            duration = timedelta.max
     else:
         raise InvalidArgument(
             f"{argument}={value!r} is not a duration.",
             hint="give a timedelta or a text such as '30s', '15min', '1h', '7d', '2w'",
         )
-    if result < timedelta(0):
+    if duration < timedelta(0):
         raise InvalidArgument(
             f"{argument}={value!r} is negative.", hint="durations are zero or longer"
         )
-    if result > LONGEST:
+    if duration > MAX_DURATION:
         raise OutOfRange(
-            f"{argument}={value!r:.80} is longer than {LONGEST.days:,} days.",
-            hint=f"at most {argument}='{LONGEST.days}d'",
+            f"{argument}={value!r:.80} is longer than {MAX_DURATION.days:,} days.",
+            hint=f"at most {argument}='{MAX_DURATION.days}d'",
         )
-    return result
+    return duration
 
 
 def parse_ttl(value: timedelta | str | None) -> timedelta | None:

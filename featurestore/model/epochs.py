@@ -13,8 +13,8 @@ from featurestore.model.cast_lines import cast_line
 from featurestore.model.column_lines import cell_line, quoted
 
 # Times before it are warned about: numbers that were read in a wrong unit end up in 1970.
-PLAUSIBLE_FROM = datetime(1980, 1, 1, tzinfo=UTC)
-_PLAUSIBLE_TO = datetime(2100, 1, 1, tzinfo=UTC)
+PLAUSIBLE_START = datetime(1980, 1, 1, tzinfo=UTC)
+_PLAUSIBLE_END = datetime(2100, 1, 1, tzinfo=UTC)
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 _PANDAS = "df[{c!r}] = pd.to_datetime(df[{c!r}], unit={u!r}, utc=True)"
@@ -38,25 +38,25 @@ _FACTORS = {
     },
 }
 # The same over a cell of Python.
-_COUNTS = {"s": "seconds={v}", "ms": "milliseconds={v}", "us": "microseconds={v}"}
-_COUNTS["ns"] = "microseconds={v} // 1000"
-_SINCE = "datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta({n})"
+_TIMEDELTA_ARGUMENTS = {"s": "seconds={v}", "ms": "milliseconds={v}", "us": "microseconds={v}"}
+_TIMEDELTA_ARGUMENTS["ns"] = "microseconds={v} // 1000"
+_EPOCH_PLUS = "datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta({n})"
 
 
 def epoch_unit(values: Iterable[float | None]) -> str | None:
     """Return the unit ("s", "ms", "us", "ns") in which numbers count from 1970, by their size.
 
-    None where none makes the greatest of them a time of 1980 to 2100.
+    Returns None if none makes the greatest of them a time of 1980 to 2100.
 
     >>> epoch_unit([1618491906000, 1618491907000])
     'ms'
     >>> epoch_unit([20240131]) is None
     True
     """
-    greatest = max((abs(value) for value in values if value is not None), default=0)
+    largest = max((abs(value) for value in values if value is not None), default=0)
     for unit, per_second in _PER_SECOND.items():
-        seconds = greatest / per_second
-        if PLAUSIBLE_FROM.timestamp() <= seconds < _PLAUSIBLE_TO.timestamp():
+        seconds = largest / per_second
+        if PLAUSIBLE_START.timestamp() <= seconds < _PLAUSIBLE_END.timestamp():
             return unit
     return None
 
@@ -77,7 +77,7 @@ def misread_unit(times: Iterable[datetime]) -> str | None:
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Tell whether a column holds numbers, which may count from 1970."""
+    """Return whether a column holds numbers, which may count from 1970."""
     return bool(pat.is_integer(kind) or pat.is_floating(kind))
 
 
@@ -113,15 +113,15 @@ def conversion_hint(
         return line.replace(f'"{column}"', repr(column))
     unit = epoch_unit(values)
     if unit is not None:
-        return _line_of_numbers(library, column, unit)
-    line = _line_of_numbers(library, column, "s")
+        return _number_line(library, column, unit)
+    line = _number_line(library, column, "s")
     return f"{line}  # where they count seconds since 1970; say it where they count 'ms' or 'us'"
 
 
-def _line_of_numbers(library: str, column: str, unit: str) -> str:
+def _number_line(library: str, column: str, unit: str) -> str:
     template = _NUMBERS.get(library)
     if template is None:
-        expression = _SINCE.replace("{n}", _COUNTS[unit])
+        expression = _EPOCH_PLUS.replace("{n}", _TIMEDELTA_ARGUMENTS[unit])
         return cell_line(library, column, expression) or ""
     factor = _FACTORS.get(library, {}).get(unit, "").format(c=column)
     return template.format(c=column, q=quoted(column), u=unit, by=factor)

@@ -47,17 +47,17 @@ class ExternalRows:
 
     def to_json(self) -> dict[str, Any]:
         """Return the definition as a JSON object that ``from_json`` reads back equal."""
-        told: dict[str, Any] = {"source": self.source, "snapshots": self.snapshots}
+        data: dict[str, Any] = {"source": self.source, "snapshots": self.snapshots}
         for name in ("table", "sql", "path", "rename"):
             if getattr(self, name) is not None:
-                told[name] = getattr(self, name)
-        return told
+                data[name] = getattr(self, name)
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ExternalRows:
         """Return the definition that ``to_json`` wrote; ValueError when it is anything else."""
-        made = cls(**dict(data))
-        for value in vars(made).values():
+        rows = cls(**dict(data))
+        for value in vars(rows).values():
             if not isinstance(value, str | None):
                 raise ValueError(f"{value!r} is no text")
-        return made
+        return rows

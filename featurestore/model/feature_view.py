@@ -46,7 +46,7 @@ class ViewFeature:
     window: WindowFeature | None = None
 
     @property
-    def asked(self) -> str | WindowFeature:
+    def request(self) -> str | WindowFeature:
         """The feature as ``get_features`` takes it."""
         return self.window or self.reference
 
@@ -74,9 +74,9 @@ class ViewStep:
     on_demand: tuple[OnDemandFeature, ...] = ()
 
     @property
-    def asked(self) -> list[str | WindowFeature | OnDemandFeature]:
+    def requests(self) -> list[str | WindowFeature | OnDemandFeature]:
         """What ``get_features`` is asked for."""
-        return [*[feature.asked for feature in self.features], *self.on_demand]
+        return [*[feature.request for feature in self.features], *self.on_demand]
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ class FeatureViewSpec:
     @property
     def on_demand(self) -> tuple[OnDemandFeature, ...]:
         """The features of all steps that are computed of each row."""
-        found: list[OnDemandFeature] = []
+        features: list[OnDemandFeature] = []
         for step in self.steps:
-            found += step.on_demand
-        return tuple(found)
+            features += step.on_demand
+        return tuple(features)
 
     @property
     def windows(self) -> tuple[WindowLineage, ...]:
@@ -141,10 +141,10 @@ class FeatureViewSpec:
         steps = []
         for step in self.steps:
             features = list(map(_feature_json, step.features))
-            told = {"features": features, "join_key": step.join_key, "join": step.join}
+            step_json = {"features": features, "join_key": step.join_key, "join": step.join}
             if step.on_demand:
-                told["on_demand"] = [feature.to_json() for feature in step.on_demand]
-            steps.append(told)
+                step_json["on_demand"] = [feature.to_json() for feature in step.on_demand]
+            steps.append(step_json)
         data = {
             "format": self._format,
             "name": self.name,
@@ -173,32 +173,32 @@ class FeatureViewSpec:
     @classmethod
     def from_json(cls, data: object) -> FeatureViewSpec:
         """Return the view that ``to_json`` wrote; MalformedJson says what is wrong with it."""
-        given = JsonObject.of(data)
-        known = given.number("format", least=1)
-        if known > ON_DEMAND_FORMAT:
+        view = JsonObject.from_value(data)
+        format_number = view.number("format", minimum=1)
+        if format_number > ON_DEMAND_FORMAT:
             raise MalformedJson(
-                f"it has format {known}; this release reads up to {ON_DEMAND_FORMAT}"
+                f"it has format {format_number}; this release reads up to {ON_DEMAND_FORMAT}"
             )
-        labels = given.optional_text("labels")
+        labels = view.optional_text("labels")
         transformations: Mapping[str, Any] = {}
-        if "transformations" in given:
-            transformations = given.object("transformations").each(JsonObject.array)
+        if "transformations" in view:
+            transformations = view.object("transformations").each(JsonObject.array)
         try:
-            name = check_name(given.text("name"), noun="feature view")
+            name = check_name(view.text("name"), noun="feature view")
             if labels is not None:
                 parse_group_reference(labels)
         except (InvalidName, InvalidReference) as error:
             raise MalformedJson(error.message) from error
         return cls(
             name=name,
-            version=given.number("version", least=1),
-            steps=tuple(map(_step, given.objects("steps"))),
+            version=view.number("version", minimum=1),
+            steps=tuple(map(_step, view.objects("steps"))),
             labels=labels,
-            label=given.texts("label"),
-            label_time=given.optional_text("label_time"),
-            description=given.text("description"),
-            tags=given.object("tags").each(JsonObject.text),
-            created=given.text("created"),
+            label=view.texts("label"),
+            label_time=view.optional_text("label_time"),
+            description=view.text("description"),
+            tags=view.object("tags").each(JsonObject.text),
+            created=view.text("created"),
             transformations=transformations,
         )
 
@@ -231,26 +231,26 @@ def view_source(name: str) -> str:
     return f"{FEATUREVIEWS}/{name}"
 
 
-def unmet(features: Iterable[ViewFeature], spec: FeatureGroupSpec) -> list[str]:
+def incompatible_features(features: Iterable[ViewFeature], spec: FeatureGroupSpec) -> list[str]:
     """Return what a definition of a group no longer gives of the features asked of it."""
-    missing = []
+    problems = []
     for feature in features:
         if feature.column not in spec.schema.names:
-            missing.append(f"{feature.column!r} is gone")
+            problems.append(f"{feature.column!r} is gone")
             continue
         kind = spec.schema.field(feature.column).type
         if type_to_json(kind) != feature.type and not _is_widened(feature.type, kind):
-            missing.append(f"{feature.column!r} is {kind} now, it was {_shown(feature.type)}")
-    return missing
+            problems.append(f"{feature.column!r} is {kind} now, it was {_type_name(feature.type)}")
+    return problems
 
 
-def _is_widened(stored: Any, kind: pa.DataType) -> bool:
+def _is_widened(stored_type: Any, kind: pa.DataType) -> bool:
     """Return whether a type has the decimals of a stored one, with more digits."""
-    before = type_from_json(stored)
+    before = type_from_json(stored_type)
     return before != kind and with_wider_decimals(before, kind) == kind
 
 
-def _shown(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
     if isinstance(kind, str):
         return kind
     return "of another type"
@@ -271,11 +271,11 @@ def _step(data: JsonObject) -> ViewStep:
 
 
 def _feature_json(feature: ViewFeature) -> dict[str, Any]:
-    told = dict(vars(feature))
-    del told["window"]
+    data = dict(vars(feature))
+    del data["window"]
     if feature.window is not None:
-        told["window"] = window_to_json(feature.window)
-    return told
+        data["window"] = window_to_json(feature.window)
+    return data
 
 
 def _feature(data: JsonObject) -> ViewFeature:
@@ -288,7 +288,7 @@ def _feature(data: JsonObject) -> ViewFeature:
         raise MalformedJson(error.message) from error
     return ViewFeature(
         group=group,
-        version=data.number("version", least=1),
+        version=data.number("version", minimum=1),
         column=data.text("column"),
         name=data.text("name"),
         type=data.get("type"),

@@ -155,7 +155,7 @@ class FeatureGroupSpec:
             return self
         return replace(self, schema=schema)
 
-    def with_columns(self, added: Sequence[pa.Field]) -> FeatureGroupSpec:
+    def with_columns(self, new_fields: Sequence[pa.Field]) -> FeatureGroupSpec:
         """Return the spec with nullable columns added at the end.
 
         >>> spec = FeatureGroupSpec("weather", 1, pa.schema([("origin", pa.string())]), ("origin",))
@@ -163,7 +163,7 @@ class FeatureGroupSpec:
         ('temp',)
         """
         schema = self.schema
-        for each in added:
+        for each in new_fields:
             schema = schema.append(each)
         return replace(self, schema=schema)
 
@@ -202,10 +202,10 @@ class Commit:
         }
 
     def _repr_html_(self) -> str:
-        return html.facts({**self._summary(), "applied": self.applied}, caption="Commit")
+        return html.properties_table({**self._summary(), "applied": self.applied}, caption="Commit")
 
 
-def as_tags(tags: object) -> dict[str, str]:
+def normalize_tags(tags: object) -> dict[str, str]:
     """Return tags as a dict; ``check_tags`` looks at each.
 
     Raises:
@@ -251,30 +251,30 @@ def _check_roles(spec: FeatureGroupSpec) -> None:
     if len(set(times)) < len(times):
         raise InvalidArgument("event_time and created_time are the same column.")
     if spec.event_time is None:
-        _check_timeless(spec)
+        _check_without_event_time(spec)
 
 
 def _check_columns(spec: FeatureGroupSpec, role: str, columns: Sequence[str]) -> None:
-    absent = [column for column in columns if column not in spec.schema.names]
-    if absent:
+    missing_columns = [column for column in columns if column not in spec.schema.names]
+    if missing_columns:
         raise InvalidArgument(
             f"{role} names columns that the dataframe does not have: "
-            f"{', '.join(map(repr, absent))}. It has {', '.join(map(repr, spec.schema.names))}.",
-            hint=did_you_mean(absent[0], spec.schema.names, write=f"{role}={{!r}}")
+            f"{', '.join(map(repr, missing_columns))}. It has {', '.join(map(repr, spec.schema.names))}.",
+            hint=did_you_mean(missing_columns[0], spec.schema.names, write=f"{role}={{!r}}")
             or "column names are case-sensitive",
         )
     if len(set(columns)) != len(columns):
         raise InvalidArgument(f"{role} names a column twice: {columns!r}.")
 
 
-def _check_timeless(spec: FeatureGroupSpec) -> None:
+def _check_without_event_time(spec: FeatureGroupSpec) -> None:
     """Refuse what needs an event time in a group without one."""
-    declared = {
+    time_arguments = {
         "created_time": spec.created_time is not None,
         "ttl": spec.ttl is not None,
         "event_time_tolerance": bool(spec.event_time_tolerance),
     }
-    for argument, is_declared in declared.items():
+    for argument, is_declared in time_arguments.items():
         if is_declared:
             raise KeyRequired(f"{argument} needs an event_time.", hint="declare event_time=, too")
 

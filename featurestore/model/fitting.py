@@ -3,7 +3,7 @@
 pandas knows no other integers than 64 bits unless asked, and one missing value makes them floats;
 a file read in chunks has another type in each. So a column may be written into one of another
 numeric type, or of a shape, if every value has its equal there. The rule is asked twice: of the
-types (``may_fit``), and of the values, where the rows are (``fitted``).
+types (``can_fit``), and of the values, where the rows are (``cast_exactly``).
 
 ==================  ===========================================================
 given, wanted       a value fits when
@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.model.arrays import first_of_other_shape
+from featurestore.model.arrays import first_shape_mismatch
 from featurestore.model.arrow_cast import cast_array
 from featurestore.model.types import (
     exact_in_float,
@@ -51,10 +51,10 @@ class Misfit(ValueError):
         self.value = value
 
 
-def may_fit(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Tell whether values of one type can have equals in another; which of them do is not known.
+def can_fit(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether values of one type can have equals in another; which of them do is not known.
 
-    >>> may_fit(pa.int64(), pa.float64()), may_fit(pa.int64(), pa.string())
+    >>> can_fit(pa.int64(), pa.float64()), can_fit(pa.int64(), pa.string())
     (True, False)
     """
     if widens(given, wanted):
@@ -68,20 +68,20 @@ def may_fit(given: pa.DataType, wanted: pa.DataType) -> bool:
     are_fixed = pat.is_fixed_size_list(given) and pat.is_fixed_size_list(wanted)
     if are_fixed and given.list_size != wanted.list_size:
         return False
-    return may_fit(given.value_type, wanted.value_type)
+    return can_fit(given.value_type, wanted.value_type)
 
 
-def fitted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Return an array as another type that ``may_fit`` allows.
+def cast_exactly(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Return an array as another type that ``can_fit`` allows.
 
-    >>> fitted(pa.array([1.0, None, 3.0]), pa.int64()).to_pylist()
+    >>> cast_exactly(pa.array([1.0, None, 3.0]), pa.int64()).to_pylist()
     [1, None, 3]
 
     Raises:
         Misfit: A value has no equal there; the text names the first.
     """
     if not widens(array.type, wanted):
-        other = first_of_other_shape(array, wanted)
+        other = first_shape_mismatch(array, wanted)
         if other is not None:
             raise Misfit(f"an array of shape {other[1]} does not fit")
         value = first_misfit(array, wanted)
@@ -102,7 +102,7 @@ def first_misfit(array: pa.Array, wanted: pa.DataType) -> Any:
         array, wanted = array.flatten(), wanted.value_type
     array = pc.drop_null(array)
     if pat.is_decimal(array.type) or pat.is_decimal(wanted):
-        return _first_that_raises(array, wanted)
+        return _first_uncastable(array, wanted)
     values = array.to_numpy(zero_copy_only=False)
     wrong = np.flatnonzero(_misfits(values, wanted))
     if not len(wrong):
@@ -110,27 +110,27 @@ def first_misfit(array: pa.Array, wanted: pa.DataType) -> Any:
     return values[wrong[0]].item()
 
 
-def label_values(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def cast_label_keys(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Return keys of labels as the type of the key that they meet, null where it has no equal.
 
-    >>> label_values(pa.array([1, 300]), pa.int8()).to_pylist()
+    >>> cast_label_keys(pa.array([1, 300]), pa.int8()).to_pylist()
     [1, None]
     """
     try:
         return cast_array(array, wanted)
     except pa.ArrowInvalid:
-        parts = [_equal_value(array.slice(row, 1), wanted) for row in range(len(array))]
+        parts = [_cast_or_null(array.slice(row, 1), wanted) for row in range(len(array))]
         return pa.concat_arrays(parts)
 
 
-def _equal_value(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _cast_or_null(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     try:
         return cast_array(array, wanted)
     except pa.ArrowInvalid:
         return pa.nulls(1, wanted)
 
 
-def _first_that_raises(array: pa.Array, wanted: pa.DataType) -> Any:
+def _first_uncastable(array: pa.Array, wanted: pa.DataType) -> Any:
     """Return the first value that cannot be cast; halves that can be are not looked into."""
     try:
         cast_array(array, wanted)
@@ -139,16 +139,16 @@ def _first_that_raises(array: pa.Array, wanted: pa.DataType) -> Any:
         if len(array) == 1:
             return array[0].as_py()
     half = len(array) // 2
-    first = _first_that_raises(array.slice(0, half), wanted)
+    first = _first_uncastable(array.slice(0, half), wanted)
     if first is not None:
         return first
-    return _first_that_raises(array.slice(half), wanted)
+    return _first_uncastable(array.slice(half), wanted)
 
 
 def _misfits(values: Any, wanted: pa.DataType) -> Any:
     """Return which values have no equal in a type, as booleans."""
     if values.dtype.kind != "f":
-        low, high = _whole_bounds(wanted)
+        low, high = _integer_bounds(wanted)
         held = np.iinfo(values.dtype)
         return (values < max(low, held.min)) | (values > min(high, held.max))
     if pat.is_integer(wanted):
@@ -161,7 +161,7 @@ def _misfits(values: Any, wanted: pa.DataType) -> Any:
     return (there_and_back != values) & ~np.isnan(values)
 
 
-def _whole_bounds(wanted: pa.DataType) -> tuple[int, int]:
+def _integer_bounds(wanted: pa.DataType) -> tuple[int, int]:
     """Return the least and the greatest whole number that a type holds with all between them."""
     if pat.is_integer(wanted):
         return integer_range(wanted)

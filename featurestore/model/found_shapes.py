@@ -17,7 +17,7 @@ Shapes: TypeAlias = dict[str, tuple[int, ...] | None]
 
 
 def is_list_of_numbers(kind: pa.DataType) -> bool:
-    """Tell whether a type is one of lists of any length, at each depth, with numbers inside.
+    """Return whether a type is one of lists of any length, at each depth, with numbers inside.
 
     >>> is_list_of_numbers(pa.list_(pa.list_(pa.int8()))), is_list_of_numbers(pa.list_(pa.string()))
     (True, False)
@@ -27,12 +27,12 @@ def is_list_of_numbers(kind: pa.DataType) -> bool:
     return is_number(kind.value_type) or is_list_of_numbers(kind.value_type)
 
 
-def found_shape(column: pa.Array) -> tuple[int, ...] | None:
+def uniform_shape(column: pa.Array) -> tuple[int, ...] | None:
     """Return the shape of lists of numbers that all have one length, at each depth.
 
-    None where lengths differ, where items are missing, and where lists hold no numbers.
+    Returns None if lengths differ, where items are missing, and where lists hold no numbers.
 
-    >>> found_shape(pa.array([[[1, 2], [3, 4]], None])), found_shape(pa.array([[1], [2, 3]]))
+    >>> uniform_shape(pa.array([[[1, 2], [3, 4]], None])), uniform_shape(pa.array([[1], [2, 3]]))
     ((2, 2), None)
     """
     shape: list[int] = []
@@ -50,13 +50,13 @@ def found_shape(column: pa.Array) -> tuple[int, ...] | None:
     return tuple(shape) or None
 
 
-def with_found_shape(column: pa.Array) -> pa.Array | None:
+def with_uniform_shape(column: pa.Array) -> pa.Array | None:
     """Return lists of numbers that all have one length as lists of fixed size; None for others.
 
-    >>> str(with_found_shape(pa.array([[1, 2], None])).type)
+    >>> str(with_uniform_shape(pa.array([[1, 2], None])).type)
     'fixed_size_list<item: int64>[2]'
     """
-    shape = found_shape(column)
+    shape = uniform_shape(column)
     if shape is None:
         return None
     kind = column.type
@@ -66,7 +66,7 @@ def with_found_shape(column: pa.Array) -> pa.Array | None:
 
 
 @dataclass(frozen=True)
-class FindShapes:
+class UniformShapes:
     """An accumulator: the shape of each column of lists whose rows all have one, by name.
 
     The state holds a shape, or None where there is none, for the columns of which a row was seen.
@@ -82,7 +82,7 @@ class FindShapes:
         """Return the state with the rows of a batch of lists."""
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if column.null_count < len(column):
-                self.merge(state, {name: found_shape(column)})
+                self.merge(state, {name: uniform_shape(column)})
         return state
 
     def merge(self, left: Shapes, right: Shapes) -> Shapes:

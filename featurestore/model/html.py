@@ -8,9 +8,9 @@ from typing import Protocol, TypeVar
 
 from featurestore.model.printable import printable_line, value_text
 
-_MOST_ROWS = 50
-_LONGEST = 300
-_LEFT = "text-align: left"
+_MAX_ROWS = 50
+_MAX_CELL_LENGTH = 300
+_ALIGN_LEFT = "text-align: left"
 
 
 class Summarized(Protocol):
@@ -34,18 +34,18 @@ class Listing(list[T]):
 
     def _repr_html_(self) -> str:
         rows = []
-        for each in self[:_MOST_ROWS]:
+        for each in self[:_MAX_ROWS]:
             rows.append(each._summary())
         caption = ""
         if len(self) > len(rows):
             caption = f"the first {len(rows)} of {len(self):,}"
-        return records(rows, caption=caption)
+        return records_table(rows, caption=caption)
 
 
-def records(rows: Sequence[Mapping[str, object]], *, caption: str = "") -> str:
+def records_table(rows: Sequence[Mapping[str, object]], *, caption: str = "") -> str:
     """Return records of the same keys as a table; without any: the caption, or "nothing there".
 
-    >>> "<th" in records([{"rows": 1_000}]), records([])
+    >>> "<th" in records_table([{"rows": 1_000}]), records_table([])
     (True, '<p>nothing there</p>')
     """
     if not rows:
@@ -57,12 +57,12 @@ def records(rows: Sequence[Mapping[str, object]], *, caption: str = "") -> str:
     return table([(name.replace("_", " "), "") for name in names], texts, caption=caption)
 
 
-def facts(values: Mapping[str, object], *, caption: str = "") -> str:
+def properties_table(values: Mapping[str, object], *, caption: str = "") -> str:
     """Return names and their values as a table of two columns."""
-    lines = [_opening(caption), "<tbody>"]
+    lines = [_table_start(caption), "<tbody>"]
     for name, value in values.items():
         head = html.escape(name.replace("_", " "))
-        lines.append(f'<tr><th style="{_LEFT}">{head}</th>{_cell(value_text(value))}</tr>')
+        lines.append(f'<tr><th style="{_ALIGN_LEFT}">{head}</th>{_cell(value_text(value))}</tr>')
     lines.append("</tbody></table>")
     return "".join(lines)
 
@@ -71,9 +71,9 @@ def table(
     head: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]], *, caption: str = ""
 ) -> str:
     """Return a table of texts; ``head``: the name of each column, and a small text below it."""
-    lines = [_opening(caption), "<thead><tr>"]
+    lines = [_table_start(caption), "<thead><tr>"]
     for name, below in head:
-        lines.append(f'<th style="{_LEFT}">{html.escape(printable_line(name))}')
+        lines.append(f'<th style="{_ALIGN_LEFT}">{html.escape(printable_line(name))}')
         if below:
             lines.append(f"<br><small>{html.escape(below)}</small>")
         lines.append("</th>")
@@ -98,13 +98,13 @@ def preformatted(text: str) -> str:
     return f"<pre>{html.escape(text)}</pre>"
 
 
-def _opening(caption: str) -> str:
+def _table_start(caption: str) -> str:
     if not caption:
         return "<table>"
-    return f'<table><caption style="{_LEFT}">{html.escape(printable_line(caption))}</caption>'
+    return f'<table><caption style="{_ALIGN_LEFT}">{html.escape(printable_line(caption))}</caption>'
 
 
 def _cell(text: str) -> str:
-    if len(text) > _LONGEST:
-        text = text[:_LONGEST] + "..."
-    return f'<td style="{_LEFT}">{html.escape(printable_line(text))}</td>'
+    if len(text) > _MAX_CELL_LENGTH:
+        text = text[:_MAX_CELL_LENGTH] + "..."
+    return f'<td style="{_ALIGN_LEFT}">{html.escape(printable_line(text))}</td>'

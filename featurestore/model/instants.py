@@ -18,7 +18,7 @@ from featurestore.model.types import is_nested
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_SECONDS = 86_400
-HINT = (
+OUT_OF_RANGE_HINT = (
     "give null where a time is not known; 0001-01-01 and 9999-12-31 are the first and the last "
     "day that a column holds"
 )
@@ -30,7 +30,7 @@ def time_columns(schema: pa.Schema) -> tuple[str, ...]:
 
 
 def holds_times(kind: pa.DataType) -> bool:
-    """Tell whether values of a type are or have timestamps or dates.
+    """Return whether values of a type are or have timestamps or dates.
 
     >>> holds_times(pa.list_(pa.date32())), holds_times(pa.int64())
     (True, False)
@@ -42,49 +42,52 @@ def holds_times(kind: pa.DataType) -> bool:
     return bool(pat.is_timestamp(kind) or pat.is_date(kind))
 
 
-def first_outside(array: pa.Array) -> int | None:
-    """Return the first row with a time outside of the years 1 to 9999; None where there is none.
+def first_out_of_range(array: pa.Array) -> int | None:
+    """Return the first row with a time outside of the years 1 to 9999; None if there is none.
 
-    >>> first_outside(pa.array([0, 10**12], pa.int64()).cast(pa.timestamp("s")))
+    >>> first_out_of_range(pa.array([0, 10**12], pa.int64()).cast(pa.timestamp("s")))
     1
     """
-    if not _has_outside(array):
+    if not _has_out_of_range(array):
         return None
     # The shortest prefix that has one, by bisection, whatever the type is.
     inside, outside = 0, len(array)
     while outside - inside > 1:
         middle = (inside + outside) // 2
-        if _has_outside(array.slice(0, middle)):
+        if _has_out_of_range(array.slice(0, middle)):
             outside = middle
         else:
             inside = middle
     return outside - 1
 
 
-def rows_outside(array: pa.Array) -> pa.Array | None:
-    """Return which rows have a time outside of the years 1 to 9999; None where there is none.
+def out_of_range_mask(array: pa.Array) -> pa.Array | None:
+    """Return which rows have a time outside of the years 1 to 9999; None if there is none.
 
-    >>> rows_outside(pa.array([0, 10**12], pa.int64()).cast(pa.timestamp("s"))).to_pylist()
+    >>> out_of_range_mask(pa.array([0, 10**12], pa.int64()).cast(pa.timestamp("s"))).to_pylist()
     [False, True]
     """
-    if not _has_outside(array):
+    if not _has_out_of_range(array):
         return None
     if is_nested(array.type) or pat.is_dictionary(array.type):
-        return pa.array([_has_outside(array.slice(row, 1)) for row in range(len(array))])
+        return pa.array([_has_out_of_range(array.slice(row, 1)) for row in range(len(array))])
     marks = np.zeros(len(array), dtype=np.bool_)
-    marks[np.asarray(array.is_valid())] = _outside(array)
+    marks[np.asarray(array.is_valid())] = _leaves_out_of_range(array)
     return pa.array(marks)
 
 
-def refusal(array: pa.Array, row: int, *, column: str, shown: str) -> OutOfRange:
+def out_of_range_error(array: pa.Array, row: int, *, column: str, shown: str) -> OutOfRange:
     """Return the error for a time out of range; ``shown`` names its row."""
-    value = next(_texts_outside(array.slice(row, 1)))
+    value = next(_out_of_range_texts(array.slice(row, 1)))
     return OutOfRange(
-        f"{shown} has {value} in {column!r}, outside of the years 1 to 9999.", hint=HINT
+        f"{shown} has {value} in {column!r}, outside of the years 1 to 9999.",
+        hint=OUT_OF_RANGE_HINT,
     )
 
 
-def check_instants(batch: pa.RecordBatch, columns: Sequence[str], *, rows_before: int = 0) -> None:
+def check_time_range(
+    batch: pa.RecordBatch, columns: Sequence[str], *, rows_before: int = 0
+) -> None:
     """Refuse a batch with a time outside of the years 1 to 9999.
 
     Raises:
@@ -92,33 +95,33 @@ def check_instants(batch: pa.RecordBatch, columns: Sequence[str], *, rows_before
     """
     for name in columns:
         array = batch.column(batch.schema.get_field_index(name))
-        row = first_outside(array)
+        row = first_out_of_range(array)
         if row is not None:
-            raise refusal(array, row, column=name, shown=f"Row {rows_before + row}")
+            raise out_of_range_error(array, row, column=name, shown=f"Row {rows_before + row}")
 
 
-def checked_batches(
+def check_batch_times(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches whose times lie in the years 1 to 9999."""
     columns = time_columns(schema)
     rows = 0
     for batch in batches:
-        check_instants(batch, columns, rows_before=rows)
+        check_time_range(batch, columns, rows_before=rows)
         rows += batch.num_rows
         yield batch
 
 
-def _has_outside(array: pa.Array) -> bool:
-    return any(_outside(leaves).any() for leaves in _time_leaves(array))
+def _has_out_of_range(array: pa.Array) -> bool:
+    return any(_leaves_out_of_range(leaves).any() for leaves in _time_leaves(array))
 
 
-def _texts_outside(array: pa.Array) -> Iterator[str]:
+def _out_of_range_texts(array: pa.Array) -> Iterator[str]:
     """Yield the times out of range as texts."""
     for leaves in _time_leaves(array):
-        numbers, _ = _numbers(leaves)
-        for number in numbers[_outside(leaves)]:
-            yield _text(int(number), leaves.type)
+        numbers, _ = _integers_and_bounds(leaves)
+        for number in numbers[_leaves_out_of_range(leaves)]:
+            yield _time_text(int(number), leaves.type)
 
 
 def _time_leaves(array: pa.Array) -> Iterator[pa.Array]:
@@ -137,13 +140,13 @@ def _time_leaves(array: pa.Array) -> Iterator[pa.Array]:
         yield array
 
 
-def _outside(leaves: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _leaves_out_of_range(leaves: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Mark the times out of range among those that are no nulls."""
-    numbers, (first, last) = _numbers(leaves)
+    numbers, (first, last) = _integers_and_bounds(leaves)
     return (numbers < first) | (numbers > last)
 
 
-def _numbers(
+def _integers_and_bounds(
     leaves: pa.Array,
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], tuple[int, int]]:
     """Return times without nulls as whole numbers, and the bounds in their unit."""
@@ -164,7 +167,7 @@ def _numbers(
     return numbers.astype(np.int64), (first, last)
 
 
-def _text(number: int, kind: pa.DataType) -> str:
+def _time_text(number: int, kind: pa.DataType) -> str:
     unit = "D" if pat.is_date32(kind) else "ms"
     if pat.is_timestamp(kind):
         unit = kind.unit

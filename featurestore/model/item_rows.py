@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-def item_rows(rows: int, most: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def item_rows(rows: int, max_items: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return so many empty lists with places for ``most`` items each, as a structured array.
 
     ``length`` tells how many of a row's ``items`` belong to it; what stands behind them means
@@ -19,7 +19,7 @@ def item_rows(rows: int, most: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     >>> lists["length"].tolist(), lists["items"].shape
     ([2, 0], (2, 3))
     """
-    return np.zeros(rows, dtype=[("length", np.int64), ("items", dtype, (most,))])
+    return np.zeros(rows, dtype=[("length", np.int64), ("items", dtype, (max_items,))])
 
 
 def is_item_rows(rows: npt.NDArray[Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from featurestore.errors import InvalidJob
 from featurestore.model.durations import format_duration, parse_duration
-from featurestore.model.monitor import Watched
+from featurestore.model.monitor import MonitorSpec
 from featurestore.model.names import check_name
 from featurestore.model.plan import canonical_hash
 from featurestore.model.source import SourceInput
@@ -75,14 +75,14 @@ class JobSpec:
     compact: str | None = "auto"
     alert: tuple[str, ...] = ()
     remind: timedelta | None = REMIND
-    watched: Watched | None = None
+    watched: MonitorSpec | None = None
     sources: Mapping[str, SourceInput] = field(default_factory=dict)
     tombstone: str | None = None
     delete_missing: bool = False
     stream: StreamSpec | None = None
 
     @property
-    def reach(self) -> timedelta:
+    def row_lookback(self) -> timedelta:
         """How far before its window a row may lie: as far as late changes of a source are read."""
         is_capture = any(each.time == self.event_time for each in self.sources.values())
         return self.lookback if is_capture and self.mode == "upsert" else timedelta(0)
@@ -97,17 +97,17 @@ class JobSpec:
         start = None
         if self.start is not None:
             start = self.start.isoformat()
-        told = {
+        data = {
             "name": self.name,
             "kind": self.kind,
             "target": self.target,
             "schedule": self.schedule,
             "inputs": dict(self.inputs),
             "code": self.code,
-            "window": _text(self.window),
+            "window": _time_text(self.window),
             "start": start,
-            "lookback": _text(self.lookback),
-            "allowed_lateness": _text(self.allowed_lateness),
+            "lookback": _time_text(self.lookback),
+            "allowed_lateness": _time_text(self.allowed_lateness),
             "timezone": self.timezone,
             "closed": self.closed,
             "mode": self.mode,
@@ -116,7 +116,7 @@ class JobSpec:
             "event_time": self.event_time,
             "created_time": self.created_time,
             "partition_by": list(self.partition_by),
-            "ttl": _text(self.ttl),
+            "ttl": _time_text(self.ttl),
             "expectations": list(map(dict, self.expectations)),
             "statistics": self.statistics,
             "description": self.description,
@@ -129,22 +129,22 @@ class JobSpec:
             "keep": self.keep,
         }
         if self.compact != "auto":
-            told["compact"] = self.compact
+            data["compact"] = self.compact
         if self.alert:
-            told["alert"] = list(self.alert)
+            data["alert"] = list(self.alert)
         if self.remind != REMIND:
-            told["remind"] = _text(self.remind)
+            data["remind"] = _time_text(self.remind)
         if self.watched is not None:
-            told["watched"] = self.watched.to_json()
+            data["watched"] = self.watched.to_json()
         if self.sources:
-            told["sources"] = _json_of(self.sources)
+            data["sources"] = _sources_json(self.sources)
         if self.tombstone is not None:
-            told["tombstone"] = self.tombstone
+            data["tombstone"] = self.tombstone
         if self.delete_missing:
-            told["delete_missing"] = True
+            data["delete_missing"] = True
         if self.stream is not None:
-            told["stream"] = self.stream.to_json()
-        return told
+            data["stream"] = self.stream.to_json()
+        return data
 
     @classmethod
     def from_json(cls, data: Any) -> JobSpec:
@@ -154,7 +154,7 @@ class JobSpec:
             InvalidJob: It is anything else: registries may come from elsewhere.
         """
         try:
-            given = {
+            values = {
                 **data,
                 "window": _duration(data["window"]),
                 "start": _start(data["start"]),
@@ -168,10 +168,10 @@ class JobSpec:
                 "input_times": _texts(data["input_times"]),
                 "tags": _texts(data["tags"]),
                 "on_error": parse_on_error(data["on_error"]),
-                **_later_fields(data),
+                **_optional_fields(data),
                 "sources": _sources(data.get("sources", {})),
             }
-            spec = cls(**given)
+            spec = cls(**values)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise _damaged(f"{type(error).__name__}: {error}") from error
         for names, kinds in _TYPES.items():
@@ -215,18 +215,18 @@ def parse_on_error(value: Any) -> Any:
     return "continue" if value == "go_on" else value
 
 
-def _later_fields(data: Mapping[str, Any]) -> dict[str, Any]:
+def _optional_fields(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that older definitions do not have."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if "alert" in data:
-        found["alert"] = tuple(map(str, data["alert"]))
+        fields["alert"] = tuple(map(str, data["alert"]))
     if "remind" in data:
-        found["remind"] = _duration(data["remind"])
+        fields["remind"] = _duration(data["remind"])
     if "watched" in data:
-        found["watched"] = Watched.from_json(data["watched"])
+        fields["watched"] = MonitorSpec.from_json(data["watched"])
     if "stream" in data:
-        found["stream"] = StreamSpec.from_json(data["stream"])
-    return found
+        fields["stream"] = StreamSpec.from_json(data["stream"])
+    return fields
 
 
 def _damaged(reason: str) -> InvalidJob:
@@ -240,7 +240,7 @@ def _texts(value: Mapping[str, object]) -> dict[str, str]:
     return {key: str(each) for key, each in dict(value).items()}
 
 
-def _json_of(sources: Mapping[str, SourceInput]) -> Any:
+def _sources_json(sources: Mapping[str, SourceInput]) -> Any:
     return {name: each.to_json() for name, each in sources.items()}
 
 
@@ -252,7 +252,7 @@ def _start(value: str | None) -> datetime | None:
     return None if value is None else parse_moment(value, argument="start", warn=False)
 
 
-def _text(value: timedelta | None) -> str | None:
+def _time_text(value: timedelta | None) -> str | None:
     return None if value is None else format_duration(value)
 
 

@@ -23,10 +23,10 @@ from featurestore.model.json_text import (
     JsonError,
     NumberText,
     kind_of,
-    number_of,
     parse_json,
-    shortened,
-    to_text,
+    parse_number,
+    short_repr,
+    to_json_text,
 )
 from featurestore.model.text_values import TextRules, parse_texts
 
@@ -93,8 +93,8 @@ class JsonColumns:
         self, texts: pa.Array, mask: pa.Array, plain: list[pa.Array]
     ) -> tuple[dict[str, pa.Array], list[str | None]]:
         """Return plain columns and those of the other texts, in the order of all texts."""
-        rows = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
-        others = np.flatnonzero(~mask.to_numpy(zero_copy_only=False))
+        plain_rows = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
+        complex_rows = np.flatnonzero(~mask.to_numpy(zero_copy_only=False))
         columns: dict[str, pa.Array] = {}
         reasons: list[str | None] = [None] * len(texts)
         for column, array in zip(self.schema, plain, strict=True):
@@ -103,15 +103,21 @@ class JsonColumns:
                     array, column.type, self.rules_of.get(column.name, self.rules)
                 )
                 for row, reason in bad.items():
-                    reasons[rows[row]] = reasons[rows[row]] or f"{column.name}: {reason}"
+                    reasons[plain_rows[row]] = (
+                        reasons[plain_rows[row]] or f"{column.name}: {reason}"
+                    )
             columns[column.name] = array
-        if len(others):
-            order = np.argsort(np.concatenate([rows, others]))
-            slow, their_reasons = self._decode_each(texts.take(pa.array(others)).to_pylist())
-            for row, why in zip(others, their_reasons, strict=True):
+        if len(complex_rows):
+            order = np.argsort(np.concatenate([plain_rows, complex_rows]))
+            complex_columns, complex_reasons = self._decode_each(
+                texts.take(pa.array(complex_rows)).to_pylist()
+            )
+            for row, why in zip(complex_rows, complex_reasons, strict=True):
                 reasons[row] = why
             for name, array in columns.items():
-                columns[name] = pa.concat_arrays([array, slow[name]]).take(pa.array(order))
+                columns[name] = pa.concat_arrays([array, complex_columns[name]]).take(
+                    pa.array(order)
+                )
         return columns, reasons
 
     def convert(self, objects: Sequence[dict[str, Any]]) -> tuple[dict[str, pa.Array], _Reasons]:
@@ -125,7 +131,7 @@ class JsonColumns:
         self,
         objects: Sequence[dict[str, Any]],
         fields: list[pa.Field],
-        above: str,
+        parent: str,
         *,
         as_text: frozenset[str],
     ) -> tuple[list[pa.Array], _Reasons]:
@@ -134,13 +140,13 @@ class JsonColumns:
             names = {each.name for each in fields}
             for row, members in enumerate(objects):
                 if not members.keys() <= names:
-                    unknown = above + next(name for name in members if name not in names)
-                    reasons[row] = f"the name {shortened(unknown)} is not in the schema"
+                    unknown = parent + next(name for name in members if name not in names)
+                    reasons[row] = f"the name {short_repr(unknown)} is not in the schema"
         columns = []
         for each in fields:
             values = [members.get(each.name) for members in objects]
             column, bad = self._column(
-                values, each.type, above + each.name, as_text=each.name in as_text
+                values, each.type, parent + each.name, as_text=each.name in as_text
             )
             columns.append(column)
             reasons = {**bad, **reasons}
@@ -157,29 +163,29 @@ class JsonColumns:
         kinds: set[type] = set(map(type, values))
         if not kinds.isdisjoint(_NUMBER_TEXTS) and not pat.is_string(kind):
             if pat.is_decimal(kind):
-                return _each(values, kind, path)
-            values = [number_of(v) if isinstance(v, NumberText) else v for v in values]
+                return _convert_each(values, kind, path)
+            values = [parse_number(v) if isinstance(v, NumberText) else v for v in values]
             kinds = set(map(type, values))
         if pat.is_string(kind) and as_text:
-            values = [v if type(v) is str or v is None else to_text(v) for v in values]
+            values = [v if type(v) is str or v is None else to_json_text(v) for v in values]
             kinds = _STRING
         try:
-            array = _quick(values, kinds, kind)
+            array = _convert_all(values, kinds, kind)
         except (pa.ArrowInvalid, OverflowError):
             array = None
         if array is not None:
             return array, {}
         if pat.is_timestamp(kind) or pat.is_date(kind):
             return self._times(values, kind, path)
-        return _each(values, kind, path)
+        return _convert_each(values, kind, path)
 
     def _times(self, values: list[Any], kind: pa.DataType, path: str) -> tuple[pa.Array, _Reasons]:
         reasons: _Reasons = {}
         texts: list[str | None] = []
         for row, value in enumerate(values):
-            is_text = value is None or type(value) is str
-            texts.append(value if is_text else None)
-            if not is_text:
+            is_valid_text = value is None or type(value) is str
+            texts.append(value if is_valid_text else None)
+            if not is_valid_text:
                 reasons[row] = _reason(path, value, kind)
         array, bad = parse_texts(
             pa.array(texts, pa.string()), kind, self.rules_of.get(path, self.rules)
@@ -262,8 +268,8 @@ def _has_decimals(kind: pa.DataType) -> bool:
     return bool(pat.is_decimal(kind))
 
 
-def _quick(values: list[Any], kinds: set[type], kind: pa.DataType) -> pa.Array | None:
-    """Return values of which each fits; None where one might not."""
+def _convert_all(values: list[Any], kinds: set[type], kind: pa.DataType) -> pa.Array | None:
+    """Return values of which each fits; None if one might not."""
     if pat.is_string(kind) and kinds <= _STRING:
         return pa.array(values, kind)
     if pat.is_integer(kind) and kinds <= _INTEGER_ONLY:
@@ -278,7 +284,7 @@ def _quick(values: list[Any], kinds: set[type], kind: pa.DataType) -> pa.Array |
     return None
 
 
-def _each(values: list[Any], kind: pa.DataType, path: str) -> tuple[pa.Array, _Reasons]:
+def _convert_each(values: list[Any], kind: pa.DataType, path: str) -> tuple[pa.Array, _Reasons]:
     """Return values as an array, each tried by itself."""
     reasons: _Reasons = {}
     fitting: list[Any] = []
@@ -291,13 +297,13 @@ def _each(values: list[Any], kind: pa.DataType, path: str) -> tuple[pa.Array, _R
 
 
 def _scalar(value: Any, kind: pa.DataType) -> Any:
-    """Return a value that fits a type; None where it does not."""
+    """Return a value that fits a type; None if it does not."""
     try:
         if pat.is_decimal(kind):
             if not isinstance(value, NumberText):
                 return None
             return pa.array([Decimal(value)]).cast(kind)[0].as_py()
-        array = _quick([value], {type(value)}, kind)
+        array = _convert_all([value], {type(value)}, kind)
     except (pa.ArrowInvalid, OverflowError, ArithmeticError):
         return None
     return None if array is None else array[0].as_py()
@@ -308,4 +314,4 @@ def _reason(path: str, value: Any, kind: pa.DataType) -> str:
         return f"{path} is a number beyond {kind}"
     if isinstance(value, list | dict):
         return f"{path} is {kind_of(value)}, which is not {kind}"
-    return f"{path} is {kind_of(value)} ({shortened(value)}), which is not {kind}"
+    return f"{path} is {kind_of(value)} ({short_repr(value)}), which is not {kind}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-LARGEST = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 
 
 class MalformedJson(ValueError):
@@ -20,7 +20,7 @@ class MalformedJson(ValueError):
 
 
 @contextmanager
-def parsing(what: str) -> Iterator[None]:
+def parsing(subject: str) -> Iterator[None]:
     """Say of whatever a parser stumbles over in the block that the stored text is malformed.
 
     Only for blocks that build values of a text: what goes wrong there is the text's fault.
@@ -45,7 +45,7 @@ def parsing(what: str) -> Iterator[None]:
         ValueError,
         zipfile.BadZipFile,
     ) as error:
-        raise MalformedJson(f"{what}: {type(error).__name__} {error}") from error
+        raise MalformedJson(f"{subject}: {type(error).__name__} {error}") from error
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class JsonObject:
     """
 
     data: Mapping[str, Any]
-    where: str = ""
+    path: str = ""
 
     @classmethod
-    def of(cls, value: object, where: str = "") -> JsonObject:
+    def from_value(cls, value: object, where: str = "") -> JsonObject:
         """Return a value as an object."""
         if not isinstance(value, Mapping):
-            raise MalformedJson(f"{where or 'the whole'} is {_shown(value)}, not an object")
+            raise MalformedJson(f"{where or 'the whole'} is {_short_repr(value)}, not an object")
         return cls(value, where)
 
     def __contains__(self, name: str) -> bool:
@@ -74,7 +74,7 @@ class JsonObject:
     def get(self, name: str) -> Any:
         """Return a value of any type, which has to be there."""
         if name not in self.data:
-            raise MalformedJson(f"{self._place(name)} is missing")
+            raise MalformedJson(f"{self._path_of(name)} is missing")
         return self.data[name]
 
     def text(self, name: str) -> str:
@@ -90,11 +90,11 @@ class JsonObject:
             return None
         return self.text(name)
 
-    def number(self, name: str, *, least: int = 0, most: int = LARGEST) -> int:
+    def number(self, name: str, *, minimum: int = 0, maximum: int = MAX_INT64) -> int:
         """Return a whole number within bounds."""
         value = self.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise self.wrong(name, f"a whole number from {least} to {most}")
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            raise self.wrong(name, f"a whole number from {minimum} to {maximum}")
         return value
 
     def optional_number(self, name: str) -> int | None:
@@ -126,8 +126,8 @@ class JsonObject:
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """Return an array of whole numbers from 0."""
-        values = dict(zip(map(str, range(LARGEST)), self.array(name), strict=False))
-        elements = JsonObject(values, self._place(name))
+        values = dict(zip(map(str, range(MAX_INT64)), self.array(name), strict=False))
+        elements = JsonObject(values, self._path_of(name))
         return tuple(map(elements.number, values))
 
     def real(self, name: str) -> float:
@@ -156,23 +156,26 @@ class JsonObject:
 
     def object(self, name: str) -> JsonObject:
         """Return an object."""
-        return JsonObject.of(self.get(name), self._place(name))
+        return JsonObject.from_value(self.get(name), self._path_of(name))
 
     def objects(self, name: str) -> list[JsonObject]:
         """Return an array of objects."""
-        place = self._place(name)
-        return [JsonObject.of(each, f"{place}[{at}]") for at, each in enumerate(self.array(name))]
+        path = self._path_of(name)
+        return [
+            JsonObject.from_value(each, f"{path}[{index}]")
+            for index, each in enumerate(self.array(name))
+        ]
 
     def wrong(self, name: str, expected: str) -> MalformedJson:
         """Return the error that says what a value should be."""
         return MalformedJson(
-            f"{self._place(name)} is {_shown(self.data.get(name))}, not {expected}"
+            f"{self._path_of(name)} is {_short_repr(self.data.get(name))}, not {expected}"
         )
 
-    def _place(self, name: str) -> str:
-        return f"{self.where}.{name}" if self.where else name
+    def _path_of(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

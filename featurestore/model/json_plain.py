@@ -21,9 +21,9 @@ _NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 _STRING = r'"[^"\\\x00-\x1f]*"'
 _VALUE = rf"(?:{_STRING}|{_NUMBER}|true|false|null)"
 # Each name is counted in each text, so that many columns would cost more than they save.
-_MOST_COLUMNS = 50
+_MAX_COLUMNS = 50
 # Arrow's parser refuses 100,000 rows in one block.
-_MOST_ROWS = 32_768
+_MAX_BLOCK_ROWS = 32_768
 
 
 class PlainObjects:
@@ -34,8 +34,8 @@ class PlainObjects:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._names = schema.names
-        self._schema = pa.schema([(field.name, _type_of_text(field.type)) for field in schema])
-        self.is_flat = 0 < len(schema) <= _MOST_COLUMNS and all(map(_is_flat, schema.types))
+        self._schema = pa.schema([(field.name, _parsed_type(field.type)) for field in schema])
+        self.is_flat = 0 < len(schema) <= _MAX_COLUMNS and all(map(_is_flat, schema.types))
         name = "|".join(map(re.escape, self._names))
         member = rf'"(?:{name})"{_SPACE}:{_SPACE}{_VALUE}{_SPACE}'
         self._object = rf"^{_SPACE}\{{{_SPACE}(?:{member}(?:,{_SPACE}{member})*)?\}}{_SPACE}$"
@@ -55,20 +55,20 @@ class PlainObjects:
         return pc.fill_null(plain, False)
 
     def parse(self, texts: pa.Array) -> list[pa.Array] | None:
-        """Return the columns of plain objects; None where a value is not of the type of its column."""
+        """Return the columns of plain objects; None if a value is not of the type of its column."""
         tables = []
-        for start in range(0, len(texts), _MOST_ROWS):
-            table = self._parsed(texts.slice(start, _MOST_ROWS))
+        for start in range(0, len(texts), _MAX_BLOCK_ROWS):
+            table = self._parse_block(texts.slice(start, _MAX_BLOCK_ROWS))
             if table is None:
                 return None
             tables.append(table)
         if not tables:
             return [pa.array([], kind) for kind in self._schema.types]
         whole = pa.concat_tables(tables).combine_chunks()
-        columns = [_one_array(whole.column(name)) for name in self._names]
-        return None if _are_infinite(columns) else columns
+        columns = [_combine_chunks(whole.column(name)) for name in self._names]
+        return None if _has_infinity(columns) else columns
 
-    def _parsed(self, texts: pa.Array) -> pa.Table | None:
+    def _parse_block(self, texts: pa.Array) -> pa.Table | None:
         lines = pc.binary_join_element_wise(texts, "", "\n")
         data = lines.buffers()[2]
         try:
@@ -92,14 +92,14 @@ def _is_flat(kind: pa.DataType) -> bool:
     return bool(is_time or is_number or pat.is_boolean(kind) or pat.is_string(kind))
 
 
-def _type_of_text(kind: pa.DataType) -> pa.DataType:
+def _parsed_type(kind: pa.DataType) -> pa.DataType:
     return pa.string() if pat.is_timestamp(kind) or pat.is_date(kind) else kind
 
 
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
+def _combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
-def _are_infinite(columns: Sequence[pa.Array]) -> bool:
+def _has_infinity(columns: Sequence[pa.Array]) -> bool:
     floats = [column for column in columns if pat.is_floating(column.type)]
     return any(pc.any(pc.is_inf(column), min_count=0).as_py() for column in floats)

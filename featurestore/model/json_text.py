@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from typing import Any
 
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
-_SHOWN = 60
+_MAX_REPR = 60
 # Integers of more digits are beyond every type.
-_LONG = 400
+_MAX_DIGITS = 400
 
 
 class JsonError(ValueError):
@@ -38,7 +38,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) != len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
-        raise JsonError(f"the name {shortened(repeated)} is repeated in one object")
+        raise JsonError(f"the name {short_repr(repeated)} is repeated in one object")
     return members
 
 
@@ -74,7 +74,7 @@ def parse_json(text: str, *, exact: bool = False) -> Any:
         value = (_EXACT if exact else _DECODER).decode(text)
     except (ValueError, RecursionError) as error:
         raise _json_error(error) from None
-    return _checked(value, text)
+    return _check_unicode(value, text)
 
 
 def parse_json_at(text: str, start: int, *, exact: bool = False) -> tuple[Any, int]:
@@ -90,31 +90,31 @@ def parse_json_at(text: str, start: int, *, exact: bool = False) -> tuple[Any, i
         value, end = (_EXACT if exact else _DECODER).raw_decode(text, start)
     except (ValueError, RecursionError) as error:
         raise _json_error(error) from None
-    return _checked(value, text[start:end]), end
+    return _check_unicode(value, text[start:end]), end
 
 
-def number_of(text: NumberText) -> int | float:
+def parse_number(text: NumberText) -> int | float:
     """Return the number that an exact text writes.
 
-    >>> number_of(parse_json("1.50", exact=True))
+    >>> parse_number(parse_json("1.50", exact=True))
     1.5
     """
-    return int(text) if isinstance(text, _Integer) and len(text) < _LONG else float(text)
+    return int(text) if isinstance(text, _Integer) and len(text) < _MAX_DIGITS else float(text)
 
 
-def to_text(value: Any) -> str:
+def to_json_text(value: Any) -> str:
     """Return a value of ``parse_json(..., exact=True)`` as JSON, its numbers as they were written.
 
-    >>> to_text(parse_json('{"price": 1.50, "tags": ["a"]}', exact=True))
+    >>> to_json_text(parse_json('{"price": 1.50, "tags": ["a"]}', exact=True))
     '{"price": 1.50, "tags": ["a"]}'
     """
     if isinstance(value, NumberText):
         return str(value)
     if isinstance(value, dict):
-        members = [f"{to_text(name)}: {to_text(item)}" for name, item in value.items()]
+        members = [f"{to_json_text(name)}: {to_json_text(item)}" for name, item in value.items()]
         return "{" + ", ".join(members) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(to_text, value)) + "]"
+        return "[" + ", ".join(map(to_json_text, value)) + "]"
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -140,22 +140,22 @@ _KINDS = {
 }
 
 
-def shortened(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return the repr of a value for a message, at most about 60 characters.
 
-    >>> len(shortened("x" * 1000))
+    >>> len(short_repr("x" * 1000))
     60
     """
     if isinstance(value, NumberText):
         text = str(value)
     else:
-        text = repr(value[:_SHOWN] if isinstance(value, str | list) else value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+        text = repr(value[:_MAX_REPR] if isinstance(value, str | list) else value)
+    return text if len(text) <= _MAX_REPR else f"{text[: _MAX_REPR - 3]}..."
 
 
-def listed(names: Iterable[object]) -> str:
+def short_list(names: Iterable[object]) -> str:
     """Return names for a message, each shortened."""
-    return ", ".join(map(shortened, names))
+    return ", ".join(map(short_repr, names))
 
 
 def _json_error(error: Exception) -> JsonError:
@@ -170,7 +170,7 @@ def _json_error(error: Exception) -> JsonError:
     return JsonError("a number has more than 4,300 digits")
 
 
-def _checked(value: Any, text: str) -> Any:
+def _check_unicode(value: Any, text: str) -> Any:
     """Return the value, whose strings are Unicode: an escape can write half of a surrogate pair."""
     if _HALF_PAIR.search(text):
         try:

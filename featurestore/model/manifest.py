@@ -33,7 +33,7 @@ MANIFEST_FORMAT = 1
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 # What the content hash covers: the rules that decide the bytes, and the bytes' own hashes.
-_CONTENT = (
+_CONTENT_FIELDS = (
     "format", "data_format", "seed", "key", "split_rule", "block_rows", "compression", "columns",
     "layout", "splits", "files", "uncovered_rows",
 )  # fmt: skip
@@ -173,7 +173,7 @@ class Manifest:
     def content_hash(self) -> str:
         """SHA-256 over what decides the bytes and the bytes' own hashes."""
         data = self.to_json()
-        return canonical_hash({part: data[part] for part in _CONTENT})
+        return canonical_hash({part: data[part] for part in _CONTENT_FIELDS})
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that ``from_json`` reads back equal."""
@@ -191,7 +191,7 @@ class Manifest:
             MalformedJson: A value is missing, out of its bounds, or a path that leads outside the
                 dataset.
         """
-        return _manifest(JsonObject.of(data))
+        return _manifest(JsonObject.from_value(data))
 
     def to_bytes(self) -> bytes:
         """Return the content of the manifest's file.
@@ -216,10 +216,10 @@ class Manifest:
             TrainingDatasetNotFound: A newer release wrote it.
         """
         try:
-            known = parsed(content).get("format")
-            if isinstance(known, int) and known > MANIFEST_FORMAT:
+            format_number = parsed(content).get("format")
+            if isinstance(format_number, int) and format_number > MANIFEST_FORMAT:
                 raise TrainingDatasetNotFound(
-                    f"{path!r} has format {known}; this release reads up to {MANIFEST_FORMAT}.",
+                    f"{path!r} has format {format_number}; this release reads up to {MANIFEST_FORMAT}.",
                     hint="pip install -U featurestore",
                 )
             data = unsealed(content)
@@ -251,7 +251,7 @@ def _manifest(data: JsonObject) -> Manifest:
         name = check_name(data.text("name"), noun="training dataset")
     except InvalidName as error:
         raise MalformedJson(error.message) from error
-    dropped, plan = data.optional_number("dropped_rows"), None
+    dropped_rows, plan = data.optional_number("dropped_rows"), None
     if data.get("plan") is not None:
         plan = data.object("plan").data
     view = None
@@ -259,22 +259,22 @@ def _manifest(data: JsonObject) -> Manifest:
         view = _view(data.object("view"))
     reads: tuple[Mapping[str, Any], ...] = ()
     if "reads" in data:
-        reads = tuple(map(_read, data.objects("reads")))
+        reads = tuple(map(_source_read, data.objects("reads")))
     max_lengths: Mapping[str, int] = {}
     if "max_lengths" in data:
         max_lengths = data.object("max_lengths").each(JsonObject.number)
     transformations = None
     if "transformations" in data:
-        noted = data.object("transformations")
-        transformations = {"path": _path(noted), "sha256": _sha256(noted)}
+        file = data.object("transformations")
+        transformations = {"path": _path(file), "sha256": _sha256(file)}
     return Manifest(
         name=name,
-        version=data.number("version", least=1),
+        version=data.number("version", minimum=1),
         data_format=data.text("data_format"),
-        seed=data.number("seed", most=2**64 - 1),
+        seed=data.number("seed", maximum=2**64 - 1),
         key=data.texts("key"),
         split_rule=data.object("split_rule").data,
-        block_rows=data.number("block_rows", least=1),
+        block_rows=data.number("block_rows", minimum=1),
         compression=data.optional_text("compression"),
         columns=tuple(map(_column, data.objects("columns"))),
         layout=data.object("layout").data,
@@ -292,7 +292,7 @@ def _manifest(data: JsonObject) -> Manifest:
         libraries=data.object("libraries").each(JsonObject.text),
         statistics=_statistics(data.object("statistics")),
         uncovered_rows=data.number("uncovered_rows"),
-        dropped_rows=dropped,
+        dropped_rows=dropped_rows,
         prefixes=data.object("prefixes").each(_text_list),
         view=view,
         transformations=transformations,
@@ -301,7 +301,7 @@ def _manifest(data: JsonObject) -> Manifest:
     )
 
 
-def _read(data: JsonObject) -> Mapping[str, Any]:
+def _source_read(data: JsonObject) -> Mapping[str, Any]:
     """Return what was read of a registered source."""
     for name in ("source", "kind", "query"):
         data.text(name)
@@ -314,7 +314,7 @@ def _read(data: JsonObject) -> Mapping[str, Any]:
 
 def _view(data: JsonObject) -> Mapping[str, Any]:
     data.text("name")
-    data.number("version", least=1)
+    data.number("version", minimum=1)
     return data.data
 
 
@@ -396,7 +396,7 @@ def _sha256(data: JsonObject) -> str:
 
 def _source(data: JsonObject) -> Mapping[str, Any]:
     data.text("featuregroup")
-    data.number("version", least=1)
+    data.number("version", minimum=1)
     data.number("delta_version")
     data.optional_text("table_id")
     if "live" in data:

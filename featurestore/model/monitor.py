@@ -14,10 +14,10 @@ from featurestore.model.watched_model import WatchedModel
 
 # What a distribution may differ by before it is looked at, where it is also more than chance and
 # more than the windows of the baseline differ among each other.
-DRIFT: Mapping[str, float] = {"psi": 0.2, "ks": 0.1, "null_share": 0.05, "new_values": 0.01}
-MEASURES = (*DRIFT, "js", "gone_values")
-VOLUME = (0.65, 1.8)
-LAST = timedelta(days=56)
+DEFAULT_DRIFT: Mapping[str, float] = {"psi": 0.2, "ks": 0.1, "null_share": 0.05, "new_values": 0.01}
+MEASURES = (*DEFAULT_DRIFT, "js", "gone_values")
+DEFAULT_VOLUME = (0.65, 1.8)
+DEFAULT_BASELINE = timedelta(days=56)
 Limits = tuple[float | None, float | None]
 
 
@@ -84,21 +84,23 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class Watched:
+class MonitorSpec:
     """What a monitor watches of which group, and by which rules.
 
     ``confirm`` is how many windows in a row have to be out of bounds before there is an alarm.
-    ``limits`` are the bounds of metrics, None where there is none. ``model`` is there where the
+    ``limits`` are the bounds of metrics, None if there is none. ``model`` is there where the
     group holds a model's predictions, and its quality is watched.
     """
 
     featuregroup: str
-    baseline: Baseline = field(default_factory=lambda: Baseline(last=LAST, same_weekday=True))
-    drift: Mapping[str, float] = field(default_factory=lambda: dict(DRIFT))
+    baseline: Baseline = field(
+        default_factory=lambda: Baseline(last=DEFAULT_BASELINE, same_weekday=True)
+    )
+    drift: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_DRIFT))
     features: tuple[str, ...] | None = None
     freshness: timedelta | None = None
     commit_freshness: timedelta | None = None
-    volume: tuple[float, float] | None = VOLUME
+    volume: tuple[float, float] | None = DEFAULT_VOLUME
     schema: bool = True
     metrics: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, Limits] = field(default_factory=dict)
@@ -120,13 +122,13 @@ class Watched:
         volume = None
         if self.volume is not None:
             volume = list(self.volume)
-        told = {
+        data = {
             "featuregroup": self.featuregroup,
             "baseline": self.baseline.to_json(),
             "drift": dict(self.drift),
             "features": features,
-            "freshness": _text(self.freshness),
-            "commit_freshness": _text(self.commit_freshness),
+            "freshness": _time_text(self.freshness),
+            "commit_freshness": _time_text(self.commit_freshness),
             "volume": volume,
             "schema": self.schema,
             "metrics": dict(self.metrics),
@@ -134,11 +136,11 @@ class Watched:
             "confirm": self.confirm,
         }
         if self.model is not None:
-            told["model"] = self.model.to_json()
-        return told
+            data["model"] = self.model.to_json()
+        return data
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Watched:
+    def from_json(cls, data: Mapping[str, Any]) -> MonitorSpec:
         """Return what ``to_json`` wrote; KeyError, TypeError or ValueError when it is no such."""
         features, volume = data["features"], data["volume"]
         drift = {str(name): float(value) for name, value in dict(data["drift"]).items()}
@@ -149,7 +151,7 @@ class Watched:
         model = None
         if "model" in data:
             model = WatchedModel.from_json(data["model"])
-        return check_watched(
+        return check_monitor_spec(
             cls(
                 featuregroup=str(data["featuregroup"]),
                 baseline=Baseline.from_json(data["baseline"]),
@@ -167,14 +169,14 @@ class Watched:
         )
 
 
-def check_watched(watched: Watched) -> Watched:
+def check_monitor_spec(watched: MonitorSpec) -> MonitorSpec:
     """Return what is to be watched if its numbers make sense, else raise InvalidJob."""
     for name, value in watched.drift.items():
         if name not in MEASURES:
-            near = did_you_mean(name, MEASURES)
+            suggestion = did_you_mean(name, MEASURES)
             raise InvalidJob(
                 f"drift={{{name!r}: ...}}: there is no such measure.",
-                hint=near or f"one of {', '.join(MEASURES)}",
+                hint=suggestion or f"one of {', '.join(MEASURES)}",
             )
         if not 0 < value < 1000:
             raise InvalidJob(f"drift={{{name!r}: {value!r}}} is no bound.", hint="above 0")
@@ -185,9 +187,9 @@ def check_watched(watched: Watched) -> Watched:
         )
     unknown = [name for name in watched.limits if name not in watched.metric_names]
     if unknown:
-        known = ", ".join(watched.metric_names) or "none"
+        available = ", ".join(watched.metric_names) or "none"
         raise InvalidJob(
-            f"limits= names metrics that are not in metrics= ({known}): {', '.join(unknown)}.",
+            f"limits= names metrics that are not in metrics= ({available}): {', '.join(unknown)}.",
             hint='metrics={"late_share": "avg(late)"}, limits={"late_share": (None, 0.3)}',
         )
     if not 1 <= watched.confirm <= 10:
@@ -202,7 +204,7 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _text(value: timedelta | None) -> str | None:
+def _time_text(value: timedelta | None) -> str | None:
     return None if value is None else format_duration(value)
 
 

@@ -34,7 +34,7 @@ class Acceptance:
     until: datetime
     subjects: Mapping[Subject, datetime | None] = field(default_factory=dict)
     note: str = ""
-    at: datetime | None = None
+    accepted_at: datetime | None = None
 
     def covers(self, window: Window, subject: Subject) -> bool:
         """Return whether a window that was out of bounds is accepted for a subject."""
@@ -86,7 +86,7 @@ def subject_of(finding: Finding) -> Subject | None:
     return None
 
 
-def subjects_out(findings: Iterable[Finding]) -> frozenset[Subject]:
+def subjects_out_of_bounds(findings: Iterable[Finding]) -> frozenset[Subject]:
     """Return the subjects that are out of bounds by some findings."""
     return frozenset(
         subject
@@ -108,14 +108,16 @@ def acceptable_subjects(
         last: Width of the moving baseline. A baseline that drifted from its anchor becomes the
             new anchor: it starts so long before the end of the newest report.
     """
-    ordered = sorted(reports, key=lambda report: report.window)
+    sorted_reports = sorted(reports, key=lambda report: report.window)
     starts: dict[Subject, datetime | None] = {}
-    for report in ordered:
+    for report in sorted_reports:
         for finding in report.findings:
             if finding.kind == "anchor" and finding.out and restart and last is not None:
-                starts["feature", finding.subject] = ordered[-1].window.end - last
-    for subject in sorted({each for report in ordered for each in subjects_out(report.findings)}):
-        start = _start_of_change(ordered, subject, confirm)
+                starts["feature", finding.subject] = sorted_reports[-1].window.end - last
+    for subject in sorted(
+        {each for report in sorted_reports for each in subjects_out_of_bounds(report.findings)}
+    ):
+        start = _change_start(sorted_reports, subject, confirm)
         if restart and start is not None:
             starts[subject] = start
         else:
@@ -123,7 +125,7 @@ def acceptable_subjects(
     return starts
 
 
-def _start_of_change(
+def _change_start(
     ordered: Iterable[MonitorReport], subject: Subject, confirm: int
 ) -> datetime | None:
     """Return the start of the change that lasts until the last report; None if it ended before."""

@@ -64,7 +64,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Shares:
+class BinShares:
     """Shares of the rows in bins, of the baseline and of the window, to be drawn.
 
     ``labels`` name the bins: values of texts, ranges of numbers.
@@ -100,7 +100,7 @@ class MonitorReport:
     findings: tuple[Finding, ...] = ()
     learning: bool = False
     notes: tuple[str, ...] = ()
-    shares: tuple[Shares, ...] = field(default=(), compare=False)
+    shares: tuple[BinShares, ...] = field(default=(), compare=False)
 
     @property
     def ok(self) -> bool:
@@ -129,7 +129,7 @@ class MonitorReport:
         return "ok"
 
     def finding(self, kind: str, subject: str = "", measure: str | None = None) -> Finding | None:
-        """Return one finding, None where the monitor did not look or could not judge.
+        """Return one finding, None if the monitor did not look or could not judge.
 
         >>> registered = store.register_jobs("monitors.py")
         >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")
@@ -174,16 +174,16 @@ class MonitorReport:
                     "measure": each.measure,
                     "value": each.value,
                     "bounds": _bounds_text(each.low, each.high),
-                    "state": _word(each),
+                    "state": _state_text(each),
                 }
             )
-        return html.records(rows, caption=str(self).partition("\n")[0])
+        return html.records_table(rows, caption=str(self).partition("\n")[0])
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that ``from_json`` reads back equal."""
-        found = []
+        findings = []
         for each in self.findings:
-            found.append(
+            findings.append(
                 [
                     each.kind,
                     each.subject,
@@ -208,7 +208,7 @@ class MonitorReport:
             "state": self.state,
             "learning": self.learning,
             "notes": list(self.notes),
-            "findings": found,
+            "findings": findings,
         }
 
     @classmethod
@@ -242,7 +242,7 @@ def _finding(data: Sequence[Any]) -> Finding:
     )
 
 
-def _word(finding: Finding) -> str:
+def _state_text(finding: Finding) -> str:
     if finding.alarm:
         return "alarm"
     return "out of bounds" if finding.out else "ok"

@@ -53,26 +53,26 @@ def check_feature_names(names: Iterable[str], *, language: str = "pandas") -> tu
         InvalidName: Lists every offending column and the rename to paste.
     """
     names = tuple(names)
-    wrong = [name for name in names if not _is_feature_name(name)]
-    seen: dict[str, str] = {}
-    twins: list[str] = []
+    invalid_names = [name for name in names if not _is_feature_name(name)]
+    names_by_lower_case: dict[str, str] = {}
+    duplicates: list[str] = []
     for name in names:
         folded = name.lower()
-        if folded in seen:
-            twins.append(f"{seen[folded]!r} and {name!r}")
-        seen.setdefault(folded, name)
-    if wrong or twins:
+        if folded in names_by_lower_case:
+            duplicates.append(f"{names_by_lower_case[folded]!r} and {name!r}")
+        names_by_lower_case.setdefault(folded, name)
+    if invalid_names or duplicates:
         line = rename_line(language, names, feature_names_for(names))
-    if wrong:
-        listed = ", ".join(map(repr, dict.fromkeys(wrong)))
+    if invalid_names:
+        invalid_list = ", ".join(map(repr, dict.fromkeys(invalid_names)))
         raise InvalidName(
-            f"Not feature names: {listed}. "
+            f"Not feature names: {invalid_list}. "
             f"Names match [A-Za-z_][A-Za-z0-9_]* and do not begin with '{RESERVED_PREFIX}'.",
             hint=line,
         )
-    if twins:
+    if duplicates:
         raise InvalidName(
-            f"Feature names must be unique ignoring case; these are not: {'; '.join(twins)}.",
+            f"Feature names must be unique ignoring case; these are not: {'; '.join(duplicates)}.",
             hint=line,
         )
     return names
@@ -90,11 +90,11 @@ def renames_to_features(names: Iterable[str]) -> dict[str, str]:
     """
     names = tuple(names)
     renames: dict[str, str] = {}
-    seen: set[str] = set()
+    used_names: set[str] = set()
     for name in names:
-        if not _is_feature_name(name) or name.lower() in seen:
-            renames[name] = _unused(suggest_feature_name(name), {*names, *renames.values()})
-        seen.add(name.lower())
+        if not _is_feature_name(name) or name.lower() in used_names:
+            renames[name] = _unused_name(suggest_feature_name(name), {*names, *renames.values()})
+        used_names.add(name.lower())
     return renames
 
 
@@ -111,7 +111,9 @@ def snake_case_names(names: Iterable[str]) -> dict[str, str]:
         if name in snakes:
             continue
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
-        renames[name] = _unused(suggest_feature_name(words).lower(), {*snakes, *renames.values()})
+        renames[name] = _unused_name(
+            suggest_feature_name(words).lower(), {*snakes, *renames.values()}
+        )
     return renames
 
 
@@ -122,28 +124,28 @@ def feature_names_for(names: Iterable[object]) -> list[str]:
     ['a', 'a_2', 'wind_speed', 'col_0', 'mean_x']
     """
     names = list(names)
-    taken = {name for name in names if isinstance(name, str) and _is_feature_name(name)}
-    seen: set[str] = set()
-    renamed = []
+    valid_names = {name for name in names if isinstance(name, str) and _is_feature_name(name)}
+    used_names: set[str] = set()
+    new_names = []
     for name in names:
-        new_name = _text_for(name)
-        if new_name != name or new_name.lower() in seen:
-            new_name = _unused(new_name, {*taken, *seen})
-        seen.add(new_name.lower())
-        renamed.append(new_name)
-    return renamed
+        new_name = _feature_name_for(name)
+        if new_name != name or new_name.lower() in used_names:
+            new_name = _unused_name(new_name, {*valid_names, *used_names})
+        used_names.add(new_name.lower())
+        new_names.append(new_name)
+    return new_names
 
 
-def is_text(name: object) -> bool:
-    """Tell whether a label is a text that UTF-8 can encode.
+def is_valid_text(name: object) -> bool:
+    """Return whether a label is a text that UTF-8 can encode.
 
-    >>> is_text("a"), is_text(0), is_text(chr(0xD800))
+    >>> is_valid_text("a"), is_valid_text(0), is_valid_text(chr(0xD800))
     (True, False, False)
     """
     return isinstance(name, str) and not _SURROGATES.search(name)
 
 
-def _text_for(name: object) -> str:
+def _feature_name_for(name: object) -> str:
     """Return the feature name nearest to the label of a column."""
     if isinstance(name, str):
         return name if _is_feature_name(name) else suggest_feature_name(name)
@@ -154,14 +156,14 @@ def _text_for(name: object) -> str:
     return suggest_feature_name(f"col_{name}")
 
 
-def _unused(name: str, taken: set[str]) -> str:
+def _unused_name(name: str, used_names: set[str]) -> str:
     """Return a name that nothing has yet, with a number where need be."""
-    folded = {each.lower() for each in taken}
-    number, found = 1, name
-    while found.lower() in folded:
+    used_lower = {each.lower() for each in used_names}
+    number, candidate = 1, name
+    while candidate.lower() in used_lower:
         number += 1
-        found = f"{name}_{number}"
-    return found
+        candidate = f"{name}_{number}"
+    return candidate
 
 
 def suggest_feature_name(name: str) -> str:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from featurestore.errors import FeatureStoreError, UnsupportedType
 from featurestore.model.column_lines import TEXT, cell_line
 
-_SHOWN = 60
+_MAX_REPR = 60
 CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, NotImplementedError)
 # Kinds of pandas' types without a feature type: the cast of a column, and that of its cells.
 _DTYPES = {
@@ -38,7 +38,7 @@ class Unstorable(ValueError):
         problem: What the column has, continuing "Column 'x' ...".
         expression: An expression over a cell ``{v}`` that keeps its value, for the hint.
         missing: The condition of cells that have no value, where ``is None`` is not enough.
-        cells: The cells in question, whose rows the message names; None where there are no cells.
+        cells: The cells in question, whose rows the message names; None if there are no cells.
         line: The whole line to paste, where no expression over cells does.
     """
 
@@ -99,7 +99,10 @@ def refusal(
     hint = error.line
     if hint is None:
         hint = cell_line(
-            language, name, error.expression, missing=error.missing or _missing_among(values)
+            language,
+            name,
+            error.expression,
+            missing_condition=error.missing or _missing_among(values),
         )
     return UnsupportedType(f"Column {name!r} {error.problem}{told}.", hint=hint)
 
@@ -117,7 +120,7 @@ def check_dtype(name: str, dtype: Any, *, language: str = "pandas") -> None:
             continue
         hint = line.format(name, shown.partition("[")[2].rstrip("]"))
         if language != "pandas" or categories is not None:
-            hint = cell_line(language, name, expression, missing="pd.isna({v})") or hint
+            hint = cell_line(language, name, expression, missing_condition="pd.isna({v})") or hint
         raise UnsupportedType(
             f"Column {name!r} has type {dtype}, which cannot be stored.", hint=hint
         )
@@ -166,7 +169,7 @@ def _is_nan(cell: object) -> bool:
 
 
 def _row_of(wanted: object, values: Sequence[Any]) -> int | None:
-    """Return the first row that is or contains an object; None where it was made on the way."""
+    """Return the first row that is or contains an object; None if it was made on the way."""
     for row, cell in enumerate(values):
         if _holds(cell, wanted):
             return row
@@ -183,4 +186,4 @@ def _holds(cell: Any, wanted: object) -> bool:
 
 def _short(cell: object) -> str:
     text = repr(cell)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}..."

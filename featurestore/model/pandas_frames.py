@@ -49,7 +49,7 @@ def table_of_pandas(df: Any) -> pa.Table:
 
 
 def _is_plain(dtype: Any) -> bool:
-    """Tell whether all columns of a type are converted by Arrow without loss."""
+    """Return whether all columns of a type are converted by Arrow without loss."""
     if isinstance(dtype, np.dtype):
         if dtype.kind == "M":
             return str(dtype) in _PLAIN_UNITS and dtype.isnative

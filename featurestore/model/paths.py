@@ -160,7 +160,7 @@ def version_of(directory: str) -> int | None:
 
 
 def is_relative_path(text: object) -> bool:
-    """Tell whether a stored text is a path below a directory: no root, no ``..``, no ``.``.
+    """Return whether a stored text is a path below a directory: no root, no ``..``, no ``.``.
 
     >>> is_relative_path("train/parquet-00000-of-00001.parquet"), is_relative_path("../elsewhere")
     (True, False)

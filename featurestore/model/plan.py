@@ -98,7 +98,7 @@ class QuerySource:
 
     ``sql`` is DuckDB's SQL as it was written and checked. ``tables`` are the groups under the names
     that the query has for them. ``varies`` says why another run over the same versions may give
-    other rows; None where it cannot.
+    other rows; None if it cannot.
     """
 
     sql: str

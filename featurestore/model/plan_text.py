@@ -46,7 +46,7 @@ def describe(plan: FeaturePlan) -> str:
 def expected_bytes(plan: FeaturePlan) -> int | None:
     """Return how many bytes of data files the plan reads.
 
-    That is each source's share by the width of the columns that are read; None where a source's
+    That is each source's share by the width of the columns that are read; None if a source's
     size is not known.
     """
     total = 0

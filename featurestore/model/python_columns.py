@@ -13,7 +13,7 @@ from featurestore.errors import InvalidName, UnsupportedDataframe, UnsupportedTy
 from featurestore.model.arrays import from_numpy
 from featurestore.model.cells import array_of_cells
 from featurestore.model.column_lines import language_of, rename_line
-from featurestore.model.names import feature_names_for, is_text
+from featurestore.model.names import feature_names_for, is_valid_text
 from featurestore.model.numpy_columns import array_of_numbers, plain_array
 from featurestore.model.odd_columns import check_dtype, refusals
 from featurestore.model.polars_columns import column_of_polars
@@ -133,7 +133,7 @@ def array_of_values(
 
 
 def _table(columns: Mapping[Any, Any], *, language: str) -> pa.Table:
-    wrong = [title for title in columns if not is_text(title)]
+    wrong = [title for title in columns if not is_valid_text(title)]
     if wrong:
         names = list(columns)
         raise InvalidName(

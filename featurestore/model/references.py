@@ -101,7 +101,7 @@ def parse_group_reference(text: str) -> tuple[str, int | None]:
 
 
 def meant_group(name: str, known: Iterable[str], *, feature: str | None = None) -> str | None:
-    """Return the question whether another group is meant; None where none is near.
+    """Return the question whether another group is meant; None if none is near.
 
     A name that ends in its version, ``teams_1``, means ``teams@v1``.
 

@@ -128,7 +128,7 @@ class ModelSpec:
             ModelDamaged: The content is not what was written.
         """
         try:
-            return _spec(JsonObject.of(unsealed(content)))
+            return _spec(JsonObject.from_value(unsealed(content)))
         except (MalformedJson, FeatureStoreError) as error:
             raise ModelDamaged(
                 f"The model {path!r} is damaged: {error}",
@@ -154,17 +154,17 @@ def _left_columns(join_key: Any) -> list[str]:
 
 
 def _spec(data: JsonObject) -> ModelSpec:
-    known = data.number("format", least=1)
+    known = data.number("format", minimum=1)
     if known > FORMAT:
         raise MalformedJson(f"it has format {known}; this release reads up to {FORMAT}")
     dataset = data.object("dataset")
     check_name(dataset.text("name"), noun="training dataset")
-    dataset.number("version", least=1)
+    dataset.number("version", minimum=1)
     dataset.text("manifest")
     run = data.optional_text("run")
     return ModelSpec(
         name=check_name(data.text("name"), noun="model"),
-        version=data.number("version", least=1),
+        version=data.number("version", minimum=1),
         flavor=_one_of(data, "flavor", Flavor),
         artifact=_path(data, "artifact"),
         files=tuple(map(_file, data.objects("files"))),
@@ -230,6 +230,6 @@ class ModelDescribed:
     @classmethod
     def from_json(cls, value: object) -> ModelDescribed:
         """Return what ``vars`` of one gives; MalformedJson says what is wrong."""
-        data = JsonObject.of(value)
+        data = JsonObject.from_value(value)
         tags = data.object("tags").each(JsonObject.text)
         return cls(_one_of(data, "stage", Stage), data.text("description"), tags)

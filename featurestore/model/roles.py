@@ -47,7 +47,7 @@ class KnownRoles:
     """What is known of the columns before the rule decides.
 
     Args:
-        asked: The features asked for by name; None where no retrieval made the rows.
+        asked: The features asked for by name; None if no retrieval made the rows.
         keys: Columns that identify rows or that a join looked up.
         time: The column that is the time of the rows.
         split_time: The column that a split by time reads.

@@ -51,7 +51,7 @@ class RunDataset:
         """Return what ``vars`` of one gives."""
         return cls(
             check_name(data.text("name"), noun="training dataset"),
-            data.number("version", least=1),
+            data.number("version", minimum=1),
             data.text("manifest"),
             data.text("path"),
         )
@@ -129,7 +129,7 @@ class RunRecord:
             MalformedJson: Names what is missing or of another type.
         """
         with parsing("run.json"):
-            data = JsonObject.of(value)
+            data = JsonObject.from_value(value)
             if data.number("format") not in (_FORMAT_WITHOUT_CHECKSUMS, FORMAT):
                 raise MalformedJson(f"format {data.get('format')} is of a newer release")
             state = data.text("state")
@@ -260,6 +260,6 @@ def _parse_line(line: str, number: int) -> JsonObject | None:
         data = parsed(line.encode("utf-8", errors="surrogatepass"))
         if not data.keys() <= _UNSEALED_KEYS:
             data = unsealed_line(line)
-        return JsonObject.of(data, f"line {number}")
+        return JsonObject.from_value(data, f"line {number}")
     except MalformedJson:
         return None

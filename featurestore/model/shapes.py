@@ -50,7 +50,7 @@ def shaped_type(items: pa.DataType, shape: Sequence[int]) -> pa.DataType:
 
 
 def is_tensor(kind: pa.DataType) -> bool:
-    """Tell whether a type is Arrow's extension type of tensors of one shape."""
+    """Return whether a type is Arrow's extension type of tensors of one shape."""
     return getattr(kind, "extension_name", "") == "arrow.fixed_shape_tensor"
 
 
@@ -67,7 +67,7 @@ def tensor_type(kind: Any) -> pa.DataType:
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Tell whether a type is one of numbers or booleans.
+    """Return whether a type is one of numbers or booleans.
 
     >>> is_number(pa.bool_()), is_number(pa.string())
     (True, False)

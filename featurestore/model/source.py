@@ -10,7 +10,7 @@ from typing import Any, overload
 from urllib.parse import parse_qsl, urlsplit
 
 from featurestore.errors import InvalidArgument
-from featurestore.model.arguments import answering
+from featurestore.model.arguments import with_suggestions
 from featurestore.model.names import check_name
 from featurestore.model.renames import check_rename
 from featurestore.model.secrets import parse_secret
@@ -141,7 +141,7 @@ def check_uri(uri: str) -> str:
 
 
 def names_secret(word: str) -> bool:
-    """Tell whether an option's name says that its value is a secret.
+    """Return whether an option's name says that its value is a secret.
 
     >>> names_secret("sslpassword"), names_secret("format"), names_secret("aws_access_key_id")
     (True, False, False)
@@ -179,7 +179,7 @@ class SourceInput:
         return made
 
 
-@answering
+@with_suggestions
 def source(
     name: str,
     *,

@@ -125,7 +125,7 @@ class ColumnStatistics:
 class Correlations:
     """A symmetric matrix over ``columns``.
 
-    None where a pair has no correlation (constant, or fewer than two rows). ``sampled``: they are
+    Returns None if a pair has no correlation (constant, or fewer than two rows). ``sampled``: they are
     over the rows of the sample, and these are not all rows.
     """
 
@@ -197,7 +197,7 @@ class Statistics:
         from featurestore.model import html
         from featurestore.model.statistics_text import records_of, title_of
 
-        return html.records(records_of(self), caption=title_of(self))
+        return html.records_table(records_of(self), caption=title_of(self))
 
     def column(self, name: str) -> ColumnStatistics:
         """Return the statistics of one column; FeatureNotFound lists those that exist.

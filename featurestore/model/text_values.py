@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.model.json_text import shortened
+from featurestore.model.json_text import short_repr
 from featurestore.model.types import TIMESTAMP
 
 _INTEGER = r"-?(?:0|[1-9][0-9]*)"
@@ -147,7 +147,7 @@ def parse_texts(
     values, bad = _parse(clean, kind, rules)
     reasons = {}
     for row, reason in bad.items():
-        reasons[row] = f"{shortened(texts[row].as_py())} is not {kind}{reason}"
+        reasons[row] = f"{short_repr(texts[row].as_py())} is not {kind}{reason}"
     return values, reasons
 
 

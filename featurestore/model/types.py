@@ -124,7 +124,7 @@ def _decimal(given: pa.DataType) -> pa.DataType | None:
 
 
 def _of_extension(given: pa.BaseExtensionType) -> pa.DataType | None:
-    """Return the feature type of what an extension type holds; None where that has no meaning."""
+    """Return the feature type of what an extension type holds; None if that has no meaning."""
     if given.extension_name in _OPAQUE:
         return None
     if given.extension_name == "arrow.bool8":
@@ -233,12 +233,12 @@ def _storage_fields(fields: Iterable[pa.Field]) -> list[pa.Field]:
 
 
 def can_be_key(feature: pa.DataType) -> bool:
-    """Tell whether a column of this feature type may be part of a primary key."""
+    """Return whether a column of this feature type may be part of a primary key."""
     return not (pat.is_floating(feature) or is_nested(feature))
 
 
 def is_untyped(kind: pa.DataType) -> bool:
-    """Tell whether a type is null, alone or inside of lists and structs.
+    """Return whether a type is null, alone or inside of lists and structs.
 
     >>> is_untyped(pa.list_(pa.null())), is_untyped(pa.list_(pa.int8()))
     (True, False)
@@ -249,7 +249,7 @@ def is_untyped(kind: pa.DataType) -> bool:
 
 
 def is_nested(kind: pa.DataType) -> bool:
-    """Tell whether a type holds values of other types.
+    """Return whether a type holds values of other types.
 
     Older releases of pyarrow overlook lists of a fixed size.
 
@@ -260,7 +260,7 @@ def is_nested(kind: pa.DataType) -> bool:
 
 
 def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Tell whether every value of ``narrow`` has an equal value in ``wide``.
+    """Return whether every value of ``narrow`` has an equal value in ``wide``.
 
     >>> widens(pa.int16(), pa.int64()), widens(pa.int64(), pa.int32())
     (True, False)
@@ -285,7 +285,7 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
 
 
 def is_exact(kind: pa.DataType) -> bool:
-    """Tell whether a type holds integers or decimals, which compare by value.
+    """Return whether a type holds integers or decimals, which compare by value.
 
     >>> is_exact(pa.decimal128(4, 2)), is_exact(pa.float64())
     (True, False)
@@ -437,7 +437,7 @@ def _fields(struct: pa.StructType) -> list[pa.Field]:
 
 
 def is_any_list(kind: pa.DataType) -> bool:
-    """Tell whether a type is one of lists of any length.
+    """Return whether a type is one of lists of any length.
 
     >>> is_any_list(pa.large_list(pa.int8())), is_any_list(pa.list_(pa.int8(), 3))
     (True, False)
@@ -450,7 +450,7 @@ def is_any_list(kind: pa.DataType) -> bool:
 
 
 def holds_items(kind: pa.DataType) -> bool:
-    """Tell whether values of a type are lists, of any length or of a fixed one.
+    """Return whether values of a type are lists, of any length or of a fixed one.
 
     >>> holds_items(pa.list_(pa.int8(), 3)), holds_items(pa.struct([]))
     (True, False)
@@ -472,7 +472,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _is_opaque(field: pa.Field) -> bool:
-    """Tell whether a field holds bytes that one library alone can read.
+    """Return whether a field holds bytes that one library alone can read.
 
     Older releases of pyarrow know such a type by the field's metadata only.
     """

@@ -106,7 +106,7 @@ class ValidationReport:
             check = describe(each.expectation)
             checks.append({"result": mark, "check": check, "found": found})
         caption = str(self).partition("\n")[0]
-        return html.facts(self._summary(), caption=caption) + html.records(checks)
+        return html.properties_table(self._summary(), caption=caption) + html.records_table(checks)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that ``from_json`` reads back.

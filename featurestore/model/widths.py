@@ -27,7 +27,7 @@ def width_of(kind: pa.DataType) -> int:
 
 
 def is_unbounded(kind: pa.DataType) -> bool:
-    """Tell whether values of a type may have any length.
+    """Return whether values of a type may have any length.
 
     >>> is_unbounded(pa.string()), is_unbounded(pa.list_(pa.float32(), 3))
     (True, False)

@@ -53,9 +53,9 @@ class WindowJob:
         """
         try:
             with parsing("the aggregates"):
-                data = JsonObject.of(json.loads(spec.code))
+                data = JsonObject.from_value(json.loads(spec.code))
                 windows = tuple(map(window_from_json, data.objects("windows")))
-                every = timedelta(microseconds=data.number("every_us", least=1))
+                every = timedelta(microseconds=data.number("every_us", minimum=1))
                 return cls(windows, every, data.flag("keep_empty"))
         except (MalformedJson, RecursionError) as error:
             raise InvalidJob(

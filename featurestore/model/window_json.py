@@ -69,7 +69,7 @@ def window_from_json(data: JsonObject) -> WindowFeature:
             n=data.number("n") or None,
         )
     except (FeatureStoreError, OverflowError) as error:
-        raise MalformedJson(f"{data.where or 'a window'}: {error}") from error
+        raise MalformedJson(f"{data.path or 'a window'}: {error}") from error
 
 
 def micros(duration: timedelta | None) -> int | None:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from featurestore.model.durations import format_duration
-from featurestore.model.json_object import LARGEST, JsonObject, MalformedJson
+from featurestore.model.json_object import MAX_INT64, JsonObject, MalformedJson
 from featurestore.model.printable import printable_line
 from featurestore.model.references import format_group_reference
 from featurestore.model.window_features import WindowFeature
@@ -119,18 +119,18 @@ def _windows_of(plan: Mapping[str, Any]) -> Iterator[WindowLineage]:
 def _read_all(group: object, version: object, listed: Any) -> Iterator[WindowLineage]:
     for each in listed:
         try:
-            data = JsonObject.of({**each, "group": group, "version": version})
-            yield _read(data)
+            data = JsonObject.from_value({**each, "group": group, "version": version})
+            yield _source_read(data)
         except (MalformedJson, TypeError):
             continue
 
 
-def _read(data: JsonObject) -> WindowLineage:
+def _source_read(data: JsonObject) -> WindowLineage:
     over, version = None, None
     if data.get("over_us") is not None:
-        over = data.number("over_us", most=LARGEST)
+        over = data.number("over_us", maximum=MAX_INT64)
     if data.get("version") is not None:
-        version = data.number("version", least=1)
+        version = data.number("version", minimum=1)
     return WindowLineage(
         name=data.text("name"),
         group=data.text("group"),

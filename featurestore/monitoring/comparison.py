@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from featurestore.model.monitor_report import Shares
+from featurestore.model.monitor_report import BinShares
 from featurestore.model.statistics import Value
 from featurestore.monitoring import distances
 from featurestore.monitoring.distances import Floats
@@ -55,7 +55,7 @@ class MeasuredDistances:
     js: float
     ks: float | None
     baseline_distances: dict[str, Floats] = field(default_factory=dict)
-    shares: Shares | None = None
+    shares: BinShares | None = None
 
 
 def measure_distances(profiles: ComparedProfiles) -> MeasuredDistances | None:
@@ -182,7 +182,7 @@ def _compute_distances(
         js=float(distances.jensen_shannon(before.shares, after.shares)),
         ks=ks,
         baseline_distances=_baseline_distances(before, reference_windows, total, profiles.groups),
-        shares=Shares(
+        shares=BinShares(
             profiles.now.name,
             tuple(labels),
             tuple(np.round(before.shares, 5).tolist()),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from featurestore.model.monitor import Limits, Watched
+from featurestore.model.monitor import Limits, MonitorSpec
 from featurestore.model.monitor_report import Finding
 from featurestore.monitoring import bounds
 from featurestore.monitoring.estimates import chance_mean, merge_estimates
@@ -16,7 +16,7 @@ from featurestore.monitoring.profile import Profile
 
 
 def metric_findings(
-    watched: Watched, now: Profile, windows_for: Callable[[str], Sequence[Profile]]
+    watched: MonitorSpec, now: Profile, windows_for: Callable[[str], Sequence[Profile]]
 ) -> list[Finding]:
     """Return the metrics with their limits, or with the range of the baseline.
 

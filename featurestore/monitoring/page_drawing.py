@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from featurestore.model.monitor_report import Finding, Shares
+from featurestore.model.monitor_report import BinShares, Finding
 from featurestore.model.printable import printable_line
 
 _WIDTH, _HEIGHT, _LOW = 180.0, 60.0, 36.0
@@ -21,10 +21,10 @@ _LINES = {
 }
 
 
-def draw_shares(shares: Shares) -> str:
+def draw_shares(shares: BinShares) -> str:
     """Draw the baseline's shares as gray bars, and the window's shares as a line over them.
 
-    >>> "rect" in draw_shares(Shares("x", ("low", "high"), (0.5, 0.5), (0.2, 0.8)))
+    >>> "rect" in draw_shares(BinShares("x", ("low", "high"), (0.5, 0.5), (0.2, 0.8)))
     True
     """
     before, now = shares.before[:_MAX_BARS], shares.now[:_MAX_BARS]

@@ -15,9 +15,9 @@ from typing import Protocol
 import numpy as np
 
 from featurestore.model.durations import format_duration
-from featurestore.model.monitor import Watched
+from featurestore.model.monitor import MonitorSpec
 from featurestore.model.monitor_acceptance import Subject
-from featurestore.model.monitor_report import Finding, FindingKind, Shares
+from featurestore.model.monitor_report import BinShares, Finding, FindingKind
 from featurestore.monitoring import bounds
 from featurestore.monitoring.comparison import (
     ComparedProfiles,
@@ -99,14 +99,14 @@ class RuleResult:
 
     findings: tuple[Finding, ...]
     learning: bool
-    shares: tuple[Shares, ...] = field(default=())
+    shares: tuple[BinShares, ...] = field(default=())
     missing: Mapping[str, MissingValues] = field(default_factory=dict)
 
 
-def evaluate_rules(watched: Watched, now: Profile, comparison: Comparison) -> RuleResult:
+def evaluate_rules(watched: MonitorSpec, now: Profile, comparison: Comparison) -> RuleResult:
     """Evaluate all rules on a window."""
     findings: list[Finding] = []
-    shares: list[Shares] = []
+    shares: list[BinShares] = []
     missing: dict[str, MissingValues] = {}
     default_reference = comparison.reference()
     learning = not _has_enough_windows(default_reference)
@@ -189,14 +189,14 @@ def _joint_finding(finding: Finding, results: Sequence[RuleResult]) -> Finding |
 
 
 def distribution(
-    watched: Watched, name: str, now: Profile, reference: ReferenceWindows, alpha: float
-) -> tuple[list[Finding], list[Shares]]:
+    watched: MonitorSpec, name: str, now: Profile, reference: ReferenceWindows, alpha: float
+) -> tuple[list[Finding], list[BinShares]]:
     """Return the findings of a feature: distances, new values and lost values."""
     profiles = _compared_profiles(name, now, reference)
     if profiles.now.rows + profiles.now.missing == 0:
         return [], []
     findings: list[Finding] = []
-    shares: list[Shares] = []
+    shares: list[BinShares] = []
     measured = measure_distances(profiles)
     if measured is not None:
         findings += _drift(watched.drift, profiles, measured, alpha)
@@ -210,7 +210,7 @@ def distribution(
 
 
 def _missing_values(
-    watched: Watched, now: Profile, comparison: Comparison
+    watched: MonitorSpec, now: Profile, comparison: Comparison
 ) -> dict[str, MissingValues]:
     """Return the missing values of each feature."""
     if "null_share" not in watched.drift:
@@ -234,7 +234,9 @@ def _missing_values(
     return missing
 
 
-def _compared_features(watched: Watched, now: Profile, reference: ReferenceWindows) -> list[str]:
+def _compared_features(
+    watched: MonitorSpec, now: Profile, reference: ReferenceWindows
+) -> list[str]:
     """Return the watched features that exist in the window and in the baseline."""
     names = []
     for name, column in now.columns.items():
@@ -290,7 +292,7 @@ def _drift(
     return findings
 
 
-def _anchor_findings(watched: Watched, now: Profile, comparison: Comparison) -> list[Finding]:
+def _anchor_findings(watched: MonitorSpec, now: Profile, comparison: Comparison) -> list[Finding]:
     """Return the drift of each feature's moving baseline from its anchor.
 
     Slow drift moves the baseline along, so that no window differs from its predecessors. The mixture

@@ -25,9 +25,9 @@ from featurestore.delta.history import read_history
 from featurestore.errors import FeatureNotFound, StorageError, listing
 from featurestore.featuregroups.statistics import statistics_of
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.model.arrow_rows import rows_at
+from featurestore.model.arrow_rows import select_rows
 from featurestore.model.json_object import MalformedJson
-from featurestore.model.monitor import Watched
+from featurestore.model.monitor import MonitorSpec
 from featurestore.model.times import to_micros
 from featurestore.model.types import TIMESTAMP
 from featurestore.model.window import Window
@@ -78,7 +78,7 @@ class WindowsAccumulator(Accumulator[States, States]):
         first = np.searchsorted(times, self.starts)
         last = np.searchsorted(times, self.ends)
         for index in np.flatnonzero(last > first):
-            inside = rows_at(batch, pa.array(rows[first[index] : last[index]]))
+            inside = select_rows(batch, pa.array(rows[first[index] : last[index]]))
             number = int(index)
             state[number] = self.accumulator.update(
                 state.get(number) or self.accumulator.start(), inside
@@ -109,7 +109,7 @@ class Profiler:
 
     session: Session
     group: OpenGroup
-    watched: Watched
+    watched: MonitorSpec
     is_current: IsCurrent
     quality: Quality | None = None
 

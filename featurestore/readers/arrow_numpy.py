@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import NullsInColumns
-from featurestore.model.arrays import one_array
+from featurestore.model.arrays import combine_chunks
 from featurestore.model.fixed_bytes import cast_bytes
 
 Values = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
@@ -30,7 +30,7 @@ def to_numpy(array: Any, *, name: str) -> Values:
     ([1, 0], [True, False])
     """
     if isinstance(array, pa.ChunkedArray):
-        array = one_array(array)
+        array = combine_chunks(array)
     if pat.is_fixed_size_list(array.type):
         return _fixed_size_rows(array, name=name)
     present = _valid_mask(array)

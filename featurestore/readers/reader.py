@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import ManifestMismatch, NotIterable, ReaderConfigError
-from featurestore.model.arguments import answers_calls
+from featurestore.model.arguments import suggest_arguments
 from featurestore.model.arrow_json import type_from_json
 from featurestore.model.cores import usable_cores
 from featurestore.model.manifest import Manifest, ManifestSplit
@@ -92,7 +92,7 @@ _USAGE = (
 )
 
 
-@answers_calls
+@suggest_arguments
 @dataclass(frozen=True)
 class Reader:
     """A reader of one split in steps that all workers share.

@@ -52,7 +52,7 @@ def restore(connection: Connection, location: str) -> int:
 
 def _read(path: str) -> dict[str, list[dict[str, Any]]]:
     try:
-        content = JsonObject.of(files.read_json(path))
+        content = JsonObject.from_value(files.read_json(path))
         if content.number("format") != _FORMAT:
             raise content.wrong("format", f"{_FORMAT}, which this release knows")
         rows_by_table = {}

@@ -46,7 +46,7 @@ class RegisteredJob:
 
     def _repr_html_(self) -> str:
         more = {"version": self.version, "kind": self.spec.kind, "origin": self.origin}
-        return html.facts({**self._summary(), **more}, caption="Job")
+        return html.properties_table({**self._summary(), **more}, caption="Job")
 
 
 def register(

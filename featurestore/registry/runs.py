@@ -72,7 +72,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         more = {"hint": self.hint, "inputs": self.inputs, "log": self.log}
-        return html.facts({**self._summary(), **more}, caption="Run")
+        return html.properties_table({**self._summary(), **more}, caption="Run")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from featurestore.errors import (
     listing,
     missing_extra,
 )
-from featurestore.model.arrays import flat_items, one_array, to_cells
+from featurestore.model.arrays import combine_chunks, flat_items, to_cells
 from featurestore.model.shapes import is_number, items_of, shape_of
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def to_pandas(table: pa.Table) -> Any:
         # Arrow makes arrays of arrays of nested lists.
         if len(shape_of(field.type)) > 1 and is_number(items_of(field.type)):
             cells = np.empty(len(frame), dtype=object)
-            cells[:] = to_cells(one_array(table.column(index)))
+            cells[:] = to_cells(combine_chunks(table.column(index)))
             frame[field.name] = cells
     return frame
 
@@ -102,7 +102,7 @@ def to_numpy(table: pa.Table) -> np.ndarray[Any, Any]:
     if not table.num_columns:
         return np.empty((table.num_rows, 0))
     named_columns = zip(table.column_names, table.columns, strict=True)
-    arrays = [_as_array(one_array(column), name) for name, column in named_columns]
+    arrays = [_as_array(combine_chunks(column), name) for name, column in named_columns]
     if len(arrays) == 1 and arrays[0].dtype.kind in "biuf":
         return arrays[0].reshape(table.num_rows, *(shape_of(table.schema.types[0]) or (1,)))
     if any(array.dtype.kind not in "biuf" for array in arrays):

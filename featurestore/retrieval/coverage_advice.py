@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.model.durations import format_duration, format_ttl
-from featurestore.model.epochs import PLAUSIBLE_FROM, misread_advice
+from featurestore.model.epochs import PLAUSIBLE_START, misread_advice
 from featurestore.model.plan import FeaturePlan, Join
 from featurestore.model.times import from_micros, to_micros
 from featurestore.retrieval.rendering import cell
@@ -157,7 +157,7 @@ def _format_age(age: timedelta) -> str:
 def _advise_on_early_times(plan: FeaturePlan, join: Join, labels: pa.Table) -> Iterator[str]:
     """Yield a sentence if all event times, or all label times, are before 1980."""
     event_bounds = _event_bounds(join)
-    if event_bounds is not None and event_bounds[1] < PLAUSIBLE_FROM:
+    if event_bounds is not None and event_bounds[1] < PLAUSIBLE_START:
         yield (
             f"the event times lie in {cell(event_bounds[0])} to {cell(event_bounds[1])}: "
             f"{misread_advice(event_bounds)}"
@@ -167,7 +167,7 @@ def _advise_on_early_times(plan: FeaturePlan, join: Join, labels: pa.Table) -> I
     if (
         plan.left_time is not None
         and len(known_times)
-        and known_times.max() < to_micros(PLAUSIBLE_FROM)
+        and known_times.max() < to_micros(PLAUSIBLE_START)
     ):
         time_bounds = [from_micros(int(known_times.min())), from_micros(int(known_times.max()))]
         yield (

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from featurestore.errors import InvalidArgument, listing
 from featurestore.model.callers import warn_caller
-from featurestore.model.epochs import PLAUSIBLE_FROM, misread_advice
+from featurestore.model.epochs import PLAUSIBLE_START, misread_advice
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.plan import FeaturePlan, JoinKind
 from featurestore.model.times import SuspiciousTimeWarning
@@ -194,7 +194,7 @@ def _warn_of_early_times(labels: LabelSide, plan: FeaturePlan) -> None:
         return
     times = labels.peek().column(plan.left_time)
     known_times = times.cast(pa.timestamp("us", tz="UTC")).drop_null().to_pylist()
-    early_times = [time for time in known_times if time < PLAUSIBLE_FROM]
+    early_times = [time for time in known_times if time < PLAUSIBLE_START]
     if early_times:
         warn_caller(
             f"label_time={plan.left_time!r}: {len(early_times):,} of the first {len(times):,} labels lie "

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.external import keep_rows, live_sources
-from featurestore.model.arguments import answers_calls
+from featurestore.model.arguments import suggest_arguments
 from featurestore.model.plan import FeaturePlan, RowSample
 from featurestore.model.shapes import describe
 from featurestore.model.source import SourceRead, SourceReads
@@ -33,7 +33,7 @@ _HTML_ROWS = 10
 _BATCH_ROWS = 65_536
 
 
-@answers_calls
+@suggest_arguments
 class FeatureFrame:
     """A lazy table: rows are read by the methods that return them, again at each call.
 

@@ -24,7 +24,7 @@ import pyarrow.types as pat
 from featurestore import ingest
 from featurestore.errors import InvalidArgument, listing
 from featurestore.hashing import tie_hash
-from featurestore.model.fitting import label_values
+from featurestore.model.fitting import cast_label_keys
 from featurestore.model.plan import FeaturePlan, Join, WindowJoin
 from featurestore.model.times import from_micros
 from featurestore.plugins.engine import Relation
@@ -351,7 +351,7 @@ def _rows_of_labels(session: Session, join: Join | WindowJoin, labels: pa.Table)
     keys, conditions = {}, []
     for label_column, key in join.on:
         values = labels.column(label_column).combine_chunks()
-        keys[key] = label_values(values, schema.field(key).type)
+        keys[key] = cast_label_keys(values, schema.field(key).type)
         name = quote(key, dialect=dialect)
         conditions.append(f"fs_rows.{name} = fs_wanted.{name}")
     label_keys = pa.table(keys).group_by(list(keys)).aggregate([])

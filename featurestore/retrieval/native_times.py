@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from featurestore.errors import OutOfRange
-from featurestore.model.instants import first_outside, refusal, time_columns
+from featurestore.model.instants import first_out_of_range, out_of_range_error, time_columns
 from featurestore.model.times import FIRST, LAST
 from featurestore.model.types import is_nested
 from featurestore.plugins.engine import Accumulator, Engine, Relation
@@ -33,9 +33,9 @@ class FindOutside(Accumulator["OutOfRange | None", "OutOfRange | None"]):
         if state is not None:
             return state
         for name, array in zip(self.columns, batch.columns, strict=True):
-            row = first_outside(array)
+            row = first_out_of_range(array)
             if row is not None:
-                return refusal(array, row, column=name, shown="A row")
+                return out_of_range_error(array, row, column=name, shown="A row")
         return None
 
     def merge(self, first: OutOfRange | None, second: OutOfRange | None) -> OutOfRange | None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.model.arrow_cast import cast_batch
-from featurestore.model.fitting import may_fit
+from featurestore.model.fitting import can_fit
 from featurestore.model.untyped import typed_like, untyped_columns
 from featurestore.plugins.engine import Engine, Relation
 
@@ -39,7 +39,7 @@ def typed_table(table: pa.Table, types: TypesFor, library: str) -> pa.Table:
         return table
     types_by_column = types(table.schema)
     for name in blank:
-        if name in types_by_column and not may_fit(pa.float64(), types_by_column[name]):
+        if name in types_by_column and not can_fit(pa.float64(), types_by_column[name]):
             index = table.schema.get_field_index(name)
             table = table.set_column(index, name, pa.nulls(table.num_rows))
     schema = typed_like(table.schema, types_by_column)

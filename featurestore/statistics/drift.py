@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from featurestore.errors import InvalidArgument
-from featurestore.model.arguments import answering
+from featurestore.model.arguments import with_suggestions
 from featurestore.model.drift import DriftReport, DriftThresholds, FeatureDrift
 from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Statistics, TopValue, Value
@@ -37,7 +37,7 @@ class HasStatistics(Protocol):
         ...
 
 
-@answering
+@with_suggestions
 def compare_statistics(
     before: Statistics | HasStatistics,
     after: Statistics | HasStatistics,

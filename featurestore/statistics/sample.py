@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from featurestore.model.arrow_rows import values_at
+from featurestore.model.arrow_rows import take_values
 from featurestore.statistics.kinds import CountedColumn
 from featurestore.statistics.values import text_prefix, value_lengths
 
@@ -198,5 +198,5 @@ def _take_rows(batches: list[pa.RecordBatch], row_numbers: NDArray[np.int64]) ->
     for index in range(len(schema)):
         chunks = [batch.column(index) for batch in batches]
         column = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
-        columns.append(values_at(column, indices))
+        columns.append(take_values(column, indices))
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -36,7 +36,7 @@ def read_described(directory: str, manifest: Manifest) -> Described:
     if not files.exists(path):
         return Described(manifest.description, manifest.tags)
     try:
-        data = JsonObject.of(files.read_json(path))
+        data = JsonObject.from_value(files.read_json(path))
         return Described(data.text("description"), data.object("tags").each(JsonObject.text))
     except MalformedJson as error:
         raise DatasetDamaged(

@@ -10,7 +10,7 @@ from featurestore import config
 from featurestore._imports import uninterrupted
 from featurestore.config import check_remote
 from featurestore.errors import InvalidArgument
-from featurestore.model.arguments import answering
+from featurestore.model.arguments import with_suggestions
 from featurestore.plugins.engine import find_engine
 from featurestore.plugins.remote import is_address
 from featurestore.session import Session
@@ -60,7 +60,7 @@ class FeatureStore(
         return f"FeatureStore(location={self.location!r}, engine={self.engine!r})"
 
 
-@answering
+@with_suggestions
 def connect(
     location: str | os.PathLike[str] | None = None,
     *,

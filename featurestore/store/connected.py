@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from featurestore.model.arguments import answers_calls
+from featurestore.model.arguments import suggest_arguments
 
 if TYPE_CHECKING:
     from featurestore.session import Session
@@ -16,7 +16,7 @@ class Connected:
     """A connection to one store."""
 
     def __init_subclass__(cls) -> None:
-        answers_calls(cls)
+        suggest_arguments(cls)
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from featurestore.model.featuregroup import as_tags
+from featurestore.model.featuregroup import normalize_tags
 from featurestore.store.connected import Connected
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class FeatureViewCalls(Connected):
             label=label,
             label_time=label_time,
             description=description,
-            tags=as_tags(tags),
+            tags=normalize_tags(tags),
             transformations=transformations or {},
         )
         return FeatureView(self._session, catalog.create(self._session, spec, version=version))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from featurestore.model.featuregroup import as_tags
+from featurestore.model.featuregroup import normalize_tags
 from featurestore.store.connected import Connected
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class FeatureGroupCalls(Connected):
             statistics=statistics,
             description=description,
             descriptions=descriptions,
-            tags=as_tags(tags),
+            tags=normalize_tags(tags),
             event_time_tolerance=event_time_tolerance,
             compact=compact,
             types=declared_types(dtypes, decimal_type),
@@ -161,7 +161,7 @@ class FeatureGroupCalls(Connected):
             statistics=statistics,
             description=description,
             descriptions=descriptions,
-            tags=as_tags(tags),
+            tags=normalize_tags(tags),
             event_time_tolerance=event_time_tolerance,
             compact=compact,
             types=declared_types(dtypes, decimal_type),

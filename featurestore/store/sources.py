@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from featurestore.model.featuregroup import as_tags
+from featurestore.model.featuregroup import normalize_tags
 from featurestore.store.connected import Connected
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class SourceCalls(Connected):
             statistics=False,
             description=description,
             descriptions=descriptions,
-            tags=as_tags(tags),
+            tags=normalize_tags(tags),
             external=rows,
         )
         write = Write(validation="off")

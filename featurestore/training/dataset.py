@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import DatasetDamaged, InvalidArgument
 from featurestore.model import html
-from featurestore.model.arguments import answers_calls
+from featurestore.model.arguments import suggest_arguments
 from featurestore.model.manifest import Manifest, source_text
 from featurestore.model.roles import DatasetRoles
 from featurestore.plugins.format import NativeReading, find_format
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from featurestore.transform.fitted import Transformations
 
 
-@answers_calls
+@suggest_arguments
 @dataclass(frozen=True)
 class TrainingDataset(ModelInputs):
     """One version of a training dataset: immutable files and their manifest.
@@ -191,7 +191,9 @@ class TrainingDataset(ModelInputs):
         columns: list[dict[str, object]] = []
         for column in self.manifest.columns:
             columns.append({"name": column.name, "type": column.tf_type, "role": column.role})
-        return html.facts({**self._summary(), **more}, caption=caption) + html.records(columns)
+        return html.properties_table(
+            {**self._summary(), **more}, caption=caption
+        ) + html.records_table(columns)
 
     @property
     def class_weights(self) -> dict[Any, Any]:

@@ -97,7 +97,7 @@ class DatasetDrift:
                     "problem": each.problem,
                 }
             )
-        return html.records(rows, caption=str(self).partition("\n")[0])
+        return html.records_table(rows, caption=str(self).partition("\n")[0])
 
 
 def is_stale(session: Session, manifest: Manifest) -> bool:

@@ -49,7 +49,7 @@ def chains_from_json(payload: ChainsJson, *, view: str) -> dict[str, Chain]:
     chains = {}
     for name, steps in payload.items():
         try:
-            chains[name] = Chain(tuple(_step(JsonObject.of(step, name)) for step in steps))
+            chains[name] = Chain(tuple(_step(JsonObject.from_value(step, name)) for step in steps))
         except MalformedJson as error:
             raise FeatureViewDamaged(
                 f"The transformations of feature view {view!r} are not supported by this release: "

@@ -228,15 +228,15 @@ class Transformations:
         Raises:
             MalformedJson: The object is invalid.
         """
-        payload = JsonObject.of(data)
-        format_version = payload.number("format", least=1)
+        payload = JsonObject.from_value(data)
+        format_version = payload.number("format", minimum=1)
         if format_version > TRANSFORMATIONS_FORMAT:
             raise MalformedJson(
                 f"it has format {format_version}; this release reads up to {TRANSFORMATIONS_FORMAT}"
             )
         return cls(
             dataset=payload.text("dataset"),
-            version=payload.number("version", least=1),
+            version=payload.number("version", minimum=1),
             fit_on=payload.text("fit_on"),
             rows=payload.number("rows"),
             columns=tuple(map(_column, payload.objects("columns"))),
@@ -300,7 +300,7 @@ class Transformations:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return html.records(self.records())
+        return html.records_table(self.records())
 
 
 def _column(data: JsonObject) -> FittedColumn:

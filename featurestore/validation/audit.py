@@ -17,7 +17,7 @@ from featurestore.errors import (
     ValidationFailed,
     listing,
 )
-from featurestore.model.column_lines import unique_line
+from featurestore.model.column_lines import deduplicate_line
 from featurestore.model.featuregroup import VALIDATION_POLICIES, FeatureGroupSpec
 from featurestore.model.times import utc_now
 from featurestore.model.validation import (
@@ -300,7 +300,7 @@ def _raise_if_rejected(
     if all(_has_type(each, DUPLICATE_KEYS) for each in failures):
         hint = "on_duplicates='last' keeps the last row of each key"
         if mode == "create":  # which has no such argument
-            hint = unique_line(library, failures[0].expectation["kwargs"]["columns"])
+            hint = deduplicate_line(library, failures[0].expectation["kwargs"]["columns"])
         raise DuplicateKeys(message, report=report, hint=hint)
     hint = (
         "fix the rows, or validation='quarantine' lands the good ones and keeps the others with "

@@ -17,7 +17,7 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from featurestore.model.durations import format_duration
-from featurestore.model.epochs import PLAUSIBLE_FROM
+from featurestore.model.epochs import PLAUSIBLE_START
 from featurestore.model.times import python_rows, shifted
 from featurestore.model.validation import ExpectationResult
 from featurestore.validation.subject import Subject
@@ -65,7 +65,7 @@ class RowCheck:
         if self.type == FUTURE_TIMES and self.latest is not None:
             return _later_than(self.latest, batch.column(self.columns[0]))
         if self.type == EARLY_TIMES:
-            return _earlier_than(PLAUSIBLE_FROM, batch.column(self.columns[0]))
+            return _earlier_than(PLAUSIBLE_START, batch.column(self.columns[0]))
         result = np.zeros(batch.num_rows, dtype=np.bool_)
         for name in self.columns:
             column = batch.column(name)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from featurestore.model.arguments import answers_calls
+from featurestore.model.arguments import suggest_arguments
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.references import format_group_reference
 from featurestore.model.requests import TrainingDatasetRequest
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from featurestore.transform import Chain
 
 
-@answers_calls
+@suggest_arguments
 class FeatureView:
     """One version of a feature view: a retrieval that training and scoring share.
 

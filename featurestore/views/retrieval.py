@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from featurestore.errors import FeatureGroupNotFound, FeatureViewBroken
-from featurestore.model.feature_view import FeatureViewSpec, ViewFeature, unmet
+from featurestore.model.feature_view import FeatureViewSpec, ViewFeature, incompatible_features
 from featurestore.model.references import format_group_reference, parse_group_reference
 from featurestore.retrieval import FeatureFrame, get_features
 from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
@@ -51,7 +51,7 @@ def rows_of(
     for step in spec.steps:
         side = get_features(
             session,
-            step.asked,
+            step.requests,
             labels=side,
             label_time=time,
             join_key=step.join_key,
@@ -86,7 +86,7 @@ def problems(spec: FeatureViewSpec, registered: RegisteredSpecs) -> list[str]:
         except FeatureGroupNotFound:
             found.append(f"{reference} is gone")
             continue
-        missing = unmet(features, group)
+        missing = incompatible_features(features, group)
         if missing:
             found.append(f"of {reference} {', '.join(missing)}")
     return found

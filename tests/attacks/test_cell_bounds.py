@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from featurestore.errors import ConfigurationError, LimitExceeded
-from featurestore.model.cell_bounds import SETTING, cell_bytes, columns_to_bound, first_too_long
+from featurestore.model.cell_bounds import (
+    CELL_BYTES_VARIABLE,
+    cell_bytes,
+    first_oversized,
+    variable_size_columns,
+)
 from featurestore.server import ServerSettings, create_app
 from featurestore.store import FeatureStore
 
@@ -64,10 +69,10 @@ def test_the_first_cell_above_a_bound_is_named(
     for row in range(len(array)):
         if cell_bytes(array.slice(row, 1)) > most:
             too_long.append(row)
-    if "cell" not in columns_to_bound(pa.schema([("cell", array.type)]), most=most):
+    if "cell" not in variable_size_columns(pa.schema([("cell", array.type)]), max_bytes=most):
         assert not too_long or kind == "array"  # whose mask of nulls is no part of a cell
         return
-    assert first_too_long(array, most=most) == (too_long[0] if too_long else None)
+    assert first_oversized(array, max_bytes=most) == (too_long[0] if too_long else None)
 
 
 FORMS = {
@@ -93,7 +98,7 @@ def native(rows: pa.Table, store: FeatureStore) -> Any:
 def test_no_cell_above_the_bound_is_written(
     store: FeatureStore, kind: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(SETTING, str(BOUND))
+    monkeypatch.setenv(CELL_BYTES_VARIABLE, str(BOUND))
     shown = "The row of k=2" if form == "native" else "Row 2"
     message = rf"{shown} has [\d,]+ bytes in 'cell'; a cell has at most {BOUND}"
     long = table(kind, [SHORT, SHORT, LONG, LONG])
@@ -101,12 +106,12 @@ def test_no_cell_above_the_bound_is_written(
     for mode in ("append", "upsert", "overwrite"):
         with pytest.raises(LimitExceeded, match=message) as error:
             group.insert(FORMS[form](long, store), mode=mode)
-        assert SETTING in str(error.value.hint)
+        assert CELL_BYTES_VARIABLE in str(error.value.hint)
     with pytest.raises(LimitExceeded, match=message):
         store.create_featuregroup(FORMS[form](long, store), "others", primary_key="k")
     assert group.read().count() == 2
     assert not store.get_latest_featuregroup_version("others")
-    monkeypatch.setenv(SETTING, "100000")
+    monkeypatch.setenv(CELL_BYTES_VARIABLE, "100000")
     group.insert(FORMS[form](long, store), mode="overwrite")
     assert group.read().count() == 4
 
@@ -115,7 +120,7 @@ def test_a_setting_that_is_not_a_number_is_refused(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for text in ("64 MiB", "0", "-1", "1e6", "²"):
-        monkeypatch.setenv(SETTING, text)
+        monkeypatch.setenv(CELL_BYTES_VARIABLE, text)
         with pytest.raises(ConfigurationError, match="is not a number of bytes"):
             duckdb_store.create_featuregroup(table("text", [SHORT]), "cells")
 

@@ -178,7 +178,7 @@ def test_schemas_of_avro_nested_deeply_are_refused(depth: int) -> None:
         '{"type":' * depth + '"int"' + "}" * depth,
     ):
         with pytest.raises(InvalidJob):
-            avro.columns_of(text)
+            avro.schema_from_avro(text)
 
 
 NAMES = [

@@ -25,7 +25,7 @@ from featurestore.store import FeatureStore
 from tests.ingest.value_kinds import NAMES
 
 IMAGES = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
-MEANT = "; if bytes are meant"
+MEANT = "; to store bytes"
 
 
 def npy(array: Any) -> bytes:

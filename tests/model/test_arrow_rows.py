@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featurestore.model.arrow_rows import joined, rows_at, values_at
+from featurestore.model.arrow_rows import concat_arrays, select_rows, take_values
 
 PIXELS = np.random.default_rng(0).integers(0, 255, (40, 3, 4))
 LISTS = pa.FixedSizeListArray.from_arrays(
@@ -36,13 +36,13 @@ def test_rows_of_slices_are_those_at_the_places(name: str, start: int) -> None:
     values = ARRAYS[name].to_pylist()
     expected = [values[start + place] for place in PLACES]
     part = ARRAYS[name].slice(start, 20)
-    assert values_at(part, PLACES).to_pylist() == expected
-    found = values_at(part, pa.array(PLACES))
+    assert take_values(part, PLACES).to_pylist() == expected
+    found = take_values(part, pa.array(PLACES))
     found.validate(full=True)
     assert found.type == part.type
     assert found.to_pylist() == expected
     batch = pa.record_batch([pa.array(range(40)), ARRAYS[name]], ["row", "x"]).slice(start, 20)
-    found = rows_at(batch, PLACES)
+    found = select_rows(batch, PLACES)
     assert found.schema == batch.schema
     assert found.to_pydict() == {"row": (start + PLACES).tolist(), "x": expected}
 
@@ -50,6 +50,6 @@ def test_rows_of_slices_are_those_at_the_places(name: str, start: int) -> None:
 def test_binaries_of_many_bytes_are_joined_with_their_nulls() -> None:
     long = [None if row % 7 == 0 else bytes([row % 251]) * 3000 for row in range(1000)]
     parts = [pa.array(long, pa.binary()).slice(5), pa.array([], pa.binary()), pa.array(long)]
-    found = joined(parts)
+    found = concat_arrays(parts)
     assert found.equals(pa.concat_arrays(parts))
     found.validate(full=True)

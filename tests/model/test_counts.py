@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from featurestore import experiments
 from featurestore.errors import FeatureStoreError, InvalidArgument, OutOfRange
-from featurestore.model.counts import MOST, check_count, parse_version
-from featurestore.model.durations import LONGEST, parse_duration
+from featurestore.model.counts import MAX_INT64, check_count, parse_version
+from featurestore.model.durations import MAX_DURATION, parse_duration
 from featurestore.model.times import FIRST, LAST, from_micros, parse_moment, shifted, to_micros
 from featurestore.store import FeatureStore
 
@@ -25,7 +25,7 @@ CLOCK = datetime(2024, 1, 1, tzinfo=UTC)
 @given(st.integers() | st.floats() | st.text() | st.booleans() | st.none() | st.binary())
 def test_check_count_takes_whole_numbers_of_the_range_alone(value: object) -> None:
     is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if is_whole and 0 <= value <= MOST:  # type: ignore[operator]
+    if is_whole and 0 <= value <= MAX_INT64:  # type: ignore[operator]
         assert check_count(value, argument="limit") == value
     else:
         with pytest.raises(InvalidArgument) as refused:
@@ -88,12 +88,12 @@ def test_parse_duration_is_no_longer_than_64_bits_hold(number: int, unit: str) -
     text = f"{number}{unit}"
     units = {"us": 1, "ms": 10**3, "s": 10**6, "min": 6 * 10**7, "h": 36 * 10**8}
     micros = number * {**units, "d": 864 * 10**8, "w": 6048 * 10**8}[unit]
-    if micros > LONGEST // timedelta(microseconds=1):
-        with pytest.raises(OutOfRange, match=f"at most duration='{LONGEST.days}d'"):
+    if micros > MAX_DURATION // timedelta(microseconds=1):
+        with pytest.raises(OutOfRange, match=f"at most duration='{MAX_DURATION.days}d'"):
             parse_duration(text)
     else:
         length = parse_duration(text)
-        assert length <= LONGEST
+        assert length <= MAX_DURATION
         assert FIRST <= shifted(CLOCK, -length) <= CLOCK <= shifted(CLOCK, length) <= LAST
 
 
@@ -151,13 +151,13 @@ def test_calls_of_the_store_refuse_huge_counts(duckdb_store: FeatureStore) -> No
             try:
                 call(number)
             except FeatureStoreError as error:
-                is_count = number > MOST and name != "seed"
+                is_count = number > MAX_INT64 and name != "seed"
                 if is_count and not isinstance(error, OutOfRange):
                     wrong.append((name, number.bit_length(), repr(error)[:200]))
             except Exception as error:
                 wrong.append((name, number.bit_length(), repr(error)[:200]))
             else:
-                if number > MOST and name != "seed":
+                if number > MAX_INT64 and name != "seed":
                     wrong.append((name, number.bit_length(), "taken"))
     assert wrong == []
 
@@ -187,7 +187,7 @@ def test_durations_of_calls_are_bounded(duckdb_store: FeatureStore, length: Any)
     for options in ({"ttl": length}, {"event_time_tolerance": length}):
         with pytest.raises(OutOfRange):
             store.create_featuregroup(rows, "g", primary_key="k", event_time="t", **options)
-    for longest in (LONGEST, f"{LONGEST.days}d"):
+    for longest in (MAX_DURATION, f"{MAX_DURATION.days}d"):
         name = f"g{type(longest).__name__}"
         store.create_featuregroup(
             rows, name, primary_key="k", event_time="t", ttl=longest, event_time_tolerance=longest

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from featurestore.ingest import to_reader
 from featurestore.model.arrow_cast import cast_array
 from featurestore.model.cast_lines import cast_line
-from featurestore.model.fitting import Misfit, fitted, label_values, may_fit
+from featurestore.model.fitting import Misfit, can_fit, cast_exactly, cast_label_keys
 from featurestore.model.shapes import shaped_type
 from featurestore.model.types import TIMESTAMP, integer_range, numpy_type, widens
 
@@ -89,19 +89,19 @@ def test_exact_numbers_fit_exactly_where_equal_ones_are(
     array = pa.array(values, pa.decimal128(38, 20) if pa.types.is_integer(source) else source)
     array = cast_array(array, source)
     expected = [value if value is None or holds(wanted, value) else None for value in values]
-    assert label_values(array, wanted).to_pylist() == expected
+    assert cast_label_keys(array, wanted).to_pylist() == expected
     misfits = [value for value in values if value is not None and not holds(wanted, value)]
-    assert may_fit(source, wanted)
+    assert can_fit(source, wanted)
     if widens(source, wanted):
         assert not misfits
     if deep:
         array, wanted = pa.array([array.to_pylist()], pa.list_(source)), pa.list_(wanted)
     if misfits:
         with pytest.raises(Misfit) as refusal:
-            fitted(array, wanted)
+            cast_exactly(array, wanted)
         assert refusal.value.value == misfits[0]
     else:
-        assert fitted(array, wanted).to_pylist() == ([values] if deep else values)
+        assert cast_exactly(array, wanted).to_pylist() == ([values] if deep else values)
 
 
 def fits(value: Any, wanted: pa.DataType) -> bool:
@@ -136,15 +136,15 @@ def test_a_column_fits_exactly_if_every_value_has_its_equal(
     column: pa.Array, wanted: pa.DataType, start: int
 ) -> None:
     column = column.slice(start)
-    assert may_fit(column.type, wanted)
+    assert can_fit(column.type, wanted)
     values = column.to_pylist()
     wrong = [value for value in values if value is not None and not fits(value, wanted)]
     if wrong:
         with pytest.raises(Misfit) as raised:
-            fitted(column, wanted)
+            cast_exactly(column, wanted)
         assert repr(raised.value.value) == repr(wrong[0])
         return
-    found = fitted(column, wanted)
+    found = cast_exactly(column, wanted)
     found.validate(full=True)
     assert found.type == wanted
     for before, after in zip(values, found.to_pylist(), strict=True):
@@ -153,19 +153,22 @@ def test_a_column_fits_exactly_if_every_value_has_its_equal(
 
 def test_items_of_arrays_fit_as_numbers_do() -> None:
     pixels = pa.array([[[1.0, 2.0]], None, [[3.0, 4.0]]], shaped_type(pa.float64(), (1, 2)))
-    assert fitted(pixels, shaped_type(pa.uint8(), (1, 2))).to_pylist() == pixels.to_pylist()
+    assert cast_exactly(pixels, shaped_type(pa.uint8(), (1, 2))).to_pylist() == pixels.to_pylist()
     with pytest.raises(Misfit, match=r"300\.0 does not fit"):
-        fitted(pa.array([[[1.0, 300.0]]], pixels.type), shaped_type(pa.uint8(), (1, 2)))
+        cast_exactly(pa.array([[[1.0, 300.0]]], pixels.type), shaped_type(pa.uint8(), (1, 2)))
 
 
 def test_lists_fit_a_shape_if_all_have_it() -> None:
     wanted = pa.list_(pa.float32(), 2)
     lists = pa.array([[1, 2], None, [3, 4]])
-    assert fitted(lists, wanted).to_pylist() == lists.to_pylist()
-    assert fitted(fitted(lists, wanted), pa.list_(pa.int64())).to_pylist() == lists.to_pylist()
+    assert cast_exactly(lists, wanted).to_pylist() == lists.to_pylist()
+    assert (
+        cast_exactly(cast_exactly(lists, wanted), pa.list_(pa.int64())).to_pylist()
+        == lists.to_pylist()
+    )
     with pytest.raises(Misfit, match=r"shape \(3,\)"):
-        fitted(pa.array([[1, 2], [1, 2, 3]]), wanted)
-    assert not may_fit(pa.list_(pa.float32(), 3), wanted)
+        cast_exactly(pa.array([[1, 2], [1, 2, 3]]), wanted)
+    assert not can_fit(pa.list_(pa.float32(), 3), wanted)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +183,7 @@ def test_lists_fit_a_shape_if_all_have_it() -> None:
     ],
 )
 def test_types_of_another_kind_never_fit(narrow: pa.DataType, wanted: pa.DataType) -> None:
-    assert not may_fit(narrow, wanted)
+    assert not can_fit(narrow, wanted)
 
 
 def frame_of(library: str, values: pa.Array) -> Any:
@@ -239,7 +242,7 @@ def test_the_line_to_paste_makes_values_that_fit(library: str, case: str) -> Non
     column = "col_0" if library == "tuples" else "n"
     line = cast_line(library, column, values.type, wanted)
     assert line is not None
-    assert fitted(pasted(library, values, line), wanted).to_pylist() == expected
+    assert cast_exactly(pasted(library, values, line), wanted).to_pylist() == expected
 
 
 def test_the_line_for_arrays_casts_each_cell() -> None:

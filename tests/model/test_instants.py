@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from featurestore.errors import OutOfRange
 from featurestore.ingest import to_reader
-from featurestore.model.instants import first_outside, rows_outside, time_columns
+from featurestore.model.instants import first_out_of_range, out_of_range_mask, time_columns
 from featurestore.model.times import FIRST, LAST, to_micros
 
 FIRST_SECOND, LAST_SECOND = to_micros(FIRST) // 10**6, to_micros(LAST) // 10**6
@@ -70,13 +70,13 @@ def test_first_outside_names_the_row_of_every_type(
     array, row = drawn
     column = nested(array, how)
     assert time_columns(pa.schema([("t", column.type)])) == ("t",)
-    assert first_outside(column) == row
-    marks = rows_outside(column)
+    assert first_out_of_range(column) == row
+    marks = out_of_range_mask(column)
     marked = [] if marks is None else np.flatnonzero(marks)
     assert list(marked) == ([] if row is None else [row])
     if row is not None:
-        assert first_outside(column.slice(row + 1)) is None
-        assert first_outside(column.slice(row)) == 0
+        assert first_out_of_range(column.slice(row + 1)) is None
+        assert first_out_of_range(column.slice(row)) == 0
 
 
 @pytest.mark.filterwarnings("ignore:times without a zone")

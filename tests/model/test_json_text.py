@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featurestore.model.json_text import JsonError, number_of, parse_json, parse_json_at, to_text
+from featurestore.model.json_text import (
+    JsonError,
+    parse_json,
+    parse_json_at,
+    parse_number,
+    to_json_text,
+)
 
 ACCEPTED: dict[str, Any] = {
     "[]": [],
@@ -111,7 +117,7 @@ def test_text_outside_of_the_grammar_is_refused(text: str) -> None:
 def test_number_of_too_many_digits_is_refused() -> None:
     with pytest.raises(JsonError, match="digits"):
         parse_json("1" * 5000)
-    assert number_of(parse_json("1" * 5000, exact=True)) == float("inf")
+    assert parse_number(parse_json("1" * 5000, exact=True)) == float("inf")
 
 
 def test_value_is_read_at_its_place_in_a_text() -> None:
@@ -131,5 +137,5 @@ VALUES = st.recursive(
 def test_what_json_writes_is_read_as_it_was(value: Any, escaped: bool) -> None:
     text = json.dumps(value, ensure_ascii=escaped)
     assert parse_json(text) == value
-    assert to_text(parse_json(text, exact=True)) == json.dumps(value, ensure_ascii=False)
-    assert parse_json(to_text(parse_json(text, exact=True))) == value
+    assert to_json_text(parse_json(text, exact=True)) == json.dumps(value, ensure_ascii=False)
+    assert parse_json(to_json_text(parse_json(text, exact=True))) == value

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from featurestore.errors import UnsupportedType
 from featurestore.model.arrow_cast import cast_array
-from featurestore.model.fitting import fitted, may_fit
+from featurestore.model.fitting import can_fit, cast_exactly
 from featurestore.model.types import feature_schema, feature_type, is_untyped, widens
 from featurestore.model.untyped import dtypes_line, refuse_untyped, sql_casts, typed_as, typed_like
 
@@ -58,10 +58,10 @@ def test_untyped_values_are_the_same_in_the_type_they_meet(kind: pa.DataType, da
     given_type = without_leaves(kind, data.draw)
     assert typed_as(given_type, kind) == kind
     assert widens(given_type, kind)
-    assert may_fit(given_type, kind)
+    assert can_fit(given_type, kind)
     values = [blank(given_type, data.draw) for _ in range(3)]
     array = pa.array(values, given_type)
-    for converted in (cast_array(array, kind), fitted(array, kind)):
+    for converted in (cast_array(array, kind), cast_exactly(array, kind)):
         assert converted.type == kind
         assert converted.to_pylist() == values
     assert cast_array(cast_array(array, kind), given_type).to_pylist() == values

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.jobs.monitors.baselines import Baselines, History
-from featurestore.model.monitor import Baseline, Watched
+from featurestore.model.monitor import Baseline, MonitorSpec
 from featurestore.model.monitor_report import Finding
 from featurestore.model.window import Window
 from featurestore.monitoring import rules
@@ -135,7 +135,7 @@ class Verdict:
 
 
 def judge_all(
-    watched: Watched, profiles: Sequence[Profile], first: int, *, frozen: bool = True
+    watched: MonitorSpec, profiles: Sequence[Profile], first: int, *, frozen: bool = True
 ) -> list[Verdict]:
     """Judge days in order as runs of a monitor do.
 
@@ -176,9 +176,9 @@ def _start(profiles: Sequence[Profile]) -> datetime:
     return window.start
 
 
-def watched_by(last_days: int | None = None) -> Watched:
+def watched_by(last_days: int | None = None) -> MonitorSpec:
     """Return a monitor of a series: the default baseline, or the last days."""
-    watched = Watched("series", schema=False)
+    watched = MonitorSpec("series", schema=False)
     if last_days is None:
         return watched
     return replace(watched, baseline=Baseline(last=last_days * DAY))

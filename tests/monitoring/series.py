@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
-from featurestore.model.monitor import Watched
+from featurestore.model.monitor import MonitorSpec
 from featurestore.model.monitor_report import Finding
 from featurestore.model.window import Window
 from featurestore.monitoring import rules
@@ -113,7 +113,7 @@ def compared(days: dict[int, Profile], number: int) -> ReferenceWindows:
 
 
 def alarms(
-    watched: Watched, days: dict[int, Profile], numbers: range
+    watched: MonitorSpec, days: dict[int, Profile], numbers: range
 ) -> Iterator[tuple[int, list[Finding]]]:
     """Yield the alarms of each of neighbouring days."""
     judged = []
@@ -125,7 +125,7 @@ def alarms(
         yield number, [each for each in findings if each.alarm]
 
 
-def is_found(watched: Watched, of: Series, number: int, fault: str) -> bool:
+def is_found(watched: MonitorSpec, of: Series, number: int, fault: str) -> bool:
     """Tell whether a fault from a day on is found within two windows."""
     days = {each: day(of, each) for each in range(number - 57, number)}
     for each in (number, number + 1):
@@ -137,6 +137,6 @@ def is_found(watched: Watched, of: Series, number: int, fault: str) -> bool:
     return False
 
 
-def plain(watched: Watched) -> Watched:
+def plain(watched: MonitorSpec) -> MonitorSpec:
     """Return what is watched without what series do not have."""
     return replace(watched, schema=False)

@@ -8,14 +8,14 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from featurestore.model.monitor import Watched
+from featurestore.model.monitor import MonitorSpec
 from featurestore.monitoring import rules
 from featurestore.monitoring.bounds import chance_unseen
 from featurestore.monitoring.missing import MissingCount, MissingValues, is_jointly_out_of_bounds
 from featurestore.monitoring.rules import FixedReference
 from tests.monitoring.series import FAULTS, alarms, compared, day, is_found, plain, series
 
-WATCHED = plain(Watched("series"))
+WATCHED = plain(MonitorSpec("series"))
 
 
 @pytest.mark.slow

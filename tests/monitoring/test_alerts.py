@@ -299,10 +299,10 @@ def test_a_channel_that_a_registry_brings_along_is_not_used(
 @pytest.mark.parametrize(
     ("uri", "secret", "words"),
     [
-        ("slack://hooks", None, "no kind of alert channel"),
+        ("slack://hooks", None, "not a kind of alert channel"),
         ("webhook+https://", None, "no host"),
         ("webhook+http://x:notaport/", None, "port"),
-        ("smtp://mail.example.com", None, "somebody to write to"),
+        ("smtp://mail.example.com", None, "needs a recipient"),
         ("smtp://me:hunter2@mail.example.com/?to=a@b.c", None, "password"),
         ("command:tell", None, "absolute"),
         ("log", "hunter2", "reference"),

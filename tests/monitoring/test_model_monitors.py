@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import featurestore
 from featurestore.cli import app
 from featurestore.errors import FeatureStoreError, JobFailed
-from featurestore.model.monitor import Baseline, Watched
+from featurestore.model.monitor import Baseline, MonitorSpec
 from featurestore.model.watched_model import WatchedModel
 from featurestore.monitoring.estimates import Estimate, chance_mean, merge_estimates
 from featurestore.monitoring.metric_rules import metric_findings
@@ -253,7 +253,7 @@ def test_the_error_of_an_auc_is_how_far_aucs_of_such_windows_are_apart() -> None
 def test_small_windows_do_not_alarm_by_chance_and_large_ones_find_the_change(name: str) -> None:
     rng = np.random.default_rng(7)
     model = WatchedModel("m", None, "labels", None, "prediction", (name,))
-    watched = Watched("scores", baseline=Baseline(last=8 * DAY), model=model)
+    watched = MonitorSpec("scores", baseline=Baseline(last=8 * DAY), model=model)
     sizes = (3, 10, 40, 150)
     out = 0
     for number in range(300):
@@ -276,7 +276,7 @@ def test_limits_of_a_model_are_exceeded_by_more_than_chance_in_so_few_labels(
     rng = np.random.default_rng(3)
     model = WatchedModel("m", None, "labels", None, "prediction", ("auc",))
     limits = {"auc": (0.65, None)}
-    watched = Watched("scores", baseline=Baseline(last=8 * DAY), model=model, limits=limits)
+    watched = MonitorSpec("scores", baseline=Baseline(last=8 * DAY), model=model, limits=limits)
     before = [profile(day, measured(rng, "auc", 400)) for day in range(days_before)]
     few, many = [], []
     for _ in range(20):
@@ -298,7 +298,7 @@ def test_limits_of_a_model_are_exceeded_by_more_than_chance_in_so_few_labels(
 def test_a_change_is_confirmed_by_the_windows_before_it_and_not_by_itself() -> None:
     rng = np.random.default_rng(4)
     model = WatchedModel("m", None, "labels", None, "prediction", ("auc",))
-    watched = Watched("scores", baseline=Baseline(last=8 * DAY), model=model)
+    watched = MonitorSpec("scores", baseline=Baseline(last=8 * DAY), model=model)
     before = [profile(day, measured(rng, "auc", 400)) for day in range(7)]
     first = profile(7, measured(rng, "auc", 400, worse=True))
     second = profile(8, measured(rng, "auc", 400, worse=True))

@@ -16,7 +16,7 @@ import featurestore
 from featurestore.cli import app
 from featurestore.errors import InvalidArgument
 from featurestore.jobs import metrics
-from featurestore.model.monitor_report import Finding, MonitorReport, Shares, worst_first
+from featurestore.model.monitor_report import BinShares, Finding, MonitorReport, worst_first
 from featurestore.model.window import Window
 from featurestore.monitoring.page import MonitorPage
 from featurestore.registry import alerts
@@ -110,7 +110,7 @@ def test_texts_of_a_page_are_no_html() -> None:
         5,
         findings=(Finding("drift", evil, "psi", 1.0, None, 0.2, True, True, text=evil),),
         notes=(evil,),
-        shares=(Shares(evil, (evil, "b"), (0.5, 0.5), (0.1, 0.9)),),
+        shares=(BinShares(evil, (evil, "b"), (0.5, 0.5), (0.1, 0.9)),),
     )
     assert evil not in MonitorPage(report, (report,)).to_html()
 

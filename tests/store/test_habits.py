@@ -15,7 +15,7 @@ from featurestore.errors import (
     TrainingDatasetNotFound,
     UnknownArgument,
 )
-from featurestore.model.arguments import INSTEAD, OTHER_WORDS
+from featurestore.model.arguments import ALIASES, REPLACEMENTS
 from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.other_methods import PANDAS, SPARK, suggest_replacement
 
@@ -128,9 +128,9 @@ def test_every_word_of_others_means_an_argument_that_exists() -> None:
     for call in calls:
         known |= set(inspect.signature(call).parameters)
     planned = {"exclude", "rank", "world_size"}
-    for word, meant in OTHER_WORDS.items():
+    for word, meant in ALIASES.items():
         assert set(meant) & (known | planned), word
-        assert word not in INSTEAD
+        assert word not in REPLACEMENTS
 
 
 def test_group_names_with_their_version_are_answered(duckdb_store: FeatureStore) -> None:

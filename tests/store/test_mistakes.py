@@ -131,7 +131,7 @@ DATA: list[Row] = [
     ("arrays of unequal shapes", lambda w: w.create(frame(a=[np.ones((8, 8)), None, np.ones((7, 8))])), UnsupportedType,
      ("row 0 has (8, 8)", "row 2 has (7, 8)", "pad or resize", "encoded bytes")),
     ("arrays among numbers", lambda w: w.create(frame(a=[np.ones((2, 2)), 3])), UnsupportedType,
-     ("row 0 is ndarray", "row 1 is int (3)", "None where there is none")),
+     ("row 0 is ndarray", "row 1 is int (3)", "None for missing arrays")),
     ("later arrays of another shape", lambda w: w.create(iter([frame(a=[[1, 2]]), frame(a=[[1, 2, 3]])])), UnsupportedType,
      ("those of the first part have (2,)", "row 1 has (3,)", "pa.list_(pa.int64())")),
     ("complex images", lambda w: w.create({"a": np.ones((2, 3, 3), complex)}), UnsupportedType,

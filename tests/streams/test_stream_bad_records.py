@@ -15,7 +15,7 @@ import pytest
 import featurestore
 from featurestore.errors import BadRecord, InvalidJob
 from featurestore.featuregroups.table import open_group
-from featurestore.model.avro import columns_of
+from featurestore.model.avro import schema_from_avro
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
 from featurestore.store import FeatureStore
@@ -152,7 +152,7 @@ def test_each_logical_type_that_registers_is_read() -> None:
     schema = record_of({name: kind for name, (kind, _, _) in LOGICAL.items()})
     text = json.dumps(schema)
     row = {name: value for name, (_, value, _) in LOGICAL.items()}
-    spec = StreamSpec("e", "t", columns_of(text), "avro", avro=text)
+    spec = StreamSpec("e", "t", schema_from_avro(text), "avro", avro=text)
     (found,) = decoded(spec, [datum(1, schema, row)])
     assert found["record_error"] is None
     assert {name: found[name] for name in LOGICAL} == {
@@ -180,7 +180,9 @@ def test_what_a_writer_calls_otherwise_is_read_as_the_job_says(
 ) -> None:
     writer, text = record_of({"x": written}), json.dumps(record_of({"x": own}))
     with schema_registry({3: writer}) as address:
-        spec = StreamSpec("e", "t", columns_of(text), "avro", avro=text, schema_registry=address)
+        spec = StreamSpec(
+            "e", "t", schema_from_avro(text), "avro", avro=text, schema_registry=address
+        )
         (found,) = decoded(spec, [datum(3, writer, {"x": value})])
     assert (found["x"], found["record_error"]) == (expected, None)
 
@@ -192,14 +194,14 @@ def test_logical_types_without_a_column_are_refused_at_registration() -> None:
         {"type": "map", "values": "long"},
     ):
         with pytest.raises(InvalidJob, match="'x'"):
-            columns_of(json.dumps(record_of({"x": kind})))
+            schema_from_avro(json.dumps(record_of({"x": kind})))
 
 
 def test_instants_beyond_the_calendar_are_reasons_wherever_they_are() -> None:
     instant = {"type": "long", "logicalType": "timestamp-micros"}
     schema = record_of({"at": instant, "all": {"type": "array", "items": "long"}})
     text = json.dumps(schema)
-    spec = StreamSpec("e", "t", columns_of(text), "avro", avro=text)
+    spec = StreamSpec("e", "t", schema_from_avro(text), "avro", avro=text)
     raw = record_of({"at": "long", "all": {"type": "array", "items": "long"}})
     found = decoded(spec, [datum(1, raw, {"at": at, "all": []}) for at in (0, 2**62, -(2**62))])
     assert [row["record_error"] is None for row in found] == [True, False, False]

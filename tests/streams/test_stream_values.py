@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import featurestore
 from featurestore.errors import InvalidJob
-from featurestore.model.avro import columns_of
+from featurestore.model.avro import schema_from_avro
 from featurestore.model.stream import StreamSpec
 from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.stream import DecoderRequest
@@ -161,7 +161,9 @@ def test_lists_and_structs_of_json_are_looked_into() -> None:
 
 
 def test_avro_is_read_by_the_schema_that_its_id_names_and_resolved() -> None:
-    spec = StreamSpec("e", "t", columns_of(json.dumps(READER)), "avro", avro=json.dumps(READER))
+    spec = StreamSpec(
+        "e", "t", schema_from_avro(json.dumps(READER)), "avro", avro=json.dumps(READER)
+    )
     row = {"id": 5, "user": None, "gone": 1}
     good, unknown = datum(7, WRITER, row), datum(8, WRITER, row)
     with schema_registry({7: WRITER}) as address:
@@ -189,9 +191,9 @@ def test_raw_values_have_the_time_and_key_of_their_record() -> None:
 def test_what_avro_cannot_say_as_a_column_is_refused_by_its_field() -> None:
     union = {**READER, "fields": [{"name": "either", "type": ["string", "long"]}]}
     with pytest.raises(InvalidJob, match="'either'"):
-        columns_of(json.dumps(union))
+        schema_from_avro(json.dumps(union))
     with pytest.raises(InvalidJob, match="no record"):
-        columns_of("[]")
+        schema_from_avro("[]")
 
 
 FOREIGN = {"Customer Id": "int64", "at": "timestamp", "Año": "int64"}

@@ -24,7 +24,7 @@ from featurestore.errors import (
     StorageError,
     TableDamaged,
 )
-from featurestore.model.duckdb_columns import refusal_in
+from featurestore.model.duckdb_columns import parse_refusal
 
 _KEPT: dict[int, BaseException] = {}
 _NUMBERS = itertools.count(1)
@@ -108,7 +108,7 @@ def error_of_stream(message: str) -> FeatureStoreError:
 
 def _translation(error: duckdb.Error) -> FeatureStoreError:
     message = _plain(str(error))
-    refused = refusal_in(message)
+    refused = parse_refusal(message)
     if refused is not None:
         return refused
     lowered = message.lower()

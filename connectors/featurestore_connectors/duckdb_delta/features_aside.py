@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featurestore.model.arrow_rows import joined, values_at
+from featurestore.model.arrow_rows import concat_arrays, take_values
 from featurestore.storage.setaside import BatchFile
 
 Int64s = npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ class FeaturesAside:
         order = np.argsort(pieces, kind="stable")
         arrays = [pa.array(labels[order])]
         for name in self.names:
-            arrays.append(values_at(rows.column(name), positions[order]))
+            arrays.append(take_values(rows.column(name), positions[order]))
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         cuts = np.searchsorted(pieces[order], np.arange(len(self._batches) + 1)).tolist()
         for piece, (first, last) in enumerate(pairwise(cuts)):
@@ -83,7 +83,7 @@ class FeaturesAside:
         order = np.argsort(places)
         columns = {}
         for name in self.names:
-            columns[name] = values_at(_in_one_piece(rows.column(name)), order)
+            columns[name] = take_values(_in_one_piece(rows.column(name)), order)
         return FeaturesOfPiece(places[order], columns)
 
     def close(self) -> None:
@@ -116,11 +116,11 @@ class FeaturesOfPiece:
         else:
             indices = pa.array(positions, mask=~found)
             for name, column in self.columns.items():
-                answers[name] = values_at(column, indices)
+                answers[name] = take_values(column, indices)
         return answers, found
 
 
 def _in_one_piece(column: pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 0:
         return pa.nulls(0, column.type)
-    return joined(column.chunks)
+    return concat_arrays(column.chunks)

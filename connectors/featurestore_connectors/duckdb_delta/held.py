@@ -7,7 +7,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from featurestore.model.arrow_rows import joined_batches
+from featurestore.model.arrow_rows import coalesce_batches
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.duckdb_delta.relations import check_columns, from_arrow
 from featurestore_connectors.duckdb_delta.session import Database
@@ -69,7 +69,7 @@ def selected(database: Database, rows: Relation, columns: Mapping[str, str]) -> 
     for batch in held:
         chosen = batch.select(list(columns.values()))
         batches.append(pa.RecordBatch.from_arrays(chosen.columns, schema=schema))
-    whole = list(joined_batches(batches, rows=BATCH_ROWS))
+    whole = list(coalesce_batches(batches, rows=BATCH_ROWS))
     return mapped(database, HeldBatches(database, schema, whole), single_use=False)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.model.arrow_rows import joined, values_at
+from featurestore.model.arrow_rows import concat_arrays, take_values
 from featurestore.storage.setaside import BatchFile
 
 ROW = "__fs_row"
@@ -126,12 +126,12 @@ class LargeColumns:
             if self._file is not None and not self._columns[name]:
                 self._map(self._file)
             elif self._file is None and len(self._columns[name]) > 1:
-                self._columns[name] = [joined(self._columns[name])]
+                self._columns[name] = [concat_arrays(self._columns[name])]
             parts = self._columns[name]
         if self._file is None:
             # Arrow's own pool gives memory back to the system at once, and getting it again costs
             # more than moving values into it.
-            return values_at(parts[0], rows, pool=pa.system_memory_pool())
+            return take_values(parts[0], rows, pool=pa.system_memory_pool())
         return self._gathered(parts, np.asarray(rows))
 
     def _map(self, file: BatchFile) -> None:
@@ -149,10 +149,10 @@ class LargeColumns:
         for number, (first, last) in enumerate(pairwise(cuts)):
             if last > first:
                 local = ascending[first:last] - self._starts[number]
-                taken.append(values_at(parts[number], local))
+                taken.append(take_values(parts[number], local))
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        return values_at(pa.concat_arrays(taken), back)
+        return take_values(pa.concat_arrays(taken), back)
 
 
 def is_large(kind: pa.DataType) -> bool:

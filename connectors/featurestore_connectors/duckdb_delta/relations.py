@@ -14,7 +14,7 @@ import pyarrow.types as pat
 from featurestore.errors import InvalidSql, SchemaMismatch, StorageError, listing
 from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.callers import warn_caller
-from featurestore.model.duckdb_columns import storable
+from featurestore.model.duckdb_columns import with_storable_types
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import feature_schema
 from featurestore.plugins.engine import Relation, TimeRange
@@ -51,7 +51,7 @@ def adopt(database: Database, frame: object) -> Relation | None:
     if not isinstance(frame, duckdb.DuckDBPyRelation):
         return None
     with building():
-        rows: duckdb.DuckDBPyRelation = storable(frame)
+        rows: duckdb.DuckDBPyRelation = with_storable_types(frame)
     try:
         native = database.connect_relation(rows)
     except duckdb.InvalidInputException:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.model.arrow_rows import joined, rows_at, values_at
+from featurestore.model.arrow_rows import concat_arrays, select_rows, take_values
 from featurestore.model.widths import is_unbounded, width_of_columns
 from featurestore.plugins.engine import Relation, ShardFunction
 from featurestore_connectors.duckdb_delta import sqltext
@@ -320,7 +320,7 @@ class InMemoryShards:
         # Column by column, so that no more than one of them is there three times.
         arrays = []
         for index in range(len(self.schema)):
-            arrays.append(values_at(_column(parts, index), order))
+            arrays.append(take_values(_column(parts, index), order))
         yield from self.large.whole(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
 
     def drain(self) -> Iterator[pa.RecordBatch]:
@@ -348,12 +348,12 @@ def _grouped(batch: pa.RecordBatch, shard: str) -> pa.RecordBatch:
     if len(numbers) == 0 or numbers.min() == numbers.max():
         return batch
     if numbers.max() < _RADIX_LIMIT:
-        return rows_at(batch, np.argsort(numbers.astype(np.uint16), kind="stable"))
-    return rows_at(batch, np.argsort(numbers, kind="stable"))
+        return select_rows(batch, np.argsort(numbers.astype(np.uint16), kind="stable"))
+    return select_rows(batch, np.argsort(numbers, kind="stable"))
 
 
 def _column(parts: Sequence[pa.RecordBatch], index: int) -> pa.Array:
-    return joined([part.column(index) for part in parts])
+    return concat_arrays([part.column(index) for part in parts])
 
 
 def _sorted_indices(keys: Sequence[pa.Array]) -> npt.NDArray[np.int64]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.model.arrow_cast import cast_batch
-from featurestore.model.arrow_rows import joined_batches, without_offsets
+from featurestore.model.arrow_rows import coalesce_batches, copy_sliced_structs
 from featurestore.model.widths import width_of
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation
 from featurestore_connectors.duckdb_delta import failures
@@ -64,7 +64,7 @@ def source(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBat
 
     Errors on the way are kept for the caller. DuckDB refuses structs of structs that are slices.
     """
-    whole = (without_offsets(batch) for batch in batches)
+    whole = (copy_sliced_structs(batch) for batch in batches)
     return pa.RecordBatchReader.from_batches(schema, failures.guarded(whole))
 
 
@@ -275,7 +275,7 @@ def _batches(
         if _has_long_values(relation.schema) and rows > _VECTOR_ROWS:
             # Put together from small ones, while the next one fits.
             most = rows - _VECTOR_ROWS + 1
-            batches = joined_batches(_read(cursor, native, _VECTOR_ROWS), rows=most)
+            batches = coalesce_batches(_read(cursor, native, _VECTOR_ROWS), rows=most)
         else:
             batches = _read(cursor, native, rows)
         for batch in batches:

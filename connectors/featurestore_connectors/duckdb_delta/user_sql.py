@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from featurestore.errors import InvalidSql, listing
-from featurestore.model.duckdb_columns import storable
+from featurestore.model.duckdb_columns import with_storable_types
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.duckdb_delta import relations, streams
 from featurestore_connectors.duckdb_delta.failures import translated
@@ -71,7 +71,7 @@ class UserSql:
             result = cursor.sql(query, params=parameters or None)
             if result is None:
                 raise InvalidSql("The query returns no rows.")
-            result = storable(result)
+            result = with_storable_types(result)
             types = [str(kind) for kind in result.types]
             schema = result.to_arrow_table().schema
         rows = _Rows(self, query, tables, parameters, schema)
@@ -89,7 +89,9 @@ class UserSql:
             for name, table in tables.items():
                 cursor.register(name, _Table(self._database, table))
             reads_from(cursor)
-            yield from storable(cursor.sql(query, params=parameters or None)).to_arrow_reader()
+            yield from with_storable_types(
+                cursor.sql(query, params=parameters or None)
+            ).to_arrow_reader()
 
     def _open(self) -> duckdb.DuckDBPyConnection:
         with self._opening:

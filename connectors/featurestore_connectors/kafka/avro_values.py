@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidJob, SourceUnavailable, missing_extra
-from featurestore.model.avro import has_meaning, units_of
+from featurestore.model.avro import is_logical_type_supported, time_units
 from featurestore_connectors.kafka.connect_types import named_types
 from featurestore_connectors.kafka.values import Decoded
 
@@ -58,7 +58,7 @@ class AvroValues:
             row, reason = self._read(value)
             rows.append(row)
             reasons.append(reason)
-        units = units_of(self.text)
+        units = time_units(self.text)
         columns = {
             field.name: _convert_column(rows, reasons, field, units.get(field.name))
             for field in self.schema
@@ -181,7 +181,11 @@ def _is_plain(reader: Any) -> bool:
 
 
 def _share_logical_type(writer: Mapping[str, Any], reader: Any) -> bool:
-    return isinstance(reader, Mapping) and has_meaning(writer) and has_meaning(reader)
+    return (
+        isinstance(reader, Mapping)
+        and is_logical_type_supported(writer)
+        and is_logical_type_supported(reader)
+    )
 
 
 def _convert_column(

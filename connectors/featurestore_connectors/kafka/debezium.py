@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featurestore.model.json_columns import JsonColumns, parse_object
-from featurestore.model.json_text import NumberText, number_of
+from featurestore.model.json_text import NumberText, parse_number
 from featurestore.model.stream import RECORD_FIELDS
 from featurestore.model.text_values import TextRules
 from featurestore.model.types import TIMESTAMP
@@ -152,7 +152,7 @@ def _micros(times: Mapping[str, Any]) -> int | None:
     """Return the time of an event with the finest unit, in microseconds."""
     for name, factor in (("ts_us", 1), ("ts_ms", 1000)):
         value = times.get(name)
-        number = number_of(value) if isinstance(value, NumberText) else value
+        number = parse_number(value) if isinstance(value, NumberText) else value
         if isinstance(number, int) and not isinstance(number, bool) and abs(number) < 2**53:
             return number * factor
     return None

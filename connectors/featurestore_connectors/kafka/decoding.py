@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.errors import FeatureStoreError, InvalidJob, listing
-from featurestore.model.cell_bounds import columns_to_bound, most_cell_bytes, rows_too_long
-from featurestore.model.instants import rows_outside
+from featurestore.model.cell_bounds import max_cell_bytes, oversized_rows, variable_size_columns
+from featurestore.model.instants import out_of_range_mask
 from featurestore.model.stream import RECORD_FIELDS, StreamSpec
 from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.stream import (
@@ -117,13 +117,13 @@ class RecordDecoder:
     ) -> pa.Array:
         """Add reasons for values that no group accepts."""
         for field in self.spec.columns:
-            outside = rows_outside(columns[field.name])
+            outside = out_of_range_mask(columns[field.name])
             if outside is not None:
                 reason = f"{field.name} is before year 1 or after year 9999"
                 reasons = _add_reason(reasons, outside, reason)
-        most_bytes = most_cell_bytes()
-        for name in columns_to_bound(self.spec.columns, most=most_bytes):
-            long_rows = rows_too_long(columns[name], most=most_bytes)
+        most_bytes = max_cell_bytes()
+        for name in variable_size_columns(self.spec.columns, max_bytes=most_bytes):
+            long_rows = oversized_rows(columns[name], max_bytes=most_bytes)
             if long_rows:
                 numbers = pa.array(range(len(columns[name])), pa.int64())
                 is_long = pc.is_in(numbers, pa.array(long_rows, pa.int64()))

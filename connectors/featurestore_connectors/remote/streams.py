@@ -11,14 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.model.arrow_stream import stream_parts
+from featurestore.model.arrow_stream import ipc_chunks
 
 
 def parts_of(retrieval: Mapping[str, Any], labels: pa.RecordBatchReader | None) -> Iterator[bytes]:
     """Yield what is sent: the retrieval as a line, and labels batch by batch."""
     yield json.dumps(retrieval).encode() + b"\n"
     if labels is not None:
-        yield from stream_parts(labels.schema, labels)
+        yield from ipc_chunks(labels.schema, labels)
 
 
 def until_answered(

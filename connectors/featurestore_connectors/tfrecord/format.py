@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from featurestore.errors import InvalidArgument
-from featurestore.model.arrow_rows import joined_batches
+from featurestore.model.arrow_rows import coalesce_batches
 from featurestore.plugins.format import (
     ColumnEncoding,
     ColumnProfile,
@@ -149,7 +149,7 @@ def _write_records(
         # wbits=31 writes a gzip header without a timestamp, so that equal rows give equal files.
         compressor = zlib.compressobj(GZIP_LEVEL, wbits=31)
     rows, lengths = 0, []
-    for batch in joined_batches(batches, rows=encoder.block_rows):
+    for batch in coalesce_batches(batches, rows=encoder.block_rows):
         rows += batch.num_rows
         for data, record_lengths in encoder.framed(batch):
             if compressor is None:

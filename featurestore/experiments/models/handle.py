@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from featurestore.errors import InvalidArgument, ModelDamaged, did_you_mean, listing
 from featurestore.experiments.models import catalog, loading
 from featurestore.model import html
-from featurestore.model.arguments import answers_calls
+from featurestore.model.arguments import suggest_arguments
 from featurestore.model.featuregroup import check_tags
 from featurestore.model.registered_model import (
     TRANSFORMATIONS_FILE,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from featurestore.training.dataset import TrainingDataset
 
 
-@answers_calls
+@suggest_arguments
 @dataclass(frozen=True)
 class Model:
     """A version of a model: its files, training dataset and features."""
@@ -212,7 +212,9 @@ class Model:
         return directories.read_annotations(self.path)
 
     def _repr_html_(self) -> str:
-        return html.facts(self.to_json(), caption=f"Model {self.name} version {self.version}")
+        return html.properties_table(
+            self.to_json(), caption=f"Model {self.name} version {self.version}"
+        )
 
 
 def check_stage(stage: str) -> Stage:

@@ -83,7 +83,7 @@ def _add_steps(
             group = f"{source['featuregroup']}@v{source['version']}"
             join_key[group] = dict(join["on"])
     for each in plan.get("on_demand", ()):
-        features.append(OnDemandFeature.from_json(JsonObject.of(each)))
+        features.append(OnDemandFeature.from_json(JsonObject.from_value(each)))
     if features:
         steps.append({"features": features, "join_key": join_key, "join": plan["how"]})
 
@@ -97,4 +97,6 @@ def _feature_of_output(join: Mapping[str, Any], output: Mapping[str, Any]) -> st
             reference = replace(reference, alias=output["name"])
         return str(reference)
     key = [right for _, right in join["on"]]
-    return window_from_json(JsonObject.of({**output, "feature": str(reference), "key": key}))
+    return window_from_json(
+        JsonObject.from_value({**output, "feature": str(reference), "key": key})
+    )

@@ -20,7 +20,7 @@ from featurestore.jobs.monitors.windows import (
     similar_windows,
 )
 from featurestore.model.monitor import Baseline
-from featurestore.model.monitor_acceptance import Acceptance, Subject, subjects_out
+from featurestore.model.monitor_acceptance import Acceptance, Subject, subjects_out_of_bounds
 from featurestore.model.monitor_report import Finding
 from featurestore.model.window import Window
 from featurestore.monitoring.profile import Profile
@@ -60,9 +60,9 @@ class History:
         """Replace the record of a window."""
         self._records.pop(window, None)
         current = list(findings)
-        out = subjects_out(current)
+        out = subjects_out_of_bounds(current)
         if out:
-            alarmed = subjects_out(each for each in current if each.alarm)
+            alarmed = subjects_out_of_bounds(each for each in current if each.alarm)
             self._records[window] = _Record(out, alarmed)
 
     def has(self, window: Window) -> bool:

@@ -9,11 +9,19 @@ from datetime import datetime, timedelta
 from featurestore.errors import InvalidJob
 from featurestore.jobs.definitions import JobDefinition, add_to_module
 from featurestore.jobs.specs import channels, schedule_of
-from featurestore.model.arguments import answering
+from featurestore.model.arguments import with_suggestions
 from featurestore.model.callers import calling_globals
 from featurestore.model.durations import parse_duration
 from featurestore.model.job import JobSpec
-from featurestore.model.monitor import DRIFT, LAST, VOLUME, Baseline, Limits, Watched, check_watched
+from featurestore.model.monitor import (
+    DEFAULT_BASELINE,
+    DEFAULT_DRIFT,
+    DEFAULT_VOLUME,
+    Baseline,
+    Limits,
+    MonitorSpec,
+    check_monitor_spec,
+)
 from featurestore.model.names import check_name
 from featurestore.model.references import parse_group_reference
 from featurestore.model.times import parse_moment
@@ -26,7 +34,7 @@ WATCHED_INPUT = "rows"
 LABELS_INPUT = "labels"
 
 
-@answering
+@with_suggestions
 def baseline(
     *,
     training_dataset: str | None = None,
@@ -64,7 +72,7 @@ def baseline(
     if last is not None:
         width = parse_duration(last, argument="last")
     elif not any(has_source) and not has_version_only:
-        width = LAST
+        width = DEFAULT_BASELINE
     if same_weekday and width is None:
         raise InvalidJob("same_weekday= needs last=.", hint='last="56d", same_weekday=True')
     if training_dataset is not None:
@@ -83,7 +91,7 @@ class _Freshness:
     commit: timedelta | None = None
 
 
-@answering
+@with_suggestions
 def monitor_job(
     name: str,
     *,
@@ -94,10 +102,10 @@ def monitor_job(
     allowed_lateness: Duration = "0s",
     timezone: str = "UTC",
     baseline: Baseline | None = None,
-    drift: Mapping[str, float] | None = DRIFT,
+    drift: Mapping[str, float] | None = DEFAULT_DRIFT,
     features: Sequence[str] | None = None,
     freshness: Duration | Mapping[str, Duration] | None = None,
-    volume: tuple[float, float] | None = VOLUME,
+    volume: tuple[float, float] | None = DEFAULT_VOLUME,
     schema: bool = True,
     metrics: Mapping[str, str] | None = None,
     limits: Mapping[str, Limits] | None = None,
@@ -150,10 +158,10 @@ def monitor_job(
     ('monitor', datetime.timedelta(seconds=7200))
     """
     max_ages = parse_freshness(freshness)
-    watched = check_watched(
-        Watched(
+    watched = check_monitor_spec(
+        MonitorSpec(
             featuregroup=featuregroup,
-            baseline=baseline or Baseline(last=LAST, same_weekday=True),
+            baseline=baseline or Baseline(last=DEFAULT_BASELINE, same_weekday=True),
             drift=dict(drift or {}),
             features=None if features is None else tuple(features),
             freshness=max_ages.event_time,
@@ -211,7 +219,7 @@ class NotificationOptions:
 def monitor_spec(
     name: str,
     inputs: Mapping[str, str],
-    watched: Watched,
+    watched: MonitorSpec,
     timing: Timing,
     notification: NotificationOptions,
 ) -> JobSpec:

@@ -17,16 +17,24 @@ from featurestore.jobs.monitors.definitions import (
     parse_freshness,
     pinned_reference,
 )
-from featurestore.model.arguments import answering
+from featurestore.model.arguments import with_suggestions
 from featurestore.model.callers import calling_globals
 from featurestore.model.durations import parse_duration
-from featurestore.model.monitor import DRIFT, LAST, VOLUME, Baseline, Limits, Watched, check_watched
+from featurestore.model.monitor import (
+    DEFAULT_BASELINE,
+    DEFAULT_DRIFT,
+    DEFAULT_VOLUME,
+    Baseline,
+    Limits,
+    MonitorSpec,
+    check_monitor_spec,
+)
 from featurestore.model.references import parse_group_reference
 from featurestore.model.watched_model import WatchedModel, check_watched_model
 from featurestore.monitoring.custom_metrics import check_metrics
 
 
-@answering
+@with_suggestions
 def model_monitor_job(
     name: str,
     *,
@@ -46,9 +54,9 @@ def model_monitor_job(
     allowed_lateness: Duration = "0s",
     timezone: str = "UTC",
     baseline: Baseline | None = None,
-    drift: Mapping[str, float] | None = DRIFT,
+    drift: Mapping[str, float] | None = DEFAULT_DRIFT,
     freshness: Duration | Mapping[str, Duration] | None = None,
-    volume: tuple[float, float] | None = VOLUME,
+    volume: tuple[float, float] | None = DEFAULT_VOLUME,
     confirm: int = 2,
     alert: str | Sequence[str] = (),
     remind: Duration | None = "1d",
@@ -121,10 +129,10 @@ def model_monitor_job(
             threshold=threshold,
         )
     )
-    watched = check_watched(
-        Watched(
+    watched = check_monitor_spec(
+        MonitorSpec(
             featuregroup=predictions,
-            baseline=baseline or Baseline(last=LAST),
+            baseline=baseline or Baseline(last=DEFAULT_BASELINE),
             drift=dict(drift or {}),
             features=(prediction,),
             freshness=max_ages.event_time,

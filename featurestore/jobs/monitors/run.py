@@ -28,7 +28,7 @@ from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.stale import changes
 from featurestore.model import times
 from featurestore.model.job import JobSpec
-from featurestore.model.monitor import Watched
+from featurestore.model.monitor import MonitorSpec
 from featurestore.model.monitor_report import Finding, MonitorReport, worst_first
 from featurestore.model.times import from_micros
 from featurestore.model.watched_model import LABELLED
@@ -128,7 +128,7 @@ class Observation:
         self._session = session
         self._spec = spec
         self._inputs = {pinned.name: pinned for pinned in inputs}
-        self.watched: Watched = spec.watched
+        self.watched: MonitorSpec = spec.watched
         self._group = self._open(WATCHED_INPUT)
         self._profiler = Profiler(
             session, self._group, self.watched, self._is_current, self._quality()

@@ -65,7 +65,7 @@ class MonitorStatus:
         }
 
     def _repr_html_(self) -> str:
-        return html.facts(self._summary(), caption="Monitor")
+        return html.properties_table(self._summary(), caption="Monitor")
 
 
 def get_monitors(session: Session) -> list[MonitorStatus]:

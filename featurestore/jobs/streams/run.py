@@ -19,8 +19,8 @@ from featurestore.jobs.definitions import Columns, Duration, JobDefinition, add_
 from featurestore.jobs.run import Attempt, RunOutput, StartedRun, check_lease, run_recorded
 from featurestore.jobs.target import declaration
 from featurestore.model import avro, times
-from featurestore.model.arguments import answering
-from featurestore.model.arrow_json import named_type
+from featurestore.model.arguments import with_suggestions
+from featurestore.model.arrow_json import parse_type
 from featurestore.model.callers import calling_globals
 from featurestore.model.durations import format_duration, parse_duration, parse_ttl
 from featurestore.model.job import JobSpec
@@ -44,7 +44,7 @@ from featurestore.streams import StreamTarget, consume
 _log = logging.getLogger("featurestore.jobs")
 
 
-@answering
+@with_suggestions
 def stream_job(
     name: str,
     *,
@@ -262,11 +262,11 @@ def _value_columns(name: str, schema: object, format: str) -> tuple[pa.Schema, s
                 f"Job {name!r}: format='avro' needs an Avro schema.",
                 hint="schema=Path('click.avsc').read_text(), or the same as a dict",
             )
-        return avro.columns_of(text), text
+        return avro.schema_from_avro(text), text
     if isinstance(schema, Mapping):
         schema = pa.schema(
             [
-                pa.field(str(column), named_type(column_type, column=str(column)))
+                pa.field(str(column), parse_type(column_type, column=str(column)))
                 for column, column_type in schema.items()
             ]
         )

@@ -11,7 +11,7 @@ from featurestore.errors import ColumnConflict, InvalidArgument, InvalidJob, lis
 from featurestore.jobs import specs
 from featurestore.jobs.definitions import Columns, Duration, JobDefinition, add_to_module
 from featurestore.jobs.schedule import Schedule, windows_after
-from featurestore.model.arguments import answering
+from featurestore.model.arguments import with_suggestions
 from featurestore.model.callers import calling_globals
 from featurestore.model.durations import format_duration, parse_duration
 from featurestore.model.job import JobSpec, OnError
@@ -29,7 +29,7 @@ _MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=
 _INTERVALS_COMPARED = 13
 
 
-@answering
+@with_suggestions
 def window_job(
     name: str,
     windows: Windows,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Path, Query
 from pydantic import BaseModel, Field
 
-from featurestore.model.counts import MOST_VERSION
+from featurestore.model.counts import MAX_VERSION
 from featurestore.server.problems import MEDIA_TYPE
 from featurestore.server.records.jsonable import jsonable
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 Limit = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
 Offset = Annotated[int, Query(ge=0, le=10_000_000, description="How many to leave out before.")]
 Name = Annotated[str, Path(pattern="^[a-z][a-z0-9_]{0,62}$", description="A name.")]
-Version = Annotated[int, Path(ge=1, le=MOST_VERSION, description="A version.")]
+Version = Annotated[int, Path(ge=1, le=MAX_VERSION, description="A version.")]
 
 
 class Problem(BaseModel):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from featurestore.errors import InvalidArgument, LimitExceeded
-from featurestore.model.counts import MOST, MOST_VERSION
+from featurestore.model.counts import MAX_INT64, MAX_VERSION
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.on_demand import OnDemandFeature, feature
 from featurestore.model.time_limits import check_time
@@ -20,8 +20,8 @@ from featurestore.store import FeatureStore
 Name = Annotated[str, Field(max_length=255)]
 Names = Annotated[list[Name], Field(max_length=10_000)]
 Reference = Annotated[str, Field(max_length=1000)]
-Version = Annotated[int, Field(ge=1, le=MOST_VERSION)]
-DeltaVersion = Annotated[int, Field(ge=0, le=MOST)]
+Version = Annotated[int, Field(ge=1, le=MAX_VERSION)]
+DeltaVersion = Annotated[int, Field(ge=0, le=MAX_INT64)]
 AsOf = DeltaVersion | Annotated[str, Field(max_length=100)]
 # By name of a group: its version, or what it is read as of.
 Versions = Annotated[dict[Name, Version], Field(max_length=10_000)]
@@ -74,7 +74,7 @@ class Sample(_Strict):
     """A share of the rows."""
 
     fraction: float
-    seed: int = Field(default=0, ge=-MOST, le=MOST)
+    seed: int = Field(default=0, ge=-MAX_INT64, le=MAX_INT64)
     by: Names | None = None
 
 
@@ -92,7 +92,7 @@ class Retrieval(_Strict):
     read: ReadGroup | ReadFeatures | ReadSplit = Field(discriminator="kind")
     steps: list[Step] = Field(default_factory=list, max_length=100)
     answer: Literal["rows", "schema", "count"] = "rows"
-    limit: int | None = Field(default=None, ge=0, le=MOST)
+    limit: int | None = Field(default=None, ge=0, le=MAX_INT64)
     batch_rows: int = Field(default=65_536, ge=1, le=1_048_576)
 
 
@@ -176,7 +176,7 @@ def _feature(given: str | Mapping[str, Any]) -> str | WindowFeature | OnDemandFe
     if isinstance(given, str):
         return given
     try:
-        data = JsonObject.of(given, "features")
+        data = JsonObject.from_value(given, "features")
         if "window" in data:
             return window_from_json(data.object("window"))
         on_demand = data.object("on_demand")

@@ -14,7 +14,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from featurestore.errors import FeatureStoreError, QueryEnded
-from featurestore.model.arrow_stream import stream_parts
+from featurestore.model.arrow_stream import ipc_chunks
 from featurestore.model.time_limits import time_limit
 from featurestore.retrieval import FeatureFrame
 from featurestore.server.records.retrievals import Retrieval
@@ -29,11 +29,11 @@ def parts_of(frame: FeatureFrame, asked: Retrieval) -> Generator[bytes, None, No
     """Yield the bytes of an Arrow stream, the schema first, each when it is asked for."""
     if asked.answer == "count":
         counted = pa.table({COUNTED: pa.array([frame.count()], pa.int64())})
-        yield from stream_parts(counted.schema, counted.to_batches())
+        yield from ipc_chunks(counted.schema, counted.to_batches())
     elif asked.answer == "schema":
-        yield from stream_parts(frame.schema, ())
+        yield from ipc_chunks(frame.schema, ())
     else:
-        yield from stream_parts(frame.schema, _batches(frame, asked))
+        yield from ipc_chunks(frame.schema, _batches(frame, asked))
 
 
 def _batches(frame: FeatureFrame, asked: Retrieval) -> Iterator[pa.RecordBatch]:

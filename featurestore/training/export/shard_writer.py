@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featurestore.hashing import canonical_bytes
-from featurestore.model.arrow_rows import rows_at
+from featurestore.model.arrow_rows import select_rows
 from featurestore.model.types import is_nested
 from featurestore.plugins.format import DatasetFormat, Layout, WrittenShard
 from featurestore.statistics import StatisticsState
@@ -221,10 +221,10 @@ def _ordered(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pa.Re
     ties = pa.table(
         {
             "hash": pa.array(hashes[tied]),
-            "bytes": canonical_bytes(rows_at(batch, tied), columns=list(columns)),
+            "bytes": canonical_bytes(select_rows(batch, tied), columns=list(columns)),
         }
     )
     order = pc.sort_indices(ties, sort_keys=[("hash", "ascending"), ("bytes", "ascending")])
     index = np.arange(len(hashes))
     index[tied] = tied[order.to_numpy()]
-    return rows_at(batch, index)
+    return select_rows(batch, index)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.errors import listing
-from featurestore.model.arrow_rows import rows_at
+from featurestore.model.arrow_rows import select_rows
 from featurestore.model.callers import warn_caller
 from featurestore.model.manifest import Manifest
 from featurestore.plugins.engine import Accumulator, Engine, HoldsRows
@@ -63,7 +63,7 @@ class SplitStatisticsAccumulator(Accumulator[SplitStates, SplitStates]):
                 continue
             part = batch
             if len(rows) < batch.num_rows:
-                part = rows_at(batch, rows)
+                part = select_rows(batch, rows)
             if split not in state:
                 state[split] = accumulator.start()
             state[split] = accumulator.update(state[split], part)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from featurestore.model.arrow_rows import rows_at
+from featurestore.model.arrow_rows import select_rows
 from featurestore.model.manifest import Manifest
 from featurestore.plugins.engine import Accumulator, Engine
 from featurestore.training.export.assignment import Assignment
@@ -43,7 +43,7 @@ class SplitValueCounts(Accumulator[CountStates, CountStates]):
         if not len(rows):
             return state
         if len(rows) < batch.num_rows:
-            batch = rows_at(batch, rows)
+            batch = select_rows(batch, rows)
         return self.counts.update(state, batch)
 
     def merge(self, left: CountStates, right: CountStates) -> CountStates:

@@ -67,7 +67,9 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
     for each in data["joins"]:
         joins.append(_join(session, each))
     windows = tuple([_window(session, each) for each in data.get("windows", ())])
-    asked = [OnDemandFeature.from_json(JsonObject.of(each)) for each in data.get("on_demand", ())]
+    asked = [
+        OnDemandFeature.from_json(JsonObject.from_value(each)) for each in data.get("on_demand", ())
+    ]
     on_demand = type_features(asked, schema=left_schema)
     aggregates: list[WindowOutput | OnDemandOutput] = [*on_demand]
     for window in windows:

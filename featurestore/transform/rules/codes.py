@@ -60,7 +60,7 @@ class QuantileBins(Bins):
         return {"edges": sorted(edges)}
 
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
-        options.number("bins", least=2)
+        options.number("bins", minimum=2)
         if fitted is not None:
             check_ascending(fitted)
 
@@ -116,7 +116,7 @@ class HashBucket(Rule):
         )
 
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
-        options.number("buckets", least=1)
+        options.number("buckets", minimum=1)
 
 
 class OneHot(Rule):
@@ -248,7 +248,7 @@ def check_vocabulary(options: JsonObject, fitted: JsonObject | None) -> None:
 
 def _check_max_size(options: JsonObject) -> None:
     if options.get("max_size") is not None:
-        options.number("max_size", least=1)
+        options.number("max_size", minimum=1)
 
 
 def _check_values(fitted: JsonObject) -> list[Any]:

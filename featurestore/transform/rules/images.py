@@ -67,9 +67,9 @@ class DecodeImage(Rule):
         return bool(step.options["encoding"] == "raw")
 
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
-        options.number("height", least=1)
-        options.number("width", least=1)
-        if options.number("channels", least=1) not in MODES:
+        options.number("height", minimum=1)
+        options.number("width", minimum=1)
+        if options.number("channels", minimum=1) not in MODES:
             raise MalformedJson(f"channels is not one of {list(MODES)}")
         if options.text("encoding") not in ENCODINGS:
             raise MalformedJson(f"encoding is not one of {list(ENCODINGS)}")

@@ -41,6 +41,6 @@ class Pad(Rule):
         return Value("number", rows)
 
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
-        options.number("length", least=1)
+        options.number("length", minimum=1)
         if options.text("keep") not in KEEP:
             raise options.wrong("keep", "'first' or 'last'")

@@ -45,7 +45,7 @@ class TextTokens(Rule):
         return ops.words(value, lower=step.options["lower"], length=step.options["length"])
 
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
-        options.number("length", least=1)
+        options.number("length", minimum=1)
         options.flag("lower")
         check_vocabulary(options, fitted)
 

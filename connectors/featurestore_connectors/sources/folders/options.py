@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.errors import InvalidArgument, UnsupportedType, did_you_mean, listing
-from featurestore.model.arrow_json import named_type
+from featurestore.model.arrow_json import parse_type
 from featurestore.model.json_text import JsonError, parse_json
 from featurestore.model.text_values import TextRules, check_format
 from featurestore.model.types import feature_type
@@ -225,7 +225,7 @@ def _type(column: str, word: str) -> pa.DataType:
     if decimal is not None and 1 <= int(decimal[1]) <= 38 and int(decimal[2]) <= int(decimal[1]):
         return pa.decimal128(int(decimal[1]), int(decimal[2]))
     try:
-        kind = feature_type(named_type(word, column=column))
+        kind = feature_type(parse_type(word, column=column))
     except UnsupportedType as error:
         raise InvalidArgument(f"dtypes: {error.message}", hint=error.hint) from error
     if kind is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from typing import Any
 
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
@@ -151,11 +150,6 @@ def short_repr(value: object) -> str:
     else:
         text = repr(value[:_MAX_REPR] if isinstance(value, str | list) else value)
     return text if len(text) <= _MAX_REPR else f"{text[: _MAX_REPR - 3]}..."
-
-
-def short_list(names: Iterable[object]) -> str:
-    """Return names for a message, each shortened."""
-    return ", ".join(map(short_repr, names))
 
 
 def _json_error(error: Exception) -> JsonError:

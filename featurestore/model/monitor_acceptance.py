@@ -34,7 +34,7 @@ class Acceptance:
     until: datetime
     subjects: Mapping[Subject, datetime | None] = field(default_factory=dict)
     note: str = ""
-    accepted_at: datetime | None = None
+    created: datetime | None = None
 
     def covers(self, window: Window, subject: Subject) -> bool:
         """Return whether a window that was out of bounds is accepted for a subject."""

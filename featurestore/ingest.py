@@ -104,7 +104,7 @@ def to_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
 
 
 @contextmanager
-def handed_over(df: object, *, engine: Engine, like: pa.Schema | None = None) -> Iterator[Relation]:
+def as_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) -> Iterator[Relation]:
     """Give a dataframe argument as a relation for as long as one call reads it.
 
     Arguments as in ``to_relation``.

@@ -1,4 +1,4 @@
-"""Audits: of staged rows before they are committed, and of what a group holds already."""
+"""Audits of staged rows before a commit, and of the rows of a group."""
 
 from __future__ import annotations
 
@@ -37,28 +37,25 @@ _NULL_KEYS = "no_null_keys"
 
 @dataclass(frozen=True)
 class AuditedRows:
-    """Rows that may land.
+    """Rows that may be committed.
 
-    ``unique``: no key occurs twice among them and none has nulls; None: not known. ``counted`` are
-    the statistics of the rows, where they were counted while the rows were staged. ``mode`` is how
-    they have to be written, None for what the write says, and ``deletes`` the keys of rows of the
-    table that go in the same commit.
+    ``unique``: no key occurs twice among them and none has nulls; None: not known.
+    ``statistics_state`` has the statistics of the rows, if they were counted during staging.
+    ``mode`` replaces the mode of the write, None keeps it, and ``deletes`` has the keys of stored
+    rows that the same commit deletes.
     """
 
     relation: Relation
     report: ValidationReport | None = None
     quarantined: Relation | None = None
     unique: bool | None = None
-    counted: StatisticsState | None = None
+    statistics_state: StatisticsState | None = None
     mode: str | None = None
     deletes: Relation | None = None
 
     @property
     def outcome(self) -> str | None:
-        """One word on the audit for the commit: passed, warned, quarantined.
-
-        None when there was none.
-        """
+        """The outcome for the commit: "passed", "warned" or "quarantined"; None without an audit."""
         if self.report is None:
             return None
         if self.quarantined is not None:
@@ -67,12 +64,11 @@ class AuditedRows:
 
 
 @dataclass(frozen=True)
-class LandedRows:
-    """Rows that a commit has just made visible, for statistics and registration.
+class CommittedRows:
+    """Rows of a new commit, for statistics and registration.
 
-    ``group`` is the group as it was opened before the write, ``spec`` its definition with the
-    columns that it gained, ``mode`` how the rows were written ("create" for the first ones).
-    ``declared`` is what a creation declares beside the definition.
+    ``group`` is the group before the write, ``spec`` its definition with the new columns, ``mode``
+    that of the write ("create" for the first one). ``declared`` is the declaration of a creation.
     """
 
     group: OpenGroup
@@ -93,8 +89,12 @@ def audit_staged(
     mode: str,
     library: str,
 ) -> AuditedRows:
-    """Audit staged rows; ValidationFailed when they may not land."""
-    found = audit(
+    """Audit staged rows.
+
+    Raises:
+        ValidationFailed: The rows break a rule under "strict".
+    """
+    outcome = audit(
         relation,
         spec=spec,
         validation=validation,
@@ -107,39 +107,39 @@ def audit_staged(
         library=library,
     )
     keys_present = all(
-        each.success for each in found.report.results if each.expectation["type"] == _NULL_KEYS
+        each.success for each in outcome.report.results if each.expectation["type"] == _NULL_KEYS
     )
-    unique = found.unique if keys_present or found.quarantined is not None else None
-    return AuditedRows(found.good, found.report, found.quarantined, unique)
+    unique = outcome.unique if keys_present or outcome.quarantined is not None else None
+    return AuditedRows(outcome.good, outcome.report, outcome.quarantined, unique)
 
 
 def transaction_of(audited: AuditedRows, write: Write, run: InFlight) -> tuple[str, int] | None:
-    """Return the transaction of a write: the caller's.
+    """Return the caller's transaction, or a new one if two tables are written.
 
-    One of its own where two tables are written; offsets of a stream do as well.
+    Offsets of a stream make a new one unnecessary.
     """
-    given = write.transaction
-    if given is not None or audited.quarantined is None or write.offsets:
-        return given
+    transaction = write.transaction
+    if transaction is not None or audited.quarantined is None or write.offsets:
+        return transaction
     return f"write/{run.run_id}", 0
 
 
 def quarantine(
-    session: Session, audited: AuditedRows, spec: FeatureGroupSpec, how: TableWrite
+    session: Session, audited: AuditedRows, spec: FeatureGroupSpec, table_write: TableWrite
 ) -> None:
-    """Append rows that did not pass to the group's quarantine table, before the good ones land.
+    """Append failed rows to the group's quarantine table, before the good ones are committed.
 
-    Both commits carry the same transaction, or the same offsets of a stream, so a repeat of the
-    write repeats neither.
+    Both commits have the same transaction, or the same offsets of a stream, so a repeated write
+    appends to neither.
     """
     if audited.quarantined is not None:
-        add_to_quarantine(session, audited.quarantined, spec, how)
+        add_to_quarantine(session, audited.quarantined, spec, table_write)
 
 
 def add_to_quarantine(
-    session: Session, rows: Relation, spec: FeatureGroupSpec, how: TableWrite
+    session: Session, rows: Relation, spec: FeatureGroupSpec, table_write: TableWrite
 ) -> None:
-    """Append rows to the quarantine table of a group, which is made where it is absent.
+    """Append rows to the quarantine table of a group; create the table if it is missing.
 
     Raises:
         StreamOvertaken: Another process quarantined records of these partitions first.
@@ -155,43 +155,43 @@ def add_to_quarantine(
                 note={"operation": "create"},
             )
     state = read_snapshot(path)
-    offsets = next_offsets(state, how.offsets)
+    offsets = next_offsets(state, table_write.offsets)
     if offsets is None:
         return
     if widened_schema(state.schema, rows.schema) != state.schema:
         # The decimals of the group have got more digits since the quarantine was made.
         session.engine.widen_columns(path, rows.schema)
-    stored = set(state.schema.names)
-    new = pa.schema([field for field in rows.schema if field.name not in stored])
-    note = {"operation": "quarantine", "run": how.note["run"]}
-    landing = TableWrite(
+    stored_columns = set(state.schema.names)
+    new_columns = pa.schema([field for field in rows.schema if field.name not in stored_columns])
+    note = {"operation": "quarantine", "run": table_write.note["run"]}
+    quarantine_write = TableWrite(
         mode="append",
-        add_columns=new or None,
+        add_columns=new_columns or None,
         note=note,
-        transaction=how.transaction,
+        transaction=table_write.transaction,
         offsets=offsets,
     )
-    session.engine.write(path, rows, landing)
+    session.engine.write(path, rows, quarantine_write)
 
 
 def validate(
     session: Session, name: str, *, version: int | None = None, expectations: object = None
 ) -> ValidationReport:
-    """Return the report on the group's present rows, which is stored with those of its writes.
+    """Audit the rows of a group, store the report with those of its writes, and return it.
 
-    Keys that occur twice are a warning here: appends may repeat the key of an earlier write, and a
+    Duplicate keys are a warning here: appends may repeat the key of an earlier write, and a
     retrieval takes the latest.
     """
     group = open_group(session, name, version)
     rules = group.spec.expectations if expectations is None else plain_expectations(expectations)
     live = None
     if group.spec.external is not None:
-        live = live_source(session, group)  # as long as this is known, its rows are there
+        live = live_source(session, group)  # this reference keeps its rows available
     rows = rows_of(session, live or pinned(group))
     work = Work("validate", group.spec.name, uuid.uuid4().hex, session.location, group.spec.version)
     work.committed_version = group.delta_version
     with observed(work):
-        found = audit(
+        outcome = audit(
             rows,
             spec=group.spec,
             validation="warn",
@@ -200,9 +200,9 @@ def validate(
             mode="check",
             event_time_tolerance=group.spec.event_time_tolerance,
         )
-        work.report = found.report
-    results = tuple(_with_duplicates_as_warning(each) for each in found.report.results)
-    report = replace(found.report, results=results, delta_version=group.delta_version)
+        work.report = outcome.report
+    results = tuple(_with_duplicates_as_warning(each) for each in outcome.report.results)
+    report = replace(outcome.report, results=results, delta_version=group.delta_version)
     with session.registry.transaction() as connection:
         reports.add_validation(connection, featuregroups.KIND, report_to_json(report))
     return report
@@ -217,8 +217,10 @@ def _with_duplicates_as_warning(result: ExpectationResult) -> ExpectationResult:
 def validation_history(
     session: Session, name: str, *, version: int | None = None, limit: int | None = None
 ) -> list[ValidationReport]:
-    """Return the newest reports of a group's audits, refused writes among them, oldest first."""
+    """Return the newest reports of a group's audits, including refused writes, oldest first."""
     name, version = resolve(session, name, version)
     with session.registry.reading() as connection:
-        stored = reports.validations(connection, featuregroups.KIND, name, version, limit=limit)
-    return Listing(map(report_from_json, stored))
+        report_records = reports.validations(
+            connection, featuregroups.KIND, name, version, limit=limit
+        )
+    return Listing(map(report_from_json, report_records))

@@ -1,6 +1,6 @@
-"""Conforming: how the columns of a batch become those of a group, by name and without loss.
+"""Conforming: the columns of a batch become those of a group, by name and without loss.
 
-Types that do not hold all values of the group's are fitted value by value (``model.fitting``).
+Types that do not fit in general are converted value by value (``model.fitting``).
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ _NEXT_VERSION = "make the next version of the group with create_featuregroup(...
 
 @dataclass(frozen=True)
 class Conformed:
-    """Rows that have exactly the columns of the group, with those that it gains by this write."""
+    """Rows with exactly the columns of the group, including the new ones of this write."""
 
     relation: Relation
     spec: FeatureGroupSpec
     added: tuple[pa.Field, ...] = ()
     unchecked: bool = False
-    """Whether values decide if the rows can be written: reading them may raise."""
+    """Whether the rows may have unsupported values: reading them may raise."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Gives record batches the types of a group; runs where the rows are.
+    """The step that converts record batches to the types of a group; runs on the engine's workers.
 
-    ``group`` and ``library`` are what messages name: the group, the kind of the dataframe.
-    ``way_out`` ends their hints. ``can_widen``: the write may ask for more digits of decimals.
+    Messages name ``group`` and use code of ``library``; ``fallback_hint`` ends their hints.
+    ``can_widen``: the write may widen decimals with ``schema_change="add"``.
     """
 
     schema: pa.Schema
     group: str
     library: str
-    way_out: str = _NEXT_VERSION
+    fallback_hint: str = _NEXT_VERSION
     can_widen: bool = False
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -60,9 +60,7 @@ class Fit:
         Raises:
             SchemaMismatch: A value does not fit; names the first of its column.
         """
-        columns = []
-        for field in self.schema:
-            columns.append(self._fitted(batch.column(field.name), field))
+        columns = [self._fitted(batch.column(field.name), field) for field in self.schema]
         return cast_batch(pa.RecordBatch.from_arrays(columns, self.schema.names), self.schema)
 
     def _fitted(self, column: pa.Array, field: pa.Field) -> pa.Array:
@@ -74,22 +72,22 @@ class Fit:
             raise SchemaMismatch(
                 f"The rows do not fit {self.group}: {field.name!r} is {describe(column.type)} "
                 f"where the group has {describe(field.type)}, and {misfit}.",
-                hint=self._way_out(column.type, field, misfit),
+                hint=self._misfit_hint(column.type, field, misfit),
             ) from misfit
 
-    def _way_out(self, given: pa.DataType, field: pa.Field, misfit: Misfit) -> str:
+    def _misfit_hint(self, batch_type: pa.DataType, field: pa.Field, misfit: Misfit) -> str:
         if misfit.value is None:
             return UNEQUAL_SHAPES_HINT
-        line = cast_line(self.library, field.name, given, field.type)
-        way_out = self.way_out
-        wider = wider_decimal(given, field.type)
-        if wider is not None and way_out == _NEXT_VERSION:
+        line = cast_line(self.library, field.name, batch_type, field.type)
+        fallback = self.fallback_hint
+        wider = wider_decimal(batch_type, field.type)
+        if wider is not None and fallback == _NEXT_VERSION:
             types = f"dtypes={{{field.name!r}: 'decimal({wider.precision}, {wider.scale})'}}"
-            way_out = f"make the next version of the group with create_featuregroup(..., {types})"
-        ways = [line or "cast the column", way_out]
+            fallback = f"make the next version of the group with create_featuregroup(..., {types})"
+        suggestions = [line or "cast the column", fallback]
         if self.can_widen and with_value(misfit.value, field.type) is not None:
-            ways.insert(0, "schema_change='add' widens the column")
-        return ", or ".join(ways)
+            suggestions.insert(0, "schema_change='add' widens the column")
+        return ", or ".join(suggestions)
 
 
 def conform(
@@ -99,12 +97,12 @@ def conform(
     engine: Engine,
     schema_change: str | None,
     library: str = "pandas",
-    beside: Sequence[pa.Field] = (),
+    extra_columns: Sequence[pa.Field] = (),
 ) -> Conformed:
     """Return the rows with the columns of the group, in its order and types.
 
-    ``library`` is the kind of the dataframe that the rows come from, whose words hints use.
-    ``beside`` are columns that the rows have and keep, and that the group does not get.
+    ``library`` is the dataframe library of the rows, for the code in hints. ``extra_columns`` stay
+    in the rows, but do not become columns of the group.
 
     Raises:
         SchemaMismatch: Lists every column that is missing, unknown or of a type that does not fit.
@@ -113,11 +111,11 @@ def conform(
         raise InvalidArgument(
             f"schema_change={schema_change!r} is not known.", hint="schema_change='add', or None"
         )
-    apart = {field.name for field in beside}
-    given = pa.schema([field for field in relation.schema if field.name not in apart])
-    added = check_columns(given, spec, schema_change=schema_change, library=library)
+    extra_names = {field.name for field in extra_columns}
+    batch_schema = pa.schema([field for field in relation.schema if field.name not in extra_names])
+    added = check_columns(batch_schema, spec, schema_change=schema_change, library=library)
     wider = spec.with_columns(added)
-    schema = pa.schema([*wider.schema, *beside])
+    schema = pa.schema([*wider.schema, *extra_columns])
     if relation.schema.names != schema.names:
         relation = engine.select(relation, {name: name for name in schema.names})
     unchecked = not all(map(widens, relation.schema.types, schema.types))
@@ -128,72 +126,82 @@ def conform(
 
 
 def check_columns(
-    given: pa.Schema,
+    batch_schema: pa.Schema,
     spec: FeatureGroupSpec,
     *,
     schema_change: str | None,
     library: str = "pandas",
 ) -> list[pa.Field]:
-    """Return the columns that are new, which ``schema_change="add"`` allows.
+    """Return the new columns, which ``schema_change="add"`` allows.
 
     Raises:
         SchemaMismatch: Lists every column that is missing, unknown or of a type that does not fit.
     """
-    held = {field.name: field.type for field in spec.schema}
-    new = [field for field in given if field.name not in held]
-    problems = _unfitting(given, held)
-    twins = _twins(new, spec.schema.names)
-    refused = bool(new) and schema_change is None and not twins
-    if twins:
-        problems.append(f"new columns differ from existing ones only in case: {', '.join(twins)}")
-    elif refused:
-        unknown = [f"{field.name!r} ({describe(field.type)})" for field in new]
+    column_types = {field.name: field.type for field in spec.schema}
+    new_columns = [field for field in batch_schema if field.name not in column_types]
+    problems = _column_problems(batch_schema, column_types)
+    case_conflicts = _case_conflicts(new_columns, spec.schema.names)
+    has_unknown_columns = bool(new_columns) and schema_change is None and not case_conflicts
+    if case_conflicts:
+        problems.append(
+            f"new columns differ from existing ones only in case: {', '.join(case_conflicts)}"
+        )
+    elif has_unknown_columns:
+        unknown = [f"{field.name!r} ({describe(field.type)})" for field in new_columns]
         problems.append(f"unknown: {', '.join(unknown)}")
     if problems:
-        only_new = refused and len(problems) == 1
+        only_new = has_unknown_columns and len(problems) == 1
         raise SchemaMismatch(
             f"The rows do not fit {_title(spec)}: {'; '.join(problems)}.",
-            hint=_way_out(problems, _casts(given, held, library), only_new=only_new),
+            hint=_columns_hint(
+                problems, _casts(batch_schema, column_types, library), only_new=only_new
+            ),
         )
-    refuse_untyped(pa.schema(new), what="The dataframe", hint=partial(_typing, library))
-    return [field.with_nullable(True) for field in new]
+    refuse_untyped(
+        pa.schema(new_columns), what="The dataframe", hint=partial(_typing_hint, library)
+    )
+    return [field.with_nullable(True) for field in new_columns]
 
 
-def _typing(language: str, columns: pa.Schema) -> str:
-    """Return what gives new columns without values a type."""
+def _typing_hint(language: str, columns: pa.Schema) -> str:
+    """Return the code that types new columns without values."""
     lines = typing_lines(language, columns)
     return lines or f"leave {listing(columns.names)} out until a row has a value there"
 
 
-def _unfitting(given: pa.Schema, held: Mapping[str, pa.DataType]) -> list[str]:
-    """Say which columns of the group the rows lack, or have with types that do not fit."""
-    types = {field.name: field.type for field in given}
-    problems, absent = [], []
-    for name, wanted in held.items():
+def _column_problems(batch_schema: pa.Schema, column_types: Mapping[str, pa.DataType]) -> list[str]:
+    """Return a text for each column that is missing or has a type that does not fit."""
+    types = {field.name: field.type for field in batch_schema}
+    problems, missing_names = [], []
+    for name, column_type in column_types.items():
         kind = types.get(name)
         if kind is None:
-            absent.append(name)
-        elif not can_fit(kind, wanted):
-            problems.append(f"{name!r} is {describe(kind)} where the group has {describe(wanted)}")
-    if absent:
-        problems.append(f"missing: {listing(absent)}")
+            missing_names.append(name)
+        elif not can_fit(kind, column_type):
+            problems.append(
+                f"{name!r} is {describe(kind)} where the group has {describe(column_type)}"
+            )
+    if missing_names:
+        problems.append(f"missing: {listing(missing_names)}")
     return problems
 
 
-def _casts(given: pa.Schema, held: Mapping[str, pa.DataType], library: str) -> list[str]:
+def _casts(
+    batch_schema: pa.Schema, column_types: Mapping[str, pa.DataType], library: str
+) -> list[str]:
     """Return the lines that cast the columns whose types do not fit."""
     lines = []
-    for field in given:
-        wanted = held.get(field.name)
-        if wanted is None or can_fit(field.type, wanted):
+    for field in batch_schema:
+        column_type = column_types.get(field.name)
+        if column_type is None or can_fit(field.type, column_type):
             continue
-        if shape_of(wanted):
+        if shape_of(column_type):
             is_array = is_nested(field.type)
             lines.append(
-                UNEQUAL_SHAPES_HINT if is_array else f"give arrays of shape {shape_of(wanted)}"
+                UNEQUAL_SHAPES_HINT if is_array else f"give arrays of shape {shape_of(column_type)}"
             )
             continue
-        line = cast_line(library, field.name, field.type, wanted)
+        line = cast_line(library, field.name, field.type, column_type)
         if line is not None:
             lines.append(line)
     return lines
@@ -203,7 +211,7 @@ def _title(spec: FeatureGroupSpec) -> str:
     return f"feature group {spec.name!r} version {spec.version}"
 
 
-def _way_out(problems: Sequence[str], casts: Sequence[str], *, only_new: bool) -> str:
+def _columns_hint(problems: Sequence[str], casts: Sequence[str], *, only_new: bool) -> str:
     if only_new:
         return "schema_change='add' lets new nullable columns in"
     if all(problem.startswith("missing") for problem in problems):
@@ -211,19 +219,19 @@ def _way_out(problems: Sequence[str], casts: Sequence[str], *, only_new: bool) -
     return f"{'; '.join(casts) or 'cast the columns'}, or {_NEXT_VERSION}"
 
 
-def _twins(new: Sequence[pa.Field], names: Sequence[str]) -> list[str]:
-    """Return the pairs of a new column and one whose name differs in case only, as texts."""
-    folded = {name.lower(): name for name in names}
+def _case_conflicts(new_columns: Sequence[pa.Field], names: Sequence[str]) -> list[str]:
+    """Return the pairs of a new and an existing column that differ only in case, as text."""
+    names_by_lower_case = {name.lower(): name for name in names}
     pairs = []
-    for field in new:
-        twin = folded.get(field.name.lower())
-        if twin is not None:
-            pairs.append(f"{field.name!r} and {twin!r}")
+    for field in new_columns:
+        existing_name = names_by_lower_case.get(field.name.lower())
+        if existing_name is not None:
+            pairs.append(f"{field.name!r} and {existing_name!r}")
     return pairs
 
 
-def _equal(left: pa.Schema, right: pa.Schema) -> bool:
-    if left.names != right.names:
+def _equal(first: pa.Schema, second: pa.Schema) -> bool:
+    if first.names != second.names:
         return False
-    # Equality of nested types overlooks the names of list items, which later readers would see.
-    return list(map(str, left.types)) == list(map(str, right.types))
+    # Equality of nested types ignores the names of list items, but later readers see them.
+    return list(map(str, first.types)) == list(map(str, second.types))

@@ -1,4 +1,4 @@
-"""Types that a caller declares for the columns of a new group: ``dtypes=`` and ``decimal_type=``."""
+"""Declared column types of a new group: ``dtypes=`` and ``decimal_type=``."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from featurestore.model.fitting import can_fit
 from featurestore.model.types import feature_type, is_nested
 from featurestore.plugins.engine import Engine, Relation
 
-# What ``dtypes=`` maps columns to: a type of Arrow, or its name such as "decimal(20, 4)".
+# An Arrow type, or its name such as "decimal(20, 4)".
 TypeName: TypeAlias = str | pa.DataType
 
 
 @dataclass(frozen=True)
 class DeclaredTypes:
-    """The types of columns by name, and the one of all other decimals."""
+    """The declared types of columns by name, and the type of all other decimals."""
 
     columns: Mapping[str, pa.DataType] = field(default_factory=dict)
     decimal: pa.DataType | None = None
 
-    def schema(self, given: pa.Schema, *, library: str) -> pa.Schema:
+    def schema(self, batch_schema: pa.Schema, *, library: str) -> pa.Schema:
         """Return the schema of a dataframe's feature types with the declared types.
 
         Raises:
             InvalidArgument: A name is not a column, or a column cannot have its type.
         """
         for name in self.columns:
-            if name not in given.names:
+            if name not in batch_schema.names:
                 raise InvalidArgument(
                     f"dtypes names {name!r}, which is not a column. There are "
-                    f"{listing(given.names, limit=50)}.",
-                    hint=did_you_mean(name, given.names, write="dtypes={{{!r}: '...'}}"),
+                    f"{listing(batch_schema.names, limit=50)}.",
+                    hint=did_you_mean(name, batch_schema.names, write="dtypes={{{!r}: '...'}}"),
                 )
         fields = []
-        for each in given:
-            wanted = self.columns.get(each.name)
-            if wanted is None:
-                wanted = self._with_decimals(each.type)
-            if not can_fit(each.type, wanted):
-                line = cast_line(library, each.name, each.type, wanted)
+        for each in batch_schema:
+            column_type = self.columns.get(each.name)
+            if column_type is None:
+                column_type = self._with_decimals(each.type)
+            if not can_fit(each.type, column_type):
+                line = cast_line(library, each.name, each.type, column_type)
                 raise InvalidArgument(
-                    f"Column {each.name!r} is {each.type}, of which dtypes= does not make {wanted}: "
+                    f"Column {each.name!r} is {each.type}, of which dtypes= does not make {column_type}: "
                     "values are never parsed or rounded.",
                     hint=line or f"cast the column {each.name!r}",
                 )
-            fields.append(each.with_type(wanted))
+            fields.append(each.with_type(column_type))
         return pa.schema(fields)
 
     def _with_decimals(self, kind: pa.DataType) -> pa.DataType:
-        """Return a type with the declared decimals in the place of its own."""
+        """Return a type with its decimals replaced by the declared ones."""
         if self.decimal is None:
             return kind
         if pat.is_decimal(kind):
@@ -84,11 +84,13 @@ def declared_types(
             f"dtypes={dtypes!r} is not a mapping.", hint="dtypes={'price': 'decimal(20, 4)'}"
         )
     columns = {}
-    for name, given in (dtypes or {}).items():
-        columns[name] = _stored(parse_type(given, column=name), f"dtypes={{{name!r}: ...}}")
+    for name, type_name in (dtypes or {}).items():
+        columns[name] = _storable_type(
+            parse_type(type_name, column=name), f"dtypes={{{name!r}: ...}}"
+        )
     decimal = None
     if decimal_type is not None:
-        decimal = _stored(parse_type(decimal_type, column="decimal_type"), "decimal_type")
+        decimal = _storable_type(parse_type(decimal_type, column="decimal_type"), "decimal_type")
         if not pat.is_decimal(decimal):
             raise UnsupportedType(
                 f"decimal_type={decimal_type!r} is not a type of decimals.",
@@ -100,7 +102,7 @@ def declared_types(
 def typed_relation(
     rows: Relation, declared: DeclaredTypes, *, name: str, engine: Engine, library: str
 ) -> Relation:
-    """Return rows with the declared types; reading them raises where a value does not fit."""
+    """Return rows with the declared types; reading them raises if a value does not fit."""
     schema = declared.schema(rows.schema, library=library)
     if schema == rows.schema:
         return rows
@@ -124,14 +126,14 @@ def _fitted(batches: Iterable[pa.RecordBatch], fit: Fit) -> Iterator[pa.RecordBa
 
 def _fit(schema: pa.Schema, name: str, library: str) -> Fit:
     title = f"the declared types of feature group {name!r}"
-    return Fit(schema, title, library, way_out="declare a wider type in dtypes=")
+    return Fit(schema, title, library, fallback_hint="declare a wider type in dtypes=")
 
 
-def _stored(kind: pa.DataType, argument: str) -> Any:
-    stored = feature_type(kind)
-    if stored is None:
+def _storable_type(kind: pa.DataType, argument: str) -> Any:
+    stored_type = feature_type(kind)
+    if stored_type is None:
         raise UnsupportedType(
             f"{argument}: {kind} cannot be stored.",
             hint="decimals have at most 38 digits; the names are those of Arrow",
         )
-    return stored
+    return stored_type

@@ -1,4 +1,4 @@
-"""Definitions: from the arguments of a call to a spec, and from two specs to what differs."""
+"""Definitions: the spec of a declaration, and the differences of two specs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from featurestore.plugins.validator import find_validator
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a caller declares about a group, beside its rows. None means: not said."""
+    """The declaration of a group by a caller, without its rows. None means not declared."""
 
     primary_key: str | Sequence[str] = ()
     event_time: str | None = None
@@ -61,30 +61,30 @@ def define(
         primary_key=columns(declared.primary_key, argument="primary_key"),
         event_time=declared.event_time,
         created_time=declared.created_time,
-        partition_by=_partitions(declared, schema),
+        partition_by=_partition_columns(declared, schema),
         ttl=parse_ttl(declared.ttl),
         expectations=plain_expectations(declared.expectations),
         validation=declared.validation,
         statistics=bool(declared.statistics),
         job=declared.job,
-        event_time_tolerance=_tolerance(declared),
+        event_time_tolerance=_event_time_tolerance(declared),
         compact=declared.compact,
         external=declared.external,
     )
 
 
 def check_key(declared: Declaration) -> None:
-    """Refuse a primary key that holds a time of the group.
+    """Refuse a primary key that contains a time of the group.
 
-    It would be joined by equality, and so answer labels of exactly that time alone.
+    It would be joined by equality, and so match only labels of exactly that time.
     """
-    named = columns(declared.primary_key, argument="primary_key")
-    times = [name for name in (declared.event_time, declared.created_time) if name in named]
+    key_columns = columns(declared.primary_key, argument="primary_key")
+    times = [name for name in (declared.event_time, declared.created_time) if name in key_columns]
     if not times:
         return
-    entity = [name for name in named if name not in times]
-    hint = f"primary_key={entity!r}, event_time={declared.event_time!r}"
-    if not entity:
+    entity_columns = [name for name in key_columns if name not in times]
+    hint = f"primary_key={entity_columns!r}, event_time={declared.event_time!r}"
+    if not entity_columns:
         hint = f"primary_key={times!r} without event_time= joins rows of equal {times[0]!r}"
     raise InvalidArgument(
         f"primary_key holds {listing(times)}, a time of the group. A row is identified by its key "
@@ -94,32 +94,30 @@ def check_key(declared: Declaration) -> None:
     )
 
 
-def columns(given: str | Sequence[str], *, argument: str) -> tuple[str, ...]:
-    """Return column names given as one text or as a sequence."""
-    names: tuple[Any, ...] = (given,)
-    if isinstance(given, Iterable) and not isinstance(given, str):
-        names = tuple(given)
+def columns(argument_value: str | Sequence[str], *, argument: str) -> tuple[str, ...]:
+    """Return the column names of an argument that is a string or a sequence."""
+    names: tuple[Any, ...] = (argument_value,)
+    if isinstance(argument_value, Iterable) and not isinstance(argument_value, str):
+        names = tuple(argument_value)
     if not all(isinstance(name, str) for name in names):
         raise InvalidArgument(
-            f"{argument}={given!r} is no list of column names.", hint=f"{argument}=['id']"
+            f"{argument}={argument_value!r} is not a list of column names.",
+            hint=f"{argument}=['id']",
         )
     return names
 
 
-def plain_expectations(given: object) -> tuple[Mapping[str, Any], ...]:
-    """Return expectations (plain dicts, objects or a suite) as plain dicts ``{"type".
-
-    ..., "kwargs": {...}}``.
-    """
-    if given is None:
+def plain_expectations(expectations: object) -> tuple[Mapping[str, Any], ...]:
+    """Convert expectations (dicts, objects or a suite) to dicts with "type" and "kwargs"."""
+    if expectations is None:
         return ()
-    if isinstance(given, list | tuple) and not given:
+    if isinstance(expectations, list | tuple) and not expectations:
         return ()
-    return find_validator().normalize(given)
+    return find_validator().normalize(expectations)
 
 
 def check_policy(policy: str | None) -> None:
-    """Refuse what is no validation policy (None: the group's own)."""
+    """Refuse an unknown validation policy (None: the group's own)."""
     if policy is not None and policy not in VALIDATION_POLICIES:
         raise InvalidArgument(
             f"validation={policy!r} is not a policy.",
@@ -129,90 +127,110 @@ def check_policy(policy: str | None) -> None:
 
 
 def check_text(description: object) -> None:
-    """Refuse a description that is no text."""
+    """Refuse a description that is not a string."""
     if not isinstance(description, str):
         raise InvalidArgument(
-            f"description={description!r} is no text.", hint="description='Hourly weather'"
+            f"description={description!r} is not a string.", hint="description='Hourly weather'"
         )
 
 
-def check_descriptions(given: object, columns: Sequence[str]) -> dict[str, str]:
-    """Return descriptions of features; InvalidArgument where they name none or are no texts."""
-    if not isinstance(given, Mapping):
+def check_descriptions(descriptions: object, columns: Sequence[str]) -> dict[str, str]:
+    """Return descriptions of features.
+
+    Raises:
+        InvalidArgument: A name is not a column, or a description is not a string.
+    """
+    if not isinstance(descriptions, Mapping):
         raise InvalidArgument(
-            f"descriptions={given!r} is no dict of texts.", hint="descriptions={'temp': 'in F'}"
+            f"descriptions={descriptions!r} is not a dict of strings.",
+            hint="descriptions={'temp': 'in F'}",
         )
-    for feature, text in given.items():
+    for feature, text in descriptions.items():
         if feature not in columns:
             raise InvalidArgument(
-                f"descriptions names {feature!r}, which is no column. There are "
+                f"descriptions names {feature!r}, which is not a column. There are "
                 f"{listing(columns, limit=50)}.",
                 hint=did_you_mean(feature, columns, write="descriptions={{{!r}: '...'}}"),
             )
         if not isinstance(text, str):
             raise InvalidArgument(
-                f"The description of {feature!r} is {text!r}, no text.",
+                f"The description of {feature!r} is {text!r}, not a string.",
                 hint=f"descriptions={{{feature!r}: '...'}}",
             )
-    return dict(given)
+    return dict(descriptions)
 
 
-# What two definitions must have in common, beside their columns.
-_COMPARED = ("primary_key", "event_time", "created_time", "partition_by", "ttl", "expectations")
+# The fields that must be equal in two definitions, in addition to their columns.
+_COMPARED_FIELDS = (
+    "primary_key",
+    "event_time",
+    "created_time",
+    "partition_by",
+    "ttl",
+    "expectations",
+)
 
 
-def check_same(declared: Declaration, stored: FeatureGroupSpec, *, given: pa.Schema) -> None:
+def check_same(
+    declared: Declaration, stored_spec: FeatureGroupSpec, *, batch_schema: pa.Schema
+) -> None:
     """Refuse a declaration that differs from the stored definition.
 
-    Columns of the dataframe must be those of the group; what the caller left at its default and the
-    group sets (tags, description, policy) is no part of the definition.
+    Columns of the dataframe must be those of the group; tags, description and policy are not
+    compared.
 
     Raises:
         DefinitionMismatch: Lists every difference.
     """
-    asked = define(declared, name=stored.name, version=stored.version, schema=given)
+    declared_spec = define(
+        declared, name=stored_spec.name, version=stored_spec.version, schema=batch_schema
+    )
     differences = []
-    for label in _COMPARED:
-        before, now = getattr(stored, label), getattr(asked, label)
+    for label in _COMPARED_FIELDS:
+        before, now = getattr(stored_spec, label), getattr(declared_spec, label)
         if before != now:
-            differences.append(f"{label}: stored {_shown(before)}, given {_shown(now)}")
-    differences += _column_differences(stored.schema, asked.schema, declared.types)
+            differences.append(
+                f"{label}: stored {_format_value(before)}, given {_format_value(now)}"
+            )
+    differences += _column_differences(stored_spec.schema, declared_spec.schema, declared.types)
     if differences:
         raise DefinitionMismatch(
-            f"Feature group {stored.name!r} version {stored.version} is defined otherwise: "
+            f"Feature group {stored_spec.name!r} version {stored_spec.version} is defined otherwise: "
             f"{'; '.join(differences)}.",
             hint="create_featuregroup(...) makes the next version",
         )
 
 
-def _column_differences(stored: pa.Schema, asked: pa.Schema, declared: DeclaredTypes) -> list[str]:
-    given = {column.name: column.type for column in asked}
-    found = []
-    for column in stored:
-        kind = given.pop(column.name, None)
+def _column_differences(
+    stored_schema: pa.Schema, declared_schema: pa.Schema, declared: DeclaredTypes
+) -> list[str]:
+    types_by_name = {column.name: column.type for column in declared_schema}
+    differences = []
+    for column in stored_schema:
+        kind = types_by_name.pop(column.name, None)
         if kind is None:
-            found.append(f"column {column.name!r} ({column.type}) is missing")
+            differences.append(f"column {column.name!r} ({column.type}) is missing")
         elif kind != column.type and not _follows_batch(kind, column, declared):
-            found.append(f"column {column.name!r}: stored {column.type}, given {kind}")
-    found += [f"column {name!r} is new" for name in given]
-    return found
+            differences.append(f"column {column.name!r}: stored {column.type}, given {kind}")
+    differences += [f"column {name!r} is new" for name in types_by_name]
+    return differences
 
 
-def _follows_batch(kind: pa.DataType, stored: pa.Field, declared: DeclaredTypes) -> bool:
-    """Tell whether a type differs by the digits of a batch alone: nobody declared them."""
-    if declared.decimal is not None or stored.name in declared.columns:
+def _follows_batch(kind: pa.DataType, stored_column: pa.Field, declared: DeclaredTypes) -> bool:
+    """Return True if a type differs only by the undeclared digits of a batch."""
+    if declared.decimal is not None or stored_column.name in declared.columns:
         return False
-    return pat.is_decimal(kind) and pat.is_decimal(stored.type)
+    return pat.is_decimal(kind) and pat.is_decimal(stored_column.type)
 
 
-def _tolerance(declared: Declaration) -> timedelta:
-    given = declared.event_time_tolerance
-    if given is None:
+def _event_time_tolerance(declared: Declaration) -> timedelta:
+    tolerance = declared.event_time_tolerance
+    if tolerance is None:
         return timedelta(0)
-    return parse_duration(given, argument="event_time_tolerance")
+    return parse_duration(tolerance, argument="event_time_tolerance")
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, timedelta):
         return repr(format_duration(value))
     if isinstance(value, tuple):
@@ -220,7 +238,7 @@ def _shown(value: object) -> str:
     return repr(value)
 
 
-def _partitions(declared: Declaration, schema: pa.Schema) -> tuple[str, ...]:
+def _partition_columns(declared: Declaration, schema: pa.Schema) -> tuple[str, ...]:
     names = columns(declared.partition_by, argument="partition_by")
     types = {column.name: column.type for column in schema}
     for name in names:

@@ -1,4 +1,4 @@
-"""Deleting rows of a group, and deleting a whole version of it."""
+"""Deletion of rows of a group, and of a version of a group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def delete_rows(
     group = open_stored(session, name, version, to="delete any")
     if not isinstance(where, str) or not where.strip():
         raise InvalidArgument(
-            f"where={where!r} is no condition.", hint="where=\"event_time < '2020-01-01'\""
+            f"where={where!r} is not a condition.", hint="where=\"event_time < '2020-01-01'\""
         )
     spec = group.spec
     where = fix_clock(where, now=utc_now())
@@ -54,14 +54,14 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
     """Delete a version of a group with its data, quarantine and statistics.
 
     Raises:
-        PinnedByTrainingDataset: A training dataset was made from it; ``force=True`` deletes all the
-            same.
-        UsedByFeatureView: A feature view reads it; likewise.
+        PinnedByTrainingDataset: A training dataset was made from it; ``force=True`` deletes it
+            anyway.
+        UsedByFeatureView: A feature view reads it; ``force=True`` deletes it anyway.
     """
     if version is None:
         raise InvalidArgument("delete_featuregroup needs a version.", hint="version=1")
     name, version = resolve(session, name, version)
-    with in_flight(session, kind=RECLAIM, name=name, version=version) as looking:
+    with in_flight(session, kind=RECLAIM, name=name, version=version) as reclaim_run:
         if not force:
             _refuse_pinned(session, name, version)
         refuse_used(session, name, version, force=force)
@@ -72,7 +72,7 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
             with after_publication(f"The deletion of feature group {name!r} version {version}"):
                 groups.remove_files(session.paths, name, version)
                 run.registered = True
-        looking.registered = True
+        reclaim_run.registered = True
 
 
 def _refuse_pinned(session: Session, name: str, version: int) -> None:
@@ -83,10 +83,10 @@ def _refuse_pinned(session: Session, name: str, version: int) -> None:
         )
     users = pinned_by(session, name, version)
     if users:
-        named = [f"{each.dataset} version {each.dataset_version}" for each in users]
+        dataset_names = [f"{each.dataset} version {each.dataset_version}" for each in users]
         raise PinnedByTrainingDataset(
             f"Feature group {name!r} version {version} is pinned by the training datasets "
-            f"{listing(named)}.",
+            f"{listing(dataset_names)}.",
             hint="delete those first, or force=True: they stay readable, but cannot be recomputed "
             "any more",
         )

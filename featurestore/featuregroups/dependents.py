@@ -1,4 +1,4 @@
-"""Feature views that read a group: told when the group changes what they read."""
+"""Feature views that read a group: warnings and errors for changes that affect them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from featurestore.session import Session
 
 
 def warn_views(session: Session, spec: FeatureGroupSpec) -> None:
-    """Warn of every view that a definition about to be made does not give what it reads.
+    """Warn of every view that reads features which a new definition does not have.
 
-    A view goes on reading the version that it names: a later one that lacks a feature only keeps
-    the view from moving on, the same version made anew breaks it.
+    A view reads a fixed version: a later one without a feature only prevents an update of the view,
+    a recreated version breaks it.
     """
     with session.registry.reading() as connection:
         reading = feature_views.reading(connection, spec.name)
     for view in reading:
-        missing = _missing(view, spec)
-        if missing:
+        missing_features = _missing_features(view, spec)
+        if missing_features:
             warn_caller(
-                f"{_name(view)} reads feature group {spec.name!r}: in version {spec.version} "
-                f"{', '.join(missing)}. {_consequence(view, spec)}",
+                f"{_view_title(view)} reads feature group {spec.name!r}: in version {spec.version} "
+                f"{', '.join(missing_features)}. {_consequence(view, spec)}",
                 FeatureViewWarning,
             )
 
@@ -39,20 +39,19 @@ def refuse_used(session: Session, name: str, version: int, *, force: bool) -> No
     if not reading:
         return
     users = listing(f"{view.name} version {view.version}" for view in reading)
-    what = f"Feature group {name!r} version {version} is read by the feature views {users}"
+    description = f"Feature group {name!r} version {version} is read by the feature views {users}"
     if not force:
         raise UsedByFeatureView(
-            f"{what}.", hint="delete those first, or force=True: they cannot be read any more"
+            f"{description}.",
+            hint="delete those first, or force=True: they cannot be read any more",
         )
-    warn_caller(f"{what}, which cannot be read any more.", FeatureViewWarning)
+    warn_caller(f"{description}, which cannot be read any more.", FeatureViewWarning)
 
 
-def _missing(view: FeatureViewSpec, spec: FeatureGroupSpec) -> list[str]:
-    asked = []
-    for feature in view.features:
-        if feature.group == spec.name:
-            asked.append(feature)
-    return incompatible_features(asked, spec)
+def _missing_features(view: FeatureViewSpec, spec: FeatureGroupSpec) -> list[str]:
+    return incompatible_features(
+        [feature for feature in view.features if feature.group == spec.name], spec
+    )
 
 
 def _consequence(view: FeatureViewSpec, spec: FeatureGroupSpec) -> str:
@@ -61,5 +60,5 @@ def _consequence(view: FeatureViewSpec, spec: FeatureGroupSpec) -> str:
     return "It goes on reading the version that it names."
 
 
-def _name(view: FeatureViewSpec) -> str:
+def _view_title(view: FeatureViewSpec) -> str:
     return f"Feature view {view.name!r} version {view.version}"

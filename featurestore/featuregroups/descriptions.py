@@ -1,4 +1,4 @@
-"""Descriptions of a group and of its features: they change without a new version."""
+"""Descriptions of a group and of its features, which change without a new version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def update(
     """Change the description of a group, and those of some of its features ("" removes one).
 
     Raises:
-        InvalidArgument: Nothing to change, or descriptions of what the group does not have.
+        InvalidArgument: Nothing to change, or descriptions of unknown features.
     """
     if description is None and not descriptions:
         raise InvalidArgument(
@@ -37,9 +37,9 @@ def update(
     check_text(description or "")
     group = open_group(session, name, version)
     meta = commits.meta_of(group.state)
-    known = check_descriptions(descriptions or {}, group.spec.schema.names)
+    new_descriptions = check_descriptions(descriptions or {}, group.spec.schema.names)
     features = {}
-    for feature, text in {**meta.features, **known}.items():
+    for feature, text in {**meta.features, **new_descriptions}.items():
         if text:
             features[feature] = text
     meta = replace(meta, features=features)

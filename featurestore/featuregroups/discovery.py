@@ -1,4 +1,4 @@
-"""Finding features: tags, search, lists, and where a column comes from."""
+"""Search of features, lists, tags, and the provenance of a column."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from featurestore.registry.search_filters import SearchFilter, groups_within, wi
 from featurestore.registry.tables import check_search_text
 from featurestore.session import Session
 
-# Where a search found an aggregate: a reference, or the folder below the location.
-_PLACES = {
+# The reference of an aggregate by kind: a feature reference, or a folder below the location.
+_REFERENCE_FORMATS = {
     featuregroups.KIND: "{name}.{feature}",
     training_datasets.KIND: f"{TRAININGDATASETS}/{{name}}",
     feature_views.KIND: f"{FEATUREVIEWS}/{{name}}",
@@ -41,10 +41,10 @@ _PLACES = {
 
 @dataclass(frozen=True)
 class Match:
-    """Something that a search found.
+    """One match of a search.
 
-    ``where`` is "name", "description", "tag", "feature" or "window": what an aggregate is made of,
-    in a group, a training dataset or a feature view of that name.
+    ``where`` is "name", "description", "tag", "feature" or "window": the text of an aggregate in a
+    group, a training dataset or a feature view of that name.
     """
 
     group: str
@@ -55,7 +55,7 @@ class Match:
 
     @property
     def kind(self) -> str:
-        """What was found: "feature group", "feature", "training dataset" or "feature view".
+        """The kind: "feature group", "feature", "training dataset" or "feature view".
 
         >>> Match("weather", 1, "feature", "temp", "weather.temp").kind
         'feature'
@@ -68,12 +68,12 @@ class Match:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What a search looks for, and the groups among which it does; None: all of them."""
+class _Search:
+    """The text and filters of a search, and the searched groups; None: all."""
 
     connection: Connection
     text: str
-    wanted: SearchFilter
+    filters: SearchFilter
     among: Collection[str] | None
 
     def candidates(self, field: str) -> Iterator[list[str]]:
@@ -84,10 +84,7 @@ class _Asked:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a column comes from.
-
-    Its group, the job that makes it, and the sources of the last commit.
-    """
+    """The origin of a column: its group, the job that writes it, the inputs of the last commit."""
 
     reference: str
     version: int
@@ -103,86 +100,86 @@ def search(
     *,
     limit: int | None = None,
     kind: str | None = None,
-    wanted: SearchFilter | None = None,
+    filters: SearchFilter | None = None,
 ) -> list[Match]:
-    """Return what contains a text, ignoring case.
+    """Return the matches of a text, ignoring case.
 
-    Names first, then features, tags, descriptions and what aggregates over windows are made of.
+    Names first, then features, tags, descriptions and aggregates over windows.
     """
     if not isinstance(text, str) or not text.strip():
         raise InvalidArgument("search needs a text.", hint="search('weather')")
     check_search_text(text)
     if limit is not None:
         check_count(limit, argument="limit", minimum=1)
-    wanted = wanted or SearchFilter()
+    filters = filters or SearchFilter()
     with session.registry.reading() as connection:
-        among = groups_within(connection, wanted)
-        asked = _Asked(connection, text.strip().casefold(), wanted, among)
-        return list(islice(_matches(asked, kind), limit))
+        among = groups_within(connection, filters)
+        query = _Search(connection, text.strip().casefold(), filters, among)
+        return list(islice(_matches(query, kind), limit))
 
 
-def _matches(asked: _Asked, kind: str | None) -> Iterator[Match]:
+def _matches(query: _Search, kind: str | None) -> Iterator[Match]:
     for phase in (_names, _features, _tags, _descriptions, _feature_descriptions, _aggregates):
-        for match in phase(asked):
+        for match in phase(query):
             if kind is None or match.kind == kind:
                 yield match
 
 
-def _names(asked: _Asked) -> Iterator[Match]:
-    for name, version in featuregroups.latest_names(asked.connection, containing=asked.text):
-        if asked.among is None or name in asked.among:
+def _names(query: _Search) -> Iterator[Match]:
+    for name, version in featuregroups.latest_names(query.connection, containing=query.text):
+        if query.among is None or name in query.among:
             yield Match(name, version, "name", name, name)
 
 
-def _features(asked: _Asked) -> Iterator[Match]:
-    for each in features.containing(asked.connection, asked.text, among=asked.among):
+def _features(query: _Search) -> Iterator[Match]:
+    for each in features.containing(query.connection, query.text, among=query.among):
         yield Match(each.group, each.version, "feature", each.name, each.reference)
 
 
-def _tags(asked: _Asked) -> Iterator[Match]:
-    for names in asked.candidates(search_documents.TAG):
-        found = tags.of_latest_groups(asked.connection, featuregroups.KIND, names=names)
-        for (name, version), values in found.items():
+def _tags(query: _Search) -> Iterator[Match]:
+    for names in query.candidates(search_documents.TAG):
+        tags_by_group = tags.of_latest_groups(query.connection, featuregroups.KIND, names=names)
+        for (name, version), values in tags_by_group.items():
             for key, value in values.items():
-                if asked.text in key.casefold() or asked.text in value.casefold():
+                if query.text in key.casefold() or query.text in value.casefold():
                     yield Match(name, version, "tag", f"{key}={value}", name)
 
 
-def _descriptions(asked: _Asked) -> Iterator[Match]:
-    for names in asked.candidates(search_documents.DESCRIPTION):
-        found = featuregroups.latest_descriptions(asked.connection, names=names)
-        for name, version, description in found:
-            if asked.text in description.casefold():
+def _descriptions(query: _Search) -> Iterator[Match]:
+    for names in query.candidates(search_documents.DESCRIPTION):
+        descriptions = featuregroups.latest_descriptions(query.connection, names=names)
+        for name, version, description in descriptions:
+            if query.text in description.casefold():
                 yield Match(name, version, "description", description, name)
 
 
-def _feature_descriptions(asked: _Asked) -> Iterator[Match]:
-    for names in asked.candidates(search_documents.FEATURE_DESCRIPTION):
-        found = features.latest_descriptions(asked.connection, names=names)
-        for name, version, feature, description in found:
-            if asked.text in description.casefold():
+def _feature_descriptions(query: _Search) -> Iterator[Match]:
+    for names in query.candidates(search_documents.FEATURE_DESCRIPTION):
+        descriptions = features.latest_descriptions(query.connection, names=names)
+        for name, version, feature, description in descriptions:
+            if query.text in description.casefold():
                 yield Match(name, version, "description", description, f"{name}.{feature}")
 
 
-def _aggregates(asked: _Asked) -> Iterator[Match]:
-    for kind, place in _PLACES.items():
-        among = asked.among
+def _aggregates(query: _Search) -> Iterator[Match]:
+    for kind, reference_format in _REFERENCE_FORMATS.items():
+        among = query.among
         if kind != featuregroups.KIND:
-            among = within(asked.connection, kind, asked.wanted)
-        for name, version, aggregate in _windows(asked, kind, among):
-            if asked.text in str(aggregate).casefold():
-                reference = place.format(name=name, feature=aggregate.name)
+            among = within(query.connection, kind, query.filters)
+        for name, version, aggregate in _windows(query, kind, among):
+            if query.text in str(aggregate).casefold():
+                reference = reference_format.format(name=name, feature=aggregate.name)
                 yield Match(name, version, "window", str(aggregate), reference)
 
 
 def _windows(
-    asked: _Asked, kind: str, among: Collection[str] | None
+    query: _Search, kind: str, among: Collection[str] | None
 ) -> Iterator[tuple[str, int, WindowLineage]]:
     field = search_documents.WINDOW
     for names in search_documents.candidates(
-        asked.connection, kind, field, asked.text, among=among
+        query.connection, kind, field, query.text, among=among
     ):
-        yield from window_features.latest(asked.connection, kind, names=names)
+        yield from window_features.latest(query.connection, kind, names=names)
 
 
 def features_list(session: Session) -> list[str]:
@@ -201,26 +198,30 @@ def tags_of(session: Session, name: str, *, version: int | None = None) -> dict[
 def add_tag(
     session: Session, name: str, key: str, value: str, *, version: int | None = None
 ) -> None:
-    """Set a tag of a group; the table holds it, too."""
+    """Set a tag of a group, in the table and the registry."""
     check_tags({key: value})
     group = open_group(session, name, version)
     _write_tags(session, group, {**commits.meta_of(group.state).tags, key: value})
 
 
 def remove_tag(session: Session, name: str, key: str, *, version: int | None = None) -> None:
-    """Remove a tag of a group; InvalidArgument lists those there are."""
+    """Remove a tag of a group.
+
+    Raises:
+        InvalidArgument: No such tag; lists the available ones.
+    """
     group = open_group(session, name, version)
-    known = dict(commits.meta_of(group.state).tags)
-    if key not in known:
+    remaining_tags = dict(commits.meta_of(group.state).tags)
+    if key not in remaining_tags:
         raise InvalidArgument(
-            f"Feature group {group.spec.name!r} has no tag {key!r}; it has {listing(known)}."
+            f"Feature group {group.spec.name!r} has no tag {key!r}; it has {listing(remaining_tags)}."
         )
-    del known[key]
-    _write_tags(session, group, known)
+    del remaining_tags[key]
+    _write_tags(session, group, remaining_tags)
 
 
 def provenance(session: Session, reference: str) -> Provenance:
-    """Return where a column comes from: ``group.feature`` or ``group@v2.feature``."""
+    """Return the origin of a column: ``group.feature`` or ``group@v2.feature``."""
     parsed = parse_reference(reference)
     if parsed.group is None:
         raise InvalidArgument(f"{reference!r} names no group.", hint="write 'group.feature'")
@@ -230,7 +231,7 @@ def provenance(session: Session, reference: str) -> Provenance:
             f"Feature group {group.spec.name!r} has no column {parsed.feature!r}; "
             f"it has {listing(group.spec.schema.names)}."
         )
-    made = Provenance(
+    origin = Provenance(
         reference=f"{group.spec.name}.{parsed.feature}",
         version=group.spec.version,
         delta_version=group.delta_version,
@@ -241,12 +242,12 @@ def provenance(session: Session, reference: str) -> Provenance:
     for commit in _newest_first(group):
         if commit.inputs or commit.run_id:
             return replace(
-                made,
+                origin,
                 delta_version=commit.delta_version,
                 run_id=commit.run_id,
                 inputs=tuple(commit.inputs.values()),
             )
-    return made
+    return origin
 
 
 def derived_from(

@@ -1,4 +1,4 @@
-"""New names for the columns of dataframes, each renamed by its own library."""
+"""Renaming of dataframe columns, by the dataframe's own library."""
 
 from __future__ import annotations
 

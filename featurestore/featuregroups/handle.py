@@ -11,7 +11,7 @@ import pyarrow as pa
 from featurestore.delta import commits
 from featurestore.featuregroups import discovery
 from featurestore.featuregroups.discovery import Provenance
-from featurestore.featuregroups.read import history, quarantined, read
+from featurestore.featuregroups.read import history, read, read_quarantine
 from featurestore.featuregroups.statistics import statistics_of
 from featurestore.featuregroups.table import TableVersion, open_group, resolve
 from featurestore.featuregroups.write import Write, insert
@@ -37,8 +37,8 @@ from featurestore.session import Session
 class FeatureGroup:
     """One version of a feature group.
 
-    What it says of itself is looked up when asked, so it is never stale. Threads and processes may
-    share it: it holds nothing but name, version and the connection.
+    Properties are read from the store at each access, so they are never stale. Threads and
+    processes may share a handle: it consists of name, version and the connection.
 
     >>> group = store.featuregroup("weather")
     >>> (group.name, group.version, group.primary_key, group.event_time, group.tags)
@@ -62,7 +62,7 @@ class FeatureGroup:
 
     @property
     def version(self) -> int:
-        """The group version: which definition."""
+        """The version of the group's definition."""
         return self._version
 
     @property
@@ -82,12 +82,12 @@ class FeatureGroup:
 
     @property
     def event_time(self) -> str | None:
-        """The column that says when a row was true."""
+        """The column with the time at which a row was true."""
         return self.spec.event_time
 
     @property
     def created_time(self) -> str | None:
-        """The column that says when a row became known."""
+        """The column with the time at which a row became known."""
         return self.spec.created_time
 
     @property
@@ -102,7 +102,7 @@ class FeatureGroup:
 
     @property
     def external(self) -> ExternalRows | None:
-        """Where the rows of an external group are; None for a group of the store.
+        """The source of an external group's rows; None for a group of the store.
 
         >>> group = store.create_external_featuregroup(
         ...     "customers", source="shop", table="orders", primary_key="id"
@@ -156,7 +156,7 @@ class FeatureGroup:
         return insert(self._session, df, self._name, version=self._version, write=write)
 
     def read(self, *, as_of: TableVersion | None = None) -> FeatureFrame:
-        """Return the data, lazily; ``as_of``: as it stood at an instant or Delta version.
+        """Return the data lazily; ``as_of`` selects an instant or Delta version.
 
         >>> store.featuregroup("planes").read(as_of=1).to_arrow().to_pylist()
         [{'tailnum': 'N10', 'seats': 100}, {'tailnum': 'N20', 'seats': 200}]
@@ -164,14 +164,14 @@ class FeatureGroup:
         return read(self._session, self._name, version=self._version, as_of=as_of)
 
     def quarantine(self) -> FeatureFrame:
-        """Return the rows that writes put aside, each with its ``reasons``.
+        """Return the quarantined rows, each with its ``reasons``.
 
         See ``get_featuregroup_quarantine``.
 
         >>> store.featuregroup("weather").quarantine().count()
         0
         """
-        return quarantined(self._session, self._name, version=self._version)
+        return read_quarantine(self._session, self._name, version=self._version)
 
     def history(self, *, limit: int = 100, before: int | None = None) -> list[Commit]:
         """Return commits, newest first: at most ``limit``, before a Delta version.
@@ -211,7 +211,7 @@ class FeatureGroup:
         key: Mapping[str, Any] | Any,
         at: datetime | str | None = None,
     ) -> WindowExplanation:
-        """Return which rows an aggregate over a window counts, and why it leaves others out.
+        """Return which rows an aggregate over a window counts, and why it excludes others.
 
         ``key`` names the columns that labels are matched on.
 
@@ -226,9 +226,7 @@ class FeatureGroup:
         )
 
     def provenance(self, column: str) -> Provenance:
-        """Return where a column comes from.
-
-        The job, the run of the last commit and the Delta versions it read.
+        """Return the origin of a column: job, run of the last commit, and its input versions.
 
         >>> store.featuregroup("weather").provenance("temp").reference
         'weather.temp'
@@ -236,9 +234,7 @@ class FeatureGroup:
         return discovery.provenance(self._session, f"{self._name}@v{self._version}.{column}")
 
     def derived(self) -> list[LineageEdge]:
-        """Return what was made from the group.
-
-        Groups, training datasets and feature views, each with the versions it read.
+        """Return the groups, training datasets and feature views that were made from the group.
 
         >>> [(edge.kind, edge.name) for edge in store.featuregroup("weather").derived()]
         [('training_dataset', 'late_flights'), ('feature_view', 'late_flights')]
@@ -256,9 +252,9 @@ class FeatureGroup:
         return details(self)
 
     def _repr_html_(self) -> str:
-        found = self._details()
-        columns = found.pop("columns")
-        return html.properties_table(found, caption=f"Feature group {self}") + html.records_table(
+        details = self._details()
+        columns = details.pop("columns")
+        return html.properties_table(details, caption=f"Feature group {self}") + html.records_table(
             columns
         )
 

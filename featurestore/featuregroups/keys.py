@@ -1,4 +1,4 @@
-"""Keys: duplicates inside one batch, and whether keys stay unique in the table."""
+"""Uniqueness of keys: duplicates inside one batch, and claims about the table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXAMPLES = 5
 
 
 def refuse_duplicates(relation: Relation, spec: FeatureGroupSpec, *, engine: Engine) -> None:
-    """Refuse rows that hold a key more than once, with examples."""
+    """Refuse rows with duplicate keys, with examples."""
     count, examples = engine.duplicates(relation, spec.upsert_key, limit=_EXAMPLES)
     if count:
         shown = "; ".join(_example(each) for each in examples)
@@ -32,18 +32,18 @@ def refuse_duplicates(relation: Relation, spec: FeatureGroupSpec, *, engine: Eng
 def claim(
     engine: Engine, relation: Relation, group: OpenGroup, mode: str, *, unique_batch: bool | None
 ) -> dict[str, Any]:
-    """Return what the commit may claim about the uniqueness of primary key and times.
+    """Return the commit's claim about the uniqueness of primary key and times.
 
-    A claim is made only where it is cheap to prove: see ``featurestore.delta.commits`` for what
-    each one means, and for what is noted of the version that the writer saw.
+    A claim is made only where it is cheap to prove; ``featurestore.delta.commits`` describes the
+    claims, and the metadata of the version that the writer saw.
     """
     return {
         **group.seen_by_writer(),
-        **_claim(engine, relation, group, mode, unique_batch=unique_batch),
+        **_claim_for_mode(engine, relation, group, mode, unique_batch=unique_batch),
     }
 
 
-def _claim(
+def _claim_for_mode(
     engine: Engine, relation: Relation, group: OpenGroup, mode: str, *, unique_batch: bool | None
 ) -> dict[str, Any]:
     if unique_batch is False:
@@ -60,7 +60,7 @@ def _claim(
 
 
 def _is_later(engine: Engine, relation: Relation, group: OpenGroup) -> bool:
-    """Tell whether every row of the batch is later than every row of the table."""
+    """Return True if every row of the batch is later than every row of the table."""
     column = group.spec.event_time
     if column is None:
         return False
@@ -76,10 +76,7 @@ def _is_later(engine: Engine, relation: Relation, group: OpenGroup) -> bool:
 
 @dataclass(frozen=True)
 class Earliest(Accumulator[Any, Any]):
-    """The minimum of a time column, as ``featurestore.delta.bounds`` counts.
-
-    None where one is null.
-    """
+    """The minimum of a time column in the unit of ``featurestore.delta.bounds``; None with nulls."""
 
     column: str
 
@@ -92,17 +89,17 @@ class Earliest(Accumulator[Any, Any]):
         values = batch.column(batch.schema.get_field_index(self.column))
         if values.null_count:
             return self.merge(state, None)
-        whole_number = pa.int32() if pat.is_date(values.type) else pa.int64()
-        return self.merge(state, pc.min(values.cast(whole_number)).as_py())
+        integer_type = pa.int32() if pat.is_date(values.type) else pa.int64()
+        return self.merge(state, pc.min(values.cast(integer_type)).as_py())
 
-    def merge(self, left: Any, right: Any) -> Any:
-        if left == _NO_ROWS:
-            return right
-        if right == _NO_ROWS:
-            return left
-        if left is None or right is None:
+    def merge(self, first: Any, second: Any) -> Any:
+        if first == _NO_ROWS:
+            return second
+        if second == _NO_ROWS:
+            return first
+        if first is None or second is None:
             return None
-        return min(left, right)
+        return min(first, second)
 
     def finish(self, state: Any) -> Any:
         return state

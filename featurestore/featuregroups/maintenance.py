@@ -1,4 +1,4 @@
-"""Maintenance: fewer and larger files, and the removal of data that nothing needs any more."""
+"""Maintenance: compaction of small files, and removal of unused files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from featurestore.storage.publication import after_publication
 
 
 def compact(session: Session, name: str, *, version: int | None = None) -> Commit:
-    """Rewrite small files into large ones; the rows stay as they are. Returns the last commit."""
+    """Rewrite small files into large ones, without changing rows; return the last commit."""
     group = open_group(session, name, version)
     spec = group.spec
     with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
@@ -37,21 +37,21 @@ def compact(session: Session, name: str, *, version: int | None = None) -> Commi
 def compact_when_due(
     session: Session, spec: FeatureGroupSpec, path: str, *, run: InFlight
 ) -> int | None:
-    """Merge small files after a write where a group has too many; return the version, or None.
+    """Merge small files after a write if a group has too many; return the version, or None.
 
-    The write has landed: what fails here is a warning, and the next write tries again.
+    The write is committed: failures here are warnings, and the next write tries again.
     """
     if spec.compact is None:
         return None
-    written = None
+    delta_version = None
     with after_publication(f"A write into feature group {spec.name!r} version {spec.version}"):
         below = size_to_merge_below(read_snapshot(path))
         if below is not None:
             with suppress(WriteConflict):
-                written = session.engine.compact(path, below=below)
-    if written is not None:
-        advance(session, spec, written, run=run)
-    return written
+                delta_version = session.engine.compact(path, below=below)
+    if delta_version is not None:
+        advance(session, spec, delta_version, run=run)
+    return delta_version
 
 
 def vacuum(
@@ -59,9 +59,7 @@ def vacuum(
 ) -> Sequence[str]:
     """Remove data files that no version younger than ``retain`` and no training dataset needs.
 
-    Return their paths.
-
-    The log that describes pinned versions stays, so that they can be read for ever.
+    Return their paths. The log entries of pinned versions stay, so that they remain readable.
     """
     group = open_group(session, name, version)
     oldest = shifted(utc_now(), -parse_duration(retain, argument="retain"))

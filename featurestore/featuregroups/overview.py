@@ -1,4 +1,4 @@
-"""Groups as plain records, for lists and programs."""
+"""Groups as records, for lists and programs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from featurestore.registry import streams
 
 
 def overview(group: FeatureGroup) -> dict[str, Any]:
-    """Return one line about a group."""
-    opened = open_group(group._session, group.name, group.version)
-    spec = opened.spec
+    """Return the summary of a group for lists."""
+    table = open_group(group._session, group.name, group.version)
+    spec = table.spec
     return {
         "name": spec.name,
         "version": spec.version,
-        "delta_version": opened.delta_version,
-        "rows": _rows(opened),
+        "delta_version": table.delta_version,
+        "rows": _rows(table),
         "features": len(spec.features),
         "primary_key": list(spec.primary_key),
         "event_time": spec.event_time,
@@ -32,18 +32,18 @@ def overview(group: FeatureGroup) -> dict[str, Any]:
 
 def details(group: FeatureGroup) -> dict[str, Any]:
     """Return everything about a group except its rows."""
-    opened = open_group(group._session, group.name, group.version)
-    spec = opened.spec
+    table = open_group(group._session, group.name, group.version)
+    spec = table.spec
     return {
         "name": spec.name,
         "version": spec.version,
         "description": group.description,
         "tags": group.tags,
-        "delta_version": opened.delta_version,
-        "rows": _rows(opened),
-        "files": len(opened.state.files),
-        "bytes": opened.state.bytes,
-        "path": opened.path,
+        "delta_version": table.delta_version,
+        "rows": _rows(table),
+        "files": len(table.state.files),
+        "bytes": table.state.bytes,
+        "path": table.path,
         "external": None if spec.external is None else spec.external.to_json(),
         "primary_key": list(spec.primary_key),
         "event_time": spec.event_time,
@@ -55,12 +55,12 @@ def details(group: FeatureGroup) -> dict[str, Any]:
         "statistics": spec.statistics,
         "job": spec.job,
         **_stream(group, spec),
-        "columns": _columns(spec, commits.meta_of(opened.state).features),
+        "columns": _columns(spec, commits.meta_of(table.state).features),
     }
 
 
 def _stream(group: FeatureGroup, spec: FeatureGroupSpec) -> dict[str, Any]:
-    """Return how the stream stands that fills a group, where one does."""
+    """Return the status of the stream that writes into a group, if there is one."""
     if spec.job is None:
         return {}
     with group._session.registry.reading() as connection:
@@ -68,11 +68,11 @@ def _stream(group: FeatureGroup, spec: FeatureGroupSpec) -> dict[str, Any]:
     return {} if status is None else {"stream": status.summary()}
 
 
-def _rows(opened: OpenGroup) -> int | None:
-    """Return how many rows a group has; None where they are elsewhere."""
-    if opened.spec.external is not None:
+def _rows(table: OpenGroup) -> int | None:
+    """Return how many rows a group has; None for an external group."""
+    if table.spec.external is not None:
         return None
-    return opened.state.rows
+    return table.state.rows
 
 
 def _columns(spec: FeatureGroupSpec, descriptions: Mapping[str, str]) -> list[dict[str, str]]:
@@ -84,6 +84,6 @@ def _columns(spec: FeatureGroupSpec, descriptions: Mapping[str, str]) -> list[di
             role = "key"
         elif field.name in (spec.event_time, spec.created_time):
             role = "time"
-        told = {"name": field.name, "type": describe(field.type), "role": role}
-        columns.append({**told, "description": descriptions.get(field.name, "")})
+        record = {"name": field.name, "type": describe(field.type), "role": role}
+        columns.append({**record, "description": descriptions.get(field.name, "")})
     return columns

@@ -1,4 +1,4 @@
-"""The partitions that a group holds, from its log."""
+"""The partitions of a group, from its log."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from featurestore.session import Session
 def partitions_of(
     session: Session, name: str, *, version: int | None = None, as_of: TableVersion | None = None
 ) -> list[dict[str, Any]]:
-    """Return the values of each partition of a group, in their order; nothing of a file is read."""
+    """Return the values of each partition of a group, sorted; no data file is read."""
     group = open_group(session, name, version, as_of=as_of)
     columns = group.spec.partition_by
     if not columns:
         return []
-    texts = []
-    for file in group.state.files:
-        texts.append(tuple(file.partition.get(column) for column in columns))
+    texts = [tuple(map(file.partition.get, columns)) for file in group.state.files]
     distinct = list(dict.fromkeys(texts))
     arrays = {}
     for position, column in enumerate(columns):
         values = pa.array([each[position] for each in distinct], pa.string())
         arrays[column] = values.cast(group.spec.schema.field(column).type)
     ordered = [(column, "ascending") for column in columns]
-    found: list[dict[str, Any]] = pa.table(arrays).sort_by(ordered).to_pylist()
-    return found
+    partitions: list[dict[str, Any]] = pa.table(arrays).sort_by(ordered).to_pylist()
+    return partitions

@@ -1,4 +1,4 @@
-"""Reading a group: a lazy frame of one Delta version."""
+"""Reads of a group: lazy frames of one Delta version, quarantine and history."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def read(
 
 
 def external_frame(session: Session, group: OpenGroup, *, is_pinned: bool) -> FeatureFrame:
-    """Return the data of an external group: at its source, or of a snapshot that the store holds.
+    """Return the data of an external group: at its source, or of a snapshot in the store.
 
     Raises:
-        VersionNotFound: There is no such snapshot.
+        VersionNotFound: The snapshot does not exist.
     """
     if is_pinned:
         check_snapshot(group.path, group.spec, group.delta_version)
@@ -63,10 +63,7 @@ def rows_of(session: Session, source: Source) -> Relation:
 
 
 def frame_of(session: Session, group: OpenGroup) -> FeatureFrame:
-    """Return the data of an open group.
-
-    Its plan pins the version, so that what is made of it can be made again.
-    """
+    """Return the data of an open group; its plan pins the version for reproduction."""
     engine, path, schema, delta_version = (
         session.engine,
         group.path,
@@ -81,11 +78,11 @@ def frame_of(session: Session, group: OpenGroup) -> FeatureFrame:
     )
 
 
-def quarantined(session: Session, name: str, *, version: int | None = None) -> FeatureFrame:
-    """Return the rows that a group's writes put aside, each with its ``reasons``.
+def read_quarantine(session: Session, name: str, *, version: int | None = None) -> FeatureFrame:
+    """Return the quarantined rows of a group, each with its ``reasons``.
 
-    The rows of a quarantine keep the columns that the group had when they were put aside. Those of a
-    stream also tell of their records: topic, partition, offset, timestamp, key and value.
+    Rows keep the columns that the group had at their write. Those of a stream also have columns
+    for their records: topic, partition, offset, timestamp, key and value.
     """
     name, version = resolve(session, name, version)
     spec = open_group(session, name, version).spec
@@ -95,10 +92,10 @@ def quarantined(session: Session, name: str, *, version: int | None = None) -> F
         empty = schema.empty_table()
         return FeatureFrame(session, lambda: engine.from_arrow(empty.to_reader()), schema=schema)
     snapshot = read_snapshot(path)
-    stored = set(snapshot.schema.names)
-    fields = [field for field in schema if field.name in stored]
+    stored_names = set(snapshot.schema.names)
+    fields = [field for field in schema if field.name in stored_names]
     for name in STORED_COLUMNS:
-        if name in stored and name not in schema.names:
+        if name in stored_names and name not in schema.names:
             fields.append(snapshot.schema.field(name))
     schema = pa.schema(fields)
     return FeatureFrame(

@@ -1,7 +1,7 @@
-"""Rows of a stream: each is checked by itself, then at most one row per key is written.
+"""Rows of a stream: each row is checked on its own, then at most one row per key is written.
 
-The order of rows is that of their records: the offset within a partition. Where a batch ends decides
-nothing: rows are compared with those of the batch and with those that the table has already.
+The order of rows is that of their records: the offset within a partition. Batch boundaries do not
+matter: rows are compared with those of the batch and with those of the table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from featurestore.featuregroups import stored_values
 from featurestore.featuregroups.audit import AuditedRows
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.times import warn_of_odd_times
-from featurestore.ingest import handed_over
+from featurestore.ingest import as_relation
 from featurestore.model.column_lines import quoted
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.plugins.engine import Accumulator, Engine, Relation
@@ -39,29 +39,29 @@ _LOST = "__fs_lost"
 
 @dataclass(frozen=True)
 class RecordOrder:
-    """How rows of records become those of a group.
+    """The resolution of several records of one key.
 
-    ``columns`` are columns of records that the rows have beside those of the group, partition and
-    offset among them. ``on_duplicates`` says which row of a key is written: "last", "first", or the
-    first one while the others go to the "quarantine". ``deleted`` has the primary keys that records
-    delete, with partition and offset. ``landed`` is given where the records come from the quarantine,
-    to which rows that are not written need not go again: it gets the places of those that are.
+    ``columns`` are the record columns of the rows in addition to those of the group, including
+    partition and offset. ``on_duplicates`` selects the row of a key to write: "last", "first", or
+    "quarantine": the first one, while the others are quarantined. ``deleted`` has the primary keys
+    that records delete, with partition and offset. ``written_positions`` is for records from the
+    quarantine, which are not quarantined again: it collects the positions of the written ones.
     """
 
     on_duplicates: str
     columns: pa.Schema
     deleted: pa.Table | None = None
-    landed: list[pa.Table] | None = None
+    written_positions: list[pa.Table] | None = None
 
 
-def ranges_of_places(places: pa.Table) -> dict[str, list[list[int]]]:
+def ranges_of_positions(positions: pa.Table) -> dict[str, list[list[int]]]:
     """Return partitions and offsets as a JSON object of ranges, both ends included.
 
     >>> places = pa.table({"record_partition": [0, 0, 0], "record_offset": [8, 4, 5]})
-    >>> ranges_of_places(places)
+    >>> ranges_of_positions(places)
     {'0': [[4, 5], [8, 8]]}
     """
-    numbers, offsets = places.column(PARTITION).to_numpy(), places.column(OFFSET).to_numpy()
+    numbers, offsets = positions.column(PARTITION).to_numpy(), positions.column(OFFSET).to_numpy()
     ranges = {}
     for number in np.unique(numbers):
         present = np.sort(offsets[numbers == number])
@@ -70,10 +70,10 @@ def ranges_of_places(places: pa.Table) -> dict[str, list[list[int]]]:
     return ranges
 
 
-def places_of_ranges(ranges: Mapping[str, Any]) -> pa.Table:
-    """Return the partitions and offsets that ``ranges_of_places`` wrote.
+def positions_of_ranges(ranges: Mapping[str, Any]) -> pa.Table:
+    """Return the partitions and offsets that ``ranges_of_positions`` wrote.
 
-    >>> places_of_ranges({"0": [[4, 5], [8, 8]]}).column("record_offset").to_pylist()
+    >>> positions_of_ranges({"0": [[4, 5], [8, 8]]}).column("record_offset").to_pylist()
     [4, 5, 8]
     """
     numbers: list[int] = []
@@ -87,26 +87,26 @@ def places_of_ranges(ranges: Mapping[str, Any]) -> pa.Table:
 
 
 def needs_order(session: Session, rows: object, group: OpenGroup) -> bool:
-    """Return whether a key occurs twice among the rows, or is in the table already.
+    """Return True if a key occurs twice among the rows, or is in the table already.
 
-    ``rows`` can be read more than once. Without a primary key nothing is a duplicate.
+    ``rows`` can be read more than once. Without a primary key there are no duplicates.
     """
     spec, engine = group.spec, session.engine
     if not spec.primary_key:
         return False
     keys = {name: name for name in spec.upsert_key}
-    with handed_over(rows, engine=engine, like=spec.schema) as relation:
+    with as_relation(rows, engine=engine, like=spec.schema) as relation:
         if engine.duplicates(engine.select(relation, keys), spec.upsert_key, limit=1)[0]:
             return True
-    with handed_over(rows, engine=engine, like=spec.schema) as relation:
-        stored = _stored_near(engine, relation, group)
-    if stored is None:
+    with as_relation(rows, engine=engine, like=spec.schema) as relation:
+        stored_keys = _stored_keys(engine, relation, group)
+    if stored_keys is None:
         return False
-    with handed_over(rows, engine=engine, like=spec.schema) as relation:
-        same = _equal("batch", "stored", spec.upsert_key)
+    with as_relation(rows, engine=engine, like=spec.schema) as relation:
+        same = _equality("batch", "stored", spec.upsert_key)
         query = f"SELECT 1 AS n FROM stored WHERE EXISTS (SELECT 1 FROM batch WHERE {same}) LIMIT 1"
-        tables = {"batch": engine.select(relation, keys), "stored": stored}
-        return engine.count(_run(engine, query, tables)) > 0
+        tables = {"batch": engine.select(relation, keys), "stored": stored_keys}
+        return engine.count(_run_query(engine, query, tables)) > 0
 
 
 def prepare_records(
@@ -119,17 +119,17 @@ def prepare_records(
     validation: str,
     run: InFlight,
 ) -> AuditedRows:
-    """Return the rows that may be committed, and how.
+    """Return the rows that may be committed, and the mode of the commit.
 
-    Rows that fail checks go to the quarantine before rows of one key are compared, so that it does
-    not matter in which batch they came.
+    Rows that fail checks are quarantined before rows of one key are compared, so that batch
+    boundaries do not matter.
 
     Args:
         session: The connection.
         relation: The rows, with the columns of ``order``.
-        spec: The group, with columns that it gains by this write.
-        group: The group as it was opened.
-        order: How rows of one key become one.
+        spec: The group, with the new columns of this write.
+        group: The group before the write.
+        order: The resolution of several records of one key.
         validation: The policy of the checks.
         run: The write.
 
@@ -137,15 +137,15 @@ def prepare_records(
         ValidationFailed: Rows do not pass under "strict".
     """
     engine = session.engine
-    # Each stage has a folder of its own: an engine may empty one before it reads.
+    # Each stage has its own folder: an engine may empty a folder before it reads.
     staged = engine.stage(relation, os.path.join(run.rows, "given"))
     names = {name: name for name in spec.schema.names}
-    rules = stored_values.ValueRules.of(spec, has_checked_values=False)
+    rules = stored_values.ValueRules.for_group(spec, has_checked_values=False)
     stored_values.check_staged(engine.select(staged, names), rules, engine=engine)
     good, audited = staged, AuditedRows(staged)
     if validation != "off":
         subject = Subject(spec.name, spec.version, staged.schema, (), spec.event_time)
-        found = audit(
+        outcome = audit(
             staged,
             spec=subject,
             validation=validation,
@@ -155,11 +155,11 @@ def prepare_records(
             directory=os.path.join(run.rows, "parted"),
             run_id=run.run_id,
         )
-        good = found.good
-        audited = AuditedRows(good, found.report, found.quarantined)
+        good = outcome.good
+        audited = AuditedRows(good, outcome.report, outcome.quarantined)
         warn_of_odd_times(audited, spec)
     if not spec.primary_key:
-        _note_places(engine, good, order)
+        _add_written_positions(engine, good, order)
         return replace(audited, relation=engine.select(good, names))
     return _one_per_key(session, good, spec, group, order=order, audited=audited, run=run)
 
@@ -175,46 +175,46 @@ def _one_per_key(
     run: InFlight,
 ) -> AuditedRows:
     engine, key = session.engine, spec.upsert_key
-    stored = _stored_near(engine, good, group)
+    stored_keys = _stored_keys(engine, good, group)
     tables = {"batch": engine.select(good, {name: name for name in (*key, PARTITION, OFFSET)})}
     deleted = order.deleted
     if deleted is not None:
         tables["deleted"] = _typed(engine, deleted, spec, run)
-    if stored is not None:
-        tables["stored"] = stored
-    lost = _Places()
+    if stored_keys is not None:
+        tables["stored"] = stored_keys
+    deleted_positions = _Positions()
     if deleted is not None:
         query = f"SELECT {PARTITION}, {OFFSET} FROM batch WHERE {_is_deleted(spec)}"
-        lost = _places(engine, query, tables)
-    repeated = _places(engine, _repeated_rows(spec, order, tables), tables)
-    marked = _marked(engine, good, lost.joined(repeated))
+        deleted_positions = _query_positions(engine, query, tables)
+    repeated_positions = _query_positions(engine, _repeated_rows(spec, order, tables), tables)
+    marked = _mark_rows(engine, good, deleted_positions.union(repeated_positions))
     names = {name: name for name in spec.schema.names}
-    chosen = engine.filter(marked, f"NOT {_LOST}")
-    _note_places(engine, chosen, order)
-    rows = engine.stage(engine.select(chosen, names), os.path.join(run.rows, "written"))
+    written_rows = engine.filter(marked, f"NOT {_LOST}")
+    _add_written_positions(engine, written_rows, order)
+    rows = engine.stage(engine.select(written_rows, names), os.path.join(run.rows, "written"))
     quarantined = audited.quarantined
-    if order.on_duplicates == "quarantine" and repeated.count:
-        copies = engine.filter(_marked(engine, good, repeated), _LOST)
+    if order.on_duplicates == "quarantine" and repeated_positions.count:
+        copies = engine.filter(_mark_rows(engine, good, repeated_positions), _LOST)
         copies = engine.map_batches(
             copies, _WithReason(good.schema), schema=quarantine_schema(good.schema)
         )
-        quarantined = copies if quarantined is None else _both(engine, quarantined, copies)
-    outgoing = None
+        quarantined = copies if quarantined is None else _union(engine, quarantined, copies)
+    deleted_keys = None
     if deleted is not None:
-        outgoing = _outgoing(engine, rows, spec, group, tables["deleted"], run)
-    replaces = outgoing is not None or _matches(engine, rows, stored, key)
+        deleted_keys = _deleted_keys(engine, rows, spec, group, tables["deleted"], run)
+    replaces = deleted_keys is not None or _has_matches(engine, rows, stored_keys, key)
     return replace(
         audited,
         relation=rows,
         quarantined=quarantined,
         unique=True,
         mode="upsert" if replaces else "append",
-        deletes=outgoing,
+        deletes=deleted_keys,
     )
 
 
 @dataclass(frozen=True)
-class _Places:
+class _Positions:
     """Partitions and offsets of records."""
 
     offsets: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -223,33 +223,35 @@ class _Places:
     def count(self) -> int:
         return sum(map(len, self.offsets.values()))
 
-    def joined(self, other: _Places) -> _Places:
+    def union(self, more: _Positions) -> _Positions:
         merged = {number: list(offsets) for number, offsets in self.offsets.items()}
-        for number, offsets in other.offsets.items():
+        for number, offsets in more.offsets.items():
             merged.setdefault(number, []).extend(offsets)
-        return _Places(merged)
+        return _Positions(merged)
 
 
 @dataclass(frozen=True)
 class _Mark:
-    """Adds to each row whether its record is one of some places."""
+    """The step that marks the rows of some record positions."""
 
-    places: _Places
+    positions: _Positions
     schema: pa.Schema
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         numbers = batch.column(PARTITION).to_numpy(zero_copy_only=False)
         offsets = batch.column(OFFSET).to_numpy(zero_copy_only=False)
         marked = np.zeros(batch.num_rows, dtype=np.bool_)
-        for number, lost in self.places.offsets.items():
-            marked |= (numbers == number) & np.isin(offsets, np.asarray(lost, dtype=np.int64))
+        for number, marked_offsets in self.positions.offsets.items():
+            marked |= (numbers == number) & np.isin(
+                offsets, np.asarray(marked_offsets, dtype=np.int64)
+            )
         columns = [batch.column(name) for name in self.schema.names[:-1]]
         return pa.RecordBatch.from_arrays([*columns, pa.array(marked)], schema=self.schema)
 
 
 @dataclass(frozen=True)
 class _WithReason:
-    """Adds the reason of repeated rows, as quarantine tables have them."""
+    """The step that adds the reason of repeated rows for the quarantine table."""
 
     schema: pa.Schema
 
@@ -264,7 +266,7 @@ class _WithReason:
 
 @dataclass(frozen=True)
 class _Extremes(Accumulator[Any, Any]):
-    """The first and the last instant of a column as the log counts them; None without rows."""
+    """The first and the last instant of a column in the unit of the log; None without rows."""
 
     kind: pa.DataType
 
@@ -276,22 +278,22 @@ class _Extremes(Accumulator[Any, Any]):
         if values.type != self.kind:
             values = values.cast(self.kind)
         number = pa.int32() if pa.types.is_date(self.kind) else pa.int64()
-        found = pc.min_max(values.cast(number))
-        if not found["min"].is_valid:
+        extremes = pc.min_max(values.cast(number))
+        if not extremes["min"].is_valid:
             return state
-        return self.merge(state, (found["min"].as_py(), found["max"].as_py()))
+        return self.merge(state, (extremes["min"].as_py(), extremes["max"].as_py()))
 
-    def merge(self, left: Any, right: Any) -> Any:
-        if left is None or right is None:
-            return left or right
-        return min(left[0], right[0]), max(left[1], right[1])
+    def merge(self, first: Any, second: Any) -> Any:
+        if first is None or second is None:
+            return first or second
+        return min(first[0], second[0]), max(first[1], second[1])
 
     def finish(self, state: Any) -> Any:
         return state
 
 
-def _stored_near(engine: Engine, rows: Relation, group: OpenGroup) -> Relation | None:
-    """Return the keys that the table has within the times of some rows; None for no keys."""
+def _stored_keys(engine: Engine, rows: Relation, group: OpenGroup) -> Relation | None:
+    """Return the stored keys within the time range of some rows; None without keys."""
     state, spec = read_snapshot(group.path), group.spec
     time = spec.event_time
     if not state.rows:
@@ -306,13 +308,13 @@ def _stored_near(engine: Engine, rows: Relation, group: OpenGroup) -> Relation |
         if bounds is not None and not bounds.may_contain(*extremes).any():
             return None
         predicate = _between(engine, time, kind, extremes)
-    stored = engine.read_table(group.path, version=state.version, columns=spec.upsert_key)
-    stored = engine.select(stored, {name: name for name in spec.upsert_key})
-    return stored if predicate is None else engine.filter(stored, predicate)
+    stored_rows = engine.read_table(group.path, version=state.version, columns=spec.upsert_key)
+    stored_rows = engine.select(stored_rows, {name: name for name in spec.upsert_key})
+    return stored_rows if predicate is None else engine.filter(stored_rows, predicate)
 
 
 def _between(engine: Engine, time: str, kind: pa.DataType, extremes: tuple[int, int]) -> str:
-    """Return the condition that a time lies between two instants, in the engine's dialect."""
+    """Return the condition for a time between two instants, in the engine's dialect."""
     type_name = "DATE" if pa.types.is_date(kind) else "TIMESTAMPTZ"
     sides = []
     for number in extremes:
@@ -326,7 +328,7 @@ def _between(engine: Engine, time: str, kind: pa.DataType, extremes: tuple[int, 
 def _repeated_rows(
     spec: FeatureGroupSpec, order: RecordOrder, tables: Mapping[str, Relation]
 ) -> str:
-    """Return the query for the rows of a key that are not the one to be written."""
+    """Return the query for the rows of a key that are not written."""
     keys = ", ".join(map(quoted, spec.upsert_key))
     direction = "DESC" if order.on_duplicates == "last" else "ASC"
     live = "SELECT * FROM batch"
@@ -338,7 +340,7 @@ def _repeated_rows(
     )
     query = f"SELECT {PARTITION}, {OFFSET} FROM ({repeated}) AS numbered WHERE n > 1"
     if "stored" in tables and order.on_duplicates != "last":
-        same = _equal("live", "stored", spec.upsert_key)
+        same = _equality("live", "stored", spec.upsert_key)
         query += (
             f" UNION SELECT {PARTITION}, {OFFSET} FROM live "
             f"WHERE EXISTS (SELECT 1 FROM stored WHERE {same})"
@@ -347,11 +349,11 @@ def _repeated_rows(
 
 
 def _is_deleted(spec: FeatureGroupSpec) -> str:
-    same = _equal("batch", "deleted", (*spec.primary_key, PARTITION))
+    same = _equality("batch", "deleted", (*spec.primary_key, PARTITION))
     return f"EXISTS (SELECT 1 FROM deleted WHERE {same} AND deleted.{OFFSET} > batch.{OFFSET})"
 
 
-def _outgoing(
+def _deleted_keys(
     engine: Engine,
     rows: Relation,
     spec: FeatureGroupSpec,
@@ -359,30 +361,34 @@ def _outgoing(
     deleted: Relation,
     run: InFlight,
 ) -> Relation | None:
-    """Return the keys of stored rows that records delete and no row replaces; None for none."""
-    stored = engine.read_table(group.path, columns=spec.upsert_key)
-    tables = {"stored": stored, "deleted": deleted, "batch": rows}
+    """Return the keys of stored rows that records delete and no row replaces; None without any."""
+    stored_rows = engine.read_table(group.path, columns=spec.upsert_key)
+    tables = {"stored": stored_rows, "deleted": deleted, "batch": rows}
     keys = ", ".join(map(quoted, spec.upsert_key))
     query = (
         f"SELECT DISTINCT {keys} FROM stored WHERE "
-        f"EXISTS (SELECT 1 FROM deleted WHERE {_equal('stored', 'deleted', spec.primary_key)}) "
-        f"AND NOT EXISTS (SELECT 1 FROM batch WHERE {_equal('stored', 'batch', spec.upsert_key)})"
+        f"EXISTS (SELECT 1 FROM deleted WHERE {_equality('stored', 'deleted', spec.primary_key)}) "
+        f"AND NOT EXISTS (SELECT 1 FROM batch WHERE {_equality('stored', 'batch', spec.upsert_key)})"
     )
-    outgoing = engine.stage(_run(engine, query, tables), os.path.join(run.rows, "outgoing"))
-    return outgoing if engine.count(outgoing) else None
+    deleted_keys = engine.stage(
+        _run_query(engine, query, tables), os.path.join(run.rows, "outgoing")
+    )
+    return deleted_keys if engine.count(deleted_keys) else None
 
 
-def _matches(engine: Engine, rows: Relation, stored: Relation | None, key: Sequence[str]) -> bool:
-    """Return whether the table has a row with the key of one of the rows."""
-    if stored is None:
+def _has_matches(
+    engine: Engine, rows: Relation, stored_keys: Relation | None, key: Sequence[str]
+) -> bool:
+    """Return True if the table has a row with the key of one of the rows."""
+    if stored_keys is None:
         return False
-    same = _equal("batch", "stored", key)
+    same = _equality("batch", "stored", key)
     query = f"SELECT 1 AS n FROM batch WHERE EXISTS (SELECT 1 FROM stored WHERE {same}) LIMIT 1"
-    return engine.count(_run(engine, query, {"batch": rows, "stored": stored})) > 0
+    return engine.count(_run_query(engine, query, {"batch": rows, "stored": stored_keys})) > 0
 
 
 def _typed(engine: Engine, deleted: pa.Table, spec: FeatureGroupSpec, run: InFlight) -> Relation:
-    """Return deleted keys in the types of the group, to be read more than once."""
+    """Stage deleted keys in the types of the group, for several reads."""
     columns = {}
     for name in deleted.schema.names:
         column = deleted.column(name)
@@ -393,41 +399,41 @@ def _typed(engine: Engine, deleted: pa.Table, spec: FeatureGroupSpec, run: InFli
     return engine.stage(relation, os.path.join(run.rows, "deleted"))
 
 
-def _places(engine: Engine, query: str, tables: Mapping[str, Relation]) -> _Places:
-    """Return the partitions and offsets that a query gives."""
-    found = engine.stream(_run(engine, query, tables)).read_all()
-    numbers = found.column(0).to_numpy()
-    offsets = found.column(1).to_numpy()
-    places = {}
+def _query_positions(engine: Engine, query: str, tables: Mapping[str, Relation]) -> _Positions:
+    """Return the partitions and offsets in the result of a query."""
+    position_rows = engine.stream(_run_query(engine, query, tables)).read_all()
+    numbers = position_rows.column(0).to_numpy()
+    offsets = position_rows.column(1).to_numpy()
+    offsets_by_partition = {}
     for number in np.unique(numbers):
-        places[int(number)] = offsets[numbers == number].tolist()
-    return _Places(places)
+        offsets_by_partition[int(number)] = offsets[numbers == number].tolist()
+    return _Positions(offsets_by_partition)
 
 
-def _note_places(engine: Engine, rows: Relation, order: RecordOrder) -> None:
-    if order.landed is not None:
-        places = engine.select(rows, {name: name for name in (PARTITION, OFFSET)})
-        order.landed.append(engine.stream(places).read_all())
+def _add_written_positions(engine: Engine, rows: Relation, order: RecordOrder) -> None:
+    if order.written_positions is not None:
+        positions = engine.select(rows, {name: name for name in (PARTITION, OFFSET)})
+        order.written_positions.append(engine.stream(positions).read_all())
 
 
-def _marked(engine: Engine, rows: Relation, places: _Places) -> Relation:
+def _mark_rows(engine: Engine, rows: Relation, positions: _Positions) -> Relation:
     schema = rows.schema.append(pa.field(_LOST, pa.bool_()))
-    return engine.map_batches(rows, _Mark(places, schema), schema=schema)
+    return engine.map_batches(rows, _Mark(positions, schema), schema=schema)
 
 
-def _both(engine: Engine, first: Relation, second: Relation) -> Relation:
+def _union(engine: Engine, first: Relation, second: Relation) -> Relation:
     names = ", ".join(map(quoted, [*first.schema.names]))
     query = f"SELECT {names} FROM first_rows UNION ALL SELECT {names} FROM second_rows"
-    return _run(engine, query, {"first_rows": first, "second_rows": second})
+    return _run_query(engine, query, {"first_rows": first, "second_rows": second})
 
 
-def _run(engine: Engine, query: str, tables: Mapping[str, Relation]) -> Relation:
+def _run_query(engine: Engine, query: str, tables: Mapping[str, Relation]) -> Relation:
     """Return the result of a query that is written in DuckDB's dialect."""
     (text,) = sqlglot.transpile(query, read="duckdb", write=engine.dialect)
-    named = {name: relation for name, relation in tables.items() if name in query}
-    return engine.sql(text, tables=named, parameters={})
+    used_tables = {name: relation for name, relation in tables.items() if name in query}
+    return engine.sql(text, tables=used_tables, parameters={})
 
 
-def _equal(left: str, right: str, names: Sequence[str]) -> str:
-    pairs = [f"{left}.{quoted(name)} = {right}.{quoted(name)}" for name in names]
+def _equality(first: str, second: str, names: Sequence[str]) -> str:
+    pairs = [f"{first}.{quoted(name)} = {second}.{quoted(name)}" for name in names]
     return " AND ".join(pairs)

@@ -1,4 +1,4 @@
-"""Another name for a feature: the next version of its group, with all that the group has."""
+"""Renaming of a feature: the next version of its group, with all rows and metadata."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ _NAMING = ("column", "column_A", "column_B", "column_list", "column_set")
 
 
 def rename_feature(session: Session, name: str, old: str, new: str) -> FeatureGroupSpec:
-    """Make the next version of a group, in which a column has another name; return its definition.
+    """Create the next version of a group with a renamed column; return its definition.
 
-    Keys, times, partitions, expectations, tags and descriptions follow the name. All rows are
-    copied in one commit, which states the Delta version that they come from; the version before
-    stays as it is, with its history.
+    Keys, times, partitions, expectations, tags and descriptions use the new name. All rows are
+    copied in one commit, which records their Delta version; the previous version keeps its history.
 
     Raises:
         FeatureNotFound: The group has no such column.
-        InvalidName: The new name is none, or taken.
+        InvalidName: The new name is invalid, or exists already.
     """
     group = open_stored(session, name, to="rename their columns: sql= can")
     spec = group.spec
@@ -54,10 +53,10 @@ def rename_feature(session: Session, name: str, old: str, new: str) -> FeatureGr
         "version": spec.version,
         "delta_version": group.delta_version,
     }
-    # The rows were checked when they landed.
+    # The rows were checked at their first write.
     write = Write(validation="off", inputs=(source,), has_checked_values=True)
     frame = read(session, spec.name, version=spec.version, as_of=group.delta_version)
-    made, _ = create(
+    new_spec, _ = create(
         session,
         _renamed_frame(session, frame, old, new),
         spec.name,
@@ -65,7 +64,7 @@ def rename_feature(session: Session, name: str, old: str, new: str) -> FeatureGr
         version=spec.version + 1,
         write=write,
     )
-    return made
+    return new_spec
 
 
 def _renamed_frame(session: Session, frame: FeatureFrame, old: str, new: str) -> FeatureFrame:
@@ -82,19 +81,15 @@ def _renamed_frame(session: Session, frame: FeatureFrame, old: str, new: str) ->
 def _declared(group: OpenGroup, old: str, new: str) -> Declaration:
     spec, meta = group.spec, commits.meta_of(group.state)
 
-    def named(column: str | None) -> str | None:
+    def new_name(column: str | None) -> str | None:
         return new if column == old else column
 
-    expectations = []
-    for expectation in spec.expectations:
-        expectations.append(_renamed_expectation(expectation, old, new))
-    descriptions = {}
-    for column, text in meta.features.items():
-        descriptions[new if column == old else column] = text
+    expectations = [_renamed_expectation(each, old, new) for each in spec.expectations]
+    descriptions = {str(new_name(column)): text for column, text in meta.features.items()}
     return Declaration(
         primary_key=_renamed(spec.primary_key, old, new),
-        event_time=named(spec.event_time),
-        created_time=named(spec.created_time),
+        event_time=new_name(spec.event_time),
+        created_time=new_name(spec.created_time),
         partition_by=_renamed(spec.partition_by, old, new),
         ttl=format_ttl(spec.ttl),
         expectations=expectations,

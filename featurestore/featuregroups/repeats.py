@@ -1,4 +1,4 @@
-"""Rows that a group without a key has already: the same batch appended twice."""
+"""Warnings of batches that were appended twice to a group without a key."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MOST_BYTES = 256 * 1024 * 1024
 
 
 def warn_of_repeats(group: OpenGroup, delta_version: int) -> None:
-    """Warn when all files of a commit hold, byte for byte, what the group had before it.
+    """Warn if all files of a commit equal earlier files of the group byte for byte.
 
-    Only files of equal size, rows and statistics are read. The rows have landed, so nothing is
+    Only files of equal size, rows and statistics are read. The rows are committed, so nothing is
     raised.
     """
     before: dict[tuple[int, int], list[DataFile]] = {}
@@ -25,17 +25,17 @@ def warn_of_repeats(group: OpenGroup, delta_version: int) -> None:
     if not before:
         return
     try:
-        known = {file.path for file in group.state.files}
+        earlier_paths = {file.path for file in group.state.files}
         added = [
             file
             for file in read_snapshot(group.path, delta_version).files
-            if file.path not in known
+            if file.path not in earlier_paths
         ]
         if sum(file.bytes for file in added) > _MOST_BYTES:
             return
-        is_repeat = bool(added) and all(_has_twin(file, before) for file in added)
+        is_repeat = bool(added) and all(_has_copy(file, before) for file in added)
     except (FeatureStoreError, OSError):
-        return  # what cannot be read now says nothing about the rows
+        return  # without the files the rows cannot be compared
     rows = sum(file.rows for file in added)
     if is_repeat and rows > 1:
         warn_caller(
@@ -46,9 +46,12 @@ def warn_of_repeats(group: OpenGroup, delta_version: int) -> None:
         )
 
 
-def _has_twin(file: DataFile, before: dict[tuple[int, int], list[DataFile]]) -> bool:
-    for other in before.get((file.bytes, file.rows), ()):
-        same = (other.statistics, other.partition) == (file.statistics, file.partition)
-        if same and files.sha256(other.path) == files.sha256(file.path):
+def _has_copy(file: DataFile, before: dict[tuple[int, int], list[DataFile]]) -> bool:
+    for candidate in before.get((file.bytes, file.rows), ()):
+        is_similar = (candidate.statistics, candidate.partition) == (
+            file.statistics,
+            file.partition,
+        )
+        if is_similar and files.sha256(candidate.path) == files.sha256(file.path):
             return True
     return False

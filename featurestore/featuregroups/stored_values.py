@@ -1,7 +1,7 @@
-"""Values that are not stored: times out of range, texts that cannot name a folder, long cells.
+"""Refused values: times out of range, strings that cannot name a folder, long cells.
 
-Delta reads an empty text of a partition column back as null, and file systems limit the length of
-names. All are refused in one pass; a cell has a bound, as a batch of rows is in memory.
+Delta reads an empty string of a partition column back as null, and file systems limit the length of
+names. One pass checks all rules; cells have a bound because a batch of rows is in memory.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _LONGEST_SHOWN = 60
 
 @dataclass(frozen=True)
 class ValueRules:
-    """What is checked of rows: ``folders`` are partition columns of texts, ``times`` hold times.
+    """The checked columns: ``folders`` are partition columns of strings, ``times`` contain times.
 
-    ``cells`` are columns whose cells have at most ``most_bytes``. ``key`` are the columns whose
-    values name a row in messages.
+    Cells of the columns ``cells`` have at most ``most_bytes``. Values of ``key`` name a row in
+    messages.
     """
 
     folders: tuple[str, ...]
@@ -46,12 +46,11 @@ class ValueRules:
     most_bytes: int = DEFAULT_CELL_BYTES
 
     @classmethod
-    def of(cls, spec: FeatureGroupSpec, *, has_checked_values: bool) -> ValueRules:
-        """Return the rules of a group, without times and cells where they were checked before."""
-        folders = []
-        for name in spec.partition_by:
-            if pat.is_string(spec.schema.field(name).type):
-                folders.append(name)
+    def for_group(cls, spec: FeatureGroupSpec, *, has_checked_values: bool) -> ValueRules:
+        """Return the rules of a group, without times and cells if these were checked before."""
+        folders = [
+            name for name in spec.partition_by if pat.is_string(spec.schema.field(name).type)
+        ]
         if has_checked_values:
             return cls(tuple(folders), (), spec.primary_key)
         most = max_cell_bytes()
@@ -60,18 +59,18 @@ class ValueRules:
         return cls(tuple(folders), times, spec.primary_key, cells, most)
 
     def columns(self) -> list[str]:
-        """Return the columns that are looked at; none where there is nothing to check."""
+        """Return the columns that the rules read; empty without rules."""
         if not self.folders and not self.times and not self.cells:
             return []
         return list(dict.fromkeys([*self.folders, *self.times, *self.cells, *self.key]))
 
     def first_error(self, batch: pa.RecordBatch) -> FeatureStoreError | None:
-        """Return the refusal of the first value that a table cannot hold, None where it can all."""
+        """Return the error of the first unsupported value; None if all are supported."""
         for name in self.cells:
             array = _column(batch, name)
             row = first_oversized(array, max_bytes=self.most_bytes)
             if row is not None:
-                shown = self._shown(batch, row)
+                shown = self._row_title(batch, row)
                 return oversized_error(
                     array, row, column=name, row_name=shown, max_bytes=self.most_bytes
                 )
@@ -83,22 +82,21 @@ class ValueRules:
             array = _column(batch, name)
             row = first_out_of_range(array)
             if row is not None:
-                return out_of_range_error(array, row, column=name, shown=self._shown(batch, row))
+                return out_of_range_error(
+                    array, row, column=name, shown=self._row_title(batch, row)
+                )
         return None
 
-    def _shown(self, batch: pa.RecordBatch, row: int) -> str:
-        parts = []
-        for name in self.key:
-            parts.append(f"{name}={str(_column(batch, name)[row])[:_LONGEST_SHOWN]}")
-        return f"The row of {', '.join(parts)}" if parts else "A row"
+    def _row_title(self, batch: pa.RecordBatch, row: int) -> str:
+        key_texts = [
+            f"{name}={str(_column(batch, name)[row])[:_LONGEST_SHOWN]}" for name in self.key
+        ]
+        return f"The row of {', '.join(key_texts)}" if key_texts else "A row"
 
 
 @dataclass(frozen=True)
 class RefuseValues:
-    """Passes batches through and raises at a value that a table cannot hold.
-
-    Runs where the rows are.
-    """
+    """The step that raises at the first unsupported value; runs on the engine's workers."""
 
     rules: ValueRules
 
@@ -111,10 +109,7 @@ class RefuseValues:
 
 @dataclass(frozen=True)
 class FindRefusal(Accumulator["FeatureStoreError | None", "FeatureStoreError | None"]):
-    """The refusal of the first value that a table cannot hold, or None.
-
-    As an accumulator, for rows that can be read twice.
-    """
+    """The error of the first unsupported value, or None, for rows that can be read twice."""
 
     rules: ValueRules
 
@@ -127,23 +122,23 @@ class FindRefusal(Accumulator["FeatureStoreError | None", "FeatureStoreError | N
         return state or self.rules.first_error(batch)
 
     def merge(
-        self, left: FeatureStoreError | None, right: FeatureStoreError | None
+        self, first: FeatureStoreError | None, second: FeatureStoreError | None
     ) -> FeatureStoreError | None:
-        return left or right
+        return first or second
 
     def finish(self, state: FeatureStoreError | None) -> FeatureStoreError | None:
         return state
 
 
 def refuse_while_written(relation: Relation, rules: ValueRules, *, engine: Engine) -> Relation:
-    """Return the rows, which fail at a value that a table cannot hold while they are written."""
+    """Return the rows with a step that raises at an unsupported value during the write."""
     if not rules.columns():
         return relation
     return engine.map_batches(relation, RefuseValues(rules), schema=relation.schema)
 
 
 def check_staged(relation: Relation, rules: ValueRules, *, engine: Engine) -> None:
-    """Refuse staged rows with a value that a table cannot hold."""
+    """Refuse staged rows with an unsupported value."""
     columns = rules.columns()
     if not columns:
         return
@@ -158,7 +153,7 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _error_of_folders(name: str, texts: pa.Array) -> FeatureStoreError | None:
-    """Return the refusal of the first text that cannot name a folder."""
+    """Return the error of the first string that cannot name a folder."""
     for text in pc.unique(texts).drop_null().to_pylist():
         if not text:
             return InvalidArgument(

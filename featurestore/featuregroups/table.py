@@ -1,4 +1,4 @@
-"""Opening a feature group: the registry says where, the Delta log says what it is at a version."""
+"""Opening of a feature group: its path from the registry, its state from the Delta log."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from featurestore.model.names import check_name
 from featurestore.registry import featuregroups
 from featurestore.session import Session
 
-# What ``as_of=`` takes: a Delta version, or an instant, which means the version that was the
-# latest.
+# The argument ``as_of=``: a Delta version, or an instant, for the latest version at that time.
 TableVersion = datetime | str | int
 
 
@@ -36,7 +35,7 @@ class OpenGroup:
     path: str
     state: Snapshot
     # What ``base_metadata`` returns, where the group was opened for a write.
-    seen: Mapping[str, Any] | None = None
+    writer_view: Mapping[str, Any] | None = None
 
     @property
     def delta_version(self) -> int:
@@ -44,10 +43,10 @@ class OpenGroup:
         return self.state.version
 
     def seen_by_writer(self) -> Mapping[str, Any]:
-        """Return what a commit that builds on this version notes of it."""
-        if self.seen is None:
+        """Return the metadata of this version for a commit that follows it."""
+        if self.writer_view is None:
             return commits.base_metadata(self.path, self.delta_version)
-        return self.seen
+        return self.writer_view
 
 
 def open_group(
@@ -57,7 +56,7 @@ def open_group(
 
     Raises:
         FeatureGroupNotFound: No such group or version.
-        VersionNotFound: The group did not hold data yet, or has no such Delta version.
+        VersionNotFound: The group had no data yet, or has no such Delta version.
         TableDamaged: Its log cannot be read; names the file.
     """
     name, version = resolve(session, name, version)
@@ -67,7 +66,7 @@ def open_group(
 
 
 def open_stored(session: Session, name: str, version: int | None = None, *, to: str) -> OpenGroup:
-    """Return a group whose rows are the store's own; ``to`` says what is to be done with them.
+    """Return a group whose rows are in the store; ``to`` is the purpose, for the error.
 
     Raises:
         ExternalRowsError: It is an external group.
@@ -76,7 +75,7 @@ def open_stored(session: Session, name: str, version: int | None = None, *, to: 
     path = session.featuregroup_path(name, version)
     with cached_listing(path):
         group = _open(path, f"{name!r} version {version}", None)
-        group = replace(group, seen=commits.base_metadata(path, group.delta_version))
+        group = replace(group, writer_view=commits.base_metadata(path, group.delta_version))
     if group.spec.external is not None:
         raise ExternalRowsError(
             f"Feature group {group.spec.name!r} version {group.spec.version} is external: its rows "
@@ -98,22 +97,22 @@ def _open(path: str, title: str, as_of: TableVersion | None) -> OpenGroup:
 
 
 def resolve(session: Session, name: str, version: int | None) -> tuple[str, int]:
-    """Return name and version of a registered group; ``name@v2`` says the version, too."""
-    name, wanted = wanted_version(name, version)
+    """Return name and version of a registered group; ``name@v2`` includes a version."""
+    name, version_argument = requested_version(name, version)
     with session.registry.reading() as connection:
-        return name, featuregroups.get(connection, name, wanted).version
+        return name, featuregroups.get(connection, name, version_argument).version
 
 
-def wanted_version(name: str, version: int | None) -> tuple[str, int | None]:
-    """Return the name of a group and the version that is asked for; None: the latest.
+def requested_version(name: str, version: int | None) -> tuple[str, int | None]:
+    """Return the name of a group and the requested version; None: the latest.
 
-    >>> wanted_version("weather@v2", None)
+    >>> requested_version("weather@v2", None)
     ('weather', 2)
 
     Raises:
-        InvalidArgument: It is no version, or the name says another one.
+        InvalidArgument: The version is invalid, or the name includes another one.
     """
-    name, spelled = _split(name)
+    name, spelled = _split_version(name)
     if version is not None:
         version = check_version(version)
     if spelled is not None and version is not None and spelled != version:
@@ -122,19 +121,16 @@ def wanted_version(name: str, version: int | None) -> tuple[str, int | None]:
 
 
 def delta_version(path: str, as_of: TableVersion) -> int:
-    """Return the Delta version that ``as_of=`` means for a table.
-
-    The first that can be read is 1.
-    """
-    found = version_as_of(path, as_of)
-    if found < 1:
+    """Return the Delta version of ``as_of=`` for a table; the first with data is 1."""
+    number = version_as_of(path, as_of)
+    if number < 1:
         raise VersionNotFound(
             f"as_of={as_of!s}: the group held no data yet.", hint="its first Delta version is 1"
         )
-    return found
+    return number
 
 
-def _split(name: str) -> tuple[str, int | None]:
+def _split_version(name: str) -> tuple[str, int | None]:
     head, mark, tail = str(name).partition("@v")
     if mark and tail.isascii() and tail.isdigit():
         return check_name(head), parse_version(tail)

@@ -1,4 +1,4 @@
-"""Times that a group declares: numbers are no times, and times of 1970 were numbers once."""
+"""Checks of declared times: refused types, and warnings of implausible values."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _PEEK_ROWS = 1000
 
 
 def check_time_types(rows: Relation, declared: Declaration, *, df: object, engine: Engine) -> None:
-    """Refuse time columns that hold numbers or texts.
+    """Refuse time columns of numbers or strings.
 
-    The hint has the unit of numbers, by the size of the first ones, in the words of the dataframe's
-    library. ``rows`` may be a stream: the call is over when it is read.
+    The hint converts numbers with the unit that their size suggests, in the code of the dataframe's
+    library. ``rows`` may be a stream: it is read only before an error.
     """
     for name in (declared.event_time, declared.created_time):
         if name is None or name not in rows.schema.names:
@@ -44,7 +44,7 @@ def check_time_types(rows: Relation, declared: Declaration, *, df: object, engin
 def check_time_numbers(
     rows: Relation, spec: FeatureGroupSpec, *, df: object, engine: Engine
 ) -> None:
-    """Refuse numbers for the times of a group that exists, with the line that converts them."""
+    """Refuse numbers for the times of an existing group, with the code that converts them."""
     for name in (spec.event_time, spec.created_time):
         if name is None or name not in rows.schema.names:
             continue
@@ -58,7 +58,7 @@ def check_time_numbers(
 
 
 def warn_of_odd_times(audited: AuditedRows, spec: FeatureGroupSpec) -> None:
-    """Warn of event times before 1980, which answer all labels, and of those in the future."""
+    """Warn of event times before 1980, which match all labels, and of those in the future."""
     if audited.report is None or spec.event_time is None:
         return
     for result in audited.report.results:
@@ -72,10 +72,8 @@ def warn_of_odd_times(audited: AuditedRows, spec: FeatureGroupSpec) -> None:
             )
         if result.expectation["type"] != EARLY_TIMES or not result.unexpected:
             continue
-        times = []
-        for sample in result.samples:
-            if isinstance(sample[spec.event_time], datetime):
-                times.append(sample[spec.event_time])
+        sampled_times = [sample[spec.event_time] for sample in result.samples]
+        times = [time for time in sampled_times if isinstance(time, datetime)]
         warn_caller(
             f"feature group {spec.name!r}: {result.message}, where every later label finds them; "
             f"{misread_advice(times)}",

@@ -1,7 +1,7 @@
 """Widening: decimals of a group get the digits that the rows of a write need.
 
-The digits are those of the values, not of the type that a batch happens to have: zeros at the end
-need none. So they are counted before the rows are conformed, in files where the rows come once.
+The digits are those of the values, not of the batch's type: trailing zeros need none. So they are
+counted before the rows are conformed; rows that can be read only once are staged first.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class CountDigits(Accumulator[dict[str, Digits], dict[str, Digits]]):
             state[name] = _digits_of(batch.column(name), digits)
         return state
 
-    def merge(self, left: dict[str, Digits], right: dict[str, Digits]) -> dict[str, Digits]:
-        for name, (integers, scale) in right.items():
-            left[name] = max(left[name][0], integers), max(left[name][1], scale)
-        return left
+    def merge(self, first: dict[str, Digits], second: dict[str, Digits]) -> dict[str, Digits]:
+        for name, (integers, scale) in second.items():
+            first[name] = max(first[name][0], integers), max(first[name][1], scale)
+        return first
 
     def finish(self, state: dict[str, Digits]) -> dict[str, Digits]:
         return state

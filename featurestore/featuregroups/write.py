@@ -1,7 +1,4 @@
-"""The one write path.
-
-Conform, stage when something has to be checked, audit, commit, statistics, registry.
-"""
+"""The write path: conform, stage if there are checks, audit, commit, statistics, registry."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from featurestore.errors import (
 from featurestore.featuregroups import keys, stored_values
 from featurestore.featuregroups.audit import (
     AuditedRows,
-    LandedRows,
+    CommittedRows,
     audit_staged,
     quarantine,
     transaction_of,
@@ -35,13 +32,13 @@ from featurestore.featuregroups.audit import (
 from featurestore.featuregroups.conform import Conformed, conform
 from featurestore.featuregroups.definition import check_policy
 from featurestore.featuregroups.maintenance import compact_when_due
-from featurestore.featuregroups.records import RecordOrder, prepare_records, ranges_of_places
+from featurestore.featuregroups.records import RecordOrder, prepare_records, ranges_of_positions
 from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.repeats import warn_of_repeats
 from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.featuregroups.times import check_time_numbers, warn_of_odd_times
 from featurestore.featuregroups.widening import widen, with_needed_digits
-from featurestore.ingest import handed_over, known_rows, may_be_native, with_language
+from featurestore.ingest import as_relation, known_rows, may_be_native, with_language
 from featurestore.model.counts import MAX_INT64
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
 from featurestore.model.source import SourceRead
@@ -58,19 +55,28 @@ from featurestore.statistics import StatisticsState, is_sample_short, statistics
 
 @dataclass(frozen=True)
 class Write:
-    """One write as a caller asks for it.
+    """The request of one write.
 
-    ``mode`` "replace" empties ``replace`` in the same commit (jobs). ``inputs`` are the sources for
-    lineage: objects with ``source`` or ``featuregroup``, ``version``, ``delta_version``. ``window``
-    says which windows of a job the rows are: ``job``, ``start``, ``end``, ``count``. ``staged``
-    rows lie in files of the engine already, which the caller removes. ``reads`` fills with what is
-    read of registered sources while the rows come; None where they come from elsewhere. ``offsets``
-    moves the numbers of a stream's partitions (``TableWrite``), ``stream`` says which records the
-    rows are, and ``order`` how rows of one key become one. ``plan`` is that of the retrieval whose
-    rows these are. ``rows`` is how many they are, where that is known before they come.
-    ``has_checked_values``: their times are known to lie in the years 1 to 9999, and their cells to
-    keep to the bound.
-    ``library`` is the kind of dataframe that the rows came with, whose words hints use.
+    Attributes:
+        mode: "append", "upsert", "overwrite", or "replace": empty ``replace`` in the same commit.
+        replace: The time range that a job replaces.
+        schema_change: "add" allows new columns and more digits of decimals.
+        on_duplicates: "error", or "last": keep the last row of each key.
+        transaction: The name and number that make a repeated write a no-op.
+        validation: The policy of the audit; None: that of the group.
+        run_id: The run, in the commit and in logs.
+        inputs: The sources for lineage: objects with ``source`` or ``featuregroup``, ``version``,
+            ``delta_version``.
+        window: The windows of a job: ``job``, ``start``, ``end``, ``count``.
+        staged: Whether the rows are in files of the engine already, which the caller removes.
+        reads: The reads of registered sources, complete once the rows were read.
+        offsets: The new offsets of a stream's partitions (``TableWrite``).
+        stream: The records of the rows, for the commit.
+        plan: The retrieval that produced the rows.
+        rows: The number of rows, if known before they are read.
+        order: The resolution of several records of one key.
+        has_checked_values: Whether times and cells are known to be within their bounds.
+        library: The dataframe library of the rows, for the code in hints.
     """
 
     mode: str = "append"
@@ -100,12 +106,12 @@ def insert(
 
     Raises:
         SchemaMismatch: The columns do not fit; nothing was written.
-        ValidationFailed: The rows broke the group's expectations; nothing was written.
-        DuplicateKeys: One batch holds a key more than once.
-        WriteConflict: Other writers kept winning; nothing was written.
+        ValidationFailed: The rows break the group's expectations; nothing was written.
+        DuplicateKeys: The batch has duplicate keys.
+        WriteConflict: Every attempt conflicted with other writers; nothing was written.
     """
     group = open_stored(session, name, version, to="write them")
-    _check(write, group.spec)
+    _check_write(write, group.spec)
     write = with_reads(write, df)
     if not may_be_native(df):
         write = replace(write, has_checked_values=True)
@@ -120,7 +126,7 @@ def insert(
             version=group.spec.version,
             run_id=write.run_id,
         ) as run,
-        handed_over(df, engine=session.engine, like=_known_columns(group.spec, write)) as rows,
+        as_relation(df, engine=session.engine, like=_known_columns(group.spec, write)) as rows,
     ):
         check_time_numbers(rows, group.spec, df=df, engine=session.engine)
         spec = group.spec
@@ -134,24 +140,24 @@ def insert(
             engine=session.engine,
             schema_change=write.schema_change,
             library=language,
-            beside=() if write.order is None else tuple(write.order.columns),
+            extra_columns=() if write.order is None else tuple(write.order.columns),
         )
         try:
             return commit(session, conformed, group, write, run)
         except (ValidationFailed, DuplicateKeys) as error:
-            _record_refusal(session, error)
+            _record_failed_validation(session, error)
             raise
 
 
 def _known_columns(spec: FeatureGroupSpec, write: Write) -> pa.Schema:
-    """Return the columns whose types are known before the rows come."""
+    """Return the columns whose types are known before the rows are read."""
     if write.order is None:
         return spec.schema
     return pa.schema([*spec.schema, *write.order.columns])
 
 
 def with_reads(write: Write, df: object) -> Write:
-    """Return a write that tells how many its rows are, or what a frame of the store is made of."""
+    """Return a write with the number of its rows, or with the inputs of a frame of the store."""
     if not isinstance(df, FeatureFrame):
         return replace(write, rows=known_rows(df))
     if df.plan is not None:
@@ -182,63 +188,60 @@ def commit(
     mode = audited.mode or write.mode
     widen(session, group, conformed.spec)
     if conformed.added:
-        _announce_columns(session, group, conformed)
+        _declare_new_columns(session, group, conformed)
     unique = keys.claim(session.engine, audited.relation, group, mode, unique_batch=audited.unique)
-    how = TableWrite(
+    table_write = TableWrite(
         mode=mode,  # type: ignore[arg-type]
         key=conformed.spec.upsert_key if mode == "upsert" else (),
         replace=write.replace,
-        add_columns=_added(conformed),
-        note=note(write, run, group.spec, validation=audited.outcome, claim=unique),
+        add_columns=_added_schema(conformed),
+        note=commit_metadata(write, run, group.spec, validation=audited.outcome, claim=unique),
         transaction=transaction_of(audited, write, run),
         offsets=write.offsets,
         deletes=audited.deletes,
     )
-    if write.order is None or write.order.landed is None:
-        quarantine(session, audited, conformed.spec, how)
-    written = write_rows(session, group, audited.relation, how, run)
-    if written is None:
+    if write.order is None or write.order.written_positions is None:
+        quarantine(session, audited, conformed.spec, table_write)
+    delta_version = write_rows(session, group, audited.relation, table_write, run)
+    if delta_version is None:
         state = read_snapshot(group.path)
         return replace(commits.commit_of(group.path, state.version), applied=False)
-    landed = LandedRows(group, conformed.spec, written, mode, audited)
-    committed = register(session, landed, run=run)
-    if write.mode == "append" and not group.spec.primary_key and not _is_marked(write):
-        warn_of_repeats(group, written)
+    committed_rows = CommittedRows(group, conformed.spec, delta_version, mode, audited)
+    committed = register(session, committed_rows, run=run)
+    if write.mode == "append" and not group.spec.primary_key and not _has_idempotency_mark(write):
+        warn_of_repeats(group, delta_version)
     compact_when_due(session, conformed.spec, group.path, run=run)
     return committed
 
 
-def _is_marked(write: Write) -> bool:
-    """Tell whether a write says by itself that it is no repeat of another."""
+def _has_idempotency_mark(write: Write) -> bool:
+    """Return True if a write has a transaction or offsets, which exclude repeats."""
     return write.transaction is not None or bool(write.offsets)
 
 
 def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight) -> AuditedRows:
-    """Return the rows that may be committed.
-
-    Staged and audited where there is something to check.
-    """
+    """Return the rows that may be committed, staged and audited if there are checks."""
     spec, relation, engine = conformed.spec, conformed.relation, session.engine
     work = observers.current()
     if work is not None:
         work.plan = write.plan
     validation = write.validation or spec.validation
     has_rules = bool(spec.primary_key or spec.event_time or spec.expectations)
-    checked = validation != "off" and has_rules
-    is_plain = not checked and write.mode != "upsert" and write.on_duplicates != "last"
-    # What was read of a source is known when its rows are here, which is before the commit.
+    is_audited = validation != "off" and has_rules
+    is_plain = not is_audited and write.mode != "upsert" and write.on_duplicates != "last"
+    # The reads of a source are known once its rows are staged, before the commit.
     is_plain = is_plain and write.reads is None
-    rules = stored_values.ValueRules.of(spec, has_checked_values=write.has_checked_values)
+    rules = stored_values.ValueRules.for_group(spec, has_checked_values=write.has_checked_values)
     if is_plain and not conformed.unchecked:
         return AuditedRows(stored_values.refuse_while_written(relation, rules, engine=engine))
     if write.on_duplicates == "last":
-        # Before the rows are staged: files come back in another order on a cluster.
+        # Before staging: a cluster returns files in another order.
         relation = engine.last_per_key(relation, spec.upsert_key)
-    counted = None
+    statistics_state = None
     if not write.staged or conformed.unchecked or write.on_duplicates == "last":
-        relation, counted = _staged(session, relation, spec, run, write)
+        relation, statistics_state = _stage_rows(session, relation, spec, run, write)
     stored_values.check_staged(relation, rules, engine=engine)
-    if checked:
+    if is_audited:
         audited = audit_staged(
             session,
             relation,
@@ -249,28 +252,28 @@ def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight)
             library=write.library,
         )
         warn_of_odd_times(audited, spec)
-        if audited.relation is relation:  # and no row was put aside
-            audited = replace(audited, counted=counted)
+        if audited.relation is relation:  # no row was quarantined
+            audited = replace(audited, statistics_state=statistics_state)
         return audited
     if write.mode == "upsert":
         keys.refuse_duplicates(relation, spec, engine=engine)
-    return AuditedRows(relation, counted=counted)
+    return AuditedRows(relation, statistics_state=statistics_state)
 
 
-def _staged(
+def _stage_rows(
     session: Session,
     relation: Relation,
     spec: FeatureGroupSpec,
     run: InFlight,
     write: Write,
 ) -> tuple[Relation, StatisticsState | None]:
-    """Return staged rows, and their statistics where the engine counts them in the same pass.
+    """Return staged rows, and their statistics if the engine counts them in the same pass.
 
-    Whether these can be merged with those stored is seen after the commit.
+    After the commit these are merged with the stored ones where possible.
     """
     engine = session.engine
-    wanted = spec.statistics and write.mode in ("create", "append", "overwrite")
-    if not wanted or not isinstance(engine, AggregatesWhileStaging):
+    counts_statistics = spec.statistics and write.mode in ("create", "append", "overwrite")
+    if not counts_statistics or not isinstance(engine, AggregatesWhileStaging):
         return engine.stage(relation, run.rows), None
     accumulator = statistics_accumulator(spec, rows=write.rows)
     staged, state = engine.stage_and_aggregate(relation, run.rows, accumulator)
@@ -279,7 +282,7 @@ def _staged(
     return staged, state
 
 
-def note(
+def commit_metadata(
     write: Write,
     run: InFlight,
     spec: FeatureGroupSpec,
@@ -288,40 +291,40 @@ def note(
     claim: Mapping[str, Any],
     operation: str | None = None,
 ) -> dict[str, Any]:
-    """Return what the commit's info tells: who wrote it, from what, and what is known about it."""
-    told: dict[str, Any] = {"operation": operation or write.mode, "run": run.run_id, **claim}
+    """Return the commit's metadata: operation, run, job, inputs, window, claims and validation."""
+    metadata: dict[str, Any] = {"operation": operation or write.mode, "run": run.run_id, **claim}
     if spec.job is not None:
-        told["job"] = spec.job
+        metadata["job"] = spec.job
     inputs = list(map(dict, write.inputs))
     for read in write.reads or ():
         inputs.append(read.to_json())
     if inputs:
-        told["inputs"] = inputs
+        metadata["inputs"] = inputs
     if write.window is not None:
-        told["window"] = dict(write.window)
+        metadata["window"] = dict(write.window)
     if write.stream is not None:
-        told["stream"] = dict(write.stream)
-    if write.order is not None and write.order.landed:
-        told["replayed"] = ranges_of_places(write.order.landed[0])
+        metadata["stream"] = dict(write.stream)
+    if write.order is not None and write.order.written_positions:
+        metadata["replayed"] = ranges_of_positions(write.order.written_positions[0])
     if validation is not None:
-        told["validation"] = validation
-    return told
+        metadata["validation"] = validation
+    return metadata
 
 
-def _record_refusal(session: Session, error: ValidationFailed | DuplicateKeys) -> None:
+def _record_failed_validation(session: Session, error: ValidationFailed | DuplicateKeys) -> None:
     report = getattr(error, "report", None)
     if isinstance(report, ValidationReport):
-        # The refusal is what the caller has to see, not that it could not be stored.
+        # The caller needs the refusal, not an error about storing the report.
         with suppress(RegistryError), session.registry.transaction() as connection:
             reports.add_validation(connection, featuregroups.KIND, report.to_json())
 
 
-def _check(write: Write, spec: FeatureGroupSpec) -> None:
+def _check_write(write: Write, spec: FeatureGroupSpec) -> None:
     if write.mode not in WRITE_MODES and not (write.mode == "replace" and write.replace):
         raise InvalidArgument(
             f"mode={write.mode!r} is not known. 'append' adds the rows; 'upsert' replaces rows of "
             "the same key and adds the others; 'overwrite' replaces everything.",
-            hint=_nearest_mode(write.mode),
+            hint=_suggest_mode(write.mode),
         )
     if write.on_duplicates not in ("error", "last"):
         raise InvalidArgument(
@@ -338,8 +341,8 @@ def _check(write: Write, spec: FeatureGroupSpec) -> None:
         _check_transaction(write.transaction)
 
 
-# What other libraries call them.
-_MODES = {
+# The names of modes in other libraries.
+_MODE_ALIASES = {
     "replace": "overwrite",
     "w": "overwrite",
     "write": "overwrite",
@@ -352,10 +355,10 @@ _MODES = {
 }
 
 
-def _nearest_mode(mode: object) -> str:
-    meant = _MODES.get(str(mode).lower())
-    if meant is not None:
-        return f"did you mean mode={meant!r}?"
+def _suggest_mode(mode: object) -> str:
+    mode_name = _MODE_ALIASES.get(str(mode).lower())
+    if mode_name is not None:
+        return f"did you mean mode={mode_name!r}?"
     return did_you_mean(mode, WRITE_MODES, write="mode={!r}") or "mode='append'"
 
 
@@ -375,46 +378,48 @@ def _check_transaction(transaction: object) -> None:
     )
 
 
-def _announce_columns(session: Session, group: OpenGroup, conformed: Conformed) -> None:
-    """Put new columns into the definition, one writer after the other.
+def _declare_new_columns(session: Session, group: OpenGroup, conformed: Conformed) -> None:
+    """Add new columns to the definition, one writer after the other.
 
-    The definition first: readers leave out columns that the table does not have yet, so a writer
+    The definition comes first: readers ignore columns that the table does not have yet, so a writer
     that dies here has changed nothing.
     """
     name, version = group.spec.name, group.spec.version
     with session.registry.transaction() as connection:
         groups.lock(connection, name, version)
-        stored = commits.announced_spec(read_snapshot(group.path))
-        new = _not_announced(conformed.added, stored)
-        if new:
-            properties = commits.properties(stored.with_columns(new), commits.Meta())
+        declared_spec = commits.announced_spec(read_snapshot(group.path))
+        new_columns = _undeclared_columns(conformed.added, declared_spec)
+        if new_columns:
+            properties = commits.properties(declared_spec.with_columns(new_columns), commits.Meta())
             session.engine.set_properties(group.path, {commits.SPEC: properties[commits.SPEC]})
 
 
-def _not_announced(added: Sequence[pa.Field], stored: FeatureGroupSpec) -> list[pa.Field]:
+def _undeclared_columns(
+    added: Sequence[pa.Field], declared_spec: FeatureGroupSpec
+) -> list[pa.Field]:
     """Return the columns that the definition does not have yet.
 
     Raises:
-        SchemaMismatch: Another writer has announced one of them with another type.
+        SchemaMismatch: Another writer has declared one of them with another type.
     """
-    known = {column.name: column.type for column in stored.schema}
-    new, conflicts = [], []
+    types_by_name = {column.name: column.type for column in declared_spec.schema}
+    new_columns, conflicts = [], []
     for column in added:
-        kind = known.get(column.name)
+        kind = types_by_name.get(column.name)
         if kind is None:
-            new.append(column)
+            new_columns.append(column)
         elif kind != column.type:
             conflicts.append(f"{column.name!r} is {column.type}, there {kind}")
     if conflicts:
         raise SchemaMismatch(
-            f"Another writer has just given new columns of {stored.name!r} other types: "
+            f"Another writer has just given new columns of {declared_spec.name!r} other types: "
             f"{', '.join(conflicts)}.",
             hint="cast the columns",
         )
-    return new
+    return new_columns
 
 
-def _added(conformed: Conformed) -> pa.Schema | None:
+def _added_schema(conformed: Conformed) -> pa.Schema | None:
     if not conformed.added:
         return None
     return pa.schema(conformed.added)

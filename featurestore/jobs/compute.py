@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidJob, RowsOutsideWindow, SchemaMismatch
-from featurestore.ingest import handed_over, refuse_encoded_bytes
+from featurestore.ingest import as_relation, refuse_encoded_bytes
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.digests import BoundsAccumulator, DigestAccumulator, RangesAccumulator
 from featurestore.jobs.inputs import (
@@ -154,7 +154,7 @@ def _compute_one_by_one(run: Computation, windows: Sequence[Window]) -> Relation
         if rows is None:
             continue
         name = f"w{number:06d}"
-        with handed_over(rows, engine=engine, like=schema) as window_rows:
+        with as_relation(rows, engine=engine, like=schema) as window_rows:
             if number == 0:
                 allowed_range = Window(window.start - run.spec.row_lookback, window.end)
             else:

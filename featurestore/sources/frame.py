@@ -63,7 +63,7 @@ class SourceFrame(FeatureFrame):
 
     def select(self, *columns: str) -> FeatureFrame:
         """Return a frame of some of the columns; the others are not read from the source."""
-        selected = self._names(columns)
+        selected = self._column_names(columns)
         if not selected or len(set(selected)) != len(selected):
             return super().select(*columns)
         schema = pa.schema([self.schema.field(name) for name in selected])

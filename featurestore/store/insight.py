@@ -80,11 +80,11 @@ class InsightCalls(Connected):
         >>> store.get_featuregroup_quarantine("planes", dataframe_type="python")
         [{'tailnum': None, 'seats': 5, 'reasons': ["no_null_keys(columns=['tailnum'])"]}]
         """
-        from featurestore.featuregroups.read import quarantined
+        from featurestore.featuregroups.read import read_quarantine
         from featurestore.retrieval import check_dataframe_type, convert
 
         check_dataframe_type(dataframe_type)
-        return convert(quarantined(self._session, name, version=version), dataframe_type)
+        return convert(read_quarantine(self._session, name, version=version), dataframe_type)
 
     def get_featuregroup_statistics(
         self, name: str, *, version: int | None = None, delta_version: TableVersion | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from featurestore import ingest
 from featurestore.errors import FeatureGroupNotFound, InvalidReference
 from featurestore.featuregroups.discovery import Match
-from featurestore.featuregroups.table import wanted_version
+from featurestore.featuregroups.table import requested_version
 from featurestore.model.names import check_name
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.statistics import Statistics
@@ -46,7 +46,7 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
     # -- groups -----------------------------------------------------------------------------------
 
     def featuregroup(self, name: str, *, version: int | None = None) -> FeatureGroup:
-        name, wanted = wanted_version(name, version)
+        name, wanted = requested_version(name, version)
         path = f"/featuregroups/{check_name(name)}"
         if wanted is not None:
             path += f"/{wanted}"

@@ -49,7 +49,7 @@ class RemoteFrame(FeatureFrame):
         self, *, fraction: float, seed: int = 0, by: str | Sequence[str] | None = None
     ) -> FeatureFrame:
         recipe: Recipe = self.relation.native
-        names = None if by is None else self._names([by])
+        names = None if by is None else self._column_names([by])
         cut = recipe.and_then(sample={"fraction": fraction, "seed": seed, "by": names})
         cut.schema()  # the server says what is wrong with a share
         return RemoteFrame(self._session, cut.relation(self.schema))

@@ -22,7 +22,7 @@ from featurestore.featuregroups.records import (
     OFFSET,
     PARTITION,
     RecordOrder,
-    places_of_ranges,
+    positions_of_ranges,
 )
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.write import Write, insert
@@ -150,7 +150,7 @@ def _insert(
         schema_change="add",
         validation=spec.validation,
         transaction=(_replay_application(stream), state.version),
-        order=RecordOrder("first", columns, landed=inserted),
+        order=RecordOrder("first", columns, written_positions=inserted),
     )
     insert(
         session, FeatureFrame(session, good), spec.target, version=group.spec.version, write=write
@@ -176,7 +176,7 @@ def _after_unfinished_replay(
     for commit in read_history(group.path):
         ranges = commit.note.get("replayed")
         if isinstance(ranges, Mapping):
-            _remove_records(session, state, places_of_ranges(ranges), spec.stream.topic)
+            _remove_records(session, state, positions_of_ranges(ranges), spec.stream.topic)
             return read_snapshot(state.path)
     return state
 

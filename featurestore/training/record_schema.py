@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from featurestore.ingest import handed_over, with_language
+from featurestore.ingest import as_relation, with_language
 from featurestore.model.arrow_json import type_to_json
 from featurestore.model.manifest import Manifest, ManifestColumn, ManifestSplit
 from featurestore.plugins.format import find_format
@@ -25,7 +25,7 @@ def record_schema(session: Session, df: object) -> dict[str, Any]:
     """
     tfrecord = find_format("tfrecord")
     df, language = with_language(df)
-    with handed_over(df, engine=session.engine) as rows:
+    with as_relation(df, engine=session.engine) as rows:
         schema = rows.schema
         check_typed(schema, language=language)
         tfrecord.check(schema, compression=None)

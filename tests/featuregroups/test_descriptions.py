@@ -74,7 +74,7 @@ def test_descriptions_change_without_a_version_and_outlive_the_registry(
     [
         ({}, "nothing to change"),
         ({"descriptions": {"tmp": "x"}}, "descriptions={'temp': '...'}"),
-        ({"descriptions": {"temp": 5}}, "no text"),
+        ({"descriptions": {"temp": 5}}, "not a string"),
         ({"descriptions": "in F"}, "no dict of texts"),
         ({"description": 5}, "description='Hourly weather'"),
     ],
@@ -89,7 +89,7 @@ def test_a_wrong_description_changes_nothing(
 
 
 def test_a_description_of_no_column_makes_no_group(duckdb_store: FeatureStore) -> None:
-    with pytest.raises(InvalidArgument, match="which is no column"):
+    with pytest.raises(InvalidArgument, match="which is not a column"):
         duckdb_store.create_featuregroup([{"x": 1}], "g", descriptions={"y": "?"})
     assert duckdb_store.get_featuregroups() == []
 

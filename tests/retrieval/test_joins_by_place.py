@@ -87,7 +87,7 @@ def test_groups_of_several_files_answer_labels_of_several_files(
         "list": [[hour] * (hour % 3) for hour in hours.tolist()],
     }
     roles = {"primary_key": ("key",), "event_time": "t", "ttl": timedelta(hours=100)}
-    retrieval.group("readings", readings, unique=True, parts=3, partition_by=("place",), **roles)
+    retrieval.group("readings", readings, unique=True, commits=3, partition_by=("place",), **roles)
     prices = {
         "shop": random.permutation(20).tolist(),
         "t": [at(hour) for hour in random.integers(0, 300, 20).tolist()],
@@ -100,7 +100,7 @@ def test_groups_of_several_files_answer_labels_of_several_files(
         "shop": random.integers(0, 25, 300).tolist(),
         "asked_at": [at(hour) for hour in random.integers(0, 450, 300).tolist()],
     }
-    retrieval.group("asked", asked, parts=4, primary_key=("n",), event_time="asked_at")
+    retrieval.group("asked", asked, commits=4, primary_key=("n",), event_time="asked_at")
     wanted = ["readings.text", "readings.list", "readings.place", "prices.price"]
     every = [*wanted, "readings.text as again"]
     assert joins_by_place.pays(engine.database, retrieval.plan(every, "asked", how=how))

@@ -247,6 +247,6 @@ def test_hints_of_arguments_are_taken_when_pasted(
 def test_numbers_for_names_of_columns_are_refused(
     duckdb_store: FeatureStore, argument: str
 ) -> None:
-    with pytest.raises(FeatureStoreError, match="is no list of column names") as refused:
+    with pytest.raises(FeatureStoreError, match="is not a list of column names") as refused:
         create(duckdb_store, **{argument: 5})
     assert refused.value.hint == f"{argument}=['id']"

@@ -58,7 +58,7 @@ def search(
     if not text.strip():
         return []
     wanted = wanted or SearchFilter()
-    matches = discovery.search(store.session, text, limit=limit, kind=kind or None, wanted=wanted)
+    matches = discovery.search(store.session, text, limit=limit, kind=kind or None, filters=wanted)
     found = [_of_match(match) for match in matches]
     with store.session.registry.reading() as connection:
         for each in _NAMED:

@@ -2,15 +2,187 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.aggregates.arrays import Integers
+from featurestore.aggregates.blocks import (
+    GROUP,
+    STREAM_TIME,
+    StreamBlock,
+    split_stream,
+    value_changes,
+)
 from featurestore.aggregates.chunk import Aggregate
-from featurestore.aggregates.stream import WindowFeatures
+from featurestore.aggregates.column_codes import combined_codes, to_flags, to_integers
+from featurestore.aggregates.events import AggregateRequest, is_sorted
+from featurestore.aggregates.incremental import IncrementalGroup
+from featurestore.aggregates.ranges import Labels
 from featurestore.model.plan import FeaturePlan, WindowJoin
+
+
+@dataclass(frozen=True)
+class WindowFeatures:
+    """Computes window features from a sorted stream, in the process of an engine's task.
+
+    The columns of the stream are ``GROUP``, ``STREAM_TIME``, ``AVAILABLE`` and ``TIE`` if needed,
+    then ``k0, k1, ...`` (keys), ``m0, ...`` (further columns that identify events of one time),
+    ``v0, ...`` (values), ``w0, ...`` (conditions), and ``c0, ...`` (label columns).
+
+    Attributes:
+        schema: The schema of the result: the label columns, then one per aggregate.
+        keys: The number of key columns; 0 if ``GROUP`` is the key itself.
+        members: The number of columns ``m``; rows with equal keys, members and event time are
+            versions of one event.
+        filters_created_time: Whether a row counts from the time ``AVAILABLE`` only.
+        rejects_ties: Whether two rows with the same key and event time are an error, because they
+            may be different events or versions of one.
+        aggregates: The aggregates; ``values`` and ``condition`` are column indices.
+        fills: The replacement of null in each result.
+        conditions: The number of conditions.
+        group: The group's name, for messages.
+    """
+
+    schema: pa.Schema
+    keys: int
+    members: int
+    filters_created_time: bool
+    rejects_ties: bool
+    aggregates: tuple[Aggregate, ...]
+    fills: tuple[object, ...]
+    conditions: int
+    group: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the labels with their features, key by key."""
+        incremental = self._new_group()
+        for block in split_stream(batches):
+            if block.begins:
+                incremental = self._new_group()
+            yield from self._add_features(block, incremental).to_batches()
+
+    def in_threads(
+        self, batches: Iterator[pa.RecordBatch], *, threads: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the same; complete groups are computed in parallel on this many threads."""
+        if threads <= 1:
+            yield from self(batches)
+            return
+        waiting: deque[Future[pa.Table]] = deque()
+        incremental = self._new_group()
+        with ThreadPoolExecutor(threads) as pool:
+            for block in split_stream(batches):
+                # A block of a split group needs the state after the previous blocks.
+                while waiting and (len(waiting) == threads or not block.is_complete):
+                    yield from waiting.popleft().result().to_batches()
+                if block.begins:
+                    incremental = self._new_group()
+                if block.is_complete:
+                    waiting.append(pool.submit(self._add_features, block, incremental))
+                else:
+                    yield from self._add_features(block, incremental).to_batches()
+            while waiting:
+                yield from waiting.popleft().result().to_batches()
+
+    @property
+    def _request(self) -> AggregateRequest:
+        return AggregateRequest(
+            members=self.members,
+            filters_created_time=self.filters_created_time,
+            rejects_ties=self.rejects_ties,
+            aggregates=self.aggregates,
+            conditions=self.conditions,
+            group=self.group,
+        )
+
+    @property
+    def _keys(self) -> list[str]:
+        return [f"k{number}" for number in range(self.keys)] or [GROUP]
+
+    def _new_group(self) -> IncrementalGroup:
+        return IncrementalGroup(self._request, self._keys)
+
+    def _add_features(self, block: StreamBlock, incremental: IncrementalGroup) -> pa.Table:
+        """Return the labels of a block with features; ``incremental`` is the state if split."""
+        chunk = block.rows
+        has_time = to_flags(chunk.column(STREAM_TIME).is_valid())
+        stream_time = to_integers(chunk.column(STREAM_TIME))
+        is_label = ~has_time | (stream_time & 1 == 1)
+        label_columns = len(self.schema) - len(self.aggregates)
+        labels = chunk.select([f"c{number}" for number in range(label_columns)])
+        labels = labels.filter(pa.array(is_label))
+        key, keys = self._key_numbers(chunk)
+        answerable = is_label & (key >= 0) & has_time
+        rows = np.flatnonzero(~is_label)
+        label_numbers = np.flatnonzero(answerable)
+        if not is_sorted(key[label_numbers], stream_time[label_numbers]):
+            label_numbers = label_numbers[
+                np.lexsort((stream_time[label_numbers], key[label_numbers]))
+            ]
+        if block.is_complete:
+            answers_by_aggregate = self._aggregate_groups(
+                chunk, key, stream_time >> 1, rows, label_numbers, keys
+            )
+        else:
+            answers_by_aggregate = incremental.aggregate(
+                chunk, key, stream_time >> 1, rows, label_numbers
+            )
+        # Labels without key or time have no rows: their answer is the last one.
+        answer_index = np.full(chunk.num_rows, len(label_numbers), np.int64)
+        answer_index[label_numbers] = np.arange(len(label_numbers))
+        answer_rows = answer_index[is_label]
+        is_in_order = np.array_equal(answer_rows, np.arange(len(label_numbers)))
+        columns = list(labels.columns)
+        for answers, fill in zip(answers_by_aggregate, self.fills, strict=True):
+            if fill is not None:
+                answers = answers.fill_null(pa.scalar(fill, answers.type))
+            if is_in_order:
+                columns.append(answers[: len(label_numbers)])
+            else:
+                columns.append(answers.take(pa.array(answer_rows)))
+        return pa.table(columns, names=self.schema.names).cast(self.schema)
+
+    def _aggregate_groups(
+        self,
+        chunk: pa.Table,
+        key: Integers,
+        time: Integers,
+        rows: Integers,
+        label_numbers: Integers,
+        keys: int,
+    ) -> list[pa.Array]:
+        """Return the aggregates for labels, then those of a label without rows."""
+        request = self._request
+        events = request.events(chunk, key, time, rows)
+        # An additional key without rows, for the last label.
+        labels = Labels(np.append(key[label_numbers], keys), np.append(time[label_numbers], 0))
+        return request.aggregate(events, labels, keys=keys + 1, aggregates=self.aggregates)
+
+    def _key_numbers(self, chunk: pa.Table) -> tuple[Integers, int]:
+        """Return the key number of each row, -1 if a key column is null, and the key count."""
+        columns = [chunk.column(name).combine_chunks() for name in self._keys]
+        present = np.ones(chunk.num_rows, bool)
+        for column in columns:
+            if column.null_count:
+                present &= to_flags(column.is_valid())
+        changes = value_changes(chunk.column(GROUP).combine_chunks())
+        # Equal hashes nearly always mean equal keys, and always if the hash is the key.
+        if self.keys == 0 or not any(
+            (value_changes(column) & ~changes).any() for column in columns
+        ):
+            number = np.cumsum(changes) - 1
+        else:
+            number = combined_codes(columns, chunk.num_rows)
+        keys = int(number.max(initial=-1)) + 1
+        return np.where(present, number, -1), keys
+
 
 # Results of these depend on the order of rows, including rows of equal times.
 _BY_ORDER = ("first", "last", "last_n")

@@ -9,14 +9,54 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import random
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from featurestore.errors import InvalidArgument, did_you_mean, missing_extra
-from featurestore.experiments import evolution, spaces
+from featurestore.experiments import spaces
 from featurestore.experiments.spaces import Choice, Space
+
+POPULATION = 8
+_WEIGHT = 0.6
+_CROSSOVER = 0.8
+
+Params = Mapping[str, Any]
+
+
+def evolve(space: Space, finished: Sequence[tuple[Params, float]], *, seed: str) -> dict[str, Any]:
+    """Return the parameters of the next trial.
+
+    Args:
+        space: The search space.
+        finished: Parameters and values of trials that finished; lower is better.
+        seed: Seed of the random numbers.
+
+    >>> from featurestore.experiments.spaces import uniform
+    >>> finished = [({"x": x / 10}, (x / 10 - 0.3) ** 2) for x in range(10)]
+    >>> 0 <= evolve({"x": uniform(0, 1)}, finished, seed="7")["x"] <= 1
+    True
+    """
+    draw = random.Random(seed)
+    best = sorted(finished, key=lambda each: each[1])[:POPULATION]
+    if len(best) < min(4, POPULATION):
+        return {name: parameter.value_at(draw.random()) for name, parameter in space.items()}
+    parent = draw.choice(best)[0]
+    first, second = draw.sample(best, 2)
+    mutated_name = draw.choice(list(space))
+    params = {}
+    for name, parameter in space.items():
+        if name != mutated_name and draw.random() > _CROSSOVER:
+            params[name] = parent[name]
+            continue
+        base = parameter.position(best[0][0][name])
+        step = parameter.position(first[0][name]) - parameter.position(second[0][name])
+        position = base + _WEIGHT * step + draw.gauss(0, 0.02)
+        params[name] = parameter.value_at(min(max(position, 0.0), 1.0))
+    return params
+
 
 SAMPLERS = ("tpe", "random", "grid", "evolution")
 STOPS = ("asha", "median")
@@ -126,7 +166,7 @@ class Sampling:
         if self._sampler == "grid":
             return self._grid[number]
         if self._sampler == "evolution":
-            return evolution.evolve(self._space, self._finished, seed=f"{self._seed}/{number}")
+            return evolve(self._space, self._finished, seed=f"{self._seed}/{number}")
         return None
 
     def _seeded_sampler(self, number: int) -> Any:

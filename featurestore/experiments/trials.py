@@ -5,6 +5,7 @@ A worker that dies is replaced, and its trial is retried from its last checkpoin
 
 from __future__ import annotations
 
+import json
 import os
 from collections import deque
 from collections.abc import Mapping
@@ -17,14 +18,68 @@ from featurestore.experiments.launching import end_record, worker_task
 from featurestore.experiments.progress import Listener, show_logs
 from featurestore.experiments.status import WorkerStatus, read_status
 from featurestore.experiments.tasks import Fold, Task
-from featurestore.experiments.trial_server import Message, TrialServer
 from featurestore.model.json_object import JsonObject
 from featurestore.model.run_record import RunRecord
 from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import Gang, Launcher, RunningGang
+from featurestore.plugins.worker_port import Peer, Received, WorkerPort
 from featurestore.session import Session
 from featurestore.storage.appending import last_lines
 from featurestore.storage.supervised import exit_text
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message of a worker."""
+
+    peer: Peer
+    worker: int
+    data: JsonObject
+
+
+class TrialServer:
+    """Listens for workers; one thread calls it."""
+
+    def __init__(self, host: str) -> None:
+        self._port = WorkerPort(host)
+        self.address, self.key = self._port.address, self._port.key
+        self._workers: dict[Peer, int] = {}
+
+    def poll(self, seconds: float) -> list[Message]:
+        """Return the messages of workers, waiting at most ``seconds`` for the first."""
+        messages = []
+        for received in self._port.poll(seconds):
+            message = self._parse(received)
+            if message is not None:
+                messages.append(message)
+        return messages
+
+    def reply(self, message: Message, data: Mapping[str, Any]) -> None:
+        """Reply to a message; a disconnected worker is ignored."""
+        self._port.send(message.peer, json.dumps(data).encode())
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._port.close()
+
+    def _parse(self, received: Received) -> Message | None:
+        """Return the parsed message; disconnect a worker that sends anything else."""
+        if received.data is None:
+            self._workers.pop(received.peer, None)
+            return None
+        try:
+            data = JsonObject.from_value(json.loads(received.data), "message")
+            message = Message(received.peer, data.number("worker"), data)
+            if self._workers.setdefault(message.peer, message.worker) != message.worker:
+                raise data.wrong("worker", "that of the connection")
+            if data.text("kind") == "report":
+                data.number("step")
+                data.object("metrics").each(JsonObject.real)
+        except (ValueError, RecursionError):  # MalformedJson is a ValueError
+            self._port.drop(received.peer)
+            return None
+        return message
+
 
 _POLL_SECONDS = 0.05
 # A study fails once this many workers in a row die before they begin a trial.

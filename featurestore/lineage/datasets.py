@@ -21,17 +21,65 @@ from openlineage.client.generated.base import InputDataset, OutputDataset
 
 from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.lineage import assertions, column_origins, facets
+from featurestore.lineage import column_origins, facets
 from featurestore.lineage.column_origins import ColumnOrigins
 from featurestore.lineage.facets import PRODUCER, Facets, dataset_identifier
 from featurestore.model.arrow_json import type_from_json
 from featurestore.model.featuregroup import Commit
 from featurestore.model.job import JobSpec
 from featurestore.model.manifest import Manifest
+from featurestore.model.monitor_report import MonitorReport
 from featurestore.model.paths import StorePaths
+from featurestore.model.validation import ExpectationResult, ValidationReport, describe
 from featurestore.model.window_job import WindowJob
 from featurestore.plugins.observers import Work
 from featurestore.storage.manifests import read_manifest
+
+Assertion = data_quality_assertions_dataset.Assertion
+
+
+def assertions_of_report(report: ValidationReport) -> list[Assertion]:
+    """Return the expectations of a validation."""
+    return [_assertion_of_result(each) for each in report.results]
+
+
+def _assertion_of_result(result: ExpectationResult) -> Assertion:
+    expectation = result.expectation
+    column = expectation.get("kwargs", {}).get("column")
+    return Assertion(
+        assertion=str(expectation["type"]),
+        success=bool(result.success),
+        column=column if isinstance(column, str) else None,
+        severity="warn" if result.warning else "error",
+        description=describe(expectation),
+        actual=f"{result.unexpected} of {result.rows} rows" if result.row_level else None,
+    )
+
+
+def assertions_of_findings(report: MonitorReport) -> list[Assertion]:
+    """Return the findings of a monitor's latest window; alarms are failed assertions."""
+    return [
+        Assertion(
+            assertion=f"{each.kind}.{each.measure}",
+            success=not each.alarm,
+            column=each.subject if each.kind in ("drift", "nulls", "values") else None,
+            severity="error",
+            description=str(each),
+            actual=None if each.value is None else str(each.value),
+            expected=_bounds(each.low, each.high),
+        )
+        for each in report.findings
+    ]
+
+
+def _bounds(low: float | None, high: float | None) -> str | None:
+    conditions = []
+    if low is not None:
+        conditions.append(f">= {low:.6g}")
+    if high is not None:
+        conditions.append(f"<= {high:.6g}")
+    return " and ".join(conditions) or None
+
 
 _WRITES = ("create", "write")
 _DROPS = ("delete", "remove")
@@ -239,7 +287,7 @@ def _validated_dataset(work: Work, paths: StorePaths) -> InputDataset:
     if report is not None:
         input_facets["dataQualityAssertions"] = (
             data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(
-                assertions=assertions.assertions_of_report(report), producer=PRODUCER
+                assertions=assertions_of_report(report), producer=PRODUCER
             )
         )
         metrics = data_quality_metrics_input_dataset
@@ -254,6 +302,6 @@ def _finding_facets(work: Work) -> Facets:
     if work.found is None:
         return {}
     facet = data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(
-        assertions=assertions.assertions_of_findings(work.found), producer=PRODUCER
+        assertions=assertions_of_findings(work.found), producer=PRODUCER
     )
     return {"dataQualityAssertions": facet}

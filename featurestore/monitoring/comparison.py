@@ -12,12 +12,61 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featurestore.model.monitor_report import BinShares
 from featurestore.model.statistics import Value
-from featurestore.monitoring import distances
-from featurestore.monitoring.distances import Floats
 from featurestore.monitoring.profile import ColumnProfile
+
+Floats = NDArray[np.float64]
+# Added to the rows of every bin, because the logarithm of an empty bin is infinite.
+_PSEUDO_COUNT = 0.5
+
+
+def population_stability(
+    before: Floats, now: Floats, rows: tuple[Floats | float, Floats | float]
+) -> Floats:
+    """Return the population stability index: the sum of (q - p) ln(q / p).
+
+    >>> half = np.array([0.5, 0.5])
+    >>> float(population_stability(half, half, (100, 100)))
+    0.0
+    """
+    p, q = _smoothed(before, rows[0]), _smoothed(now, rows[1])
+    return np.asarray(((q - p) * np.log(q / p)).sum(axis=-1))
+
+
+def jensen_shannon(before: Floats, now: Floats) -> Floats:
+    """Return the Jensen-Shannon distance: the root of the divergence in bits, from 0 to 1.
+
+    >>> float(jensen_shannon(np.array([1.0, 0.0]), np.array([0.0, 1.0])))
+    1.0
+    """
+    middle = (before + now) / 2
+    divergence = (_relative_entropy(before, middle) + _relative_entropy(now, middle)) / 2
+    return np.asarray(np.sqrt(np.clip(divergence, 0.0, 1.0)))
+
+
+def kolmogorov_smirnov(before: Floats, now: Floats) -> Floats:
+    """Return the largest difference of two distribution functions at the same points.
+
+    >>> float(kolmogorov_smirnov(np.array([0.25, 1.0]), np.array([0.75, 1.0])))
+    0.5
+    """
+    return np.asarray(np.abs(before - now).max(axis=-1, initial=0.0))
+
+
+def _smoothed(shares: Floats, rows: Floats | float) -> Floats:
+    row_counts = np.asarray(rows)[..., np.newaxis]
+    bins = shares.shape[-1]
+    return np.asarray((shares * row_counts + _PSEUDO_COUNT) / (row_counts + _PSEUDO_COUNT * bins))
+
+
+def _relative_entropy(p: Floats, q: Floats) -> Floats:
+    p, q = np.broadcast_arrays(p, q)
+    ratio = np.divide(p, q, out=np.ones(p.shape), where=p > 0)
+    return np.asarray((p * np.log2(ratio)).sum(axis=-1))
+
 
 # Probabilities of pooled quantiles, and of the edges of the ten bins of a number.
 _GRID = np.linspace(0.0, 1.0, 101)
@@ -174,12 +223,12 @@ def _compute_distances(
     after, rows_now = _mixture(now)
     ks = None
     if members.points.shape[1]:
-        ks = float(distances.kolmogorov_smirnov(before.points, after.points))
+        ks = float(kolmogorov_smirnov(before.points, after.points))
     sizes = (total, rows_now)
     return MeasuredDistances(
         bins=members.shares.shape[1],
-        psi=float(distances.population_stability(before.shares, after.shares, sizes)),
-        js=float(distances.jensen_shannon(before.shares, after.shares)),
+        psi=float(population_stability(before.shares, after.shares, sizes)),
+        js=float(jensen_shannon(before.shares, after.shares)),
         ks=ks,
         baseline_distances=_baseline_distances(before, reference_windows, total, profiles.groups),
         shares=BinShares(
@@ -221,9 +270,9 @@ def _baseline_distances(
         points = weights @ reference_windows.points / other_rows[:, np.newaxis]
     sizes = (other_rows, reference_windows.rows)
     return {
-        "psi": distances.population_stability(shares, reference_windows.shares, sizes),
-        "js": distances.jensen_shannon(shares, reference_windows.shares),
-        "ks": distances.kolmogorov_smirnov(points, reference_windows.points),
+        "psi": population_stability(shares, reference_windows.shares, sizes),
+        "js": jensen_shannon(shares, reference_windows.shares),
+        "ks": kolmogorov_smirnov(points, reference_windows.points),
     }
 
 

@@ -2,19 +2,190 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from featurestore.errors import InvalidExpectation
+from featurestore.model.types import decimal_places
 from featurestore.model.validation import ExpectationResult, describe
 from featurestore.plugins.validator import Measure, Validator
-from featurestore.validation.measures import distinct_rows, measure
 from featurestore.validation.subject import Subject
 
 if TYPE_CHECKING:
+    from sqlglot import exp
+
     from featurestore.plugins.engine import Engine, Relation
+
+# The square of more leaves float64 before long.
+_MAX_SQUARABLE = "1e150"
+
+
+def measure(
+    relation: Relation, measures: Iterable[Measure], *, engine: Engine
+) -> dict[Measure, Any]:
+    """Return the value of each measure.
+
+    Integers are returned as int; a measure of no values is None.
+    """
+    distinct_measures = dict.fromkeys(measures)
+    aggregated: list[Measure] = []
+    expressions: list[exp.Expr] = []
+    values: dict[Measure, Any] = {}
+    for each in distinct_measures:
+        if each.kind == "repeated":
+            query = _repeated_query(each.columns, relation.schema)
+            values[each] = int(_query_row(relation, query, engine=engine)["n"])
+        else:
+            aggregated.append(each)
+            expressions += _measure_expressions(each, relation.schema)
+    if aggregated:
+        row = _query_row(relation, _select(expressions), engine=engine)
+        for each in aggregated:
+            values[each] = _measured_value(each, row)
+    return values
+
+
+def distinct_rows(relation: Relation, columns: Sequence[str], *, engine: Engine) -> Relation:
+    """Return the distinct rows of some columns."""
+    from sqlglot import exp
+
+    names = [exp.column(name, quoted=True) for name in columns]
+    query = exp.select(*names).distinct().from_(_rows())
+    return engine.sql(query.sql(dialect=engine.dialect), tables={"rows": relation}, parameters={})
+
+
+def _query_row(relation: Relation, query: exp.Select, *, engine: Engine) -> Mapping[str, Any]:
+    result = engine.sql(query.sql(dialect=engine.dialect), tables={"rows": relation}, parameters={})
+    rows: list[dict[str, Any]] = engine.stream(result).read_all().to_pylist()
+    return rows[0]
+
+
+def _select(expressions: Sequence[exp.Expr]) -> exp.Select:
+    from sqlglot import exp
+
+    return exp.select(*expressions).from_(_rows())
+
+
+def _rows() -> exp.Table:
+    from sqlglot import exp
+
+    return exp.to_table("rows", quoted=True)
+
+
+def _measure_expressions(measure: Measure, schema: pa.Schema) -> list[exp.Expr]:
+    """Return the SQL expressions of a measure, aliased by its name."""
+    from sqlglot import exp
+
+    name = _measure_name(measure)
+    if measure.kind == "rows":
+        return [exp.alias_(exp.Count(this=exp.Star()), name, quoted=True)]
+    if measure.kind == "present":
+        present_rows = exp.Case().when(_any_present(measure.columns, schema), exp.Literal.number(1))
+        return [exp.alias_(exp.Count(this=present_rows), name, quoted=True)]
+    column = measure.columns[0]
+    kind = schema.field(column).type
+    value = _nan_as_null(column, kind)
+    if measure.kind == "std":
+        return _deviation(exp.cast(value, "double"), name)
+    return [exp.alias_(_aggregate(measure.kind, value, kind), name, quoted=True)]
+
+
+def _aggregate(measure: str, value: exp.Expr, kind: pa.DataType) -> exp.Expr:
+    """Return an aggregate of one column."""
+    from sqlglot import exp
+
+    if measure == "distinct":
+        return exp.Count(this=exp.Distinct(expressions=[value]))
+    if measure == "min":
+        return exp.Min(this=value)
+    if measure == "max":
+        return exp.Max(this=value)
+    if measure == "mean":
+        return exp.Avg(this=exp.cast(value, "double"))
+    if measure == "median":
+        return exp.Median(this=exp.cast(value, "double"))
+    if pat.is_floating(kind):
+        return exp.Sum(this=value)
+    # Sums of 64-bit integers leave 64 bits.
+    scale = decimal_places(kind)
+    return exp.Sum(this=exp.cast(value, f"decimal(38, {scale})"))
+
+
+def _deviation(number: exp.Expr, name: str) -> list[exp.Expr]:
+    """Return the deviation and the number of values whose square overflows.
+
+    Engines raise errors for such values and for infinities.
+    """
+    from sqlglot import exp
+
+    limit = exp.cast(exp.Literal.string(_MAX_SQUARABLE), "double")
+    huge = exp.GT(this=exp.Abs(this=number.copy()), expression=limit)
+    regular = exp.Case().when(exp.not_(huge), number)
+    huge_values = exp.Case().when(huge.copy(), exp.Literal.number(1))
+    return [
+        exp.alias_(exp.StddevSamp(this=regular), name, quoted=True),
+        exp.alias_(exp.Count(this=huge_values), f"{name} huge", quoted=True),
+    ]
+
+
+def _nan_as_null(name: str, kind: pa.DataType) -> exp.Expr:
+    """Return a column with NaN as null."""
+    from sqlglot import exp
+
+    column = exp.column(name, quoted=True)
+    if pat.is_floating(kind):
+        return exp.Case().when(exp.IsNan(this=column).not_(), column.copy())
+    return column
+
+
+def _any_present(columns: Sequence[str], schema: pa.Schema) -> exp.Expr:
+    """Return the condition that one of the columns has a value."""
+    from sqlglot import exp
+
+    conditions = []
+    for name in columns:
+        value = _nan_as_null(name, schema.field(name).type)
+        conditions.append(value.is_(exp.null()).not_())
+    return exp.or_(*conditions)
+
+
+def _repeated_query(columns: Sequence[str], schema: pa.Schema) -> exp.Select:
+    """Return the query that counts rows whose values are not unique, excluding all-null rows."""
+    from sqlglot import exp
+
+    values, keys, conditions = [], [], []
+    for number, name in enumerate(columns):
+        value, key = _nan_as_null(name, schema.field(name).type), f"v{number}"
+        values.append(exp.alias_(value, key, quoted=True))
+        keys.append(exp.column(key, quoted=True))
+        conditions.append(exp.column(key, quoted=True).is_(exp.null()).not_())
+    inner = exp.select(*values).from_(_rows()).subquery("present")
+    is_repeated = exp.GT(this=exp.Count(this=exp.Star()), expression=exp.Literal.number(1))
+    counted = exp.select(exp.alias_(exp.Count(this=exp.Star()), "copies", quoted=True))
+    grouped = counted.from_(inner).where(exp.or_(*conditions)).group_by(*keys).having(is_repeated)
+    total = exp.Coalesce(
+        this=exp.Sum(this=exp.column("copies", quoted=True)), expressions=[exp.Literal.number(0)]
+    )
+    return exp.select(exp.alias_(total, "n", quoted=True)).from_(grouped.subquery("grouped"))
+
+
+def _measured_value(measure: Measure, row: Mapping[str, Any]) -> Any:
+    name = _measure_name(measure)
+    if row.get(f"{name} huge"):
+        return None
+    value = row[name]
+    if measure.kind in ("sum", "min", "max") and isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else value
+    return value
+
+
+def _measure_name(measure: Measure) -> str:
+    return " ".join((measure.kind, *measure.columns))
+
 
 MAX_BYTES = 1 << 30
 

@@ -18,7 +18,7 @@ from featurestore.aggregates.chunk import Aggregate
 from featurestore.aggregates.incremental import IncrementalGroup
 from featurestore.aggregates.kernel import result_type
 from featurestore.aggregates.rounding import Sums
-from featurestore.aggregates.stream import WindowFeatures
+from featurestore.aggregates.window_side import WindowFeatures
 from featurestore.testing.oracle import bits
 
 COLUMNS: dict[str, tuple[pa.DataType, list[Any]]] = {

@@ -11,7 +11,7 @@ import pytest
 
 import featurestore
 from featurestore import FeatureStore
-from featurestore.aggregates import blocks, stream
+from featurestore.aggregates import blocks, window_side
 from featurestore.testing.oracle import bits
 from featurestore_connectors.duckdb_delta import windows
 from tests.on_spark import spark_in_soak
@@ -135,14 +135,14 @@ def test_rows_that_no_label_can_see_are_left_out_before_they_are_sorted(
     if not held:
         monkeypatch.setattr(windows, "_HELD_VALUES", 0)
     sorted_rows: list[int] = []
-    to_doubles = stream.split_stream
+    to_doubles = window_side.split_stream
 
     def counting(batches: Iterator[pa.RecordBatch]) -> Iterator[blocks.StreamBlock]:
         for part in to_doubles(batches):
             sorted_rows.append(part.rows.num_rows)
             yield part
 
-    monkeypatch.setattr(stream, "split_stream", counting)
+    monkeypatch.setattr(window_side, "split_stream", counting)
     far, days = 2**63 - 1, np.arange(100)
     keys = np.repeat(np.array([-far, -5, 2, 2**31, far], np.int64), len(days))
     every = np.tile(days, 5)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from featurestore.aggregates import exact
 from featurestore.aggregates.exact import FixedPoint
 from featurestore.aggregates.rounding import Sums
-from featurestore.aggregates.variance import variances
+from featurestore.aggregates.sums import variances
 
 doubles = st.lists(
     st.one_of(

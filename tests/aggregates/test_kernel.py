@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featurestore.aggregates import blocks, kernel, reference, stream
+from featurestore.aggregates import blocks, kernel, reference, window_side
 from featurestore.aggregates.chunk import Aggregate, Function
 from featurestore.aggregates.kernel import aggregate
 from featurestore.aggregates.ranges import NEVER, Labels, Rows
@@ -205,7 +205,7 @@ def test_answers_do_not_depend_on_how_the_stream_is_cut(monkeypatch: pytest.Monk
         }
     )
     by_hash = table.take(pa.array(np.lexsort((moment[order], key[order] // 2))))
-    features = stream.WindowFeatures(
+    features = window_side.WindowFeatures(
         schema=pa.schema([("row", pa.int64()), ("sum", pa.float64()), ("max", pa.float64())]),
         keys=1,
         members=1,

@@ -18,7 +18,7 @@ import featurestore
 from featurestore.aggregates.chunk import Function
 from featurestore.aggregates.exact import bits_for, from_doubles, from_squares
 from featurestore.aggregates.rounding import Sums
-from featurestore.aggregates.variance import deviations, variances
+from featurestore.aggregates.sums import deviations, variances
 from featurestore.errors import InvalidArgument
 from featurestore.store import FeatureStore
 

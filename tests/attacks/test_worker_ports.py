@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from featurestore.errors import EngineError
-from featurestore.experiments import trial_server
-from featurestore.experiments.trial_server import Message, TrialServer
+from featurestore.experiments import trials
+from featurestore.experiments.trials import Message, TrialServer
 from featurestore.plugins import worker_port
 from featurestore.plugins.worker_port import WorkerPort, connect_to_driver
 
@@ -75,7 +75,7 @@ def check_disconnected(server: TrialServer, worker: Connection) -> None:
 def test_no_byte_of_a_stranger_is_parsed(
     server: TrialServer, stranger: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial_server.json, "loads", refuse_strangers(json.loads))
+    monkeypatch.setattr(trials.json, "loads", refuse_strangers(json.loads))
     with socket.create_connection(server.address) as connection:
         connection.sendall(STRANGERS[stranger])
         assert server.poll(0.2) == []
@@ -145,7 +145,7 @@ def test_slow_strangers_are_disconnected(
 CONNECTIONS = """
 import resource, socket, sys, threading, time
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-from featurestore.experiments.trial_server import TrialServer
+from featurestore.experiments.trials import TrialServer
 server = TrialServer("127.0.0.1")
 print(server.address[1], server.key, flush=True)
 answered = 0

@@ -16,7 +16,7 @@ import pytest
 
 from featurestore import experiments
 from featurestore.errors import InvalidArgument, InvalidMetric, RunFailed, RunNotFound
-from featurestore.experiments.evolution import evolve
+from featurestore.experiments.sampling import evolve
 from featurestore.experiments.spaces import check_space
 from featurestore.experiments.study import Study
 from featurestore.store import FeatureStore

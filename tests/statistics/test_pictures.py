@@ -26,7 +26,7 @@ from featurestore.statistics.clusters import (
     rows_to_bytes,
 )
 from featurestore.statistics.describe import descriptive_stats
-from featurestore.statistics.plots.ordering import clustered_order
+from featurestore.statistics.plots.heatmap import clustered_order
 from featurestore.training import TrainingDataset
 from tests.statistics.tables import accumulator_of, count, statistics_of, varied_table
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from featurestore.statistics.bins import bin_counts
-from featurestore.statistics.sorting import ascending
+from featurestore.statistics.distribution import ascending
 
 FINITE = {"allow_nan": False, "allow_infinity": False}
 VALUES = st.one_of(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from featurestore.model.durations import format_duration
-from featurestore.model.monitor_report import Finding, MonitorReport, BinShares
+from featurestore.model.monitor_report import BinShares, Finding, MonitorReport
 from featurestore.model.printable import printable_line
 from featurestore.storage import files
 

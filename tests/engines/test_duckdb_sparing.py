@@ -75,7 +75,7 @@ def _fail(number: int, batches: object) -> None:
 def test_a_process_that_only_lists_names_opens_no_duckdb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads_uris: bool
 ) -> None:
-    monkeypatch.setattr(session, "is_any_open", lambda: reads_uris)
+    monkeypatch.setattr(session, "has_connections", lambda: reads_uris)
     with featurestore.connect(tmp_path / "store") as store:
         store.create_featuregroup(pa.table({"k": [1]}), "g", tags={"owner": "ada"})
     with pytest.MonkeyPatch.context() as patched:

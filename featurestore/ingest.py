@@ -1,11 +1,11 @@
 """What a user hands over: a native frame that the engine adopts, or a stream of feature types.
 
 The frame itself is never changed and never copied as a whole; streams stay streams.
-Conversions are those of ``model.types``; what they mean for values:
+Conversions are those of ``arrow.types``; what they mean for values:
 
 * times without zone are taken as UTC, with one warning a call; finer than microseconds is refused;
 * dictionaries (categories) become their values; columns without a type (nulls, empty lists) take
-that of the column that they meet (``model.untyped``);
+that of the column that they meet (``arrow.untyped``);
 * a pandas index without name is dropped, a named one (after ``groupby``, ``set_index``) becomes
 columns;
 * 2-D arrays and rows without names have the columns ``col_0``, ``col_1``, ...; arrays with more
@@ -28,6 +28,31 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.arrays import (
+    UNEQUAL_SHAPES_HINT,
+    combine_chunks,
+    first_shape_mismatch,
+    from_tensors,
+)
+from featurestore.arrow.arrow_cast import cast_array
+from featurestore.arrow.arrow_rows import take_values
+from featurestore.arrow.cast_lines import cast_line
+from featurestore.arrow.cell_bounds import check_cell_sizes, max_cell_bytes, variable_size_columns
+from featurestore.arrow.codecs import EncodedArrayCheck, binary_columns
+from featurestore.arrow.column_lines import language_of
+from featurestore.arrow.column_names import check_feature_names, feature_names_for, is_valid_text
+from featurestore.arrow.duckdb_columns import query_refusals, with_storable_types
+from featurestore.arrow.fitting import Misfit, can_fit, cast_exactly
+from featurestore.arrow.found_shapes import UniformShapes, is_list_of_numbers, with_uniform_shape
+from featurestore.arrow.instants import check_batch_times, time_columns
+from featurestore.arrow.odd_columns import CONVERSION_ERRORS, Unstorable, refusal
+from featurestore.arrow.pandas_frames import table_of_pandas
+from featurestore.arrow.polars_columns import table_of_polars
+from featurestore.arrow.python_columns import table_of_array, table_of_columns, table_of_rows
+from featurestore.arrow.shapes import describe, is_tensor, shape_of, shaped_type
+from featurestore.arrow.type_lines import nanoseconds_line
+from featurestore.arrow.types import check_nesting, feature_schema, is_nested, widens
+from featurestore.arrow.untyped import typed_like
 from featurestore.errors import (
     DataWarning,
     FeatureStoreError,
@@ -37,33 +62,8 @@ from featurestore.errors import (
     UnsupportedType,
     listing,
 )
-from featurestore.model.arrays import (
-    UNEQUAL_SHAPES_HINT,
-    combine_chunks,
-    first_shape_mismatch,
-    from_tensors,
-)
-from featurestore.model.arrow_cast import cast_array
-from featurestore.model.arrow_rows import take_values
 from featurestore.model.callers import warn_caller
-from featurestore.model.cast_lines import cast_line
-from featurestore.model.cell_bounds import check_cell_sizes, max_cell_bytes, variable_size_columns
-from featurestore.model.codecs import EncodedArrayCheck, binary_columns
-from featurestore.model.column_lines import language_of
-from featurestore.model.duckdb_columns import query_refusals, with_storable_types
-from featurestore.model.fitting import Misfit, can_fit, cast_exactly
-from featurestore.model.found_shapes import UniformShapes, is_list_of_numbers, with_uniform_shape
-from featurestore.model.instants import check_batch_times, time_columns
-from featurestore.model.names import check_feature_names, feature_names_for, is_valid_text
-from featurestore.model.odd_columns import CONVERSION_ERRORS, Unstorable, refusal
-from featurestore.model.pandas_frames import table_of_pandas
-from featurestore.model.polars_columns import table_of_polars
-from featurestore.model.python_columns import table_of_array, table_of_columns, table_of_rows
-from featurestore.model.shapes import describe, is_tensor, shape_of, shaped_type
 from featurestore.model.times import NaiveTimeWarning
-from featurestore.model.type_lines import nanoseconds_line
-from featurestore.model.types import check_nesting, feature_schema, is_nested, widens
-from featurestore.model.untyped import typed_like
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine, Relation

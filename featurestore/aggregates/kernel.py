@@ -15,7 +15,7 @@ import pyarrow.types as pat
 from featurestore.aggregates import counts, extremes, sums
 from featurestore.aggregates.chunk import Aggregate, Chunk, Function, Totals
 from featurestore.aggregates.ranges import AxisOverflow, Labels, Rows, Timeline
-from featurestore.model.types import is_nested
+from featurestore.arrow.types import is_nested
 
 
 def aggregate(

@@ -240,6 +240,6 @@ def _actions(path: str, version: int) -> Actions | None:
 
 def _feature_type(kind: pa.DataType) -> pa.DataType:
     """Return the feature type of a column that another writer added."""
-    from featurestore.model.types import feature_type
+    from featurestore.arrow.types import feature_type
 
     return feature_type(kind) or kind

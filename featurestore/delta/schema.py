@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.types import feature_schema
+from featurestore.arrow.untyped import refuse_untyped, sql_casts
 from featurestore.errors import SchemaMismatch, listing
 from featurestore.model.callers import warn_caller
 from featurestore.model.times import NaiveTimeWarning
-from featurestore.model.types import feature_schema
-from featurestore.model.untyped import refuse_untyped, sql_casts
 
 _PRIMITIVES = {
     "string": pa.string(),

@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.column_names import snake_case_names
 from featurestore.errors import InvalidArgument, did_you_mean, listing
-from featurestore.model.names import snake_case_names
 from featurestore.model.renames import RENAME, SNAKE_CASE
 from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import Engine, Relation

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from featurestore.arrow.types import widened_schema
 from featurestore.delta.log import is_delta_table
 from featurestore.delta.offsets import next_offsets
 from featurestore.delta.snapshot import read_snapshot
@@ -18,7 +19,6 @@ from featurestore.featuregroups.read import live_source, pinned, rows_of
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.html import Listing
-from featurestore.model.types import widened_schema
 from featurestore.model.validation import ExpectationResult, ValidationReport
 from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.plugins.observers import Work, observed

@@ -1,6 +1,6 @@
 """Conforming: the columns of a batch become those of a group, by name and without loss.
 
-Types that do not fit in general are converted value by value (``model.fitting``).
+Types that do not fit in general are converted value by value (``arrow.fitting``).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from featurestore.arrow.arrays import UNEQUAL_SHAPES_HINT
+from featurestore.arrow.arrow_cast import cast_batch
+from featurestore.arrow.cast_lines import cast_line
+from featurestore.arrow.fitting import Misfit, can_fit, cast_exactly
+from featurestore.arrow.shapes import describe, shape_of
+from featurestore.arrow.types import is_nested, widens, wider_decimal
+from featurestore.arrow.untyped import refuse_untyped, typing_lines
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
 from featurestore.featuregroups.widening import with_value
-from featurestore.model.arrays import UNEQUAL_SHAPES_HINT
-from featurestore.model.arrow_cast import cast_batch
-from featurestore.model.cast_lines import cast_line
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.fitting import Misfit, can_fit, cast_exactly
-from featurestore.model.shapes import describe, shape_of
-from featurestore.model.types import is_nested, widens, wider_decimal
-from featurestore.model.untyped import refuse_untyped, typing_lines
 from featurestore.plugins.engine import Engine, Relation
 
 if TYPE_CHECKING:

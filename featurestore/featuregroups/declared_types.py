@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.arrow_json import parse_type
+from featurestore.arrow.cast_lines import cast_line
+from featurestore.arrow.fitting import can_fit
+from featurestore.arrow.types import feature_type, is_nested
 from featurestore.errors import InvalidArgument, UnsupportedType, did_you_mean, listing
 from featurestore.featuregroups.conform import Fit
-from featurestore.model.arrow_json import parse_type
-from featurestore.model.cast_lines import cast_line
-from featurestore.model.fitting import can_fit
-from featurestore.model.types import feature_type, is_nested
 from featurestore.plugins.engine import Engine, Relation
 
 # An Arrow type, or its name such as "decimal(20, 4)".

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.types import is_nested
 from featurestore.errors import (
     DefinitionMismatch,
     InvalidArgument,
@@ -20,7 +21,6 @@ from featurestore.featuregroups.declared_types import DeclaredTypes
 from featurestore.model.durations import format_duration, parse_duration, parse_ttl
 from featurestore.model.external import ExternalRows
 from featurestore.model.featuregroup import VALIDATION_POLICIES, FeatureGroupSpec, check_tags
-from featurestore.model.types import is_nested
 from featurestore.plugins.validator import find_validator
 
 

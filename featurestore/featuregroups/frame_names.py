@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.column_lines import quoted
+from featurestore.arrow.column_names import snake_case_names
 from featurestore.errors import InvalidArgument, did_you_mean, listing
 from featurestore.ingest import library_of, open_stream
-from featurestore.model.column_lines import quoted
-from featurestore.model.names import snake_case_names
 from featurestore.model.renames import SNAKE_CASE, check_rename
 from featurestore.retrieval import FeatureFrame
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from featurestore.arrow.shapes import describe
 from featurestore.delta import commits
 from featurestore.featuregroups.handle import FeatureGroup
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.model.durations import format_ttl
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.shapes import describe
 from featurestore.registry import streams
 
 

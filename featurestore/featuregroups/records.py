@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 import sqlglot
 from sqlglot import exp
 
+from featurestore.arrow.column_lines import quoted
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.featuregroups import stored_values
 from featurestore.featuregroups.audit import AuditedRows
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.times import warn_of_odd_times
 from featurestore.ingest import as_relation
-from featurestore.model.column_lines import quoted
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.plugins.engine import Accumulator, Engine, Relation
 from featurestore.recovery.in_flight import InFlight

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.column_names import check_feature_names
 from featurestore.delta import commits
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.featuregroups.create import create
@@ -17,7 +18,6 @@ from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.featuregroups.write import Write
 from featurestore.model.durations import format_ttl
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.names import check_feature_names
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 

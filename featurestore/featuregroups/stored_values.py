@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.errors import FeatureStoreError, InvalidArgument
-from featurestore.model.cell_bounds import (
+from featurestore.arrow.cell_bounds import (
     DEFAULT_CELL_BYTES,
     first_oversized,
     max_cell_bytes,
     oversized_error,
     variable_size_columns,
 )
+from featurestore.arrow.instants import first_out_of_range, out_of_range_error, time_columns
+from featurestore.errors import FeatureStoreError, InvalidArgument
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.instants import first_out_of_range, out_of_range_error, time_columns
 from featurestore.plugins.engine import Accumulator, Engine, Relation
 
 # Bytes of a file's name, on every usual file system.

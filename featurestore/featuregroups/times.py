@@ -6,12 +6,12 @@ from datetime import datetime
 
 import pyarrow.types as pat
 
+from featurestore.arrow.epochs import conversion_hint, is_number, misread_advice
 from featurestore.errors import DataWarning, InvalidArgument, SchemaMismatch
 from featurestore.featuregroups.audit import AuditedRows
 from featurestore.featuregroups.definition import Declaration
 from featurestore.ingest import with_language
 from featurestore.model.callers import warn_caller
-from featurestore.model.epochs import conversion_hint, is_number, misread_advice
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import SuspiciousTimeWarning
 from featurestore.plugins.engine import Engine, Relation

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.arrow_cast import cast_array
+from featurestore.arrow.types import holds_items, is_exact, widens, with_wider_decimals
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.model.arrow_cast import cast_array
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.types import holds_items, is_exact, widens, with_wider_decimals
 from featurestore.plugins.engine import Accumulator, Engine, Relation
 from featurestore.recovery.in_flight import InFlight
 from featurestore.registry import featuregroups

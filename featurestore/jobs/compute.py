@@ -17,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.types import TIMESTAMP, widens
+from featurestore.arrow.untyped import typed_like
 from featurestore.errors import InvalidJob, RowsOutsideWindow, SchemaMismatch
 from featurestore.ingest import as_relation, refuse_encoded_bytes
 from featurestore.jobs.definitions import JobDefinition
@@ -34,8 +36,6 @@ from featurestore.jobs.source_inputs import SourceInputs
 from featurestore.jobs.window_jobs.rows import WindowRows
 from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
-from featurestore.model.types import TIMESTAMP, widens
-from featurestore.model.untyped import typed_like
 from featurestore.model.window import Window
 from featurestore.plugins.engine import Engine, Relation, TimeRange
 from featurestore.retrieval.untyped_rows import typed_relation

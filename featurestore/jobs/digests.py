@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.arrow_rows import select_rows
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.hashing import row_hash
 from featurestore.jobs.inputs import TimeBounds
-from featurestore.model.arrow_rows import select_rows
-from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import Accumulator, TimeRange
 
 # Sums of floats depend on the order of rows, which may differ between a window alone and in one

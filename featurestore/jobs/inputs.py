@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Literal
 
+from featurestore.arrow.types import feature_type
 from featurestore.delta.log import is_delta_table, latest_version
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import ExternalRowsError, InvalidJob
@@ -21,7 +22,6 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
 from featurestore.model.references import parse_group_reference
 from featurestore.model.times import shifted, to_micros
-from featurestore.model.types import feature_type
 from featurestore.model.window import Window
 from featurestore.model.window_job import WindowJob, input_name
 from featurestore.model.window_lineage import WindowLineage

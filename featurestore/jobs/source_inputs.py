@@ -10,13 +10,13 @@ from functools import partial
 import pyarrow as pa
 
 from featurestore import usersql
+from featurestore.arrow.column_names import check_feature_names
 from featurestore.external.background_reader import read_in_background
 from featurestore.external.opening import open_snapshot
 from featurestore.external.reading import has_parts, record_batches, stage_recorded
 from featurestore.external.renaming import RenamedSnapshot
 from featurestore.jobs.inputs import PinnedInput
 from featurestore.model.job import JobSpec
-from featurestore.model.names import check_feature_names
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.model.window import Window
 from featurestore.plugins.engine import Relation, TimeRange

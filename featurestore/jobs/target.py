@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.untyped import refuse_untyped, schema_line, sql_casts
 from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.snapshot import transaction_version
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.model.durations import format_ttl
 from featurestore.model.job import JobSpec
-from featurestore.model.untyped import refuse_untyped, schema_line, sql_casts
 from featurestore.model.window import Window
 from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups

@@ -19,12 +19,12 @@ from openlineage.client.facet_v2 import (
 )
 from openlineage.client.generated.base import InputDataset, OutputDataset
 
+from featurestore.arrow.arrow_json import type_from_json
 from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.lineage import column_origins, facets
 from featurestore.lineage.column_origins import ColumnOrigins
 from featurestore.lineage.facets import PRODUCER, Facets, dataset_identifier
-from featurestore.model.arrow_json import type_from_json
 from featurestore.model.featuregroup import Commit
 from featurestore.model.job import JobSpec
 from featurestore.model.manifest import Manifest

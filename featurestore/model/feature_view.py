@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from featurestore.arrow.arrow_json import type_from_json, type_to_json
+from featurestore.arrow.types import with_wider_decimals
 from featurestore.errors import FeatureViewDamaged, InvalidName, InvalidReference
-from featurestore.model.arrow_json import type_from_json, type_to_json
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.names import check_name
@@ -17,7 +18,6 @@ from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.paths import FEATUREVIEWS
 from featurestore.model.references import FeatureReference, parse_group_reference
 from featurestore.model.sealed import sealed, unsealed
-from featurestore.model.types import with_wider_decimals
 from featurestore.model.window_features import WindowFeature
 from featurestore.model.window_json import window_from_json, window_to_json
 from featurestore.model.window_lineage import WindowLineage

@@ -9,18 +9,20 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow import types
+from featurestore.arrow.arrow_json import schema_from_json, schema_to_json
+from featurestore.arrow.column_lines import quoted
+from featurestore.arrow.column_names import check_feature_names
+from featurestore.arrow.untyped import dtypes_line, refuse_untyped, sql_casts
 from featurestore.errors import (
     InvalidArgument,
     KeyRequired,
     did_you_mean,
 )
-from featurestore.model import html, types
-from featurestore.model.arrow_json import schema_from_json, schema_to_json
-from featurestore.model.column_lines import quoted
+from featurestore.model import html
 from featurestore.model.durations import format_duration, parse_duration
 from featurestore.model.external import ExternalRows
-from featurestore.model.names import check_feature_names, check_name
-from featurestore.model.untyped import dtypes_line, refuse_untyped, sql_casts
+from featurestore.model.names import check_name
 
 VALIDATION_POLICIES = ("strict", "warn", "quarantine", "off")
 COMPACTIONS = ("auto",)
@@ -32,7 +34,7 @@ WRITE_MODES = ("append", "upsert", "overwrite")
 class FeatureGroupSpec:
     """The definition of one version of a feature group: table property ``featurestore.spec``.
 
-    ``schema`` holds feature types (see ``model.types``). ``expectations`` are plain dicts
+    ``schema`` holds feature types (see ``arrow.types``). ``expectations`` are plain dicts
     ``{"type": ..., "kwargs": {...}}``. ``event_time_tolerance`` is how far ahead of the clock an
     event time may lie before it is warned about. ``compact`` "auto" merges small files as they
     come. ``external`` says where the rows of an external group are; None for a group of the store.

@@ -43,7 +43,7 @@ _CONTENT_FIELDS = (
 class ManifestColumn:
     """One column of the files.
 
-    ``type`` is the feature type as JSON (``model.arrow_json``); ``tf_type``, ``shape``, ``null``
+    ``type`` is the feature type as JSON (``arrow.arrow_json``); ``tf_type``, ``shape``, ``null``
     and ``loss`` are those of ``formats.ColumnEncoding``.
     """
 
@@ -319,7 +319,7 @@ def _view(data: JsonObject) -> Mapping[str, Any]:
 
 
 def _column(data: JsonObject) -> ManifestColumn:
-    from featurestore.model.arrow_json import type_from_json
+    from featurestore.arrow.arrow_json import type_from_json
 
     kind = data.get("type")
     try:

@@ -1,19 +1,12 @@
-"""Naming rules of groups, datasets, jobs and features."""
+"""Names of groups, datasets, jobs and other entities of a store."""
 
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Iterable
 
 from featurestore.errors import InvalidName
-from featurestore.model.column_lines import rename_line
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-_FEATURE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SNAKE = re.compile(r"(?!__fs_)[a-z_][a-z0-9_]*")
-_SURROGATES = re.compile("[\ud800-\udfff]")
-RESERVED_PREFIX = "__fs_"
 
 
 def check_name(name: str, *, noun: str = "feature group") -> str:
@@ -42,141 +35,3 @@ def suggest_name(name: str) -> str:
     if not cleaned[0].isalpha():
         cleaned = f"f_{cleaned}"
     return cleaned[:63]
-
-
-def check_feature_names(names: Iterable[str], *, language: str = "pandas") -> tuple[str, ...]:
-    """Return ``names`` if each is a valid feature name and none repeats, ignoring case.
-
-    ``language`` is the kind of dataframe whose words hints use (``column_lines.language_of``).
-
-    Raises:
-        InvalidName: Lists every offending column and the rename to paste.
-    """
-    names = tuple(names)
-    invalid_names = [name for name in names if not _is_feature_name(name)]
-    names_by_lower_case: dict[str, str] = {}
-    duplicates: list[str] = []
-    for name in names:
-        folded = name.lower()
-        if folded in names_by_lower_case:
-            duplicates.append(f"{names_by_lower_case[folded]!r} and {name!r}")
-        names_by_lower_case.setdefault(folded, name)
-    if invalid_names or duplicates:
-        line = rename_line(language, names, feature_names_for(names))
-    if invalid_names:
-        invalid_list = ", ".join(map(repr, dict.fromkeys(invalid_names)))
-        raise InvalidName(
-            f"Not feature names: {invalid_list}. "
-            f"Names match [A-Za-z_][A-Za-z0-9_]* and do not begin with '{RESERVED_PREFIX}'.",
-            hint=line,
-        )
-    if duplicates:
-        raise InvalidName(
-            f"Feature names must be unique ignoring case; these are not: {'; '.join(duplicates)}.",
-            hint=line,
-        )
-    return names
-
-
-def _is_feature_name(name: str) -> bool:
-    return bool(_FEATURE.fullmatch(name)) and not name.lower().startswith(RESERVED_PREFIX)
-
-
-def renames_to_features(names: Iterable[str]) -> dict[str, str]:
-    """Return new names for those that are no names of features, or repeat ignoring case.
-
-    >>> renames_to_features(["id", "Country Name", "1978"])
-    {'Country Name': 'Country_Name', '1978': 'f_1978'}
-    """
-    names = tuple(names)
-    renames: dict[str, str] = {}
-    used_names: set[str] = set()
-    for name in names:
-        if not _is_feature_name(name) or name.lower() in used_names:
-            renames[name] = _unused_name(suggest_feature_name(name), {*names, *renames.values()})
-        used_names.add(name.lower())
-    return renames
-
-
-def snake_case_names(names: Iterable[str]) -> dict[str, str]:
-    """Return names in snake case for those that are not, each of them another.
-
-    >>> snake_case_names(["id", "Country Name", "unitPrice", "1978", "Año"])
-    {'Country Name': 'country_name', 'unitPrice': 'unit_price', '1978': 'f_1978', 'Año': 'ano'}
-    """
-    names = tuple(names)
-    renames: dict[str, str] = {}
-    snakes = {name for name in names if _SNAKE.fullmatch(name)}
-    for name in names:
-        if name in snakes:
-            continue
-        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
-        renames[name] = _unused_name(
-            suggest_feature_name(words).lower(), {*snakes, *renames.values()}
-        )
-    return renames
-
-
-def feature_names_for(names: Iterable[object]) -> list[str]:
-    """Return feature names for all columns of a dataframe, valid ones first come unchanged.
-
-    >>> feature_names_for(["a", "a", "wind speed", 0, ("mean", "x")])
-    ['a', 'a_2', 'wind_speed', 'col_0', 'mean_x']
-    """
-    names = list(names)
-    valid_names = {name for name in names if isinstance(name, str) and _is_feature_name(name)}
-    used_names: set[str] = set()
-    new_names = []
-    for name in names:
-        new_name = _feature_name_for(name)
-        if new_name != name or new_name.lower() in used_names:
-            new_name = _unused_name(new_name, {*valid_names, *used_names})
-        used_names.add(new_name.lower())
-        new_names.append(new_name)
-    return new_names
-
-
-def is_valid_text(name: object) -> bool:
-    """Return whether a label is a text that UTF-8 can encode.
-
-    >>> is_valid_text("a"), is_valid_text(0), is_valid_text(chr(0xD800))
-    (True, False, False)
-    """
-    return isinstance(name, str) and not _SURROGATES.search(name)
-
-
-def _feature_name_for(name: object) -> str:
-    """Return the feature name nearest to the label of a column."""
-    if isinstance(name, str):
-        return name if _is_feature_name(name) else suggest_feature_name(name)
-    if isinstance(name, tuple):
-        return suggest_feature_name("_".join(str(part) for part in name if part != ""))
-    if isinstance(name, int) and name >= 0:
-        return f"col_{name}"
-    return suggest_feature_name(f"col_{name}")
-
-
-def _unused_name(name: str, used_names: set[str]) -> str:
-    """Return a name that nothing has yet, with a number where need be."""
-    used_lower = {each.lower() for each in used_names}
-    number, candidate = 1, name
-    while candidate.lower() in used_lower:
-        number += 1
-        candidate = f"{name}_{number}"
-    return candidate
-
-
-def suggest_feature_name(name: str) -> str:
-    """Return the valid feature name nearest to ``name``.
-
-    >>> suggest_feature_name("wind speed (m/s)")
-    'wind_speed_m_s'
-    """
-    letters = unicodedata.normalize("NFKD", name)
-    letters = re.sub(r"[\u0300-\u036f]", "", letters)  # accents
-    cleaned = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9_]", "_", letters)).strip("_")
-    if not cleaned:
-        return "feature"
-    if cleaned[0].isdigit():
-        return f"f_{cleaned}"
-    return cleaned

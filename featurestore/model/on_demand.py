@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from featurestore.arrow.column_names import check_feature_names
 from featurestore.errors import ColumnConflict, InvalidArgument
 from featurestore.model.json_object import JsonObject
-from featurestore.model.names import check_feature_names
 from featurestore.model.row_functions import RowFunction, source_hash, sql_of
 
 

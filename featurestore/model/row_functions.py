@@ -14,8 +14,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from featurestore.arrow.column_names import check_feature_names
 from featurestore.errors import InvalidArgument, listing, missing_extra
-from featurestore.model.names import check_feature_names
 
 # Gets the named inputs as Narwhals expressions and returns one.
 RowFunction = Callable[[Mapping[str, Any]], Any]

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from featurestore.arrow.arrow_json import schema_from_json, schema_to_json
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidJob, did_you_mean, listing
-from featurestore.model.arrow_json import schema_from_json, schema_to_json
 from featurestore.model.durations import format_duration, parse_duration
 from featurestore.model.names import check_name
-from featurestore.model.types import TIMESTAMP
 
 ValueFormat = Literal["json", "avro", "raw", "debezium"]
 BadRecords = Literal["quarantine", "fail", "skip"]

@@ -20,16 +20,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featurestore.arrow.arrow_rows import select_rows
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.delta import commits
 from featurestore.delta.history import read_history
 from featurestore.errors import FeatureNotFound, StorageError, listing
 from featurestore.featuregroups.statistics import statistics_of
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.model.arrow_rows import select_rows
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.times import to_micros
-from featurestore.model.types import TIMESTAMP
 from featurestore.model.window import Window
 from featurestore.monitoring.custom_metrics import Metrics, metrics_of
 from featurestore.monitoring.profile import Profile, profile_of

@@ -175,7 +175,7 @@ class RecordAccess(Protocol):
         feature's own numpy type; dates are int64 days and timestamps int64 microseconds since 1970
         in UTC; strings, binaries and decimals (their text) are object arrays of bytes. Where a
         value is absent stand zeros or empty bytes. Lists of varying length are the rows of
-        ``model.item_rows``, absent ones of length 0.
+        ``arrow.item_rows``, absent ones of length 0.
         """
         ...
 

@@ -48,7 +48,7 @@ class PlainFormat:
 
     def encodings(self, layout: Layout) -> dict[str, ColumnEncoding]:
         """Return that every column is held as it is."""
-        from featurestore.model.arrow_json import schema_from_json
+        from featurestore.arrow.arrow_json import schema_from_json
 
         return plain_encodings(schema_from_json(layout["schema"]), null=self.null)
 

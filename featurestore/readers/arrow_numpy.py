@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.arrays import combine_chunks
+from featurestore.arrow.fixed_bytes import cast_bytes
 from featurestore.errors import NullsInColumns
-from featurestore.model.arrays import combine_chunks
-from featurestore.model.fixed_bytes import cast_bytes
 
 Values = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.types as pat
 
+from featurestore.arrow.arrow_json import type_from_json
 from featurestore.errors import InvalidArgument, ReaderConfigError, listing
-from featurestore.model.arrow_json import type_from_json
 from featurestore.model.manifest import Manifest, ManifestColumn
 from featurestore.readers.selection import (
     PADDING_WEIGHT,

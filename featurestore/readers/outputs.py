@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from featurestore.arrow.item_rows import is_item_rows
 from featurestore.errors import NullsInColumns
-from featurestore.model.item_rows import is_item_rows
 from featurestore.readers.arrow_numpy import Values
 from featurestore.readers.order import PADDING, Rows
 from featurestore.readers.selection import PRESENT, SelectedColumn

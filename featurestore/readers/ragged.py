@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.model.item_rows import is_item_rows, items_and_lengths
-from featurestore.model.types import numpy_type
+from featurestore.arrow.item_rows import is_item_rows, items_and_lengths
+from featurestore.arrow.types import numpy_type
 
 
 class Ragged(NamedTuple):

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.arrow_json import type_from_json
+from featurestore.arrow.types import numpy_type
 from featurestore.errors import InvalidArgument, NullsInColumns, UnsupportedType, listing
-from featurestore.model.arrow_json import type_from_json
 from featurestore.model.manifest import Manifest, ManifestSplit
-from featurestore.model.types import numpy_type
 from featurestore.readers.ragged import item_dtype
 
 _DEFAULT_ROLES = ("feature", "label", "weight")

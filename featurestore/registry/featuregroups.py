@@ -11,6 +11,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
+from featurestore.arrow.types import widens
 from featurestore.errors import (
     FeatureGroupExists,
     FeatureGroupNotFound,
@@ -20,7 +21,6 @@ from featurestore.errors import (
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.references import meant_group
 from featurestore.model.times import from_micros, to_micros, utc_now
-from featurestore.model.types import widens
 from featurestore.registry import features, search_documents
 from featurestore.registry.rows import readable, versions_of
 from featurestore.registry.tables import contains_text, featuregroups, is_latest, tags

@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.arrays import combine_chunks, flat_items, to_cells
+from featurestore.arrow.shapes import is_number, items_of, shape_of
 from featurestore.errors import (
     InvalidArgument,
     UnsupportedType,
@@ -16,8 +18,6 @@ from featurestore.errors import (
     listing,
     missing_extra,
 )
-from featurestore.model.arrays import combine_chunks, flat_items, to_cells
-from featurestore.model.shapes import is_number, items_of, shape_of
 
 if TYPE_CHECKING:
     from featurestore.retrieval.frame import FeatureFrame

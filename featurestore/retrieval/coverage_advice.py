@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from featurestore.arrow.epochs import PLAUSIBLE_START, misread_advice
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.model.durations import format_duration, format_ttl
-from featurestore.model.epochs import PLAUSIBLE_START, misread_advice
 from featurestore.model.plan import FeaturePlan, Join
 from featurestore.model.times import from_micros, to_micros
 from featurestore.retrieval.rendering import cell

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from featurestore.arrow.epochs import PLAUSIBLE_START, misread_advice
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidArgument, listing
 from featurestore.model.callers import warn_caller
-from featurestore.model.epochs import PLAUSIBLE_START, misread_advice
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.plan import FeaturePlan, JoinKind
 from featurestore.model.times import SuspiciousTimeWarning
-from featurestore.model.types import TIMESTAMP
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
 from featurestore.retrieval.frame import FeatureFrame

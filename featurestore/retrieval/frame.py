@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from featurestore.arrow.shapes import describe
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.external import keep_rows, live_sources
 from featurestore.model.arguments import suggest_arguments
 from featurestore.model.plan import FeaturePlan, RowSample
-from featurestore.model.shapes import describe
 from featurestore.model.source import SourceRead, SourceReads
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation

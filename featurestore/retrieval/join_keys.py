@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.cast_lines import key_line
+from featurestore.arrow.types import can_be_key, is_exact
 from featurestore.errors import InvalidArgument, NoJoinKey, listing
-from featurestore.model.cast_lines import key_line
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.types import can_be_key, is_exact
 
 Pairs = tuple[tuple[str, str], ...]
 Keys = str | Sequence[str] | Mapping[str, str]

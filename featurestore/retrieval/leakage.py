@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import ingest
+from featurestore.arrow.fitting import cast_label_keys
 from featurestore.errors import InvalidArgument, listing
 from featurestore.hashing import tie_hash
-from featurestore.model.fitting import cast_label_keys
 from featurestore.model.plan import FeaturePlan, Join, WindowJoin
 from featurestore.model.times import from_micros
 from featurestore.plugins.engine import Relation

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from featurestore.arrow.instants import first_out_of_range, out_of_range_error, time_columns
+from featurestore.arrow.types import is_nested
 from featurestore.errors import OutOfRange
-from featurestore.model.instants import first_out_of_range, out_of_range_error, time_columns
 from featurestore.model.times import FIRST, LAST
-from featurestore.model.types import is_nested
 from featurestore.plugins.engine import Accumulator, Engine, Relation
 from featurestore.usersql import predicate
 

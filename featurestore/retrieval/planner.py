@@ -9,6 +9,7 @@ from datetime import date, datetime
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.epochs import conversion_hint, epoch_unit, is_number
 from featurestore.errors import (
     ColumnConflict,
     FeatureNotFound,
@@ -17,7 +18,6 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.durations import format_duration
-from featurestore.model.epochs import conversion_hint, epoch_unit, is_number
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Join, JoinKind, Output, Source
 from featurestore.model.times import parse_moment

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from featurestore.arrow.widths import width_of_columns
 from featurestore.errors import EngineError
 from featurestore.hashing import tie_hash
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Join
-from featurestore.model.widths import width_of_columns
 from featurestore.plugins.engine import Relation
 
 # The column that holds the tie hash while rows are compared, as an integer of the same order.

@@ -7,11 +7,11 @@ from functools import partial
 import pyarrow as pa
 
 from featurestore import usersql
+from featurestore.arrow.column_names import check_feature_names
+from featurestore.arrow.untyped import refuse_untyped, sql_casts
 from featurestore.errors import InvalidName, InvalidReference, InvalidSql, listing
-from featurestore.model.names import check_feature_names
 from featurestore.model.plan import QuerySource, Source, plan_of_query
 from featurestore.model.references import parse_group_reference
-from featurestore.model.untyped import refuse_untyped, sql_casts
 from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
 from featurestore.retrieval.execution import run_query
 from featurestore.retrieval.frame import FeatureFrame

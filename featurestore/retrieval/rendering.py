@@ -7,9 +7,9 @@ from datetime import datetime
 
 import pyarrow as pa
 
+from featurestore.arrow.shapes import describe
 from featurestore.model import html
 from featurestore.model.printable import printable_line
-from featurestore.model.shapes import describe
 
 
 def as_text(table: pa.Table, *, limit: int, width: int = 20, more: bool = False) -> str:

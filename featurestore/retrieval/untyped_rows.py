@@ -8,9 +8,9 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.model.arrow_cast import cast_batch
-from featurestore.model.fitting import can_fit
-from featurestore.model.untyped import typed_like, untyped_columns
+from featurestore.arrow.arrow_cast import cast_batch
+from featurestore.arrow.fitting import can_fit
+from featurestore.arrow.untyped import typed_like, untyped_columns
 from featurestore.plugins.engine import Engine, Relation
 
 # Returns the types of the columns that columns of a schema are joined with.

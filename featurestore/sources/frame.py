@@ -12,12 +12,12 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.column_names import check_feature_names, renames_to_features
 from featurestore.errors import InvalidArgument, InvalidName, listing
 from featurestore.external.live import new_scratch_directory
 from featurestore.external.opening import open_snapshot
 from featurestore.external.reading import has_parts, read_batches, stage_parts
 from featurestore.model.callers import warn_caller
-from featurestore.model.names import check_feature_names, renames_to_features
 from featurestore.model.renames import RENAME, SNAKE_CASE
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.model.times import parse_moment

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
-from featurestore.model.types import numpy_type
+from featurestore.arrow.types import numpy_type
 from featurestore.statistics.memory import empty
 
 Bools = NDArray[np.bool_]

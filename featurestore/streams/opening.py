@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from featurestore.arrow.types import widens
 from featurestore.errors import DataWarning, InvalidJob
 from featurestore.external.opening import open_source
 from featurestore.featuregroups.table import open_group
@@ -9,7 +10,6 @@ from featurestore.model.callers import warn_caller
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
-from featurestore.model.types import widens
 from featurestore.plugins.engine import BatchFunction
 from featurestore.plugins.stream import RECORD_COLUMNS, DecoderRequest, HasStreams
 from featurestore.registry import featuregroups, sources

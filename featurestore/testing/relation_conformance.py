@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import FeatureStoreError
-from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import Accumulator, Engine, Relation, TimeRange
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)

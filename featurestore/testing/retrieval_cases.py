@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from featurestore.model.types import TIMESTAMP
+from featurestore.arrow.types import TIMESTAMP
 
 _BASE = datetime(2024, 2, 28, 23, 59, 59, 999_998, tzinfo=UTC)
 _STEPS = 6

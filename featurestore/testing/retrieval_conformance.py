@@ -20,11 +20,11 @@ import pyarrow as pa
 import pytest
 
 from featurestore import ingest
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import ColumnConflict
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import ROW, FeaturePlan, Source
 from featurestore.model.times import NaiveTimeWarning
-from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import Engine, TableWrite
 from featurestore.retrieval.catalog import pinned_source
 from featurestore.retrieval.planner import (

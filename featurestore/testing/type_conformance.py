@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.model.types import TIMESTAMP
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.plugins.engine import Engine, TableWrite
 
 _MAX = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)

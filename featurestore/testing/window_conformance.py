@@ -15,9 +15,9 @@ import pytest
 
 from featurestore.aggregates import reference
 from featurestore.aggregates.reference import EventRow
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidArgument
 from featurestore.model.plan import FeaturePlan, WindowJoin
-from featurestore.model.types import TIMESTAMP
 from featurestore.model.window_features import WindowFeature, window, windows
 from featurestore.retrieval.planner import LabelSide, RetrievalOptions
 from featurestore.retrieval.resolve import resolve

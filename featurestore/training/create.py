@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from featurestore.arrow.column_lines import language_of
 from featurestore.errors import WriteConflict
-from featurestore.model.column_lines import language_of
 from featurestore.model.names import check_name
 from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.recovery import claims, datasets

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
+from featurestore.arrow.arrow_json import type_from_json
 from featurestore.errors import InvalidArgument
-from featurestore.model.arrow_json import type_from_json
 from featurestore.model.manifest import Manifest, ManifestShard
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.plugins.engine import find_engine

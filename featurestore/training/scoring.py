@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from featurestore.arrow.arrow_json import type_from_json
 from featurestore.errors import InvalidArgument
 from featurestore.ingest import to_relation
-from featurestore.model.arrow_json import type_from_json
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import FeatureFrame

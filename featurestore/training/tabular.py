@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.types as pat
 
+from featurestore.arrow.arrow_json import type_from_json
 from featurestore.errors import InvalidArgument, UnsupportedType, listing
-from featurestore.model.arrow_json import type_from_json
 from featurestore.model.manifest import Manifest, ManifestColumn
 from featurestore.readers.arrow_numpy import to_numpy
 from featurestore.readers.class_weights import balanced_weights

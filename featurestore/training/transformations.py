@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from featurestore.arrow.arrow_json import type_to_json
 from featurestore.errors import (
     DatasetDamaged,
     FeatureNotFound,
@@ -24,7 +25,6 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
-from featurestore.model.arrow_json import type_to_json
 from featurestore.model.manifest import Manifest
 from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.storage import files

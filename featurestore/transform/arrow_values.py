@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from featurestore.arrow.item_rows import is_item_rows, items_and_lengths
 from featurestore.errors import UnsupportedType
-from featurestore.model.item_rows import is_item_rows, items_and_lengths
 from featurestore.readers.arrow_numpy import to_numpy
 from featurestore.transform.forms import Form, Kind, form_of
 from featurestore.transform.ops import Lists, Value

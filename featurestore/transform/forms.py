@@ -98,7 +98,7 @@ def arrow_type(form: Form) -> pa.DataType:
     """
     import pyarrow as pa
 
-    from featurestore.model.shapes import shaped_type
+    from featurestore.arrow.shapes import shaped_type
 
     names = {
         "float32": pa.float32(),

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
+from featurestore.arrow.column_names import RESERVED_PREFIX
 from featurestore.errors import InvalidSql
-from featurestore.model.names import RESERVED_PREFIX
 from featurestore.usersql.queries import query
 from featurestore.usersql.text import DIALECT, short
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from featurestore.arrow.column_lines import deduplicate_line
 from featurestore.errors import (
     DuplicateKeys,
     InvalidArgument,
@@ -17,7 +18,6 @@ from featurestore.errors import (
     ValidationFailed,
     listing,
 )
-from featurestore.model.column_lines import deduplicate_line
 from featurestore.model.featuregroup import VALIDATION_POLICIES, FeatureGroupSpec
 from featurestore.model.times import utc_now
 from featurestore.model.validation import (

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
+from featurestore.arrow.epochs import PLAUSIBLE_START
 from featurestore.model.durations import format_duration
-from featurestore.model.epochs import PLAUSIBLE_START
 from featurestore.model.times import python_rows, shifted
 from featurestore.model.validation import ExpectationResult
 from featurestore.validation.subject import Subject

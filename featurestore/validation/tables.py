@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.types import decimal_places
 from featurestore.errors import InvalidExpectation
-from featurestore.model.types import decimal_places
 from featurestore.model.validation import ExpectationResult, describe
 from featurestore.plugins.validator import Measure, Validator
 from featurestore.validation.subject import Subject

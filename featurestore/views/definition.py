@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.arrow_json import type_from_json, type_to_json
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
-from featurestore.model.arrow_json import type_from_json, type_to_json
 from featurestore.model.feature_view import JOINS, FeatureViewSpec, ViewFeature, ViewStep
 from featurestore.model.featuregroup import check_tags
 from featurestore.model.names import check_name

@@ -13,13 +13,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from featurestore.errors import ConfigurationError, LimitExceeded
-from featurestore.model.cell_bounds import (
+from featurestore.arrow.cell_bounds import (
     CELL_BYTES_VARIABLE,
     cell_bytes,
     first_oversized,
     variable_size_columns,
 )
+from featurestore.errors import ConfigurationError, LimitExceeded
 from featurestore.server import ServerSettings, create_app
 from featurestore.store import FeatureStore
 

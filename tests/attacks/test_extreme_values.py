@@ -11,8 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 import featurestore
+from featurestore.arrow.types import MOST_LEVELS
 from featurestore.errors import FeatureStoreError, UnsupportedType
-from featurestore.model.types import MOST_LEVELS
 from featurestore.server import create_app
 from featurestore.store import FeatureStore
 from tests.attacks.test_arrow_bodies import read, stream

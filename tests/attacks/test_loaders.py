@@ -17,6 +17,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 import featurestore
+from featurestore.arrow import avro
 from featurestore.errors import (
     FeatureStoreError,
     InvalidJob,
@@ -26,7 +27,6 @@ from featurestore.errors import (
 )
 from featurestore.experiments import functions, run_files
 from featurestore.experiments.models import loading
-from featurestore.model import avro
 from featurestore.readers.checkpoint import ReaderCheckpoint, newest_checkpoint
 from featurestore.statistics import codec
 from tests.attacks.test_arrow_bodies import read, stream

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     ConfigurationError,
@@ -22,7 +23,6 @@ from featurestore.errors import (
     UnsupportedType,
 )
 from featurestore.model.times import NaiveTimeWarning
-from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.testing.relation_conformance import SumAndCount, numbered
 from featurestore_connectors.duckdb_delta import DuckDBEngine, failures, shards

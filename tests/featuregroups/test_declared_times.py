@@ -13,9 +13,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from featurestore.arrow.epochs import conversion_hint, epoch_unit
 from featurestore.errors import InvalidArgument, InvalidJob, LabelTimeRequired, SchemaMismatch
 from featurestore.jobs import sql_job
-from featurestore.model.epochs import conversion_hint, epoch_unit
 from featurestore.model.times import SuspiciousTimeWarning
 
 if TYPE_CHECKING:

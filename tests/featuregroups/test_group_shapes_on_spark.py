@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import featurestore
+from featurestore.arrow.shapes import shape_of
 from featurestore.errors import SchemaMismatch, UnsupportedType
-from featurestore.model.shapes import shape_of
 
 if TYPE_CHECKING:
     from pathlib import Path

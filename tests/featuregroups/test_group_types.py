@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import UnsupportedType
 from featurestore.model.times import NaiveTimeWarning
-from featurestore.model.types import TIMESTAMP
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.model.stream import StreamSpec
-from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.stream import DecoderRequest
 from featurestore.sources import SourceFrame
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from featurestore.arrow.arrays import from_numpy, to_cells
+from featurestore.arrow.shapes import items_of, shape_of
 from featurestore.errors import UnsupportedDataframe, UnsupportedType
 from featurestore.ingest import to_reader
-from featurestore.model.arrays import from_numpy, to_cells
-from featurestore.model.shapes import items_of, shape_of
 
 IMAGES = np.arange(5 * 4 * 3 * 1, dtype=np.float32).reshape(5, 4, 3, 1)
 

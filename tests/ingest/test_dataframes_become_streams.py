@@ -17,10 +17,10 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidName, OutOfRange, UnsupportedDataframe, UnsupportedType
 from featurestore.ingest import to_reader
 from featurestore.model.times import NaiveTimeWarning
-from featurestore.model.types import TIMESTAMP
 
 NOON = dt.datetime(2024, 1, 1, 12, tzinfo=dt.UTC)
 ROWS = [{"id": 1, "name": "a", "x": 0.5}, {"id": 2, "name": None, "x": 1.5}]

@@ -17,10 +17,10 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from featurestore.arrow.column_lines import language_of
+from featurestore.arrow.shapes import shape_of
 from featurestore.errors import UnsupportedType
 from featurestore.ingest import to_reader
-from featurestore.model.column_lines import language_of
-from featurestore.model.shapes import shape_of
 from featurestore.store import FeatureStore
 from tests.ingest.value_kinds import NAMES
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 import featurestore
+from featurestore.arrow.column_lines import language_of
 from featurestore.errors import DuplicateKeys, InvalidArgument, LabelTimeRequired, NoJoinKey
-from featurestore.model.column_lines import language_of
 from tests.ingest.value_kinds import NAMES
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from featurestore.arrow.types import MOST_LEVELS, check_nesting
 from featurestore.errors import UnsupportedType
-from featurestore.model.types import MOST_LEVELS, check_nesting
 from featurestore.store import FeatureStore
 
 LEVELS = st.lists(st.sampled_from(["list", "large", "fixed", "struct"]), max_size=40)

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from featurestore import feature
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidSql, SchemaMismatch, UnsupportedType
-from featurestore.model.types import TIMESTAMP
 
 if TYPE_CHECKING:
     from featurestore.featuregroups import FeatureGroup

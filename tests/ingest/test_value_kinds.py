@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from featurestore.arrow.column_lines import language_of
+from featurestore.arrow.types import feature_type
 from featurestore.errors import InvalidName, SchemaMismatch, UnsupportedType
 from featurestore.ingest import to_reader
-from featurestore.model.column_lines import language_of
-from featurestore.model.types import feature_type
 from featurestore.store import FeatureStore
 from tests.ingest.value_kinds import (
     CELLS,

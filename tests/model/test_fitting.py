@@ -16,12 +16,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from featurestore.arrow.arrow_cast import cast_array
+from featurestore.arrow.cast_lines import cast_line
+from featurestore.arrow.fitting import Misfit, can_fit, cast_exactly, cast_label_keys
+from featurestore.arrow.shapes import shaped_type
+from featurestore.arrow.types import TIMESTAMP, integer_range, numpy_type, widens
 from featurestore.ingest import to_reader
-from featurestore.model.arrow_cast import cast_array
-from featurestore.model.cast_lines import cast_line
-from featurestore.model.fitting import Misfit, can_fit, cast_exactly, cast_label_keys
-from featurestore.model.shapes import shaped_type
-from featurestore.model.types import TIMESTAMP, integer_range, numpy_type, widens
 
 INTEGERS = [
     pa.int8(),

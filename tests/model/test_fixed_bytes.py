@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from featurestore.arrow.fixed_bytes import cast_bytes
 from featurestore.hashing import row_hash
-from featurestore.model.fixed_bytes import cast_bytes
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore

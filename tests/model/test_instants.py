@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from featurestore.arrow.instants import first_out_of_range, out_of_range_mask, time_columns
 from featurestore.errors import OutOfRange
 from featurestore.ingest import to_reader
-from featurestore.model.instants import first_out_of_range, out_of_range_mask, time_columns
 from featurestore.model.times import FIRST, LAST, to_micros
 
 FIRST_SECOND, LAST_SECOND = to_micros(FIRST) // 10**6, to_micros(LAST) // 10**6

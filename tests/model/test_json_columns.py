@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featurestore.model.json_columns import JsonColumns
-from featurestore.model.text_values import TextRules
-from featurestore.model.types import TIMESTAMP
+from featurestore.arrow.json_columns import JsonColumns
+from featurestore.arrow.text_values import TextRules
+from featurestore.arrow.types import TIMESTAMP
 
 SCHEMA = pa.schema(
     [

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featurestore.model.json_text import (
+from featurestore.arrow.json_text import (
     JsonError,
     parse_json,
     parse_json_at,

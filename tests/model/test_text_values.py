@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featurestore.model.text_values import (
+from featurestore.arrow.text_values import (
     INFERRED,
     TextRules,
     check_format,
@@ -19,7 +19,7 @@ from featurestore.model.text_values import (
     has_number,
     parse_texts,
 )
-from featurestore.model.types import TIMESTAMP
+from featurestore.arrow.types import TIMESTAMP
 
 # A text, and the type that it is of by itself.
 MEANINGS = {

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featurestore.errors import SchemaMismatch, UnsupportedType
-from featurestore.model.arrow_cast import cast_array, cast_batch
-from featurestore.model.types import (
+from featurestore.arrow.arrow_cast import cast_array, cast_batch
+from featurestore.arrow.types import (
     TIMESTAMP,
     can_be_key,
     feature_schema,
@@ -21,6 +20,7 @@ from featurestore.model.types import (
     storage_type,
     widens,
 )
+from featurestore.errors import SchemaMismatch, UnsupportedType
 
 ITEM = pa.field("item", pa.float32())
 

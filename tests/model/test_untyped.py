@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from featurestore.arrow.arrow_cast import cast_array
+from featurestore.arrow.fitting import can_fit, cast_exactly
+from featurestore.arrow.types import feature_schema, feature_type, is_untyped, widens
+from featurestore.arrow.untyped import dtypes_line, refuse_untyped, sql_casts, typed_as, typed_like
 from featurestore.errors import UnsupportedType
-from featurestore.model.arrow_cast import cast_array
-from featurestore.model.fitting import can_fit, cast_exactly
-from featurestore.model.types import feature_schema, feature_type, is_untyped, widens
-from featurestore.model.untyped import dtypes_line, refuse_untyped, sql_casts, typed_as, typed_like
 
 LEAVES = st.sampled_from([pa.int32(), pa.string(), pa.bool_(), pa.decimal128(4, 2), pa.date32()])
 

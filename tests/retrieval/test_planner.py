@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import (
     AmbiguousFeature,
     ColumnConflict,
@@ -23,7 +24,6 @@ from featurestore.errors import (
 )
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Source
-from featurestore.model.types import TIMESTAMP
 from featurestore.retrieval.planner import (
     LabelSide,
     RetrievalOptions,

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featurestore.model.types import TIMESTAMP
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.plugins.engine import Engine
 from featurestore.testing.retrieval_cases import JoinShape, any_shape
 from featurestore.testing.retrieval_conformance import (

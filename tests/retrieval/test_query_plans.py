@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.model.plan import ROW
-from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import Engine
 from featurestore.testing.oracle import bits
 from featurestore.testing.retrieval_conformance import RetrievalCheck, at, labels_of

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import featurestore
+from featurestore.arrow.avro import schema_from_avro
 from featurestore.errors import BadRecord, InvalidJob
 from featurestore.featuregroups.table import open_group
-from featurestore.model.avro import schema_from_avro
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
 from featurestore.store import FeatureStore

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featurestore
+from featurestore.arrow.avro import schema_from_avro
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidJob
-from featurestore.model.avro import schema_from_avro
 from featurestore.model.stream import StreamSpec
-from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.stream import DecoderRequest
 
 decoding = pytest.importorskip("featurestore_connectors.kafka.decoding")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.model.types import TIMESTAMP
+from featurestore.arrow.types import TIMESTAMP
 
 _TIMES = [
     datetime(1, 1, 1, tzinfo=UTC),

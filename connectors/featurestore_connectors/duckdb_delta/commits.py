@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
+from featurestore.arrow.types import storage_schema
 from featurestore.delta import log, protocol
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.log import (
@@ -39,7 +40,6 @@ from featurestore.errors import (
     refusal_hint,
 )
 from featurestore.model.times import to_micros, utc_now
-from featurestore.model.types import storage_schema
 from featurestore.storage.location import is_uri
 from featurestore.storage.publication import (
     Publication,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
+from featurestore.arrow.types import storage_schema
 from featurestore.errors import InvalidArgument
 from featurestore.model.cores import usable_cores
-from featurestore.model.types import storage_schema
 from featurestore.plugins.engine import (
     Accumulator,
     AggregatesWhileStaging,

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import duckdb
 import pyarrow as pa
 
+from featurestore.arrow.duckdb_columns import parse_refusal
 from featurestore.delta.presence import vacuumed_file
 from featurestore.errors import (
     MANY_FILES_HINT,
@@ -24,7 +25,6 @@ from featurestore.errors import (
     StorageError,
     TableDamaged,
 )
-from featurestore.model.duckdb_columns import parse_refusal
 
 _KEPT: dict[int, BaseException] = {}
 _NUMBERS = itertools.count(1)

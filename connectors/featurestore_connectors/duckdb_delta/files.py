@@ -19,8 +19,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.types import is_nested
 from featurestore.errors import InvalidArgument, StorageError
-from featurestore.model.types import is_nested
 from featurestore.storage import files as storage
 from featurestore.storage.location import is_uri
 from featurestore.storage.publication import Publication, make_directory

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from featurestore.arrow.arrow_cast import cast_batch
+from featurestore.arrow.widths import is_unbounded, width_of_columns
 from featurestore.errors import EngineError
-from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.plan import ROW, FeaturePlan, Join, Output, Source
-from featurestore.model.widths import is_unbounded, width_of_columns
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.point_in_time import (
     feature_sides,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.model.types import decimal_places
+from featurestore.arrow.types import decimal_places
 from featurestore_connectors.duckdb_delta.sqltext import column_type
 
 

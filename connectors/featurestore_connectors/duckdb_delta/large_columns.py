@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.model.arrow_rows import concat_arrays, take_values
+from featurestore.arrow.arrow_rows import concat_arrays, take_values
 from featurestore.storage.setaside import BatchFile
 
 ROW = "__fs_row"

@@ -11,12 +11,12 @@ import duckdb
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.arrow_cast import cast_batch
+from featurestore.arrow.duckdb_columns import with_storable_types
+from featurestore.arrow.types import feature_schema
 from featurestore.errors import InvalidSql, SchemaMismatch, StorageError, listing
-from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.callers import warn_caller
-from featurestore.model.duckdb_columns import with_storable_types
 from featurestore.model.times import NaiveTimeWarning
-from featurestore.model.types import feature_schema
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.storage import files as storage
 from featurestore_connectors.duckdb_delta import sqltext, streams

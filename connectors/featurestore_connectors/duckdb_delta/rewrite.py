@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.types import widened_schema
 from featurestore.delta import bounds
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.presence import check_files
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import DuplicateKeys, InvalidArgument, RowsOutsideWindow
 from featurestore.model.times import to_micros
-from featurestore.model.types import widened_schema
 from featurestore.plugins.engine import TableWrite, TimeRange
 from featurestore.storage.publication import Publication
 from featurestore_connectors.duckdb_delta import commits, files, scan, sqltext

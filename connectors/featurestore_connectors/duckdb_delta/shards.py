@@ -20,8 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.model.arrow_rows import concat_arrays, select_rows, take_values
-from featurestore.model.widths import is_unbounded, width_of_columns
+from featurestore.arrow.arrow_rows import concat_arrays, select_rows, take_values
+from featurestore.arrow.widths import is_unbounded, width_of_columns
 from featurestore.plugins.engine import Relation, ShardFunction
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.large_columns import LargeColumns, is_large

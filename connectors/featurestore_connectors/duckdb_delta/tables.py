@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.types import storage_schema
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
-from featurestore.model.types import storage_schema
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
 from featurestore.storage.publication import Publication
 from featurestore_connectors.duckdb_delta import commits, files, rewrite, scan, sqltext

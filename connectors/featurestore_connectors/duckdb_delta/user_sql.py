@@ -13,8 +13,8 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from featurestore.arrow.duckdb_columns import with_storable_types
 from featurestore.errors import InvalidSql, listing
-from featurestore.model.duckdb_columns import with_storable_types
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.duckdb_delta import relations, streams
 from featurestore_connectors.duckdb_delta.failures import translated

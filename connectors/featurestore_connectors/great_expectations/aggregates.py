@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.types import is_nested
 from featurestore.errors import InvalidExpectation
-from featurestore.model.types import is_nested
 from featurestore.model.validation import ExpectationResult
 from featurestore.plugins.validator import Measure, MeasureKind
 from featurestore_connectors.great_expectations.frames import with_times

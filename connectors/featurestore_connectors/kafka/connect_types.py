@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from featurestore.model.json_text import NumberText
+from featurestore.arrow.json_text import NumberText
 
 _UNITS = {
     "io.debezium.time.Date": "D",

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import (
     SourceTableNotFound,
     SourceUnavailable,
@@ -22,7 +23,6 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.stream import StreamSpec
-from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import Engine
 from featurestore.plugins.source import SourceConfig
 from featurestore.plugins.stream import MicroBatch, OffsetRange, Topic

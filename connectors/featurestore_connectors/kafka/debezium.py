@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.model.json_columns import JsonColumns, parse_object
-from featurestore.model.json_text import NumberText, parse_number
+from featurestore.arrow.json_columns import JsonColumns, parse_object
+from featurestore.arrow.json_text import NumberText, parse_number
+from featurestore.arrow.text_values import TextRules
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.model.stream import RECORD_FIELDS
-from featurestore.model.text_values import TextRules
-from featurestore.model.types import TIMESTAMP
 from featurestore_connectors.kafka import connect_types
 from featurestore_connectors.kafka.avro_values import AvroError, read_datum
 from featurestore_connectors.kafka.json_values import check_fields

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.cell_bounds import max_cell_bytes, oversized_rows, variable_size_columns
+from featurestore.arrow.instants import out_of_range_mask
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import FeatureStoreError, InvalidJob, listing
-from featurestore.model.cell_bounds import max_cell_bytes, oversized_rows, variable_size_columns
-from featurestore.model.instants import out_of_range_mask
 from featurestore.model.stream import RECORD_FIELDS, StreamSpec
-from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.stream import (
     RECORD_DELETES,
     RECORD_ERROR,

@@ -1,6 +1,6 @@
 """JSON values, parsed in batches with an error for each record.
 
-The parser is that of JSON files (``model.json_columns``). Names that are not in the schema are
+The parser is that of JSON files (``arrow.json_columns``). Names that are not in the schema are
 ignored.
 """
 
@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.column_names import check_feature_names
+from featurestore.arrow.json_columns import JsonColumns
+from featurestore.arrow.text_values import TextRules
 from featurestore.errors import InvalidJob
-from featurestore.model.json_columns import JsonColumns
-from featurestore.model.names import check_feature_names
-from featurestore.model.text_values import TextRules
 from featurestore_connectors.kafka.values import Decoded, as_texts
 
 

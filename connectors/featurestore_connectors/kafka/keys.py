@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.model.json_columns import JsonColumns
-from featurestore.model.json_text import JsonError, parse_json
-from featurestore.model.text_values import TextRules
+from featurestore.arrow.json_columns import JsonColumns
+from featurestore.arrow.json_text import JsonError, parse_json
+from featurestore.arrow.text_values import TextRules
 from featurestore_connectors.kafka import connect_types
 from featurestore_connectors.kafka.avro_values import AvroError, read_datum
 

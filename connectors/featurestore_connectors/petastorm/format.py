@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
+from featurestore.arrow.arrow_json import schema_from_json, schema_to_json
+from featurestore.arrow.shapes import items_of, shape_of
 from featurestore.errors import ReaderConfigError, UnsupportedType
-from featurestore.model.arrow_json import schema_from_json, schema_to_json
-from featurestore.model.shapes import items_of, shape_of
 from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,

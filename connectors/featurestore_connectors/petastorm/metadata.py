@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.arrow_json import schema_from_json
+from featurestore.arrow.shapes import items_of, shape_of
 from featurestore.errors import missing_extra
-from featurestore.model.arrow_json import schema_from_json
 from featurestore.model.manifest import Manifest, ManifestSplit
-from featurestore.model.shapes import items_of, shape_of
 from featurestore_connectors.petastorm.shapes import stored_schema
 
 METADATA_FILE = "_common_metadata"

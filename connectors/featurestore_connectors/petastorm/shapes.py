@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.model.arrays import flat_items
-from featurestore.model.arrow_cast import cast_array
-from featurestore.model.shapes import items_of, shape_of
+from featurestore.arrow.arrays import flat_items
+from featurestore.arrow.arrow_cast import cast_array
+from featurestore.arrow.shapes import items_of, shape_of
 
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:

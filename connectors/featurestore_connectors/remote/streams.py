@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.model.arrow_stream import ipc_chunks
+from featurestore.arrow.arrow_stream import ipc_chunks
 
 
 def parts_of(retrieval: Mapping[str, Any], labels: pa.RecordBatchReader | None) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.types import feature_type
 from featurestore.delta import log
 from featurestore.delta.history import version_at
 from featurestore.delta.snapshot import read_snapshot
@@ -24,7 +25,6 @@ from featurestore.errors import (
     missing_extra,
 )
 from featurestore.model.source import SourceTable
-from featurestore.model.types import feature_type
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore.storage import remote

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import duckdb
 import pyarrow as pa
 
+from featurestore.arrow.types import feature_type
 from featurestore.errors import InvalidSql, SourceError, SourceTableNotFound, SourceUnavailable
-from featurestore.model.types import feature_type
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore_connectors.sources import sqltext
 from featurestore_connectors.sources.failures import told

@@ -14,6 +14,7 @@ from urllib.parse import quote as percent
 
 import pyarrow as pa
 
+from featurestore.arrow.types import feature_type
 from featurestore.errors import (
     InvalidArgument,
     SourceTableNotFound,
@@ -22,7 +23,6 @@ from featurestore.errors import (
     missing_extra,
 )
 from featurestore.model.source import SourceTable
-from featurestore.model.types import feature_type
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.source import (
     PartitionedSnapshot,

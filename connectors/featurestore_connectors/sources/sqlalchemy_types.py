@@ -15,7 +15,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from featurestore.model.types import TIMESTAMP
+from featurestore.arrow.types import TIMESTAMP
 from featurestore_connectors.sources.typed_columns import SourceColumn
 
 if TYPE_CHECKING:

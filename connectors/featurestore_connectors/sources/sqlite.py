@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import (
     InvalidArgument,
     SourceTableNotFound,
@@ -26,7 +27,6 @@ from featurestore.errors import (
     missing_extra,
 )
 from featurestore.model.source import SourceTable
-from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import places, sqltext

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.arrow_cast import cast_batch
+from featurestore.arrow.types import is_nested
 from featurestore.errors import SourceTableNotFound, UnsupportedType, did_you_mean, listing
-from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.source import SourceTable
 from featurestore.model.times import to_micros
-from featurestore.model.types import is_nested
 from featurestore.plugins.source import SourceQuery
 from featurestore_connectors.sources.sqltext import quote
 

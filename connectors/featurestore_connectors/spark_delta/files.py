@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
+from featurestore.arrow.types import feature_schema, storage_schema
 from featurestore.errors import StorageError
-from featurestore.model.types import feature_schema, storage_schema
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.held import hold

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from featurestore.model.types import storage_schema
+from featurestore.arrow.types import storage_schema
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
 from featurestore.storage import files
 from featurestore_connectors.spark_delta import relations, repeated_keys, streams

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.model.types import decimal_places
+from featurestore.arrow.types import decimal_places
 from featurestore_connectors.spark_delta.sqltext import column, quote
 from featurestore_connectors.spark_delta.types import spark_schema
 

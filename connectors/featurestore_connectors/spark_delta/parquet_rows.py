@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
+from featurestore.arrow.arrow_cast import cast_batch
 from featurestore.delta.log import damaged_file
 from featurestore.delta.presence import unreadable_data_file
-from featurestore.model.arrow_cast import cast_batch
 from featurestore.storage import files
 
 _BATCH_ROWS, _BATCH_BYTES = 65_536, 64 << 20

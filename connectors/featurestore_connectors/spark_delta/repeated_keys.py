@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.model.types import is_nested
+from featurestore.arrow.types import is_nested
 
 _COUNT = "n"
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.types import widened_schema
 from featurestore.delta.presence import check_files
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidSql
-from featurestore.model.types import widened_schema
 from featurestore.plugins.engine import TableWrite
 from featurestore_connectors.spark_delta.commits import CommitSession, is_conflict
 from featurestore_connectors.spark_delta.failures import first_line

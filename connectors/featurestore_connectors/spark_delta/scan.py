@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.types as pat
 from pyarrow import parquet
 
+from featurestore.arrow.untyped import refuse_untyped, sql_casts
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.presence import check_files
 from featurestore.delta.schema import requested_schema
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import ConfigurationError, EngineError, StorageError, TableDamaged
-from featurestore.model.untyped import refuse_untyped, sql_casts
 from featurestore.plugins.engine import Relation
 from featurestore.storage import files
 from featurestore_connectors.spark_delta import parquet_relations

@@ -13,12 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.types import storage_schema
 from featurestore.delta.log import commit_path, is_delta_table
 from featurestore.delta.protocol import check_writable
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import SchemaMismatch, StorageError, listing
 from featurestore.model.times import to_micros, utc_now
-from featurestore.model.types import storage_schema
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
 from featurestore.storage.files import write_new
 from featurestore.storage.location import is_uri

@@ -2,7 +2,7 @@
 
 What holds a feature type, and what a DataFrame's types mean.
 
-Spark holds the storage types of ``featurestore.model.types``: no unsigned integers, no fixed-size
+Spark holds the storage types of ``featurestore.arrow.types``: no unsigned integers, no fixed-size
 lists. ``to_features`` and ``to_storage`` run where the rows are.
 """
 
@@ -13,18 +13,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.errors import UnsupportedType, listing
-from featurestore.model.arrow_cast import cast_batch
-from featurestore.model.callers import warn_caller
-from featurestore.model.times import NaiveTimeWarning
-from featurestore.model.types import (
+from featurestore.arrow.arrow_cast import cast_batch
+from featurestore.arrow.types import (
     TIMESTAMP,
     feature_schema,
     is_nested,
     storage_schema,
     storage_type,
 )
-from featurestore.model.untyped import untyped_columns
+from featurestore.arrow.untyped import untyped_columns
+from featurestore.errors import UnsupportedType, listing
+from featurestore.model.callers import warn_caller
+from featurestore.model.times import NaiveTimeWarning
 from featurestore_connectors.spark_delta.sqltext import column
 
 

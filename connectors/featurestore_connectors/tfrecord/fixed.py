@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featurestore.model.types import numpy_type
+from featurestore.arrow.types import numpy_type
 from featurestore_connectors.tfrecord import framing, items, narrow, planes, wire
 from featurestore_connectors.tfrecord.checksums import Checksums
 from featurestore_connectors.tfrecord.items import profile_mismatch

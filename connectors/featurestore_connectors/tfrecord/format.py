@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from featurestore.arrow.arrow_rows import coalesce_batches
 from featurestore.errors import InvalidArgument
-from featurestore.model.arrow_rows import coalesce_batches
 from featurestore.plugins.format import (
     ColumnEncoding,
     ColumnProfile,

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featurestore.arrow.types import numpy_type
 from featurestore.errors import DatasetDamaged
-from featurestore.model.types import numpy_type
 from featurestore_connectors.tfrecord import wire
 from featurestore_connectors.tfrecord.template import Field
 from featurestore_connectors.tfrecord.wire_columns import (

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.types as pat
 
-from featurestore.model.types import numpy_type
+from featurestore.arrow.types import numpy_type
 from featurestore.plugins.format import Plane
 from featurestore_connectors.tfrecord import wire
 from featurestore_connectors.tfrecord.template import Slot, Template

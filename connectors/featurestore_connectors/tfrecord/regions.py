@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.fixed_bytes import cast_bytes
+from featurestore.arrow.item_rows import item_rows
+from featurestore.arrow.types import numpy_type
 from featurestore.errors import DatasetDamaged
-from featurestore.model.fixed_bytes import cast_bytes
-from featurestore.model.item_rows import item_rows
-from featurestore.model.types import numpy_type
 from featurestore_connectors.tfrecord import items, wire
 from featurestore_connectors.tfrecord.items import profile_mismatch
 from featurestore_connectors.tfrecord.template import Slot

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.decimals import decimal_text
+from featurestore.arrow.fixed_bytes import cast_bytes
+from featurestore.arrow.shapes import items_of, shape_of
+from featurestore.arrow.types import numpy_type
 from featurestore.errors import UnsupportedType
-from featurestore.model.decimals import decimal_text
-from featurestore.model.fixed_bytes import cast_bytes
-from featurestore.model.shapes import items_of, shape_of
-from featurestore.model.types import numpy_type
 from featurestore.plugins.format import ColumnEncoding
 
 INT64, FLOAT, BYTES = "int64", "float32", "bytes"

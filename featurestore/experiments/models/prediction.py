@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.arrow_json import type_from_json
 from featurestore.errors import InvalidArgument, NullsInColumns, listing
 from featurestore.experiments.models.loading import load_predictor
-from featurestore.model.arrow_json import type_from_json
 from featurestore.model.registered_model import (
     LABEL_TIME,
     MODEL_VERSION,

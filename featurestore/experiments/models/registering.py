@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.arrow_json import type_to_json
 from featurestore.errors import (
     FeatureStoreError,
     InvalidArgument,
@@ -23,7 +24,6 @@ from featurestore.experiments.models import catalog, loading, spark_ml
 from featurestore.experiments.models.prediction import model_arrays, to_columns
 from featurestore.experiments.models.retrieval import retrieval_of
 from featurestore.experiments.run import Run
-from featurestore.model.arrow_json import type_to_json
 from featurestore.model.registered_model import (
     Arrays,
     ModelDescribed,

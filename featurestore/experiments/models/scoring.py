@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from featurestore.arrow.arrow_json import type_from_json
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import ColumnConflict, FeatureNotFound, listing
 from featurestore.experiments.models import loading, spark_ml
 from featurestore.experiments.models.prediction import PredictBatch
 from featurestore.featuregroups import Declaration, FeatureGroup, Write, create, insert
 from featurestore.ingest import adopt_native, library_of, to_reader, to_relation
-from featurestore.model.arrow_json import type_from_json
 from featurestore.model.references import parse_group_reference
 from featurestore.model.registered_model import (
     LABEL_TIME,
@@ -20,7 +21,6 @@ from featurestore.model.registered_model import (
     model_source,
 )
 from featurestore.model.times import to_micros
-from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
 from featurestore.retrieval import FeatureFrame

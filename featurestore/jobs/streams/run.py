@@ -12,28 +12,29 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow import avro
+from featurestore.arrow.arrow_json import parse_type
+from featurestore.arrow.column_names import (
+    check_feature_names,
+    renames_to_features,
+    snake_case_names,
+)
+from featurestore.arrow.types import check_nesting, feature_schema
+from featurestore.arrow.untyped import dtypes_line, refuse_untyped
 from featurestore.errors import InvalidJob, did_you_mean, listing
 from featurestore.featuregroups.definition import Declaration
 from featurestore.jobs import specs
 from featurestore.jobs.definitions import Columns, Duration, JobDefinition, add_to_module
 from featurestore.jobs.run import Attempt, RunOutput, StartedRun, check_lease, run_recorded
 from featurestore.jobs.target import declaration
-from featurestore.model import avro, times
+from featurestore.model import times
 from featurestore.model.arguments import with_suggestions
-from featurestore.model.arrow_json import parse_type
 from featurestore.model.callers import calling_globals
 from featurestore.model.durations import format_duration, parse_duration, parse_ttl
 from featurestore.model.job import JobSpec
-from featurestore.model.names import (
-    check_feature_names,
-    check_name,
-    renames_to_features,
-    snake_case_names,
-)
+from featurestore.model.names import check_name
 from featurestore.model.renames import SNAKE_CASE, check_rename
 from featurestore.model.stream import StreamSpec, check_stream
-from featurestore.model.types import check_nesting, feature_schema
-from featurestore.model.untyped import dtypes_line, refuse_untyped
 from featurestore.model.window import Window
 from featurestore.registry import jobs, runs, streams
 from featurestore.registry.jobs import RegisteredJob

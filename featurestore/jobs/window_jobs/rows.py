@@ -9,12 +9,12 @@ from datetime import datetime
 
 import pyarrow as pa
 
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidJob, NoJoinKey, listing
 from featurestore.jobs.inputs import PinnedInput
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
 from featurestore.model.references import FeatureReference, format_group_reference
-from featurestore.model.types import TIMESTAMP
 from featurestore.model.window import Window
 from featurestore.model.window_features import WindowFeature
 from featurestore.model.window_job import WindowJob, input_name

@@ -13,8 +13,8 @@ import pyarrow as pa
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from featurestore.arrow.arrow_stream import ipc_chunks
 from featurestore.errors import FeatureStoreError, QueryEnded
-from featurestore.model.arrow_stream import ipc_chunks
 from featurestore.model.time_limits import time_limit
 from featurestore.retrieval import FeatureFrame
 from featurestore.server.records.retrievals import Retrieval

@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.untyped import refuse_untyped, sql_casts, typing_lines
 from featurestore.external import live_sources
 from featurestore.ingest import to_relation
 from featurestore.model.plan import FeaturePlan, Source
 from featurestore.model.roles import KnownRoles
 from featurestore.model.source import SourceRead, SourceReads
-from featurestore.model.untyped import refuse_untyped, sql_casts, typing_lines
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.native_times import refuse_times_outside

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from featurestore.arrow.arrow_cast import cast_batch
 from featurestore.hashing import row_hash
-from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.plan import FeaturePlan
 from featurestore.plugins.engine import Accumulator, BatchFunction, Engine, HoldsRows, Relation
 from featurestore.training.export.engine_hashes import hashed_by_engine

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.shapes import items_of
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
-from featurestore.model.shapes import items_of
 from featurestore.plugins.format import ColumnProfile
 
 

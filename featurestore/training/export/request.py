@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from featurestore.arrow.column_names import check_feature_names
 from featurestore.errors import InvalidArgument
-from featurestore.model.names import check_feature_names, check_name
+from featurestore.model.names import check_name
 from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.model.roles import KnownRoles, Role, assign_roles
 from featurestore.model.splits import TimeSplit

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featurestore.arrow.arrow_rows import select_rows
+from featurestore.arrow.types import is_nested
 from featurestore.hashing import canonical_bytes
-from featurestore.model.arrow_rows import select_rows
-from featurestore.model.types import is_nested
 from featurestore.plugins.format import DatasetFormat, Layout, WrittenShard
 from featurestore.statistics import StatisticsState
 from featurestore.training.export.hash_columns import hashes_of

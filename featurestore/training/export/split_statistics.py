@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from featurestore.arrow.arrow_rows import select_rows
 from featurestore.errors import listing
-from featurestore.model.arrow_rows import select_rows
 from featurestore.model.callers import warn_caller
 from featurestore.model.manifest import Manifest
 from featurestore.plugins.engine import Accumulator, Engine, HoldsRows

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featurestore.arrow.text_values import arrow_type, parse_texts
 from featurestore.errors import InvalidArgument
-from featurestore.model.text_values import arrow_type, parse_texts
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import BadRow
 from featurestore_connectors.sources.folders.bad_rows import BadRows

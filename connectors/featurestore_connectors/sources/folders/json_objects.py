@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from featurestore.arrow.json_columns import parse_object
+from featurestore.arrow.json_text import JsonError, kind_of, parse_json_at
 from featurestore.errors import InvalidSourceFile
-from featurestore.model.json_columns import parse_object
-from featurestore.model.json_text import JsonError, kind_of, parse_json_at
 from featurestore_connectors.sources.folders.bad_rows import TableName
 from featurestore_connectors.sources.folders.csv_lines import CsvDialect, undecodable_line
 from featurestore_connectors.sources.folders.listing import FolderFile

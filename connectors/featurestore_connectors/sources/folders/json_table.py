@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
+from featurestore.arrow.json_columns import JsonColumns
+from featurestore.arrow.types import is_nested
 from featurestore.errors import FeatureStoreError
-from featurestore.model.json_columns import JsonColumns
-from featurestore.model.types import is_nested
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import BadRow
 from featurestore_connectors.sources.folders.bad_rows import BadRows, unreadable

@@ -14,11 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.arrow_json import parse_type
+from featurestore.arrow.json_text import JsonError, parse_json
+from featurestore.arrow.text_values import TextRules, check_format
+from featurestore.arrow.types import feature_type
 from featurestore.errors import InvalidArgument, UnsupportedType, did_you_mean, listing
-from featurestore.model.arrow_json import parse_type
-from featurestore.model.json_text import JsonError, parse_json
-from featurestore.model.text_values import TextRules, check_format
-from featurestore.model.types import feature_type
 
 # Formats, and the endings of the names of their files before those of a compression.
 ENDINGS: Mapping[str, Sequence[str]] = {

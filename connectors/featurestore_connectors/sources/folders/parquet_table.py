@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from pyarrow import parquet
 
+from featurestore.arrow.arrow_cast import cast_batch
+from featurestore.arrow.types import feature_type
 from featurestore.errors import FeatureStoreError, SourceError, UnsupportedType
-from featurestore.model.arrow_cast import cast_batch
-from featurestore.model.types import feature_type
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore.storage import files

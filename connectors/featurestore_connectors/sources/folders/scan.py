@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.model.json_text import kind_of
-from featurestore.model.text_values import INFERRED, TextRules, arrow_type, fits, has_number
+from featurestore.arrow.json_text import kind_of
+from featurestore.arrow.text_values import INFERRED, TextRules, arrow_type, fits, has_number
 from featurestore_connectors.sources.folders.bad_rows import TableName
 
 _FIRST_VALUES = 64

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.arrow_json import type_from_json, type_to_json
+from featurestore.arrow.text_values import TextRules, parse_texts
 from featurestore.errors import InvalidArgument, SourceTableNotFound, did_you_mean, listing
-from featurestore.model.arrow_json import type_from_json, type_to_json
-from featurestore.model.text_values import TextRules, parse_texts
 from featurestore_connectors.sources.folders.bad_rows import TableName
 from featurestore_connectors.sources.folders.listing import FolderFile, FolderFiles
 from featurestore_connectors.sources.folders.options import FolderOptions
@@ -158,7 +158,7 @@ def partition_columns(
 
 
 def _kind_of(meaning: str) -> pa.DataType:
-    from featurestore.model.text_values import arrow_type
+    from featurestore.arrow.text_values import arrow_type
 
     return arrow_type(meaning)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.model.column_lines import TEXT, cell_line, quoted
+from featurestore.arrow.column_lines import TEXT, cell_line, quoted
 
 _PANDAS_CAST = "df[{c!r}] = df[{c!r}].astype(pd.ArrowDtype(pa.{t}()))"
 _ARROW_CAST = (

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.model.json_text import short_repr
-from featurestore.model.types import TIMESTAMP
+from featurestore.arrow.json_text import short_repr
+from featurestore.arrow.types import TIMESTAMP
 
 _INTEGER = r"-?(?:0|[1-9][0-9]*)"
 _FRACTION = r"(?:\.[0-9]*)?|\.[0-9]+"

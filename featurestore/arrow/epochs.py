@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.model import types
-from featurestore.model.cast_lines import cast_line
-from featurestore.model.column_lines import cell_line, quoted
+from featurestore.arrow import types
+from featurestore.arrow.cast_lines import cast_line
+from featurestore.arrow.column_lines import cell_line, quoted
 
 # Times before it are warned about: numbers that were read in a wrong unit end up in 1970.
 PLAUSIBLE_START = datetime(1980, 1, 1, tzinfo=UTC)

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from featurestore.arrow.arrays import from_numpy
+from featurestore.arrow.cells import array_of_cells
+from featurestore.arrow.column_lines import language_of, rename_line
+from featurestore.arrow.column_names import feature_names_for, is_valid_text
+from featurestore.arrow.numpy_columns import array_of_numbers, plain_array
+from featurestore.arrow.odd_columns import check_dtype, refusals
+from featurestore.arrow.polars_columns import column_of_polars
 from featurestore.errors import InvalidName, UnsupportedDataframe, UnsupportedType, listing
-from featurestore.model.arrays import from_numpy
-from featurestore.model.cells import array_of_cells
-from featurestore.model.column_lines import language_of, rename_line
-from featurestore.model.names import feature_names_for, is_valid_text
-from featurestore.model.numpy_columns import array_of_numbers, plain_array
-from featurestore.model.odd_columns import check_dtype, refusals
-from featurestore.model.polars_columns import column_of_polars
 
 
 def table_of_rows(rows: Sequence[Any]) -> pa.Table:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.model.odd_columns import Unstorable
+from featurestore.arrow.odd_columns import Unstorable
 
 # Units of numpy's times that Arrow has; all others become one of them.
 _ARROW_UNITS = {"s": 1, "ms": 1, "us": 1, "ns": 1, "D": 1}

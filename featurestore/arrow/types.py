@@ -43,9 +43,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.shapes import is_tensor, shape_of, tensor_type
+from featurestore.arrow.type_lines import type_line
 from featurestore.errors import SchemaMismatch, UnsupportedType
-from featurestore.model.shapes import is_tensor, shape_of, tensor_type
-from featurestore.model.type_lines import type_line
 
 MOST_LEVELS = 16
 TIMESTAMP = pa.timestamp("us", tz="UTC")

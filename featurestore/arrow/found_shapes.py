@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.model.arrow_cast import cast_array
-from featurestore.model.shapes import is_number, shaped_type
-from featurestore.model.types import is_any_list
+from featurestore.arrow.arrow_cast import cast_array
+from featurestore.arrow.shapes import is_number, shaped_type
+from featurestore.arrow.types import is_any_list
 
 Shapes: TypeAlias = dict[str, tuple[int, ...] | None]
 

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.model.arrow_cast import cast_array
-from featurestore.model.json_plain import PlainObjects
-from featurestore.model.json_text import (
+from featurestore.arrow.arrow_cast import cast_array
+from featurestore.arrow.json_plain import PlainObjects
+from featurestore.arrow.json_text import (
     JsonError,
     NumberText,
     kind_of,
@@ -28,7 +28,7 @@ from featurestore.model.json_text import (
     short_repr,
     to_json_text,
 )
-from featurestore.model.text_values import TextRules, parse_texts
+from featurestore.arrow.text_values import TextRules, parse_texts
 
 _Reasons = dict[int, str]
 _INTEGER_ONLY, _NUMBER = {int, type(None)}, {int, float, type(None)}

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.model.column_lines import TEXT, cell_line, quoted
-from featurestore.model.shapes import items_of, shape_of
-from featurestore.model.types import integer_range, is_nested, numpy_type
+from featurestore.arrow.column_lines import TEXT, cell_line, quoted
+from featurestore.arrow.shapes import items_of, shape_of
+from featurestore.arrow.types import integer_range, is_nested, numpy_type
 
 
 @dataclass(frozen=True)

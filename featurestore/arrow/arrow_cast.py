@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.arrow_rows import take_values
+from featurestore.arrow.fixed_bytes import cast_bytes
+from featurestore.arrow.types import holds_items, is_exact, is_nested
 from featurestore.errors import SchemaMismatch, UnsupportedType
-from featurestore.model.arrow_rows import take_values
-from featurestore.model.fixed_bytes import cast_bytes
-from featurestore.model.types import holds_items, is_exact, is_nested
 
 
 def cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

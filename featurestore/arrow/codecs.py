@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.column_lines import cell_line
 from featurestore.errors import UnsupportedType, listing
-from featurestore.model.column_lines import cell_line
 
 _NPY = b"\x93NUMPY"  # magic number of .npy files: numpy.lib.format
 _ZIP = b"PK\x03\x04"  # numpy.savez writes a ZIP file whose first member is an .npy file

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.model.arrays import column_of_arrays
-from featurestore.model.column_lines import TEXT
-from featurestore.model.found_shapes import with_uniform_shape
-from featurestore.model.numpy_columns import cells_of_array, plain_array
-from featurestore.model.odd_columns import Unstorable, refusals
+from featurestore.arrow.arrays import column_of_arrays
+from featurestore.arrow.column_lines import TEXT
+from featurestore.arrow.found_shapes import with_uniform_shape
+from featurestore.arrow.numpy_columns import cells_of_array, plain_array
+from featurestore.arrow.odd_columns import Unstorable, refusals
 
 # Types that Arrow converts without loss when all cells have them.
 _PLAIN: tuple[frozenset[Any], ...] = (

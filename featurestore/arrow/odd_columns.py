@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.column_lines import TEXT, cell_line
 from featurestore.errors import FeatureStoreError, UnsupportedType
-from featurestore.model.column_lines import TEXT, cell_line
 
 _MAX_REPR = 60
 CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, NotImplementedError)

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.types import is_nested
 from featurestore.errors import OutOfRange
-from featurestore.model.times import FIRST, LAST, to_micros
-from featurestore.model.types import is_nested
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_SECONDS = 86_400
+# The first and the last second of the years 1 to 9999, since 1970.
+_SECONDS = (-62_135_596_800, 253_402_300_799)
 OUT_OF_RANGE_HINT = (
     "give null where a time is not known; 0001-01-01 and 9999-12-31 are the first and the last "
     "day that a column holds"
@@ -157,7 +158,7 @@ def _integers_and_bounds(
         per_second = _PER_SECOND["ms"]
     width = pa.int32() if pat.is_date32(leaves.type) else pa.int64()
     numbers = pc.drop_null(leaves).view(width).to_numpy(zero_copy_only=False)
-    seconds = (to_micros(FIRST) // 10**6, to_micros(LAST) // 10**6)
+    seconds = _SECONDS
     if not per_second:
         bounds = (seconds[0] // _DAY_SECONDS, seconds[1] // _DAY_SECONDS)
     else:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.cells import array_of_cells
+from featurestore.arrow.odd_columns import CONVERSION_ERRORS, Unstorable, refusal, refusals
 from featurestore.errors import FeatureStoreError
-from featurestore.model.cells import array_of_cells
-from featurestore.model.odd_columns import CONVERSION_ERRORS, Unstorable, refusal, refusals
 
 _LONG_INTEGERS = ("Int128", "UInt128")
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.model.arrow_bytes import concat_binaries, is_large_binary
+from featurestore.arrow.arrow_bytes import concat_binaries, is_large_binary
 
 # Larger batches are not coalesced: the copy costs more than it saves.
 _BATCH_BYTES = 1 << 20

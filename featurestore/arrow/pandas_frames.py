@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from featurestore.arrow.odd_columns import CONVERSION_ERRORS, Unstorable, refusal, refusals
+from featurestore.arrow.python_columns import array_of_values
 from featurestore.errors import FeatureStoreError
-from featurestore.model.odd_columns import CONVERSION_ERRORS, Unstorable, refusal, refusals
-from featurestore.model.python_columns import array_of_values
 
 _PLAIN_UNITS = ("datetime64[s]", "datetime64[ms]", "datetime64[us]", "datetime64[ns]")
 _WIDEST_FLOAT = 8

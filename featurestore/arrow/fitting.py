@@ -30,9 +30,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.model.arrays import first_shape_mismatch
-from featurestore.model.arrow_cast import cast_array
-from featurestore.model.types import (
+from featurestore.arrow.arrays import first_shape_mismatch
+from featurestore.arrow.arrow_cast import cast_array
+from featurestore.arrow.types import (
     exact_in_float,
     holds_items,
     integer_range,

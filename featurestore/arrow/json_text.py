@@ -67,7 +67,7 @@ def parse_json(text: str, *, exact: bool = False) -> Any:
     {'id': 17, 'tags': ['a', None]}
     >>> parse_json('{"id": 17, "id": 18}')
     Traceback (most recent call last):
-    featurestore.model.json_text.JsonError: the name 'id' is repeated in one object
+    featurestore.arrow.json_text.JsonError: the name 'id' is repeated in one object
     """
     try:
         value = (_EXACT if exact else _DECODER).decode(text)

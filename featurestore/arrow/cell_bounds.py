@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.types import is_nested
 from featurestore.errors import ConfigurationError, LimitExceeded
-from featurestore.model.types import is_nested
 
 CELL_BYTES_VARIABLE = "FEATURESTORE_CELL_BYTES"
 DEFAULT_CELL_BYTES = 64 << 20

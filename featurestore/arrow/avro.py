@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidJob
-from featurestore.model.types import TIMESTAMP
 
 _PLAIN = {
     "boolean": pa.bool_(),

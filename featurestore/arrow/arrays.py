@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.numpy_columns import plain_array
+from featurestore.arrow.odd_columns import Unstorable
+from featurestore.arrow.shapes import items_of, shape_of, shaped_type
+from featurestore.arrow.types import is_nested
 from featurestore.errors import UnsupportedType
-from featurestore.model.numpy_columns import plain_array
-from featurestore.model.odd_columns import Unstorable
-from featurestore.model.shapes import items_of, shape_of, shaped_type
-from featurestore.model.types import is_nested
 
 UNEQUAL_SHAPES_HINT = "pad or resize them to one shape, or keep the encoded bytes (PNG, JPEG, .npy)"
 

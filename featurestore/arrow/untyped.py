@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.cast_lines import SQL_TYPES
+from featurestore.arrow.column_lines import quoted
+from featurestore.arrow.type_lines import type_line
+from featurestore.arrow.types import holds_items, is_nested, is_untyped
 from featurestore.errors import UnsupportedType
-from featurestore.model.cast_lines import SQL_TYPES
-from featurestore.model.column_lines import quoted
-from featurestore.model.type_lines import type_line
-from featurestore.model.types import holds_items, is_nested, is_untyped
 
 # Nulls become numbers, which every engine casts them to.
 _OTHER_SQL_TYPES = {

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from featurestore.arrow.column_lines import quoted
+from featurestore.arrow.type_lines import nanoseconds_line
 from featurestore.errors import UnsupportedType
-from featurestore.model.column_lines import quoted
-from featurestore.model.type_lines import nanoseconds_line
 
 _INT64_LIMIT = 2**63
 # Leaves that Arrow cannot hold as they are, and the integers that it holds with luck.

@@ -1,0 +1,1 @@
+"""Arrow types, casts and batches, and conversion of dataframes to Arrow."""

@@ -51,7 +51,7 @@ class Client(Protocol):
         ...
 
     def send(
-        self, path: str, told: Mapping[str, Any], rows: pa.RecordBatchReader | None = None
+        self, path: str, request: Mapping[str, Any], rows: pa.RecordBatchReader | None = None
     ) -> Any:
         """Ask for a change, with rows or without, and return the server's record of it."""
         ...

@@ -1,7 +1,7 @@
-"""A store at an address: pages for people and a REST interface for programs.
+"""Web server of a store: pages for browsers and a REST interface for programs.
 
-``create_app`` makes the application, ``serve`` runs it. Pages are rendered here, so that they work
-without JavaScript; every record that a page shows can be had under ``/api/v1`` too.
+``create_app`` builds the ASGI application and ``serve`` runs it. Pages are rendered on the server
+and work without JavaScript; ``/api/v1`` returns every record that a page shows.
 """
 
 from featurestore.server.app import create_app

@@ -1,4 +1,4 @@
-"""The application: pages, the REST interface, static files, and what every answer carries."""
+"""The ASGI application: pages, REST interface, static files and middleware."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> FastAPI:
-    """Return the application over a store; ``serve`` runs it, and any ASGI server can.
+    """Build the ASGI application of a store; ``serve`` or any ASGI server runs it.
 
     Raises:
-        MissingExtra: The server's libraries are not installed.
+        MissingExtra: The libraries of the server are not installed.
     """
     try:
         from fastapi import Depends, FastAPI
@@ -37,8 +37,8 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
         raise missing_extra(error.name or "fastapi", "server") from None
     from featurestore.server.api import router as api
     from featurestore.server.browser_guard import BrowserGuard
-    from featurestore.server.etags import Tags
-    from featurestore.server.failures import answer_errors
+    from featurestore.server.etags import EntityTags
+    from featurestore.server.failures import add_error_handlers
     from featurestore.server.guard import check_form, find_visitor
     from featurestore.server.limits import AddressLimit, BodyLimit, TimeLimit
     from featurestore.server.pages import router as pages
@@ -51,7 +51,7 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
         redoc_url=None,
         openapi_url=f"{API}/openapi.json",
     )
-    app.state.store = _embedded(store)
+    app.state.store = _in_process_store(store)
     app.state.jobs_engine = store.engine
     app.state.settings = settings or ServerSettings()
     app.state.views = Views(store.session.registry)
@@ -63,38 +63,39 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     app.include_router(api, prefix=API, dependencies=guards)
     app.include_router(sign_in, include_in_schema=False)
     app.include_router(pages, include_in_schema=False, dependencies=guards)
-    static = str(files("featurestore.server").joinpath("static"))
-    app.mount("/static", StaticFiles(directory=static), name="static")
-    answer_errors(app)
-    larger = app.state.settings.upload + app.state.settings.body
+    static_folder = str(files("featurestore.server").joinpath("static"))
+    app.mount("/static", StaticFiles(directory=static_folder), name="static")
+    add_error_handlers(app)
+    upload_limit = app.state.settings.upload + app.state.settings.body
     app.add_middleware(
         BodyLimit,
-        most=app.state.settings.body,
-        larger={RETRIEVAL.encode(): larger},
+        max_bytes=app.state.settings.body,
+        max_bytes_by_type={RETRIEVAL.encode(): upload_limit},
         seconds=max(app.state.settings.query_seconds, 1.0),
     )
     app.add_middleware(
-        TimeLimit, seconds=app.state.settings.query_seconds, but=(RETRIEVAL.encode(),)
+        TimeLimit, seconds=app.state.settings.query_seconds, exempt_types=(RETRIEVAL.encode(),)
     )
-    app.add_middleware(AddressLimit, most=app.state.settings.url)
-    app.add_middleware(Tags)
+    app.add_middleware(AddressLimit, max_bytes=app.state.settings.url)
+    app.add_middleware(EntityTags)
     app.add_middleware(BrowserGuard)
-    # Who can make a browser resolve a name of theirs to this machine still cannot read from it.
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=_hosts(app.state.settings))
+    # Prevents DNS rebinding: a foreign name that resolves to this machine is rejected.
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=_allowed_hosts(app.state.settings))
     return app
 
 
-def _embedded(store: FeatureStore) -> FeatureStore:
-    """Return a store whose rows are read in this process, so that no page starts Spark."""
+def _in_process_store(store: FeatureStore) -> FeatureStore:
+    """Return a store that reads rows in this process, so that no page starts Spark."""
     if store.engine != SPARK:
         return store
     return FeatureStore(replace(store.session, engine=find_engine(DEFAULT_ENGINE)))
 
 
-def _hosts(settings: ServerSettings) -> list[str]:
-    """Return the names under which the server answers.
+def _allowed_hosts(settings: ServerSettings) -> list[str]:
+    """Return the host names that the server accepts.
 
-    Beyond this machine people sign in, and a page of theirs is read by nobody without their cookie.
+    A server on the network without configured names accepts any host: it requires a sign-in, and
+    pages cannot be read without the cookie.
     """
     if settings.names or is_loopback(settings.host):
         return known_hosts(settings.host, settings.names)

@@ -1,4 +1,4 @@
-"""What browsers are told and refused: headers on each answer, and no form that another site made."""
+"""Protection of browsers: security headers and rejection of cross-site requests."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 
 from featurestore.server.headers import HEADERS
-from featurestore.server.origins import comes_from_elsewhere
+from featurestore.server.origins import is_cross_site
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class BrowserGuard:
-    """Adds the headers that keep a page to itself, and refuses forms of other sites."""
+    """Middleware that adds security headers and rejects requests from other sites."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -25,7 +25,7 @@ class BrowserGuard:
             await self._app(scope, receive, send)
             return
 
-        async def add(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -33,6 +33,6 @@ class BrowserGuard:
             await send(message)
 
         app = self._app
-        if comes_from_elsewhere(scope["method"], Headers(scope=scope)):
-            app = PlainTextResponse("A page of another site sent this.", 403)
-        await app(scope, receive, add)
+        if is_cross_site(scope["method"], Headers(scope=scope)):
+            app = PlainTextResponse("Cross-site requests are not allowed.", 403)
+        await app(scope, receive, send_with_headers)

@@ -1,7 +1,7 @@
-"""Connections of clients that send or read too slowly: they are ended.
+"""Timeouts of connections whose clients send or read too slowly.
 
-uvicorn limits how long a connection is idle between requests, and not how long a request takes to
-arrive or an answer takes to be read.
+uvicorn limits how long a connection is idle between requests, but neither how long a request takes
+to arrive nor how long a response takes to be read.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 HEADER_SECONDS = 30.0
 
 
-def protocol_of(*, read_seconds: float, header_seconds: float = HEADER_SECONDS) -> type[Any]:
-    """Return the protocol of uvicorn for connections that are ended when they are too slow.
+def timed_protocol(*, read_seconds: float, header_seconds: float = HEADER_SECONDS) -> type[Any]:
+    """Return a uvicorn protocol class that aborts slow connections.
 
     Args:
-        read_seconds: How long a client may leave an answer unread once its buffers are full.
-        header_seconds: How long the header of a request may take, and the first one may be absent.
+        read_seconds: Time that a client may stop reading once its buffers are full.
+        header_seconds: Time for the header of a request, and for the first request to start.
     """
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     limits = {"read_seconds": read_seconds, "header_seconds": header_seconds}
-    return type("TimedProtocol", (_Timed, AutoHTTPProtocol), limits)
+    return type("TimedProtocol", (_TimedConnection, AutoHTTPProtocol), limits)
 
 
-class _Timed:
-    """Timers for a protocol of uvicorn; all methods are called in the event loop."""
+class _TimedConnection:
+    """Mixin with timers for a uvicorn protocol; all methods run in the event loop."""
 
     read_seconds: float
     header_seconds: float
@@ -35,7 +35,7 @@ class _Timed:
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         protocol: Any = self
-        self._header_timer = _Timer(protocol.loop, self.header_seconds, self._end_idle)
+        self._header_timer = _Timer(protocol.loop, self.header_seconds, self._abort_idle)
         self._read_timer = _Timer(protocol.loop, self.read_seconds, self._abort)
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -66,29 +66,29 @@ class _Timed:
         cycle: Any = getattr(self, "cycle", None)
         return cycle is not None and not cycle.response_complete
 
-    def _end_idle(self) -> None:
+    def _abort_idle(self) -> None:
         if not self._has_request():
             self._abort()
 
     def _abort(self) -> None:
-        # close() would wait until a client that reads nothing has read the rest.
+        # close() waits until the client has read all buffered bytes, which may never happen.
         protocol: Any = self
         protocol.transport.abort()
 
 
 class _Timer:
-    """Calls a function after some seconds, unless it is stopped before."""
+    """Timer that calls a function after some seconds unless it is stopped."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, seconds: float, call: Callable[[], None]
+        self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], None]
     ) -> None:
-        self._loop, self._seconds, self._call = loop, seconds, call
+        self._loop, self._seconds, self._callback = loop, seconds, callback
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Start the timer, unless it runs already."""
+        """Start the timer if it is not running."""
         if self._handle is None:
-            self._handle = self._loop.call_later(self._seconds, self._end)
+            self._handle = self._loop.call_later(self._seconds, self._run_callback)
 
     def stop(self) -> None:
         """Stop the timer."""
@@ -96,6 +96,6 @@ class _Timer:
             self._handle.cancel()
             self._handle = None
 
-    def _end(self) -> None:
+    def _run_callback(self) -> None:
         self._handle = None
-        self._call()
+        self._callback()

@@ -1,4 +1,4 @@
-"""What every page and call of the REST interface is given: the store and the settings."""
+"""Dependencies of all routes: the store and the settings."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from featurestore.server.access.visitors import visible_to
-from featurestore.server.guard import Asking
+from featurestore.server.guard import CurrentVisitor
 from featurestore.server.settings import ServerSettings
 from featurestore.store import FeatureStore
 
 
-def store_of(request: Request, visitor: Asking) -> FeatureStore:
-    """Return the store that a request is about, as whoever asks may see it."""
-    whole: FeatureStore = request.app.state.store
+def visible_store(request: Request, visitor: CurrentVisitor) -> FeatureStore:
+    """Return the store, filtered by the permissions of the visitor."""
+    full_store: FeatureStore = request.app.state.store
     if visitor is None or visitor.sees_all:
-        return whole
-    return visible_to(visitor, whole, request.app.state.views)
+        return full_store
+    return visible_to(visitor, full_store, request.app.state.views)
 
 
-def settings_of(request: Request) -> ServerSettings:
-    """Return what the server was started with."""
-    found: ServerSettings = request.app.state.settings
-    return found
+def server_settings(request: Request) -> ServerSettings:
+    """Return the settings of the server."""
+    settings: ServerSettings = request.app.state.settings
+    return settings
 
 
-def whole_store_of(request: Request) -> FeatureStore:
-    """Return the store with nothing hidden, for what a role was checked for."""
-    found: FeatureStore = request.app.state.store
-    return found
+def unfiltered_store(request: Request) -> FeatureStore:
+    """Return the unfiltered store, for routes that check a role themselves."""
+    store: FeatureStore = request.app.state.store
+    return store
 
 
-Store = Annotated[FeatureStore, Depends(store_of)]
-Whole = Annotated[FeatureStore, Depends(whole_store_of)]
-Settings = Annotated[ServerSettings, Depends(settings_of)]
+Store = Annotated[FeatureStore, Depends(visible_store)]
+FullStore = Annotated[FeatureStore, Depends(unfiltered_store)]
+Settings = Annotated[ServerSettings, Depends(server_settings)]
 
 
-def moment(text: str) -> int | str | None:
-    """Return the Delta version or the time that a field holds; None where it is empty.
+def parse_as_of(text: str) -> int | str | None:
+    """Parse a Delta version or a time of a form field; None if it is empty.
 
     >>> moment("7"), moment("2013-01-01T06:00Z"), moment(" ")
     (7, '2013-01-01T06:00Z', None)
@@ -46,5 +46,5 @@ def moment(text: str) -> int | str | None:
     text = text.strip()
     if not text:
         return None
-    # As many digits as show that it is no Delta version, which the store refuses.
+    # int() of a very long text is slow; 40 digits exceed every Delta version, so the store rejects it.
     return int(text[:40]) if text.isdecimal() else text

@@ -1,4 +1,4 @@
-"""Tags of answers: who has one already is told so instead of getting it again."""
+"""Entity tags: a client with the current response receives 304 instead of the body."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 _TAGGED = ("application/json", "text/html")
 
 
-class Tags:
-    """Gives whole answers of the REST interface and pages a tag, or says 304 to who named it.
+class EntityTags:
+    """Middleware that adds an ETag to JSON and HTML responses and returns 304 if it matches.
 
-    Streams and files are passed on as they come.
+    Streams and files are passed through.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -26,16 +26,16 @@ class Tags:
         if scope["type"] != "http" or scope["method"] != "GET":
             await self._app(scope, receive, send)
             return
-        named = Headers(scope=scope).get("if-none-match", "")
-        await self._app(scope, receive, _Held(send, named))
+        known_tags = Headers(scope=scope).get("if-none-match", "")
+        await self._app(scope, receive, _BufferedResponse(send, known_tags))
 
 
-class _Held:
-    """Holds an answer that gets a tag until all of it is there."""
+class _BufferedResponse:
+    """Send callable that buffers a taggable response until its body is complete."""
 
-    def __init__(self, send: Send, named: str) -> None:
+    def __init__(self, send: Send, known_tags: str) -> None:
         self._send = send
-        self._named = named
+        self._known_tags = known_tags
         self._start: Message | None = None
         self._body = bytearray()
 
@@ -55,7 +55,7 @@ class _Held:
         headers = MutableHeaders(scope=start)
         headers["etag"] = tag
         headers.setdefault("cache-control", "private, no-cache")
-        if is_known(self._named, tag):
+        if matches_tag(self._known_tags, tag):
             start["status"] = 304
             del headers["content-length"]
             body = b""
@@ -64,15 +64,15 @@ class _Held:
 
 
 def _is_tagged(start: Message) -> bool:
-    kind = MutableHeaders(scope=start).get("content-type", "").split(";")[0]
-    return start["status"] == 200 and kind in _TAGGED
+    media_type = MutableHeaders(scope=start).get("content-type", "").split(";")[0]
+    return start["status"] == 200 and media_type in _TAGGED
 
 
-def is_known(named: str, tag: str) -> bool:
-    """Tell whether a header names a tag.
+def matches_tag(header: str, tag: str) -> bool:
+    """Return True if an ``If-None-Match`` header contains a tag.
 
-    >>> is_known('"a", W/"b"', '"b"'), is_known("*", '"b"'), is_known("", '"b"')
+    >>> matches_tag('"a", W/"b"', '"b"'), matches_tag("*", '"b"'), matches_tag("", '"b"')
     (True, True, False)
     """
-    known = [each.strip().removeprefix("W/") for each in named.split(",")]
-    return tag in known or "*" in known
+    tags = [tag_text.strip().removeprefix("W/") for tag_text in header.split(",")]
+    return tag in tags or "*" in tags

@@ -1,4 +1,4 @@
-"""Errors as answers: a problem object under the REST interface, a page elsewhere."""
+"""Error handlers: problem objects for the REST interface, HTML pages elsewhere."""
 
 from __future__ import annotations
 
@@ -13,96 +13,97 @@ from featurestore.errors import FeatureStoreError, NotSignedIn
 from featurestore.server.guard import sign_in_address
 from featurestore.server.headers import API, HEADERS
 from featurestore.server.pages.rendering import error_page
-from featurestore.server.problems import MEDIA_TYPE, problem, status_of
+from featurestore.server.problems import MEDIA_TYPE, problem_details, status_of
 
 _log = logging.getLogger("featurestore.server")
 
 
-def answer_errors(app: FastAPI) -> None:
-    """Let an application answer every error."""
-    app.add_exception_handler(FeatureStoreError, _of_the_library)
-    app.add_exception_handler(NotSignedIn, _of_strangers)
-    app.add_exception_handler(RoutingError, _of_routing)
-    app.add_exception_handler(RequestValidationError, _of_arguments)
-    app.add_exception_handler(Exception, _unexpected)
+def add_error_handlers(app: FastAPI) -> None:
+    """Register handlers for all errors of an application."""
+    app.add_exception_handler(FeatureStoreError, _handle_store_error)
+    app.add_exception_handler(NotSignedIn, _handle_not_signed_in)
+    app.add_exception_handler(RoutingError, _handle_routing_error)
+    app.add_exception_handler(RequestValidationError, _handle_invalid_arguments)
+    app.add_exception_handler(Exception, _handle_unexpected)
 
 
-def _answer(request: Request, status: int, told: dict[str, object]) -> Response:
+def _error_response(request: Request, status: int, details: dict[str, object]) -> Response:
     if request.url.path.startswith(API):
-        answered: Response = JSONResponse(told, status_code=status, media_type=MEDIA_TYPE)
+        response: Response = JSONResponse(details, status_code=status, media_type=MEDIA_TYPE)
     else:
-        answered = error_page(request, status, told)
-    # What nobody foresaw is answered outside of what adds them to all other answers.
-    answered.headers.update(HEADERS)
-    return answered
+        response = error_page(request, status, details)
+    # Unexpected errors are handled outside of the middleware that adds these headers.
+    response.headers.update(HEADERS)
+    return response
 
 
-def _of_the_library(request: Request, error: Exception) -> Response:
+def _handle_store_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, FeatureStoreError)
-    told = _without_location(request, problem(error))
-    if request.app.state.settings.auth and told["status"] == 404:
-        # One answer for what is not there and for what is hidden.
-        told["detail"] = f"{told['detail']} (not found or not allowed)"
-    return _answer(request, status_of(error), told)
+    details = _without_location(request, problem_details(error))
+    if request.app.state.settings.auth and details["status"] == 404:
+        # Missing and hidden objects must not be distinguishable.
+        details["detail"] = f"{details['detail']} (not found or not allowed)"
+    return _error_response(request, status_of(error), details)
 
 
-def _without_location(request: Request, told: dict[str, object]) -> dict[str, object]:
-    """Return a problem whose texts name files from the store on: readers need not know the machine.
+def _without_location(request: Request, details: dict[str, object]) -> dict[str, object]:
+    """Make paths relative to the store, so that responses do not reveal paths of the machine.
 
-    The log of the server has the whole paths.
+    The log of the server contains the absolute paths.
     """
     location = str(request.app.state.store.location).rstrip("/")
-    shown: dict[str, object] = {}
-    for name, text in told.items():
+    shortened: dict[str, object] = {}
+    for name, text in details.items():
         if isinstance(text, str):
             text = text.replace(f"{location}/", "").replace(location, "the store")
-        shown[name] = text
-    return shown
+        shortened[name] = text
+    return shortened
 
 
-def _of_strangers(request: Request, error: Exception) -> Response:
-    """Lead a browser to the page that signs in; tell a program."""
+def _handle_not_signed_in(request: Request, error: Exception) -> Response:
+    """Redirect browsers to the sign-in page; return 401 to programs."""
     assert isinstance(error, FeatureStoreError)
     is_page = not request.url.path.startswith(API) and "authorization" not in request.headers
     if is_page and request.method == "GET":
         return RedirectResponse(sign_in_address(request), status_code=303)
-    told = _without_location(request, problem(error))
-    answered = _answer(request, status_of(error), told)
-    answered.headers["www-authenticate"] = "Bearer"
-    return answered
+    details = _without_location(request, problem_details(error))
+    response = _error_response(request, status_of(error), details)
+    response.headers["www-authenticate"] = "Bearer"
+    return response
 
 
-def _of_routing(request: Request, error: Exception) -> Response:
+def _handle_routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException | RoutingError)
-    told: dict[str, object] = {
+    details: dict[str, object] = {
         "type": "about:blank",
         "title": str(error.detail),
         "status": error.status_code,
         "detail": f"{request.method} {request.url.path}: {error.detail}",
     }
-    return _answer(request, error.status_code, told)
+    return _error_response(request, error.status_code, details)
 
 
-def _of_arguments(request: Request, error: Exception) -> Response:
+def _handle_invalid_arguments(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    wrong = []
-    for each in error.errors():
-        wrong.append(f"{'.'.join(map(str, each['loc']))}: {each['msg']}")
-    told: dict[str, object] = {
+    messages = [
+        f"{'.'.join(map(str, argument_error['loc']))}: {argument_error['msg']}"
+        for argument_error in error.errors()
+    ]
+    details: dict[str, object] = {
         "type": "about:blank",
-        "title": "Wrong argument",
+        "title": "Invalid argument",
         "status": 422,
-        "detail": "; ".join(wrong),
+        "detail": "; ".join(messages),
     }
-    return _answer(request, 422, told)
+    return _error_response(request, 422, details)
 
 
-def _unexpected(request: Request, error: Exception) -> Response:
+def _handle_unexpected(request: Request, error: Exception) -> Response:
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    told: dict[str, object] = {
+    details: dict[str, object] = {
         "type": "about:blank",
         "title": "Internal error",
         "status": 500,
-        "detail": "The server failed at this; its log says where.",
+        "detail": "Unexpected error; the log of the server contains the traceback.",
     }
-    return _answer(request, 500, told)
+    return _error_response(request, 500, details)

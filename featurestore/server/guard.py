@@ -1,4 +1,4 @@
-"""What stands before every page and call: who asks, what that needs, and forms of our own pages."""
+"""Access checks of all routes: authentication, roles and form tokens (CSRF)."""
 
 from __future__ import annotations
 
@@ -21,116 +21,120 @@ from featurestore.store import FeatureStore
 COOKIE = "featurestore"
 FORM_FIELD = "form_token"
 FORM_HEADER = "x-form-token"
-_SAFE = ("GET", "HEAD", "OPTIONS")
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _BEARER = "bearer "
-_LONGEST_FORM = 64 * 1024
+_MAX_FORM_BYTES = 64 * 1024
 
 
 def find_visitor(request: Request) -> Visitor | None:
-    """Return who asks; None where everybody may do everything, as without ``--auth``.
+    """Authenticate a request; None without ``--auth``, where everything is allowed.
 
     Raises:
-        NotSignedIn: Nobody is signed in, or a token is not known.
+        NotSignedIn: The request has no valid token or cookie.
     """
     settings: ServerSettings = request.app.state.settings
     request.state.visitor = None
     if not settings.auth:
         return None
     store: FeatureStore = request.app.state.store
-    shown = request.headers.get("authorization", "")
-    if shown:
-        if not shown.lower().startswith(_BEARER):
+    authorization = request.headers.get("authorization", "")
+    if authorization:
+        if not authorization.lower().startswith(_BEARER):
             raise NotSignedIn(
-                "The server takes tokens: Authorization: Bearer fs_...",
-                hint="featurestore user token NAME makes one",
+                "Unsupported Authorization header. Expected: Authorization: Bearer fs_...",
+                hint="featurestore user token NAME creates a token",
             )
-        found = visitors.by_token(store.session, shown[len(_BEARER) :].strip())
+        visitor = visitors.visitor_from_token(store.session, authorization[len(_BEARER) :].strip())
     else:
         cookie = request.cookies.get(COOKIE, "")
-        signed_in = visitors.by_cookie(store.session, cookie) if cookie else None
-        if signed_in is None:
+        cookie_visitor = visitors.visitor_from_cookie(store.session, cookie) if cookie else None
+        if cookie_visitor is None:
             raise NotSignedIn(
-                "Nobody is signed in.",
+                "Not signed in.",
                 hint="sign in, or send a token: Authorization: Bearer fs_...",
             )
-        found = signed_in
-    request.state.visitor = found
-    return found
+        visitor = cookie_visitor
+    request.state.visitor = visitor
+    return visitor
 
 
-Asking = Annotated[Visitor | None, Depends(find_visitor)]
+CurrentVisitor = Annotated[Visitor | None, Depends(find_visitor)]
 
 
-_ANYBODY = Actor("anybody", "without sign-in")
+_ANONYMOUS = Actor("anybody", "without sign-in")
 
 
 def actor_of(visitor: Visitor | None) -> Actor:
-    """Return who asks as the audit log names one."""
-    return _ANYBODY if visitor is None else visitor.actor
+    """Return the actor of a visitor for the audit log."""
+    return _ANONYMOUS if visitor is None else visitor.actor
 
 
 def log_change(
-    whole: FeatureStore, visitor: Visitor | None, action: str, subject: str, told: dict[str, Any]
+    full_store: FeatureStore,
+    visitor: Visitor | None,
+    action: str,
+    subject: str,
+    detail: dict[str, Any],
 ) -> None:
-    """Write what somebody changed into the audit log."""
-    with whole.session.registry.transaction() as connection:
-        audit_log.add(connection, actor_of(visitor), action, subject, told)
+    """Add a change to the audit log."""
+    with full_store.session.registry.transaction() as connection:
+        audit_log.add(connection, actor_of(visitor), action, subject, detail)
 
 
-def needs(role: str) -> Callable[[Visitor | None], None]:
-    """Return what refuses visitors without a role on the store."""
+def require_role(role: str) -> Callable[[Visitor | None], None]:
+    """Return a dependency that rejects visitors without a role on the store."""
 
-    def check(visitor: Asking) -> None:
+    def check(visitor: CurrentVisitor) -> None:
         if visitor is not None:
             visitor.check(role)
 
     return check
 
 
-async def check_form(request: Request, visitor: Asking) -> None:
-    """Refuse what a cookie alone asks to change: only a page of ours knows the form's token.
+async def check_form(request: Request, visitor: CurrentVisitor) -> None:
+    """Require a form token for changes that are authenticated by a cookie (CSRF protection).
 
     Raises:
-        NotAllowed: The token is missing or wrong.
+        NotAllowed: The token is missing or invalid.
     """
-    if visitor is None or visitor.cookie is None or request.method in _SAFE:
+    if visitor is None or visitor.cookie is None or request.method in _SAFE_METHODS:
         return
     await check_token(request, visitor.cookie)
 
 
 async def check_token(request: Request, cookie: str) -> None:
-    """Refuse a form without the token of a cookie.
+    """Require the form token of a cookie.
 
     Raises:
-        NotAllowed: The token is missing or wrong.
+        NotAllowed: The token is missing or invalid.
     """
-    given = request.headers.get(FORM_HEADER, "")
-    if not given and request.headers.get("content-type") != RETRIEVAL:  # which may be of any length
-        given = (await form_of(request)).get(FORM_FIELD, "")
-    if not is_form_token(cookie, given):
-        raise NotAllowed("This form is of no page of this browser.", hint="open the page again")
+    token = request.headers.get(FORM_HEADER, "")
+    if not token and request.headers.get("content-type") != RETRIEVAL:  # which may be of any length
+        token = (await read_form(request)).get(FORM_FIELD, "")
+    if not is_form_token(cookie, token):
+        raise NotAllowed("The form token is missing or invalid.", hint="reload the page")
 
 
-async def form_of(request: Request) -> dict[str, str]:
+async def read_form(request: Request) -> dict[str, str]:
     """Return the fields of a form, the last one of each name.
 
     Raises:
-        InvalidArgument: It is longer than a form of these pages, or no text.
+        InvalidArgument: The body is too long or not a URL-encoded form.
     """
     body = await request.body()
-    if len(body) > _LONGEST_FORM:
-        raise InvalidArgument(f"A form has at most {_LONGEST_FORM} bytes.")
+    if len(body) > _MAX_FORM_BYTES:
+        raise InvalidArgument(f"A form has at most {_MAX_FORM_BYTES} bytes.")
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100))
     except (UnicodeDecodeError, ValueError):
-        raise InvalidArgument("This is no form.") from None
+        raise InvalidArgument("The body is not a URL-encoded form.") from None
 
 
-Form = Annotated[dict[str, str], Depends(form_of)]
+Form = Annotated[dict[str, str], Depends(read_form)]
 
 
 def sign_in_address(request: Request) -> str:
-    """Return the address of the page that signs in and leads back."""
+    """Return the URL of the sign-in page that redirects back to this request."""
     path = request.url.path
     if request.url.query:
         path = f"{path}?{request.url.query}"

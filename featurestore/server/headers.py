@@ -1,9 +1,9 @@
-"""Where the REST interface begins, and what every answer carries."""
+"""Prefix of the REST interface and security headers of all responses."""
 
 from __future__ import annotations
 
 API = "/api/v1"
-# Everything comes from this server; nothing is written into a page as script or style.
+# All resources come from this server; inline scripts and styles are forbidden.
 POLICY = "; ".join(
     [
         "default-src 'none'",

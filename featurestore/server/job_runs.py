@@ -1,4 +1,4 @@
-"""Runs of jobs that people ask for: one after the other, beside the requests of everybody."""
+"""Job runs that users start in the browser: one at a time in a background thread."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _log = logging.getLogger("featurestore.server")
 
 
 @dataclass(frozen=True)
-class AskedRun:
-    """What somebody asked for, and what became of it."""
+class RequestedRun:
+    """A job run that a user requested, and its state."""
 
     job: str
-    what: str
-    by: str
-    at: datetime
+    description: str
+    requester: str
+    requested_at: datetime
     future: Future[Sequence[Run]]
 
     @property
@@ -37,59 +37,65 @@ class AskedRun:
         return "done" if is_done else "failed"
 
     @property
-    def told(self) -> str:
-        """What there is to say of a run that ended."""
+    def outcome_text(self) -> str:
+        """The error or the counts of a finished run."""
         if not self.future.done():
             return ""
         if self.future.cancelled():
-            return "The server was stopped before it began."
+            return "The server stopped before the run started."
         error = self.future.exception()
         if isinstance(error, FeatureStoreError):
             return str(error)
         if error is not None:
-            return "The server failed at this; its log says where."
+            return "Unexpected error; the log of the server contains the traceback."
         runs = self.future.result()
         windows = sum(run.windows for run in runs)
-        return f"{windows} windows in {len(runs)} runs." if runs else "There was nothing to do."
+        return (
+            f"{windows} windows in {len(runs)} runs."
+            if runs
+            else "There were no windows to compute."
+        )
 
 
 class JobRuns:
-    """Runs jobs in a thread of this process, in the order in which they were asked for.
+    """Queue of job runs, executed by one thread of this process in order of their requests.
 
-    The registry knows the runs; this knows what was asked for since the server began. Who ends the
-    server waits for the run that goes on; one that is killed is settled by the next process.
+    The registry stores the runs; this class remembers the last request of each job since the server
+    started. Shutdown waits for the current run. After a kill the next process recovers the run.
     """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="featurestore-job")
         self._lock = threading.Lock()
-        self._asked: dict[str, AskedRun] = {}
+        self._latest: dict[str, RequestedRun] = {}
 
-    def start(self, job: str, what: str, actor: Actor, work: Work) -> AskedRun:
-        """Begin a run, or let it wait for those before it.
+    def start(self, job: str, description: str, actor: Actor, work: Work) -> RequestedRun:
+        """Queue a run.
 
         Raises:
-            JobLeased: One of this job goes on, or waits.
+            JobLeased: A run of this job is queued or running.
         """
         with self._lock:
-            before = self._asked.get(job)
-            if before is not None and before.state in ("waiting", "running"):
+            previous = self._latest.get(job)
+            if previous is not None and previous.state in ("waiting", "running"):
                 raise JobLeased(
-                    f"A run of job {job!r} that {before.by} asked for is {before.state}.",
-                    hint="wait until it has ended",
+                    f"A run of job {job!r} requested by {previous.requester} is {previous.state}.",
+                    hint="wait until it has finished",
                 )
-            asked = AskedRun(job, what, actor.name, utc_now(), self._pool.submit(work))
-            self._asked[job] = asked
-        asked.future.add_done_callback(_log_failure)
-        return asked
+            requested_run = RequestedRun(
+                job, description, actor.name, utc_now(), self._pool.submit(work)
+            )
+            self._latest[job] = requested_run
+        requested_run.future.add_done_callback(_log_failure)
+        return requested_run
 
-    def last(self, job: str) -> AskedRun | None:
-        """Return what was asked for last of a job since the server began."""
+    def last(self, job: str) -> RequestedRun | None:
+        """Return the last requested run of a job since the server started."""
         with self._lock:
-            return self._asked.get(job)
+            return self._latest.get(job)
 
     def close(self) -> None:
-        """Drop what waits, and wait for what goes on."""
+        """Cancel queued runs and wait for the current one."""
         self._pool.shutdown(cancel_futures=True)
 
 

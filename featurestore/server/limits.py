@@ -1,4 +1,4 @@
-"""Limits of requests: one that is longer than it may be is not read to its end."""
+"""Limits on size and time of requests, as ASGI middleware."""
 
 from __future__ import annotations
 
@@ -12,28 +12,36 @@ from starlette.exceptions import HTTPException
 
 from featurestore.model.time_limits import time_limit
 from featurestore.server.problems import MEDIA_TYPE
-from featurestore.server.query_time import WAIT_LONGER
+from featurestore.server.query_time import TIME_LIMIT_HINT
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-SLOWEST = 10 << 10
+MIN_BYTES_PER_SECOND = 10 << 10
 
 
 class BodyLimit:
-    """Refuses requests whose body is longer than ``most`` bytes, or does not arrive in time.
+    """Middleware that rejects bodies of more than ``max_bytes`` bytes and bodies that arrive slowly.
 
-    ``larger``: by content type, where another length holds, of bodies that are written to disk as
-    they arrive. ``seconds``: the time for a body, and for one second more ``SLOWEST`` bytes.
+    Args:
+        app: The next application.
+        max_bytes: Maximum size of a body in bytes.
+        max_bytes_by_type: Other maximum sizes by content type, for bodies that are streamed to disk.
+        seconds: Time for a body to arrive, plus one second per ``MIN_BYTES_PER_SECOND`` bytes.
     """
 
     def __init__(
-        self, app: ASGIApp, *, most: int, larger: Mapping[bytes, int], seconds: float
+        self,
+        app: ASGIApp,
+        *,
+        max_bytes: int,
+        max_bytes_by_type: Mapping[bytes, int],
+        seconds: float,
     ) -> None:
         self._app = app
-        self._most = most
-        self._larger = larger
+        self._max_bytes = max_bytes
+        self._max_bytes_by_type = max_bytes_by_type
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,44 +49,44 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        most = self._larger.get(headers.get(b"content-type", b""), self._most)
-        said = headers.get(b"content-length", b"")
-        if said.isdigit() and int(said) > most:
-            await _refuse(send, 413, f"A request has at most {most:,} bytes.")
+        max_bytes = self._max_bytes_by_type.get(headers.get(b"content-type", b""), self._max_bytes)
+        content_length = headers.get(b"content-length", b"")
+        if content_length.isdigit() and int(content_length) > max_bytes:
+            await _refuse(send, 413, f"The body of a request has at most {max_bytes:,} bytes.")
             return
-        await self._app(scope, _Counted(receive, most, self._seconds), send)
+        await self._app(scope, _CountedBody(receive, max_bytes, self._seconds), send)
 
 
 class AddressLimit:
-    """Refuses addresses of more than ``most`` bytes, path and query together."""
+    """Middleware that rejects URLs of more than ``max_bytes`` bytes of path and query."""
 
-    def __init__(self, app: ASGIApp, *, most: int) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self._app = app
-        self._most = most
+        self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             size = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
-            if size > self._most:
-                await _refuse(send, 414, f"An address has at most {self._most:,} bytes.")
+            if size > self._max_bytes:
+                await _refuse(send, 414, f"A URL has at most {self._max_bytes:,} bytes.")
                 return
         await self._app(scope, receive, send)
 
 
 class TimeLimit:
-    """Limits the time of every request but those of some content types, which have limits of their own."""
+    """Middleware that limits the time of requests, except for content types with their own limits."""
 
-    def __init__(self, app: ASGIApp, *, seconds: float, but: Collection[bytes]) -> None:
+    def __init__(self, app: ASGIApp, *, seconds: float, exempt_types: Collection[bytes]) -> None:
         self._app = app
         self._seconds = seconds
-        self._but = but
+        self._exempt_types = exempt_types
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_limited = scope["type"] == "http"
-        # Only uploads and streams of rows are exempt: the method tells them from pages.
+        # Only POST requests can be uploads or row streams, which are exempt.
         if is_limited and scope["method"] == "POST":
-            is_limited = dict(scope["headers"]).get(b"content-type", b"") not in self._but
-        with time_limit(self._seconds if is_limited else None, hint=WAIT_LONGER):
+            is_limited = dict(scope["headers"]).get(b"content-type", b"") not in self._exempt_types
+        with time_limit(self._seconds if is_limited else None, hint=TIME_LIMIT_HINT):
             await self._app(scope, receive, send)
 
 
@@ -94,26 +102,26 @@ async def _refuse(send: Send, status: int, detail: str) -> None:
     await send({"type": "http.response.body", "body": json.dumps(problem).encode()})
 
 
-class _Counted:
-    """A request's body, counted as it arrives."""
+class _CountedBody:
+    """Receive callable that counts the bytes of a body and enforces its limits."""
 
-    def __init__(self, receive: Receive, most: int, seconds: float) -> None:
+    def __init__(self, receive: Receive, max_bytes: int, seconds: float) -> None:
         self._receive = receive
-        self._most = most
+        self._max_bytes = max_bytes
         self._received = 0
-        self._end = time.monotonic() + seconds
-        self._is_whole = False
+        self._deadline = time.monotonic() + seconds
+        self._is_complete = False
 
     async def __call__(self) -> Message:
-        if self._is_whole:  # what comes now is the end of the connection
+        if self._is_complete:  # the next message is the disconnect
             return await self._receive()
-        left = self._end + self._received / SLOWEST - time.monotonic()
+        remaining = self._deadline + self._received / MIN_BYTES_PER_SECOND - time.monotonic()
         try:
-            message = await asyncio.wait_for(self._receive(), max(left, 0.01))
+            message = await asyncio.wait_for(self._receive(), max(remaining, 0.01))
         except TimeoutError:
-            raise HTTPException(408, "The request came too slowly") from None
+            raise HTTPException(408, "The request arrived too slowly") from None
         self._received += len(message.get("body", b""))
-        self._is_whole = not message.get("more_body", False)
-        if self._received > self._most:
+        self._is_complete = not message.get("more_body", False)
+        if self._received > self._max_bytes:
             raise HTTPException(413, "Request too long")
         return message

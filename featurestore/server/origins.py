@@ -1,37 +1,37 @@
-"""Where requests come from: this server answers to its own names, and to its own pages' forms."""
+"""Checks of the Host and Origin of requests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-_SAFE = ("GET", "HEAD", "OPTIONS")
-_OF_THIS_MACHINE = ("localhost", "127.0.0.1", "[::1]")
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 def known_hosts(host: str, names: Sequence[str] = ()) -> list[str]:
-    """Return the names under which the server answers.
+    """Return the host names that the server accepts.
 
     >>> known_hosts("127.0.0.2")
     ['localhost', '127.0.0.1', '[::1]', '127.0.0.2']
     """
-    named = f"[{host}]" if ":" in host else host
-    return list(dict.fromkeys([*_OF_THIS_MACHINE, named, *names]))
+    bracketed = f"[{host}]" if ":" in host else host
+    return list(dict.fromkeys([*_LOOPBACK_HOSTS, bracketed, *names]))
 
 
-def comes_from_elsewhere(method: str, headers: Mapping[str, str]) -> bool:
-    """Tell whether a page of another site made a browser send a request that changes something.
+def is_cross_site(method: str, headers: Mapping[str, str]) -> bool:
+    """Return True if a page of another site caused a browser to send an unsafe request.
 
-    Browsers say where a request comes from; programs say nothing and are let through.
+    Browsers send ``Sec-Fetch-Site`` or ``Origin``. Programs send neither and are allowed.
 
-    >>> comes_from_elsewhere("POST", {"sec-fetch-site": "cross-site"})
+    >>> is_cross_site("POST", {"sec-fetch-site": "cross-site"})
     True
-    >>> comes_from_elsewhere("POST", {"origin": "http://evil.example", "host": "localhost:8787"})
+    >>> is_cross_site("POST", {"origin": "http://evil.example", "host": "localhost:8787"})
     True
-    >>> comes_from_elsewhere("POST", {})
+    >>> is_cross_site("POST", {})
     False
     """
-    if method in _SAFE:
+    if method in _SAFE_METHODS:
         return False
     site = headers.get("sec-fetch-site")
     if site is not None:

@@ -1,4 +1,4 @@
-"""Errors as problem details (RFC 9457), for programs, and the status that each kind has."""
+"""Errors as problem details (RFC 9457) and their HTTP status codes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _CONFLICTS = (
     errors.UserExists,
     errors.WriteConflict,
 )
-# What was asked is fine and the store cannot answer: whoever runs it has to look.
-_OF_THE_STORE = (
+# The request is valid, but the store is damaged or misconfigured: the operator has to act.
+_SERVER_FAULTS = (
     errors.EngineError,
     errors.StorageError,
     errors.RegistryError,
@@ -44,34 +44,34 @@ def status_of(error: FeatureStoreError) -> int:
     >>> status_of(errors.FeatureGroupNotFound("no such group")), status_of(errors.InvalidSql("?"))
     (404, 400)
     """
-    refused = _status_of_access(error)
-    if refused is not None:
-        return refused
+    access_status = _status_of_access(error)
+    if access_status is not None:
+        return access_status
     if isinstance(error, errors.QueryEnded):
         return 503
     if isinstance(error, errors.LimitExceeded):
         return 413
     if isinstance(error, _CONFLICTS):
         return 409
-    if isinstance(error, _OF_THE_STORE):
+    if isinstance(error, _SERVER_FAULTS):
         return 500
     if isinstance(error, LookupError):
         return 404
     return 422 if isinstance(error, errors.OutOfRange) else 400
 
 
-def problem(error: FeatureStoreError) -> dict[str, Any]:
-    """Return an error as a problem object: its kind, what was asked, and what to do.
+def problem_details(error: FeatureStoreError) -> dict[str, Any]:
+    """Return an error as a problem object with type, status, detail and hint.
 
-    >>> problem(errors.InvalidName("'9a' is no name.", hint="a9"))["hint"]
+    >>> problem(errors.InvalidName("'9a' is not a name.", hint="a9"))["hint"]
     'a9'
     """
-    found: dict[str, Any] = {
+    details: dict[str, Any] = {
         "type": f"urn:featurestore:{type(error).__name__}",
         "title": type(error).__name__,
         "status": status_of(error),
         "detail": error.message,
     }
     if error.hint is not None:
-        found["hint"] = error.hint
-    return found
+        details["hint"] = error.hint
+    return details

@@ -1,4 +1,4 @@
-"""How long a query of a page may take."""
+"""Time limit of the queries of a page."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from featurestore.errors import QueryEnded
 from featurestore.model.time_limits import time_limit
 from featurestore.plugins.engine import Engine
 
-_AGAIN = 0.1
-WAIT_LONGER = "ask for less, or let the server wait longer: featurestore serve --query-seconds"
+_INTERRUPT_SECONDS = 0.1
+TIME_LIMIT_HINT = "ask for less, or let the server wait longer: featurestore serve --query-seconds"
 
 
 @contextmanager
-def at_most(seconds: float, engine: Engine) -> Iterator[None]:
-    """End the queries of the block when they take longer.
+def limit_query_time(seconds: float, engine: Engine) -> Iterator[None]:
+    """Interrupt the queries of the block after some seconds.
 
     Raises:
-        QueryEnded: They did.
+        QueryEnded: The time limit was exceeded.
     """
     thread = threading.get_ident()
-    ended = threading.Event()
-    # No query is ended that this thread begins after the block.
+    finished = threading.Event()
+    # Guarantees that no later query of this thread is interrupted.
     lock = threading.Lock()
 
     def watch() -> None:
-        waited = ended.wait(seconds)
-        while not waited:
+        is_finished = finished.wait(seconds)
+        while not is_finished:
             with lock:
-                if not ended.is_set():
+                if not finished.is_set():
                     engine.interrupt(thread)
-            waited = ended.wait(_AGAIN)
+            is_finished = finished.wait(_INTERRUPT_SECONDS)
 
     threading.Thread(target=watch, name="featurestore-query-time", daemon=True).start()
     try:
-        with time_limit(seconds, hint=WAIT_LONGER):
+        with time_limit(seconds, hint=TIME_LIMIT_HINT):
             yield
-    except KeyboardInterrupt:  # what an engine makes of the end of a query
+    except KeyboardInterrupt:  # engines raise it for an interrupted query
         raise QueryEnded(
             f"The query was ended: it took more than {seconds:g} seconds.",
-            hint=WAIT_LONGER,
+            hint=TIME_LIMIT_HINT,
         ) from None
     finally:
         with lock:
-            ended.set()
+            finished.set()

@@ -1,4 +1,4 @@
-"""What a server is started with."""
+"""Settings of the server."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from featurestore.errors import ConfigurationError
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8787
-# The engine that no server starts: its jobs run elsewhere, and rows are read in this process.
+# The server never starts Spark: rows are read in this process, and Spark jobs run elsewhere.
 SPARK = "spark"
 
 
 @dataclass(frozen=True)
 class Provider:
-    """An OpenID Connect provider that people may sign in with.
+    """An OpenID Connect provider for sign-in.
 
     Args:
-        issuer: Its address, as its tokens name it.
-        client: What it calls this server.
-        secret: Where what it told this server is: "env:NAME" or "file:path".
-        label: What people call it.
-        role: The role of those who come by it for the first time; None: an admin adds them.
+        issuer: Issuer URL, equal to the ``iss`` claim of its tokens.
+        client: Client id of this server.
+        secret: Reference to the client secret: "env:NAME" or "file:path".
+        label: Display name.
+        role: Role of users who sign in for the first time; None: an admin has to add them.
     """
 
     issuer: str
@@ -34,29 +34,28 @@ class Provider:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Where a server listens, and how much one answer may hold.
+    """Address, authentication and limits of a server.
 
     Args:
-        host: The address; only of this machine where nobody signs in.
-        port: The port.
-        auth: People sign in and programs show tokens; without, everybody may do everything.
-        names: The names under which others reach the server; empty: any, where people sign in.
+        host: Address to listen on; without ``auth`` only a loopback address.
+        port: Port to listen on.
+        auth: Require sign-in or a token; without it, every request has all permissions.
+        names: Accepted host names; empty with ``auth``: any.
         certificate: File of the TLS certificate with its chain; None: plain HTTP.
-        key: File of the certificate's key.
-        behind_proxy: A proxy on this machine ends TLS and says who asks.
-        body: The most bytes of a request.
-        upload: The most bytes of rows that a client sends (labels, writes); they lie on disk.
-        seconds: How long the next rows of a query may take, to be computed or to be taken by the
-            client, before it is ended.
-        query_seconds: How long a page or an answer of the REST interface may take, with its queries,
-            parsing, planning and rendering; uploads and streams of rows have ``seconds`` instead.
-        provider: Who else says who somebody is.
-        rows: The most rows that a page or an answer of the REST interface shows of a group.
-        answer: The most bytes of such rows, as Arrow holds them; pages show the rows that fit.
-        page: How many lines of a list are on a page.
-        url: The most bytes of the path and the query of an address.
-        condition: The most characters of SQL in one request, all conditions together.
-        windows: The most windows of one plan or backfill of a job in a browser.
+        key: File of the private key of the certificate.
+        behind_proxy: A proxy on this machine terminates TLS and sends the client address.
+        body: Maximum size of a request body in bytes.
+        upload: Maximum size of uploaded rows (labels, writes) in bytes; they are stored on disk.
+        seconds: Time limit for the next rows of a stream, both to compute and to send them.
+        query_seconds: Time limit of a page or REST response, including queries, parsing, planning
+            and rendering; uploads and row streams are limited by ``seconds`` instead.
+        provider: OpenID Connect provider for sign-in.
+        rows: Maximum number of rows of a group on a page or in a REST response.
+        answer: Maximum Arrow size of these rows in bytes; pages show the rows that fit.
+        page: Number of lines of a list on one page.
+        url: Maximum size of path and query of a URL in bytes.
+        condition: Maximum number of characters of SQL in one request, over all conditions.
+        windows: Maximum number of windows of one plan or backfill of a job in the browser.
     """
 
     host: str = DEFAULT_HOST
@@ -80,14 +79,14 @@ class ServerSettings:
 
     @property
     def address(self) -> str:
-        """The address to open in a browser."""
+        """URL of the server."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         scheme = "http" if self.certificate is None else "https"
         return f"{scheme}://{host}:{self.port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches an address.
+    """Return True if an address is reachable from this machine only.
 
     >>> is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -101,26 +100,26 @@ def is_loopback(host: str) -> bool:
 
 
 def check_host(host: str) -> None:
-    """Refuse an address that others reach: whoever comes there could read everything.
+    """Reject an address that is reachable from the network: reading needs no sign-in there.
 
     Raises:
-        ConfigurationError: The address is not one of this machine alone.
+        ConfigurationError: The address is not a loopback address.
 
     >>> check_host("127.0.0.1")
     >>> check_host("0.0.0.0")
     Traceback (most recent call last):
         ...
-    featurestore.errors.ConfigurationError: The server listens on this machine alone, and \
-'0.0.0.0' lets others in, who could read everything without signing in.
-    Hint: --auth lets people sign in; or --host 127.0.0.1, and reach it from elsewhere through \
+    featurestore.errors.ConfigurationError: '0.0.0.0' is reachable from the network, where everyone \
+could read the store without signing in.
+    Hint: require sign-in with --auth, or use --host 127.0.0.1 and connect through \
 ssh -L 8787:127.0.0.1:8787
     """
     if not is_loopback(host):
         raise ConfigurationError(
-            f"The server listens on this machine alone, and {host!r} lets others in, who could "
-            "read everything without signing in.",
+            f"{host!r} is reachable from the network, where everyone could read the store without "
+            "signing in.",
             hint=(
-                f"--auth lets people sign in; or --host {DEFAULT_HOST}, and reach it from elsewhere through "
+                f"require sign-in with --auth, or use --host {DEFAULT_HOST} and connect through "
                 f"ssh -L {DEFAULT_PORT}:{DEFAULT_HOST}:{DEFAULT_PORT}"
             ),
         )

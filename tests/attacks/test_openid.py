@@ -17,7 +17,7 @@ from joserfc.jwk import OctKey, RSAKey
 from starlette.testclient import TestClient
 
 import featurestore
-from featurestore.server.pages.sign_in import ATTEMPT
+from featurestore.server.pages.sign_in import PROVIDER_COOKIE
 from featurestore.store import FeatureStore
 from tests.server.guarded import client_of
 from tests.server.openid_provider import SECRET, OpenIdProvider, running
@@ -181,7 +181,7 @@ def test_a_cookie_without_secrets_begins_no_attempt(client: TestClient) -> None:
         {"state": "a" * 43},
     ]
     for text in (*map(json.dumps, attempts), "[" * 3000, "", "1"):
-        client.cookies.set(ATTEMPT, quote(text))
+        client.cookies.set(PROVIDER_COOKIE, quote(text))
         assert client.get("/sign-in/back?code=x&state=").status_code == 401
         client.cookies.clear()
 

@@ -12,7 +12,7 @@ import pytest
 
 import featurestore
 from featurestore.server import ServerSettings, create_app
-from featurestore.server.connections import protocol_of
+from featurestore.server.connections import timed_protocol
 
 SECONDS = 0.5
 PATIENCE = 8.0
@@ -34,7 +34,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int
     with featurestore.connect(tmp_path_factory.mktemp("store")) as store:
         store.create_featuregroup([{"k": 1, "text": "x" * 30_000_000}], "wide", primary_key="k")
         app = create_app(store, ServerSettings(query_seconds=SECONDS))
-        protocol = protocol_of(read_seconds=SECONDS, header_seconds=SECONDS)
+        protocol = timed_protocol(read_seconds=SECONDS, header_seconds=SECONDS)
         config = uvicorn.Config(app, port=0, log_level="critical", http=protocol, ws="none")
         config.timeout_keep_alive = 1
         server = uvicorn.Server(config)

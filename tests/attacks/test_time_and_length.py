@@ -77,7 +77,7 @@ def test_conditions_of_many_characters_are_refused(store: FeatureStore) -> None:
         for filters in ([condition(99_000)], [condition(30_000)] * 40, [condition(3_000)] * 8):
             status, problem, seconds = retrieve(client, *filters)
             assert (status, problem["title"]) == (413, "LimitExceeded")
-            assert "the bound is 20,000" in problem["detail"]
+            assert "the limit is 20,000" in problem["detail"]
             assert seconds < 1
         assert retrieve(client, condition(1_000))[0] == 200
         answer = client.post(

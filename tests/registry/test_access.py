@@ -174,7 +174,7 @@ def test_changes_at_once_are_all_in_the_file(tmp_path: Path, registry_url: str |
     with featurestore.connect(tmp_path, registry=registry_url) as store:
         session = store.session
         other = threading.Thread(target=changes.add_user, args=(session, ANN, "bob"))
-        with changes.changing(session) as connection:
+        with changes.access_transaction(session) as connection:
             access.put_user(connection, "ann", role="admin")
             other.start()
             other.join(1)  # it waits, or has not seen the other one
@@ -192,13 +192,13 @@ def test_what_cannot_be_is_refused(duckdb_store: FeatureStore) -> None:
     for name in ("", "Ann", "ann smith", "a" * 128, "<b>"):
         with pytest.raises(InvalidName):
             changes.add_user(session, ANN, name)
-    with pytest.raises(InvalidArgument, match="no role"):
+    with pytest.raises(InvalidArgument, match="Unknown role"):
         changes.add_user(session, ANN, "cleo", role="boss")
     with pytest.raises(InvalidArgument, match="characters"):
         changes.add_user(session, ANN, "cleo", password="short")
-    with pytest.raises(UserNotFound, match="there are 'ann', 'bob@"):
+    with pytest.raises(UserNotFound, match="Available: 'ann', 'bob@"):
         changes.make_token(session, ANN, "an")
-    with pytest.raises(InvalidArgument, match="no scope"):
+    with pytest.raises(InvalidArgument, match="Unknown scope"):
         changes.make_token(session, ANN, "ann", scope="all")
     with pytest.raises(TokenNotFound):
         changes.revoke_token(session, ANN, "none")

@@ -15,7 +15,7 @@ from featurestore.registry import tables
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import changes
 from featurestore.server.access.secrets import form_token
-from featurestore.server.access.sign_in import open_browser
+from featurestore.server.access.sign_in import start_browser_session
 from featurestore.store import FeatureStore
 from tests.server.trained import train
 
@@ -184,7 +184,7 @@ def fill_private(store: FeatureStore, folder: Path) -> None:
 def headers_of(store: FeatureStore, user: str, *, browser: bool = False) -> dict[str, str]:
     """Return the headers of a user's requests: a token, or the cookie of a browser."""
     if browser:
-        cookie = open_browser(store.session, user, "test")
+        cookie = start_browser_session(store.session, user, "test")
         return {"Cookie": f"featurestore={cookie}", "X-Form-Token": form_token(cookie)}
     text, _ = changes.make_token(store.session, ROOT, user, scope="admin")
     return {"Authorization": f"Bearer {text}"}

@@ -63,13 +63,13 @@ def test_a_writer_backfills_a_job_after_a_look_at_its_plan(store: FeatureStore) 
         assert "3 windows in 1 runs." in page_once_ended(client, "doubled")
         assert len(store.get_featuregroup("doubled").to_arrow()) == 3
         client.post("/jobs/doubled/backfill", data={**RANGE, "form_token": field})
-        assert "There was nothing to do." in page_once_ended(client, "doubled")
+        assert "There were no windows to compute." in page_once_ended(client, "doubled")
         backwards = {"start": RANGE["end"], "end": RANGE["start"], "form_token": field}
         assert client.post("/jobs/doubled/backfill", data=backwards).status_code == 400
         client.post("/jobs/doubled/pause", data={"form_token": field})
         assert store.get_jobs()[0].job.paused
         client.post("/jobs/doubled/run", data={"what": "due", "form_token": field})
-        assert "There was nothing to do." in page_once_ended(client, "doubled")
+        assert "There were no windows to compute." in page_once_ended(client, "doubled")
         client.post("/jobs/doubled/resume", data={"form_token": field})
         assert not store.get_jobs()[0].job.paused
     with store.session.registry.reading() as connection:
@@ -106,13 +106,13 @@ def test_a_job_that_fails_says_why_and_one_runs_at_a_time() -> None:
     give_up = time.monotonic() + 60
     while first.state != "running" and time.monotonic() < give_up:
         time.sleep(0.01)
-    with pytest.raises(featurestore.errors.JobLeased, match="that wil asked for is running"):
+    with pytest.raises(featurestore.errors.JobLeased, match="requested by wil is running"):
         runs.start("a", "run: due", wil, wait)
     assert (first.state, second.state) == ("running", "waiting")
     may_end.set()
     runs.start("c", "run: due", wil, list).future.result(60)
-    assert (first.told, second.told) == (
-        "There was nothing to do.",
-        "The server failed at this; its log says where.",
+    assert (first.outcome_text, second.outcome_text) == (
+        "There were no windows to compute.",
+        "Unexpected error; the log of the server contains the traceback.",
     )
     runs.close()

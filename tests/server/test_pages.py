@@ -153,7 +153,7 @@ def test_a_search_is_narrowed_by_kind_tag_owner_and_freshness(
     assert listed(owner="bea") == listed(tag="owner=bea") == {"doubled.shop", "doubled.seen"}
     served_store.remove_featuregroup_tag("doubled", "owner")
     assert listed(owner="nobody") == set()
-    assert "of what is chosen" in client.get("/search?q=s&owner=nobody").text
+    assert "with these filters" in client.get("/search?q=s&owner=nobody").text
     assert client.get("/views/selling").status_code == 200
     assert client.get("/api/v1/search?q=s&changed_within=soon").status_code == 422
     with served_store.session.registry.transaction() as connection:
@@ -196,7 +196,7 @@ def test_rows_that_failed_a_check_are_shown_with_the_reasons(tmp_path: Path) -> 
         store.insert_into_featuregroup(rows, "people", validation="quarantine")
         client = TestClient(create_app(store), base_url="http://localhost")
         text = client.get("/groups/people/1/validation").text
-        reports, _, aside = text.partition("Rows put aside, and why")
+        reports, _, aside = text.partition("Quarantined rows and reasons")
         assert reports.count("4,711") == 2  # a sample of each report that failed
         assert aside.count("4,711") == 1
         assert "expect_column_values_to_be_between(column=&#39;age&#39;" in aside

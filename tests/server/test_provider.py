@@ -144,7 +144,7 @@ def test_a_provider_that_is_none_is_said(
         found = Provider(issuer, CLIENT, "env:OIDC_SECRET")
         create_app(duckdb_store, ServerSettings(auth=True, provider=found))
 
-    with pytest.raises(ConfigurationError, match="no address of https"):
+    with pytest.raises(ConfigurationError, match="not an https URL"):
         made("http://login.example.org")
     monkeypatch.delenv("OIDC_SECRET")
     with pytest.raises(ConfigurationError, match="OIDC_SECRET"):

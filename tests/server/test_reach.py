@@ -29,7 +29,7 @@ from tests.server.guarded import token_of
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
 def test_an_address_that_others_reach_is_refused(served_store: FeatureStore, host: str) -> None:
-    with pytest.raises(ConfigurationError, match="this machine alone"):
+    with pytest.raises(ConfigurationError, match="reachable from the network"):
         serve(served_store, ServerSettings(host=host))
 
 
@@ -77,7 +77,7 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
 def test_beyond_this_machine_it_listens_only_where_people_sign_in(tmp_path: Path) -> None:
     settings = ServerSettings(host="0.0.0.0", auth=True)
     with featurestore.connect(tmp_path / "store") as store:
-        with pytest.raises(NotAllowed, match="no user yet"):
+        with pytest.raises(NotAllowed, match="has no users"):
             serve(store, settings)
         changes.add_user(store.session, Actor("root", "test"), "ann", role="admin")
         headers = token_of(store, "ann")
@@ -92,7 +92,7 @@ def test_beyond_this_machine_it_listens_only_where_people_sign_in(tmp_path: Path
     try:
         assert process.stdout is not None
         assert f"http://0.0.0.0:{port}" in process.stdout.readline()
-        assert "in the clear" in process.stdout.readline()
+        assert "unencrypted" in process.stdout.readline()
         address = f"http://127.0.0.1:{port}/api/v1/store"
         assert "counts" in _read(address, headers)
         with pytest.raises(urllib.error.HTTPError, match="401"):

@@ -53,7 +53,7 @@ from featurestore.server.access import changes
 from featurestore.server.records.featuregroups import committers
 from featurestore.server.records.retrievals import Retrieval
 from featurestore.server.streams import uploads
-from featurestore.server.streams.answers import Answer, parts_of
+from featurestore.server.streams.answers import ChunkProducer, stream_chunks
 from featurestore.store import FeatureStore
 from featurestore.store.remote_datasets import RemoteTrainingDataset
 from featurestore.store.remote_session import record_as
@@ -61,7 +61,7 @@ from featurestore.training.verification.problems import Problem, VerifyReport
 from featurestore_connectors.duckdb_delta.interrupts import _COMPUTING
 from featurestore_connectors.duckdb_delta.relations import relation
 from featurestore_connectors.remote.client import HttpClient
-from featurestore_connectors.remote.streams import parts_of as parts_sent
+from featurestore_connectors.remote.streams import stream_chunks as parts_sent
 
 NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
 ROOT = Actor("root", "test")
@@ -226,7 +226,7 @@ def test_what_it_may_not_or_cannot_is_said(remote: FeatureStore, address: str, t
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(ServerUnavailable, match="does not answer"):
+    with pytest.raises(ServerUnavailable, match="is unavailable"):
         featurestore.connect(nobody, token=token)
 
 
@@ -247,12 +247,12 @@ def test_a_query_ends_with_its_time_and_with_its_client(
     async def gone() -> bool:
         return is_gone and bool(_COMPUTING)
 
-    answer = Answer(
-        parts_of(endless(local), asked),
+    answer = ChunkProducer(
+        stream_chunks(endless(local), asked),
         interrupt=local.session.engine.interrupt,
-        is_gone=gone,
+        is_disconnected=gone,
         seconds=seconds,
-        done=lambda: ended.append(True),
+        cleanup=lambda: ended.append(True),
     )
     with pytest.raises(QueryEnded):
         asyncio.run(answer.begin())
@@ -336,7 +336,7 @@ def test_a_server_that_breaks_off_is_no_short_answer(tmp_path: Path) -> None:
         thread.start()
         client = HttpClient(f"http://127.0.0.1:{listening.getsockname()[1]}", token="t")
         for _ in range(2):
-            with pytest.raises(ServerUnavailable, match="broke off"):
+            with pytest.raises(ServerUnavailable, match="was aborted"):
                 client.rows({}).read_all()
         thread.join()
 
@@ -359,9 +359,9 @@ def test_rows_that_are_too_many_or_damaged_are_refused(
     assert sent(parts_sent({"read": read}, wild.to_reader()))[0] == 400
     garbage = sent([json.dumps({"read": read}).encode(), b"\nno stream"])
     assert garbage[0] == 400
-    assert "no Arrow stream" in garbage[1]
+    assert "not an Arrow stream" in garbage[1]
     assert sent([b'{"read": {"kind": "folder"}}\n'])[0] == 400
-    monkeypatch.setattr(uploads, "_LONGEST_LINE", 1000)
+    monkeypatch.setattr(uploads, "_MAX_LINE_BYTES", 1000)
     assert sent([b"x" * 100_000])[0] == 400
 
 

@@ -1,4 +1,4 @@
-"""Clients of ``featurestore serve``: records by REST, rows as Arrow streams over HTTP."""
+"""HTTP client of ``featurestore serve``: records as JSON, rows as Arrow streams."""
 
 from featurestore_connectors.remote.client import HttpClient
 

@@ -1,4 +1,4 @@
-"""The client over HTTP, by the standard library: nothing is held whole, neither sent nor received."""
+"""HTTP client based on the standard library; rows and files are streamed in both directions."""
 
 from __future__ import annotations
 
@@ -16,118 +16,120 @@ import pyarrow as pa
 from featurestore import errors
 from featurestore.errors import ConfigurationError, FeatureStoreError, ServerUnavailable
 from featurestore.plugins.remote import RETRIEVAL, Client
-from featurestore_connectors.remote.streams import parts_of, read_stream, until_answered
+from featurestore_connectors.remote.streams import read_stream, request_body, send_until_response
 
 _API = "/api/v1"
-# What takes long at the server says nothing meanwhile: it ends queries by itself.
-_SECONDS, _LONG = 60.0, 3600.0
+# The server sends nothing while it computes, and limits the time of queries itself.
+_SECONDS, _LONG_SECONDS = 60.0, 3600.0
 _SUCCESS = (http.client.OK, http.client.PARTIAL_CONTENT)
-_PIECE = 1 << 20
-_PAUSES = (0.2, 1.0, 5.0)
+_CHUNK_BYTES = 1 << 20
+_RETRY_PAUSES = (0.2, 1.0, 5.0)
 _PAGE = 1000
 
 
 class HttpClient:
-    """Asks one server; each call has a connection of its own, so that threads do not wait."""
+    """Client of one server; each call opens its own connection, so threads do not block each other."""
 
     def __init__(self, address: str, *, token: str | None = None) -> None:
-        parts = urlsplit(address)
-        if not parts.hostname or parts.query or parts.fragment or parts.username:
+        url = urlsplit(address)
+        if not url.hostname or url.query or url.fragment or url.username:
             raise ConfigurationError(
-                "This is no address of a served store: it has a host, maybe a port and a path, and "
+                "Invalid address of a served store. Expected: scheme, host, optional port and path, "
                 "no password.",
                 hint="featurestore.connect('http://127.0.0.1:8787', token='fs_...')",
             )
-        self._parts = parts
+        self._url = url
         self._token = token
 
     @property
     def address(self) -> str:
-        return f"{self._parts.scheme}://{self._parts.netloc}{self._parts.path.rstrip('/')}"
+        return f"{self._url.scheme}://{self._url.netloc}{self._url.path.rstrip('/')}"
 
     def get(self, path: str, **arguments: str | int | None) -> Any:
         return self._record("GET", path, arguments, seconds=_SECONDS)
 
     def post(self, path: str, **arguments: str | int | None) -> Any:
-        return self._record("POST", path, arguments, seconds=_LONG)
+        return self._record("POST", path, arguments, seconds=_LONG_SECONDS)
 
     def content(self, path: str) -> bytes:
-        connection, answer = self._ask("GET", quote(path), None, {}, seconds=_SECONDS)
+        connection, response = self._request("GET", quote(path), None, {}, seconds=_SECONDS)
         with closing(connection):
-            return self._read(answer)
+            return self._read(response)
 
     def _record(
         self, method: str, path: str, arguments: Mapping[str, str | int | None], *, seconds: float
     ) -> Any:
-        given = {name: value for name, value in arguments.items() if value is not None}
+        query = {name: value for name, value in arguments.items() if value is not None}
         target = quote(path)
-        if given:
-            target = f"{target}?{urlencode(given)}"
-        connection, answer = self._ask(method, target, None, {}, seconds=seconds)
+        if query:
+            target = f"{target}?{urlencode(query)}"
+        connection, response = self._request(method, target, None, {}, seconds=seconds)
         with closing(connection):
-            return self._json(answer)
+            return self._json(response)
 
     def items(self, path: str, **arguments: str | int | None) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         offset: int | None = 0
         while offset is not None:
             page = self.get(path, limit=_PAGE, offset=offset, **arguments)
-            found += page["items"]
+            entries += page["items"]
             offset = page["next"]
-        return found
+        return entries
 
     def rows(
         self, retrieval: Mapping[str, Any], labels: pa.RecordBatchReader | None = None
     ) -> pa.RecordBatchReader:
-        body = parts_of(retrieval, labels)
+        body = request_body(retrieval, labels)
         headers = {"Content-Type": RETRIEVAL}
-        connection, answer = self._ask("POST", "/rows", body, headers, seconds=_LONG)
-        return read_stream(connection, answer, broken=self._broken)
+        connection, response = self._request("POST", "/rows", body, headers, seconds=_LONG_SECONDS)
+        return read_stream(connection, response, unavailable=self._unavailable)
 
     def send(
-        self, path: str, told: Mapping[str, Any], rows: pa.RecordBatchReader | None = None
+        self, path: str, request: Mapping[str, Any], rows: pa.RecordBatchReader | None = None
     ) -> Any:
-        body, kind = parts_of(told, rows), RETRIEVAL
+        body, content_type = request_body(request, rows), RETRIEVAL
         if rows is None:
-            kind = "application/json"
-        headers = {"Content-Type": kind}
-        connection, answer = self._ask("POST", quote(path), body, headers, seconds=_LONG)
+            content_type = "application/json"
+        headers = {"Content-Type": content_type}
+        connection, response = self._request(
+            "POST", quote(path), body, headers, seconds=_LONG_SECONDS
+        )
         with closing(connection):
-            return self._json(answer)
+            return self._json(response)
 
     def pieces(self, path: str) -> Iterator[bytes]:
         position, failures = 0, 0
         while True:
             try:
-                for piece in self._rest(path, position):
-                    position += len(piece)
+                for chunk in self._read_from(path, position):
+                    position += len(chunk)
                     failures = 0
-                    yield piece
+                    yield chunk
                 return
             except ServerUnavailable:
                 failures += 1
-                if failures > len(_PAUSES):
+                if failures > len(_RETRY_PAUSES):
                     raise
-            time.sleep(_PAUSES[failures - 1])
+            time.sleep(_RETRY_PAUSES[failures - 1])
 
-    def _rest(self, path: str, position: int) -> Iterator[bytes]:
-        """Yield the bytes of a file from one of them on, as far as one connection brings them."""
+    def _read_from(self, path: str, position: int) -> Iterator[bytes]:
+        """Yield the bytes of a file from a position until the end or a lost connection."""
         headers, expected = {}, http.client.OK
         if position:
             headers, expected = {"Range": f"bytes={position}-"}, http.client.PARTIAL_CONTENT
-        connection, answer = self._ask("GET", quote(path), None, headers, seconds=_SECONDS)
+        connection, response = self._request("GET", quote(path), None, headers, seconds=_SECONDS)
         with closing(connection):
-            if answer.status != expected:
-                raise self._broken(f"asked for a file from a byte on it answers {answer.status}")
-            while piece := self._read(answer, _PIECE):
-                yield piece
-            if answer.length:
-                raise self._broken(f"a file broke off, {answer.length:,} bytes before its end")
+            if response.status != expected:
+                raise self._unavailable(f"unexpected status {response.status} for a file")
+            while chunk := self._read(response, _CHUNK_BYTES):
+                yield chunk
+            if response.length:
+                raise self._unavailable(f"a file ended {response.length:,} bytes early")
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no connection stays open."""
 
-    def _ask(
+    def _request(
         self,
         method: str,
         target: str,
@@ -136,28 +138,32 @@ class HttpClient:
         *,
         seconds: float,
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        """Return the answer of the server, if it is one of success.
+        """Send a request and return its successful response.
 
         Raises:
-            FeatureStoreError: What the server says instead.
-            ServerUnavailable: It does not answer.
+            FeatureStoreError: The server returned an error.
+            ServerUnavailable: The server is unreachable or the response is invalid.
         """
-        given = {"Accept": "application/json", **headers}
+        all_headers = {"Accept": "application/json", **headers}
         if self._token is not None:
-            given["Authorization"] = f"Bearer {self._token}"
+            all_headers["Authorization"] = f"Bearer {self._token}"
         connection = self._connection(seconds)
-        sent = body if body is None else until_answered(connection, body)
+        monitored_body = body if body is None else send_until_response(connection, body)
         try:
-            path = self._parts.path.rstrip("/") + _API + target
-            with suppress(BrokenPipeError, ConnectionResetError):  # the answer says why
-                connection.request(method, path, sent, given, encode_chunked=body is not None)
-            answer = connection.getresponse()
-            if answer.status in _SUCCESS:
-                return connection, answer
-            refusal = self._refusal(answer)
+            path = self._url.path.rstrip("/") + _API + target
+            with suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # the response contains the reason
+                connection.request(
+                    method, path, monitored_body, all_headers, encode_chunked=body is not None
+                )
+            response = connection.getresponse()
+            if response.status in _SUCCESS:
+                return connection, response
+            refusal = self._error_from(response)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise self._broken(f"{type(error).__name__}: {error}") from error
+            raise self._unavailable(f"{type(error).__name__}: {error}") from error
         except BaseException:
             connection.close()
             raise
@@ -165,40 +171,40 @@ class HttpClient:
         raise refusal
 
     def _connection(self, seconds: float) -> http.client.HTTPConnection:
-        host, port = self._parts.hostname or "", self._parts.port
-        if self._parts.scheme == "https":
+        host, port = self._url.hostname or "", self._url.port
+        if self._url.scheme == "https":
             context = ssl.create_default_context()
             return http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
         return http.client.HTTPConnection(host, port, timeout=seconds)
 
-    def _read(self, answer: http.client.HTTPResponse, most: int | None = None) -> bytes:
+    def _read(self, response: http.client.HTTPResponse, max_bytes: int | None = None) -> bytes:
         try:
-            return answer.read(most)
+            return response.read(max_bytes)
         except (OSError, http.client.HTTPException) as error:
-            raise self._broken(f"{type(error).__name__}: {error}") from error
+            raise self._unavailable(f"{type(error).__name__}: {error}") from error
 
-    def _json(self, answer: http.client.HTTPResponse) -> Any:
+    def _json(self, response: http.client.HTTPResponse) -> Any:
         try:
-            return json.loads(self._read(answer))
+            return json.loads(self._read(response))
         except ValueError as error:
-            raise self._broken("its answer is no JSON") from error
+            raise self._unavailable("its response is not JSON") from error
 
-    def _refusal(self, answer: http.client.HTTPResponse) -> FeatureStoreError:
-        """Return the error of a problem object, of the kind that the server raised."""
-        text = self._read(answer)
+    def _error_from(self, response: http.client.HTTPResponse) -> FeatureStoreError:
+        """Return the error of a problem object, with the class that the server raised."""
+        text = self._read(response)
         try:
-            told = json.loads(text)
-            title, message, hint = told["title"], told["detail"], told.get("hint")
+            problem = json.loads(text)
+            title, message, hint = problem["title"], problem["detail"], problem.get("hint")
         except (ValueError, TypeError, KeyError):
-            return self._broken(f"it answers {answer.status}")
-        kind = getattr(errors, str(title), None)
-        if isinstance(kind, type) and issubclass(kind, FeatureStoreError):
-            return kind(message, hint=hint)
+            return self._unavailable(f"unexpected status {response.status}")
+        error_class = getattr(errors, str(title), None)
+        if isinstance(error_class, type) and issubclass(error_class, FeatureStoreError):
+            return error_class(message, hint=hint)
         return ServerUnavailable(f"{self.address}: {message}", hint=hint)
 
-    def _broken(self, why: str) -> ServerUnavailable:
+    def _unavailable(self, reason: str) -> ServerUnavailable:
         return ServerUnavailable(
-            f"The server at {self.address} does not answer as one: {why}.",
+            f"The server at {self.address} is unavailable: {reason}.",
             hint="is 'featurestore serve' running there?",
         )
 

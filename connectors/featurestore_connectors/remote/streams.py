@@ -1,4 +1,4 @@
-"""Arrow streams over a connection: labels on their way out, rows on their way in."""
+"""Arrow streams over HTTP: sent labels and received rows."""
 
 from __future__ import annotations
 
@@ -14,46 +14,48 @@ import pyarrow as pa
 from featurestore.arrow.arrow_stream import ipc_chunks
 
 
-def parts_of(retrieval: Mapping[str, Any], labels: pa.RecordBatchReader | None) -> Iterator[bytes]:
-    """Yield what is sent: the retrieval as a line, and labels batch by batch."""
+def request_body(
+    retrieval: Mapping[str, Any], labels: pa.RecordBatchReader | None
+) -> Iterator[bytes]:
+    """Yield the body of a request: a line of JSON, then the rows batch by batch."""
     yield json.dumps(retrieval).encode() + b"\n"
     if labels is not None:
         yield from ipc_chunks(labels.schema, labels)
 
 
-def until_answered(
-    connection: http.client.HTTPConnection, parts: Iterator[bytes]
+def send_until_response(
+    connection: http.client.HTTPConnection, chunks: Iterator[bytes]
 ) -> Iterator[bytes]:
-    """Yield parts until the server answers: one that refuses them does not read the rest."""
-    for part in parts:
+    """Yield chunks until the server responds: after an error it does not read the remaining ones."""
+    for chunk in chunks:
         readable, _, _ = select.select([connection.sock], [], [], 0)
         if readable:
             return
-        yield part
+        yield chunk
 
 
 def read_stream(
     connection: http.client.HTTPConnection,
-    answer: http.client.HTTPResponse,
+    response: http.client.HTTPResponse,
     *,
-    broken: Callable[[str], Exception],
+    unavailable: Callable[[str], Exception],
 ) -> pa.RecordBatchReader:
-    """Return rows as they come; the connection is closed with the reader, or at its end."""
+    """Return a lazy reader of the rows; the connection is closed with the reader or at its end."""
     try:
-        reader = pa.ipc.open_stream(_File(answer))
+        reader = pa.ipc.open_stream(_File(response))
     except (OSError, pa.ArrowException, http.client.HTTPException) as error:
         connection.close()
-        raise broken(f"its answer is no Arrow stream: {error}") from error
+        raise unavailable(f"its response is not an Arrow stream: {error}") from error
     return pa.RecordBatchReader.from_batches(
-        reader.schema, _batches(connection, answer, reader, broken)
+        reader.schema, _batches(connection, response, reader, unavailable)
     )
 
 
 def _batches(
     connection: http.client.HTTPConnection,
-    answer: http.client.HTTPResponse,
+    response: http.client.HTTPResponse,
     reader: pa.RecordBatchReader,
-    broken: Callable[[str], Exception],
+    unavailable: Callable[[str], Exception],
 ) -> Iterator[pa.RecordBatch]:
     try:
         while True:
@@ -62,19 +64,19 @@ def _batches(
             except StopIteration:
                 break
             yield batch
-        # A server that breaks off leaves out the end of its answer, which this finds missing.
-        answer.read()
+        # Raises if the server aborted the response: then the last HTTP chunk is missing.
+        response.read()
     except (OSError, pa.ArrowException, http.client.HTTPException) as error:
-        raise broken(f"its rows broke off: {type(error).__name__}: {error}") from error
+        raise unavailable(f"the row stream was aborted: {type(error).__name__}: {error}") from error
     finally:
         connection.close()
 
 
 class _File(io.RawIOBase):
-    """An answer as a file that Arrow reads: never less than was asked for, but at its end."""
+    """File of a response for Arrow: reads are only short at the end of the file."""
 
-    def __init__(self, answer: http.client.HTTPResponse) -> None:
-        self._answer = answer
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self._response = response
 
     def readable(self) -> bool:
         return True
@@ -84,7 +86,7 @@ class _File(io.RawIOBase):
         view = memoryview(target).cast("B")
         filled = 0
         while filled < len(view):
-            count = self._answer.readinto(view[filled:])
+            count = self._response.readinto(view[filled:])
             if not count:
                 break
             filled += count

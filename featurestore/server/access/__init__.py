@@ -1,1 +1,1 @@
-"""Who comes in and what they may do: users, tokens, roles, private groups, the audit log."""
+"""Access control: users, tokens, roles, private groups and the audit log."""

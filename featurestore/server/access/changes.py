@@ -1,4 +1,4 @@
-"""Changes of users, tokens, roles and private groups: each in the audit log and in access.json."""
+"""Changes of users, tokens, roles and private groups, written to the audit log and access.json."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from featurestore.errors import (
 )
 from featurestore.model.durations import parse_duration
 from featurestore.model.times import shifted, utc_now
-from featurestore.recovery import access as kept
+from featurestore.recovery import access as access_file
 from featurestore.registry import access, audit_log, featuregroups
 from featurestore.registry.access import Token, User
 from featurestore.registry.audit_log import Actor
@@ -33,34 +33,34 @@ from featurestore.server.access.secrets import TOKEN_PREFIX, digest, hash_passwo
 from featurestore.session import Session
 
 COMMAND_LINE = "command line"
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.@+-]{0,126}")
-_LONGEST_LABEL = 200
+_USER_NAME = re.compile(r"[a-z0-9][a-z0-9_.@+-]{0,126}")
+_MAX_LABEL_LENGTH = 200
 
 
 @contextmanager
-def changing(session: Session) -> Iterator[Connection]:
-    """Yield a connection for a change; what the registry then says is written beside it.
+def access_transaction(session: Session) -> Iterator[Connection]:
+    """Yield a connection for a change and write the new state to access.json.
 
-    One change at a time, or the file would lack what another one made meanwhile.
+    Changes are serialized by a lock; otherwise the file could miss a concurrent change.
     """
     with session.registry.transaction() as connection:
         lock(connection, "access")
-        kept.restore(connection, session.location)
+        access_file.restore(connection, session.location)
         yield connection
-        kept.write(connection, session.location)
+        access_file.write(connection, session.location)
 
 
 def check_user_name(name: str) -> str:
-    """Return the name of a user if it is one; mail addresses are.
+    """Validate the name of a user; e-mail addresses are valid.
 
     >>> check_user_name("ann@example.org")
     'ann@example.org'
     """
-    if _NAME.fullmatch(name):
+    if _USER_NAME.fullmatch(name):
         return name
     raise InvalidName(
-        f"{name!r} is no name of a user.",
-        hint="lower-case letters, digits and . _ @ + -, at most 127 of them",
+        f"{name!r} is not a valid user name.",
+        hint="at most 127 lower-case letters, digits and . _ @ + -",
     )
 
 
@@ -74,18 +74,18 @@ def add_user(
     issuer: str | None = None,
     subject: str | None = None,
 ) -> User:
-    """Add a user; without a password, one who comes by a provider or a token.
+    """Add a user; without a password the user signs in with a provider or a token.
 
     Raises:
-        UserExists: There is one of this name.
+        UserExists: The name is taken.
     """
     check_user_name(name)
     roles.check_role(role)
     hashed = None if password is None else hash_password(password)
-    with changing(session) as connection:
+    with access_transaction(session) as connection:
         if access.find_user(connection, name) is not None:
             raise UserExists(
-                f"There is a user {name!r}.", hint=f"featurestore user role {name} {role}"
+                f"User {name!r} exists already.", hint=f"featurestore user role {name} {role}"
             )
         access.put_user(
             connection, name, role=role, password=hashed, issuer=issuer, subject=subject
@@ -95,13 +95,13 @@ def add_user(
 
 
 def remove_user(session: Session, actor: Actor, name: str) -> None:
-    """Remove a user, with tokens, roles and sign-ins.
+    """Remove a user with tokens, roles and sign-ins.
 
     Raises:
-        UserNotFound: There is none.
-        NotAllowed: It is the last admin.
+        UserNotFound: The user does not exist.
+        NotAllowed: The user is the last admin.
     """
-    with changing(session) as connection:
+    with access_transaction(session) as connection:
         user = get_user(connection, name)
         if user.role == roles.ADMIN and len(access.every_user(connection)) > 1:
             _check_another_admin(connection, name)
@@ -110,9 +110,9 @@ def remove_user(session: Session, actor: Actor, name: str) -> None:
 
 
 def set_role(session: Session, actor: Actor, name: str, role: str) -> None:
-    """Give a user another role on the store."""
+    """Change the role of a user on the store."""
     roles.check_role(role)
-    with changing(session) as connection:
+    with access_transaction(session) as connection:
         user = get_user(connection, name)
         if user.role == roles.ADMIN and role != roles.ADMIN:
             _check_another_admin(connection, name)
@@ -121,9 +121,9 @@ def set_role(session: Session, actor: Actor, name: str, role: str) -> None:
 
 
 def set_password(session: Session, actor: Actor, name: str, password: str) -> None:
-    """Give a user another password; every browser is signed out."""
+    """Change the password of a user and sign out all browsers."""
     hashed = hash_password(password)
-    with changing(session) as connection:
+    with access_transaction(session) as connection:
         get_user(connection, name)
         access.change_user(connection, name, password=hashed)
         access.remove_sign_ins(connection, name)
@@ -139,49 +139,49 @@ def make_token(
     label: str = "",
     expires: timedelta | str | None = "90d",
 ) -> tuple[str, Token]:
-    """Return a new token, which is shown this once, and what is kept of it.
+    """Create a token; return its secret, which is not stored, and its record.
 
     Args:
-        session: The store.
-        actor: Who makes it.
-        name: The user whose rights it has, cut to the scope.
+        session: Session of the store.
+        actor: Creator, for the audit log.
+        name: User whose permissions the token has, limited by the scope.
         scope: "read", "write" or "admin".
-        label: What it is for.
-        expires: How long it is good for; None: until it is revoked.
+        label: Purpose of the token.
+        expires: Lifetime; None: valid until it is revoked.
     """
     roles.check_scope(scope)
-    if len(label) > _LONGEST_LABEL:
-        raise InvalidArgument(f"A label has at most {_LONGEST_LABEL} characters.")
-    created, until = utc_now(), None
+    if len(label) > _MAX_LABEL_LENGTH:
+        raise InvalidArgument(f"A label has at most {_MAX_LABEL_LENGTH} characters.")
+    created, expires_at = utc_now(), None
     if expires is not None:
-        until = shifted(created, parse_duration(expires, argument="expires"))
-    text = TOKEN_PREFIX + new_secret()
-    token = Token(uuid.uuid4().hex[:12], name, label, scope, created, until)
-    with changing(session) as connection:
+        expires_at = shifted(created, parse_duration(expires, argument="expires"))
+    secret = TOKEN_PREFIX + new_secret()
+    token = Token(uuid.uuid4().hex[:12], name, label, scope, created, expires_at)
+    with access_transaction(session) as connection:
         get_user(connection, name)
-        access.put_token(connection, token, digest(text))
-        told = {"user": name, "scope": scope, "expires": until}
-        audit_log.add(connection, actor, "make token", token.id, told)
-    return text, token
+        access.put_token(connection, token, digest(secret))
+        detail = {"user": name, "scope": scope, "expires": expires_at}
+        audit_log.add(connection, actor, "make token", token.id, detail)
+    return secret, token
 
 
-def revoke_token(session: Session, actor: Actor, identifier: str, *, of: str | None = None) -> None:
-    """Make a token worthless; ``of``: only where it is of this user.
+def revoke_token(
+    session: Session, actor: Actor, identifier: str, *, owner: str | None = None
+) -> None:
+    """Revoke a token; with ``owner`` only if it belongs to this user.
 
     Raises:
-        TokenNotFound: There is none of this id.
+        TokenNotFound: No token has this id.
     """
-    with changing(session) as connection:
-        if not access.remove_token(connection, identifier, user=of):
-            raise TokenNotFound(
-                f"There is no token {identifier!r}.", hint="featurestore token list"
-            )
+    with access_transaction(session) as connection:
+        if not access.remove_token(connection, identifier, user=owner):
+            raise TokenNotFound(f"Unknown token {identifier!r}.", hint="featurestore token list")
         audit_log.add(connection, actor, "revoke token", identifier)
 
 
 def set_private(session: Session, actor: Actor, group: str, private: bool) -> None:
-    """Let only those read a group who have a role on it, or everybody who reads the store."""
-    with changing(session) as connection:
+    """Make a group readable only for users with a role on it, or for all readers of the store."""
+    with access_transaction(session) as connection:
         _check_group(connection, group)
         access.set_private(connection, group, private)
         action = "make private" if private else "make public"
@@ -189,31 +189,31 @@ def set_private(session: Session, actor: Actor, group: str, private: bool) -> No
 
 
 def set_group_role(session: Session, actor: Actor, group: str, name: str, role: str | None) -> None:
-    """Give a user a role on a group ("admin": the owner); None takes it away."""
+    """Set the role of a user on a group ("admin": owner); None removes it."""
     if role is not None:
         roles.check_role(role, of_group=True)
-    with changing(session) as connection:
+    with access_transaction(session) as connection:
         _check_group(connection, group)
         get_user(connection, name)
         access.put_role(connection, group, name, role)
-        told = {"user": name, "role": role}
-        audit_log.add(connection, actor, "set role on group", group, told)
+        detail = {"user": name, "role": role}
+        audit_log.add(connection, actor, "set role on group", group, detail)
 
 
 def get_user(connection: Connection, name: str) -> User:
-    """Return a user; UserNotFound lists those that there are."""
-    found = access.find_user(connection, name)
-    if found is not None:
-        return found
-    known = [user.name for user in access.every_user(connection)]
+    """Return a user; UserNotFound lists the existing users."""
+    matching_user = access.find_user(connection, name)
+    if matching_user is not None:
+        return matching_user
+    user_names = [user.name for user in access.every_user(connection)]
     raise UserNotFound(
-        f"There is no user {name!r}; there are {listing(known)}.",
-        hint=did_you_mean(name, known) or f"featurestore user add {name}",
+        f"Unknown user {name!r}. Available: {listing(user_names)}.",
+        hint=did_you_mean(name, user_names) or f"featurestore user add {name}",
     )
 
 
 def _check_another_admin(connection: Connection, name: str) -> None:
-    """Refuse to leave a store in which nobody may give rights any more.
+    """Reject a change that would leave the store without an admin.
 
     Raises:
         NotAllowed: The user is the last admin.
@@ -227,12 +227,12 @@ def _check_another_admin(connection: Connection, name: str) -> None:
 
 
 def _check_group(connection: Connection, group: str) -> None:
-    # A private group that was deleted stays private: who makes it anew must not publish it.
+    # A deleted private group stays private, so that creating it again does not publish it.
     if group in access.private(connection):
         return
     if not featuregroups.versions(connection, group):
         known = featuregroups.names(connection)
         raise FeatureGroupNotFound(
-            f"There is no feature group {group!r}; there are {listing(known)}.",
+            f"Unknown feature group {group!r}. Available: {listing(known)}.",
             hint=did_you_mean(group, known),
         )

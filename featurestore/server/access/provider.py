@@ -1,4 +1,4 @@
-"""Signing in by an OpenID Connect provider: the code flow with PKCE, by Authlib.
+"""Sign-in with an OpenID Connect provider: authorization code flow with PKCE, by Authlib.
 
 https://openid.net/specs/openid-connect-core-1_0.html#CodeFlowAuth
 """
@@ -29,19 +29,19 @@ from featurestore.storage.secrets import allow_secret, resolve_secret
 if TYPE_CHECKING:
     from authlib.integrations.requests_client import OAuth2Session
 
-_SECONDS = 10
+_TIMEOUT_SECONDS = 10
 _SCOPE = "openid profile email"
-_LEEWAY = 60
-# "none" is no signature, and with HS256 the secret that we share would be a key.
+_LEEWAY_SECONDS = 60
+# Excludes "none" (no signature) and HS256, which would accept the client secret as a key.
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA", "Ed25519")
-_NAME = "sign-in provider"
-_SHORTEST_SECRET = 43  # characters of 256 random bits, as new_secret makes them
+_SECRET_CONTEXT_NAME = "sign-in provider"
+_MIN_SECRET_LENGTH = 43  # characters of 256 random bits, see new_secret
 _ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a browser keeps between leaving for the provider and coming back."""
+    """State of a sign-in attempt, stored in a cookie during the redirect to the provider."""
 
     state: str
     nonce: str
@@ -49,42 +49,44 @@ class Attempt:
     following: str
 
     def to_text(self) -> str:
-        """Return it as a cookie holds it."""
+        """Serialize the attempt for the cookie."""
         return json.dumps(vars(self))
 
     @classmethod
     def from_text(cls, text: str) -> Attempt:
-        """Return what a cookie holds.
+        """Parse the cookie of an attempt.
 
         Raises:
-            NotSignedIn: It holds no attempt.
+            NotSignedIn: The cookie is missing or damaged.
         """
         try:
             attempt = cls(**json.loads(text))
         except (ValueError, TypeError, RecursionError):
-            raise NotSignedIn("This browser did not begin to sign in.") from None
+            raise NotSignedIn("This browser has no sign-in in progress.") from None
         secrets = (attempt.state, attempt.nonce, attempt.verifier)
-        # An empty state or nonce is one that libraries do not compare.
-        is_whole = all(isinstance(each, str) and len(each) >= _SHORTEST_SECRET for each in secrets)
-        if not is_whole or not isinstance(attempt.following, str):
-            raise NotSignedIn("This browser did not begin to sign in.")
+        # Libraries do not compare an empty state or nonce.
+        has_secrets = all(
+            isinstance(each, str) and len(each) >= _MIN_SECRET_LENGTH for each in secrets
+        )
+        if not has_secrets or not isinstance(attempt.following, str):
+            raise NotSignedIn("This browser has no sign-in in progress.")
         return attempt
 
 
 class ProviderClient:
-    """The way to a provider; its metadata is read when somebody first signs in by it."""
+    """Client of a provider; reads the metadata of the provider at the first sign-in."""
 
     def __init__(self, session: Session, provider: Provider) -> None:
         self._session = session
         self._provider = provider
-        self._known: dict[str, Any] | None = None
+        self._cached_metadata: dict[str, Any] | None = None
         _check_address(provider.issuer)
-        self._secret = _secret_of(session, provider)
+        self._secret = _client_secret(session, provider)
 
-    def begin(self, back: str, following: str) -> tuple[str, Attempt]:
-        """Return the provider's page that asks who somebody is, and what the browser keeps."""
+    def begin(self, redirect_uri: str, following: str) -> tuple[str, Attempt]:
+        """Return the authorization URL of the provider and the attempt to store in the browser."""
         attempt = Attempt(new_secret(), new_secret(), new_secret(), following)
-        with self._connected(back) as client:
+        with self._oauth_session(redirect_uri) as client:
             address, _ = client.create_authorization_url(
                 self._metadata()["authorization_endpoint"],
                 state=attempt.state,
@@ -93,90 +95,96 @@ class ProviderClient:
             )
         return address, attempt
 
-    def finish(self, back: str, attempt: Attempt, answered: str) -> str:
-        """Return the name of the user whom the provider's answer names, added where that is set.
+    def finish(self, redirect_uri: str, attempt: Attempt, response_address: str) -> str:
+        """Return the user of a provider response; adds the user if the provider has a default role.
 
         Args:
-            back: The address of this server to which the provider leads back.
-            attempt: What the browser kept.
-            answered: The address with which it came back.
+            redirect_uri: URL of this server to which the provider redirects.
+            attempt: The attempt from the cookie of the browser.
+            response_address: URL of the redirect, with its query.
 
         Raises:
-            NotSignedIn: The provider refused, or what it said is not about this attempt.
+            NotSignedIn: The provider refused, or its response belongs to another attempt.
         """
         from authlib.common.errors import AuthlibBaseError
         from joserfc.errors import JoseError
         from requests import RequestException
 
-        self._check_answer(attempt, answered)
+        self._check_answer(attempt, response_address)
         try:
-            with self._connected(back) as client:
+            with self._oauth_session(redirect_uri) as client:
                 client.state = attempt.state
-                # The code, its verifier and our secret go to the provider and to nobody else.
+                # Redirects are disabled: code, verifier and secret must reach only the provider.
                 token = client.fetch_token(
                     self._metadata()["token_endpoint"],
-                    authorization_response=answered,
+                    authorization_response=response_address,
                     code_verifier=attempt.verifier,
-                    timeout=_SECONDS,
+                    timeout=_TIMEOUT_SECONDS,
                     allow_redirects=False,
                 )
                 claims = self._claims(client, token, attempt.nonce)
         except (AuthlibBaseError, JoseError, RequestException, KeyError, ValueError) as error:
             raise NotSignedIn(
-                f"{self._provider.label} did not say who it is: {type(error).__name__}."
+                f"Sign-in with {self._provider.label} failed: {type(error).__name__}."
             ) from error
-        return self._user(claims)
+        return self._find_or_add_user(claims)
 
-    def _check_answer(self, attempt: Attempt, answered: str) -> None:
-        """Refuse an answer to another attempt, or of another provider (RFC 9207).
+    def _check_answer(self, attempt: Attempt, response_address: str) -> None:
+        """Reject a response to another attempt or from another provider (RFC 9207).
 
         Raises:
-            NotSignedIn: It has no code, another state, or names another issuer.
+            NotSignedIn: The code is missing, or state or issuer differ.
         """
-        values = parse_qs(urlsplit(answered).query, keep_blank_values=True, max_num_fields=20)
+        values = parse_qs(
+            urlsplit(response_address).query, keep_blank_values=True, max_num_fields=20
+        )
         state, issuers = values.get("state", []), values.get("iss", [])
-        is_whole = state == [attempt.state] and len(values.get("code", [])) == 1
-        if not is_whole or issuers not in ([], [self._provider.issuer]):
-            raise NotSignedIn(f"{self._provider.label} did not answer what this browser asked.")
+        is_complete = state == [attempt.state] and len(values.get("code", [])) == 1
+        if not is_complete or issuers not in ([], [self._provider.issuer]):
+            raise NotSignedIn(
+                f"The response of {self._provider.label} does not match this sign-in."
+            )
 
     def _claims(self, client: OAuth2Session, token: dict[str, Any], nonce: str) -> dict[str, Any]:
-        """Return what a signed token says, once all of it holds."""
+        """Return the validated claims of an ID token."""
         from authlib.oidc.core import CodeIDToken
         from joserfc import jwt
         from joserfc.jwk import KeySet
 
         address = self._metadata()["jwks_uri"]
-        answer = client.get(address, timeout=_SECONDS, withhold_token=True, allow_redirects=False)
-        answer.raise_for_status()
-        keys = KeySet.import_key_set(answer.json())
+        response = client.get(
+            address, timeout=_TIMEOUT_SECONDS, withhold_token=True, allow_redirects=False
+        )
+        response.raise_for_status()
+        keys = KeySet.import_key_set(response.json())
         decoded = jwt.decode(token["id_token"], keys, algorithms=list(_ALGORITHMS))
-        expected = {
+        required_claims = {
             "iss": {"essential": True, "value": self._provider.issuer},
             "aud": {"essential": True, "value": self._provider.client},
             "nonce": {"essential": True, "value": nonce},
         }
-        about = {"nonce": nonce, "client_id": self._provider.client}
-        about["access_token"] = token.get("access_token", "")
-        claims = CodeIDToken(decoded.claims, decoded.header, expected, about)
-        claims.validate(leeway=_LEEWAY)
+        request_values = {"nonce": nonce, "client_id": self._provider.client}
+        request_values["access_token"] = token.get("access_token", "")
+        claims = CodeIDToken(decoded.claims, decoded.header, required_claims, request_values)
+        claims.validate(leeway=_LEEWAY_SECONDS)
         return dict(claims)
 
-    def _user(self, claims: dict[str, Any]) -> str:
+    def _find_or_add_user(self, claims: dict[str, Any]) -> str:
         issuer, subject = str(claims["iss"]), str(claims["sub"])
         with self._session.registry.reading() as connection:
-            known = access.find_identity(connection, issuer, subject)
-        if known is not None:
-            return known.name
+            known_user = access.find_identity(connection, issuer, subject)
+        if known_user is not None:
+            return known_user.name
         role = self._provider.role
         if role is None:
             raise NotSignedIn(
-                f"No user here is {subject!r} of {self._provider.label}.",
-                hint=f"an admin adds one: featurestore user add NAME --issuer {issuer} "
+                f"No user is linked to {subject!r} of {self._provider.label}.",
+                hint=f"an admin adds the user: featurestore user add NAME --issuer {issuer} "
                 f"--subject {subject}",
             )
         name = str(claims.get("preferred_username") or claims.get("email") or subject).lower()
         try:
-            added = changes.add_user(
+            new_user = changes.add_user(
                 self._session,
                 Actor(name, self._provider.label),
                 name,
@@ -185,13 +193,14 @@ class ProviderClient:
                 subject=subject,
             )
         except UserExists:
-            # Whoever comes by a provider is not thereby the user who has that name here.
+            # An equal name does not prove that it is the same person.
             raise NotSignedIn(
-                f"Another user is called {name!r} here.", hint="an admin adds you by another name"
+                f"The name {name!r} is taken by another user.",
+                hint="an admin adds you with another name",
             ) from None
-        return added.name
+        return new_user.name
 
-    def _connected(self, back: str) -> OAuth2Session:
+    def _oauth_session(self, redirect_uri: str) -> OAuth2Session:
         try:
             from authlib.integrations.requests_client import OAuth2Session
         except ModuleNotFoundError as error:
@@ -200,60 +209,64 @@ class ProviderClient:
             self._provider.client,
             self._secret,
             scope=_SCOPE,
-            redirect_uri=back,
+            redirect_uri=redirect_uri,
             code_challenge_method="S256",
         )
 
     def _metadata(self) -> dict[str, Any]:
-        """Return what the provider says of itself.
+        """Return the metadata of the provider, cached after the first request.
 
         Raises:
-            ConfigurationError: It cannot be reached, or says that it is another one.
+            ConfigurationError: The provider is unreachable or names another issuer.
         """
-        if self._known is None:
+        if self._cached_metadata is None:
             import requests
 
             address = f"{self._provider.issuer.rstrip('/')}/.well-known/openid-configuration"
             try:
-                answer = requests.get(address, timeout=_SECONDS, allow_redirects=False)
-                answer.raise_for_status()
-                found = dict(answer.json())
+                response = requests.get(address, timeout=_TIMEOUT_SECONDS, allow_redirects=False)
+                response.raise_for_status()
+                metadata = dict(response.json())
             except (requests.RequestException, ValueError) as error:
                 raise ConfigurationError(
-                    f"The provider at {address} does not answer: {type(error).__name__}.",
-                    hint="--oidc-issuer is the address before /.well-known/openid-configuration",
+                    f"The provider at {address} is unreachable: {type(error).__name__}.",
+                    hint="--oidc-issuer is the URL before /.well-known/openid-configuration",
                 ) from error
-            if found.get("issuer") != self._provider.issuer:
+            if metadata.get("issuer") != self._provider.issuer:
                 raise ConfigurationError(
-                    f"The provider at {address} calls itself {found.get('issuer')!r}.",
-                    hint=f"--oidc-issuer {found.get('issuer')}",
+                    f"The provider at {address} has the issuer {metadata.get('issuer')!r}.",
+                    hint=f"--oidc-issuer {metadata.get('issuer')}",
                 )
             for name in _ENDPOINTS:
-                _check_address(str(found.get(name)))
-            self._known = found
-        return self._known
+                _check_address(str(metadata.get(name)))
+            self._cached_metadata = metadata
+        return self._cached_metadata
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address of a provider whose word anybody on the way could change.
+    """Require https for a provider, except on this machine.
 
     Raises:
-        ConfigurationError: It is neither https nor of this machine.
+        ConfigurationError: The address is neither https nor on this machine.
     """
-    parts = urlsplit(address)
-    local = parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if parts.scheme != "https" and not (parts.scheme == "http" and local):
+    url = urlsplit(address)
+    is_local = url.hostname in ("localhost", "127.0.0.1", "::1")
+    if url.scheme != "https" and not (url.scheme == "http" and is_local):
         raise ConfigurationError(
-            f"--oidc-issuer {address!r} is no address of https.", hint="https://login.example.org"
+            f"--oidc-issuer {address!r} is not an https URL.", hint="https://login.example.org"
         )
 
 
-def _secret_of(session: Session, provider: Provider) -> str:
+def _client_secret(session: Session, provider: Provider) -> str:
     reference = parse_secret(provider.secret)
-    place = {"location": session.location, "name": _NAME, "uri": provider.issuer}
-    # Who starts the server names the address and the secret for it in one breath.
-    allow_secret(reference, **place)
+    secret_context = {
+        "location": session.location,
+        "name": _SECRET_CONTEXT_NAME,
+        "uri": provider.issuer,
+    }
+    # The operator sets issuer and secret together, so the secret is allowed for this issuer.
+    allow_secret(reference, **secret_context)
     try:
-        return resolve_secret(reference, **place)
+        return resolve_secret(reference, **secret_context)
     except FeatureStoreError as error:
         raise ConfigurationError(f"--oidc-secret: {error.message}", hint=error.hint) from error

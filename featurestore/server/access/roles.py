@@ -1,18 +1,19 @@
-"""Roles and scopes: each may what the one before it may, and more."""
+"""Roles and scopes, in ascending order of permissions."""
 
 from __future__ import annotations
 
 from featurestore.errors import InvalidArgument
 
 NONE, READER, WRITER, ADMIN = "none", "reader", "writer", "admin"
-# On the store; "none" reads what a role on a group lets it read. On a group an admin is its owner.
+# Roles on the store; users with "none" read only groups on which they have a role. The admin of a
+# group is its owner.
 ROLES = (NONE, READER, WRITER, ADMIN)
-# What a token may do at most, whatever its user may: a role each.
+# The highest role that a token of each scope can have.
 SCOPES = {"read": READER, "write": WRITER, "admin": ADMIN}
 
 
 def check_role(role: str, *, of_group: bool = False) -> str:
-    """Return a role if it is one.
+    """Validate a role.
 
     >>> check_role("writer")
     'writer'
@@ -20,34 +21,34 @@ def check_role(role: str, *, of_group: bool = False) -> str:
     known = ROLES[1:] if of_group else ROLES
     if role in known:
         return role
-    raise InvalidArgument(f"{role!r} is no role.", hint=f"one of {', '.join(known)}")
+    raise InvalidArgument(f"Unknown role {role!r}.", hint=f"one of {', '.join(known)}")
 
 
 def check_scope(scope: str) -> str:
-    """Return a scope if it is one."""
+    """Validate a scope."""
     if scope in SCOPES:
         return scope
-    raise InvalidArgument(f"{scope!r} is no scope.", hint=f"one of {', '.join(SCOPES)}")
+    raise InvalidArgument(f"Unknown scope {scope!r}.", hint=f"one of {', '.join(SCOPES)}")
 
 
-def reaches(role: str, needed: str) -> bool:
-    """Tell whether a role may what another one may.
+def includes(role: str, needed: str) -> bool:
+    """Return True if a role has all permissions of another role.
 
-    >>> reaches("admin", "writer"), reaches("reader", "writer")
+    >>> includes("admin", "writer"), includes("reader", "writer")
     (True, False)
     """
     return ROLES.index(role) >= ROLES.index(needed)
 
 
-def weaker(left: str, right: str) -> str:
-    """Return the role that may less.
+def weaker(first: str, second: str) -> str:
+    """Return the role with fewer permissions.
 
     >>> weaker("admin", "reader")
     'reader'
     """
-    return min(left, right, key=ROLES.index)
+    return min(first, second, key=ROLES.index)
 
 
-def stronger(left: str, right: str) -> str:
-    """Return the role that may more."""
-    return max(left, right, key=ROLES.index)
+def stronger(first: str, second: str) -> str:
+    """Return the role with more permissions."""
+    return max(first, second, key=ROLES.index)

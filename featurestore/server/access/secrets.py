@@ -1,4 +1,4 @@
-"""Passwords by argon2, and random texts of which only the SHA-256 is kept."""
+"""Passwords hashed with argon2, and random secrets stored as SHA-256 digests."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ if TYPE_CHECKING:
     from argon2 import PasswordHasher
 
 TOKEN_PREFIX = "fs_"
-_SHORTEST, _LONGEST = 10, 1000
+_MIN_LENGTH, _MAX_LENGTH = 10, 1000
 
 
 def hash_password(password: str) -> str:
     """Return the argon2 hash of a password.
 
     Raises:
-        InvalidArgument: It is too short to be one, or too long to be hashed for everybody.
+        InvalidArgument: The password is too short, or so long that hashing it is expensive.
     """
-    if not _SHORTEST <= len(password) <= _LONGEST:
+    if not _MIN_LENGTH <= len(password) <= _MAX_LENGTH:
         raise InvalidArgument(
-            f"A password has {_SHORTEST} to {_LONGEST} characters; this one has {len(password)}.",
-            hint="a sentence is easy to keep in mind",
+            f"A password has {_MIN_LENGTH} to {_MAX_LENGTH} characters; this one has {len(password)}.",
+            hint="a sentence is easy to remember",
         )
     return _hasher().hash(password)
 
 
 def is_password(hashed: str | None, password: str) -> bool:
-    """Tell whether a password has a hash; it takes as long where there is none."""
+    """Return True if a password matches a hash; takes the same time if the hash is None."""
     from argon2.exceptions import InvalidHashError, VerificationError
 
-    if len(password) > _LONGEST:
+    if len(password) > _MAX_LENGTH:
         return False
     try:
-        return _hasher().verify(hashed or _nobodys(), password) and hashed is not None
+        return _hasher().verify(hashed or _dummy_hash(), password) and hashed is not None
     except (VerificationError, InvalidHashError):
         return False
 
@@ -52,17 +52,17 @@ def _hasher() -> PasswordHasher:
 
 
 @cache
-def _nobodys() -> str:
+def _dummy_hash() -> str:
     return _hasher().hash(secrets.token_urlsafe(32))
 
 
 def new_secret() -> str:
-    """Return a text that nobody guesses: 256 random bits."""
+    """Return a secret of 256 random bits."""
     return secrets.token_urlsafe(32)
 
 
 def digest(secret: str) -> str:
-    """Return the hash by which a random text is known.
+    """Return the SHA-256 digest under which a secret is stored.
 
     >>> digest("x")[:8]
     '2d711642'
@@ -71,10 +71,10 @@ def digest(secret: str) -> str:
 
 
 def form_token(cookie: str) -> str:
-    """Return what a form of the browser with a cookie holds: no other site can make it."""
+    """Return the form token of a cookie, which other sites cannot compute."""
     return digest(f"form of {cookie}")
 
 
-def is_form_token(cookie: str, given: str) -> bool:
-    """Tell whether a form comes from the browser with a cookie."""
-    return secrets.compare_digest(form_token(cookie).encode(), given.encode())
+def is_form_token(cookie: str, token: str) -> bool:
+    """Return True if a token is the form token of a cookie."""
+    return secrets.compare_digest(form_token(cookie).encode(), token.encode())

@@ -1,4 +1,4 @@
-"""Signing in by a password: failures of an account and of an address delay the next attempt."""
+"""Sign-in by password: failures of an account and of an address delay the next attempt."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from featurestore.registry.locking import lock
 from featurestore.server.access.secrets import digest, is_password, new_secret
 from featurestore.session import Session
 
-_LASTS = timedelta(hours=12)
+_COOKIE_LIFETIME = timedelta(hours=12)
 # Failures are forgotten after this time.
-_WITHIN = timedelta(hours=1)
+_FAILURE_WINDOW = timedelta(hours=1)
 # The allowed failures of one account from one address, from one address, and of one account.
-_PAIR, _ADDRESS, _ACCOUNT = 5, 30, 100
+_PAIR_LIMIT, _ADDRESS_LIMIT, _ACCOUNT_LIMIT = 5, 30, 100
 # The wait after the last allowed failure; each further failure doubles it.
 _FIRST_WAIT, _LONGEST_WAIT = timedelta(seconds=30), timedelta(minutes=15)
-_LONGEST_NAME = 127
-_SKEW = timedelta(minutes=1)
+_MAX_NAME_LENGTH = 127
+_CLOCK_SKEW = timedelta(minutes=1)
 # Seconds for which an attempt waits for the attempts before it from its address.
 _TURN_SECONDS = 10.0
 _TURNS = [threading.Lock() for _ in range(64)]
 
 
 def sign_in(session: Session, name: str, password: str, *, address: str) -> str:
-    """Return the cookie of a browser whose user gave the password.
+    """Check a password and return the cookie of a new browser session.
 
     Only failures count. An attempt is recorded as failed before the password is checked, so that
     attempts in parallel count, and the record of a success is removed.
@@ -44,34 +44,34 @@ def sign_in(session: Session, name: str, password: str, *, address: str) -> str:
         TooManyAttempts: Too many attempts failed; the password was not checked.
         NotSignedIn: The name or the password is wrong; the error does not say which.
     """
-    name = name.strip().lower()[:_LONGEST_NAME]
-    who = _who(name, address)
-    with _turn(address):
-        attempt = _reserve(session, who)
+    name = name.strip().lower()[:_MAX_NAME_LENGTH]
+    attempt_key = _attempt_key(name, address)
+    with _take_turn(address):
+        attempt_id = _record_attempt(session, attempt_key)
         with session.registry.reading() as connection:
             user = access.find_user(connection, name)
         hashed = None if user is None else user.password
         if not is_password(hashed, password) or user is None:
             raise NotSignedIn("The name or the password is wrong.")
         with session.registry.transaction() as connection:
-            access.remove_attempt(connection, attempt)
+            access.remove_attempt(connection, attempt_id)
             # Failures of other accounts from the address remain: one known password must not
             # reset the count of guesses for others.
-            access.remove_attempts(connection, who)
-    return open_browser(session, user.name, "password")
+            access.remove_attempts(connection, attempt_key)
+    return start_browser_session(session, user.name, "password")
 
 
-def open_browser(session: Session, name: str, how: str) -> str:
-    """Return the cookie of a browser in which a user has shown who it is."""
+def start_browser_session(session: Session, name: str, method: str) -> str:
+    """Start the browser session of an authenticated user and return its cookie."""
     cookie = new_secret()
     with session.registry.transaction() as connection:
-        access.put_sign_in(connection, digest(cookie), name, utc_now() + _LASTS)
-        audit_log.add(connection, Actor(name, "browser"), "sign in", name, {"by": how})
+        access.put_sign_in(connection, digest(cookie), name, utc_now() + _COOKIE_LIFETIME)
+        audit_log.add(connection, Actor(name, "browser"), "sign in", name, {"by": method})
     return cookie
 
 
 def sign_out(session: Session, cookie: str) -> None:
-    """Make a cookie worthless."""
+    """End the browser session of a cookie."""
     with session.registry.transaction() as connection:
         access.remove_sign_in(connection, digest(cookie))
 
@@ -89,7 +89,7 @@ def wait_after(failures: int, allowed: int) -> timedelta:
 
 
 def network_of(address: str) -> str:
-    """Return the part of an address that one customer of a provider has: of IPv6 the first 64 bits.
+    """Return the network that one customer usually has: the address, or an IPv6 /64 network.
 
     >>> network_of("192.0.2.7"), network_of("2001:db8::1:2"), network_of("testclient")
     ('192.0.2.7', '2001:db8::/64', 'testclient')
@@ -103,7 +103,7 @@ def network_of(address: str) -> str:
     return str(ipaddress.ip_network((parsed, 64), strict=False))
 
 
-def _who(name: str, address: str) -> str:
+def _attempt_key(name: str, address: str) -> str:
     """Return the key under which attempts of an account from an address are counted.
 
     Names and addresses are hashed: people type passwords into the field of the name, and no
@@ -117,47 +117,51 @@ def _short_hash(text: str) -> str:
 
 
 @contextmanager
-def _turn(address: str) -> Iterator[None]:
-    """Let attempts from one address follow one another, so that those that succeed never count."""
-    turn = _TURNS[int(_short_hash(network_of(address)), 16) % len(_TURNS)]
-    if not turn.acquire(timeout=_TURN_SECONDS):
+def _take_turn(address: str) -> Iterator[None]:
+    """Serialize attempts from one address, so that successful attempts never count as failures."""
+    turn_lock = _TURNS[int(_short_hash(network_of(address)), 16) % len(_TURNS)]
+    if not turn_lock.acquire(timeout=_TURN_SECONDS):
         raise _too_many(timedelta(seconds=_TURN_SECONDS))
     try:
         yield
     finally:
-        turn.release()
+        turn_lock.release()
 
 
-def _reserve(session: Session, who: str) -> int:
-    """Record an attempt as failed and return its id, where no wait is due."""
+def _record_attempt(session: Session, attempt_key: str) -> int:
+    """Record an attempt as failed and return its id; raises TooManyAttempts during a wait."""
     with session.registry.transaction() as connection:
         lock(connection, "sign in")
-        wait = _remaining_wait(connection, who)
+        wait = _remaining_wait(connection, attempt_key)
         if wait > timedelta(0):
             raise _too_many(wait)
-        return access.put_attempt(connection, who)
+        return access.put_attempt(connection, attempt_key)
 
 
-def _remaining_wait(connection: Connection, who: str) -> timedelta:
-    """Return how long an account waits at an address.
+def _remaining_wait(connection: Connection, attempt_key: str) -> timedelta:
+    """Return the remaining wait of an account at an address.
 
-    One account at one address adds at most ``_PAIR`` failures to the counts of its address and of
-    its account elsewhere: who locks themselves out does not lock out others.
+    One account at one address adds at most ``_PAIR_LIMIT`` failures to the counts of the address
+    and of the account elsewhere: users who lock themselves out do not lock out others.
     """
     now = utc_now()
-    account, network = who.split(" ")
+    account, network = attempt_key.split(" ")
     longest = timedelta(0)
-    access.remove_attempts_outside(connection, now - _WITHIN, now + _SKEW)
-    for pattern, allowed in ((who, _PAIR), (f"% {network}", _ADDRESS), (f"{account} %", _ACCOUNT)):
+    access.remove_attempts_outside(connection, now - _FAILURE_WINDOW, now + _CLOCK_SKEW)
+    for pattern, allowed in (
+        (attempt_key, _PAIR_LIMIT),
+        (f"% {network}", _ADDRESS_LIMIT),
+        (f"{account} %", _ACCOUNT_LIMIT),
+    ):
         matching = access.attempts(connection, pattern)
         if not matching:
             continue
         numbers = [number for number, _ in matching.values()]
-        if allowed == _PAIR:
+        if allowed == _PAIR_LIMIT:
             failures = sum(numbers)
         else:
-            failures = sum(min(number, _PAIR) for number in numbers)
-        last = max(at for _, at in matching.values())
+            failures = sum(min(number, _PAIR_LIMIT) for number in numbers)
+        last = max(timestamp for _, timestamp in matching.values())
         longest = max(longest, last + wait_after(failures, allowed) - now)
     return longest
 

@@ -1,4 +1,4 @@
-"""Who asks: a user behind a cookie or a token, with what both may do."""
+"""Visitors: authenticated users with their permissions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import NotAllowed, NotSignedIn
-from featurestore.recovery import access as kept
+from featurestore.recovery import access as access_file
 from featurestore.registry import access
 from featurestore.registry.access import User
 from featurestore.registry.audit_log import Actor
@@ -21,53 +21,53 @@ from featurestore.store import FeatureStore
 
 @dataclass(frozen=True)
 class Visitor:
-    """Somebody who has come in; ``role`` and ``groups`` are cut to the scope of a token."""
+    """An authenticated user; ``role`` and ``groups`` are limited by the scope of a token."""
 
     name: str
     role: str
     groups: Mapping[str, str]
-    how: str
+    sign_in_method: str
     sees_all: bool
     cookie: str | None = field(default=None, repr=False)
 
     @property
     def actor(self) -> Actor:
-        """The visitor as the audit log names one."""
-        return Actor(self.name, self.how)
+        """The visitor as an actor of the audit log."""
+        return Actor(self.name, self.sign_in_method)
 
     def may(self, needed: str, group: str | None = None) -> bool:
-        """Tell whether the visitor has a role, on the store or on a group."""
-        held = self.role
+        """Return True if the visitor has a role on the store or on a group."""
+        role = self.role
         if group is not None:
-            held = roles.stronger(held, self.groups.get(group, roles.NONE))
-        return roles.reaches(held, needed)
+            role = roles.stronger(role, self.groups.get(group, roles.NONE))
+        return roles.includes(role, needed)
 
     def check(self, needed: str, group: str | None = None) -> None:
-        """Refuse what needs a role that the visitor does not have.
+        """Require a role on the store or on a group.
 
         Raises:
-            NotAllowed: Says which role it takes.
+            NotAllowed: The visitor does not have the role.
         """
         if not self.may(needed, group):
-            where = "the store" if group is None else f"{group!r} or on the store"
+            scope = "the store" if group is None else f"{group!r} or on the store"
             raise NotAllowed(
-                f"{self.name} may not do that: it takes the role {needed} on {where}.",
-                hint="an admin gives it: featurestore user role, or featurestore access grant",
+                f"{self.name} is not allowed to do this: it requires the role {needed} on {scope}.",
+                hint="an admin grants it: featurestore user role, or featurestore access grant",
             )
 
 
-def visible_to(visitor: Visitor, whole: FeatureStore, views: Views) -> FeatureStore:
-    """Return a store as a visitor may read it: nothing else is found in it, counted or joined."""
+def visible_to(visitor: Visitor, full_store: FeatureStore, views: Views) -> FeatureStore:
+    """Return the store filtered to what a visitor is allowed to read."""
     reads_store = visitor.role != roles.NONE
     registry = views.registry_for(granted=visitor.groups, reads_store=reads_store)
-    return FeatureStore(replace(whole.session, registry=registry))
+    return FeatureStore(replace(full_store.session, registry=registry))
 
 
-def by_token(session: Session, text: str) -> Visitor:
-    """Return who shows a token.
+def visitor_from_token(session: Session, text: str) -> Visitor:
+    """Authenticate a token.
 
     Raises:
-        NotSignedIn: It is none, was revoked, or its time is over.
+        NotSignedIn: The token is unknown, revoked or expired.
     """
     with session.registry.reading() as connection:
         token = access.find_token(connection, digest(text))
@@ -76,42 +76,47 @@ def by_token(session: Session, text: str) -> Visitor:
             user = access.find_user(connection, token.user)
         if token is None or user is None:
             raise NotSignedIn(
-                "The server does not know this token, or its time is over.",
-                hint="featurestore user token NAME makes one",
+                "The token is unknown or expired.",
+                hint="featurestore user token NAME creates a token",
             )
-        return _visitor(connection, user, f"token {token.id}", roles.SCOPES[token.scope])
+        return _build_visitor(connection, user, f"token {token.id}", roles.SCOPES[token.scope])
 
 
-def by_cookie(session: Session, text: str) -> Visitor | None:
-    """Return who is signed in by a cookie; None where nobody is."""
+def visitor_from_cookie(session: Session, text: str) -> Visitor | None:
+    """Return the signed-in user of a cookie; None if the session has ended."""
     with session.registry.reading() as connection:
         user = access.find_sign_in(connection, digest(text))
         if user is None:
             return None
-        return _visitor(connection, user, "browser", roles.ADMIN, cookie=text)
+        return _build_visitor(connection, user, "browser", roles.ADMIN, cookie=text)
 
 
-def check_somebody(session: Session) -> None:
-    """Refuse a server that nobody could come into.
+def check_has_users(session: Session) -> None:
+    """Require at least one user.
 
     Raises:
-        NotAllowed: There is no user.
+        NotAllowed: The store has no users.
     """
     with session.registry.transaction() as connection:
-        kept.restore(connection, session.location)
+        access_file.restore(connection, session.location)
         if not access.every_user(connection):
             raise NotAllowed(
-                "Nobody could sign in: there is no user yet.",
+                "The store has no users who could sign in.",
                 hint=f"featurestore --location {session.location} user add NAME --role admin",
             )
 
 
-def _visitor(
-    connection: Connection, user: User, how: str, most: str, *, cookie: str | None = None
+def _build_visitor(
+    connection: Connection,
+    user: User,
+    sign_in_method: str,
+    max_role: str,
+    *,
+    cookie: str | None = None,
 ) -> Visitor:
     groups = {}
     for group, role in access.roles_of(connection, user.name).items():
-        groups[group] = roles.weaker(role, most)
-    role = roles.weaker(user.role, most)
+        groups[group] = roles.weaker(role, max_role)
+    role = roles.weaker(user.role, max_role)
     sees_all = user.role == roles.ADMIN
-    return Visitor(user.name, role, groups, how, sees_all, cookie)
+    return Visitor(user.name, role, groups, sign_in_method, sees_all, cookie)

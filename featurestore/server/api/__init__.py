@@ -1,4 +1,4 @@
-"""The REST interface, below ``/api/v1``: what pages show, for programs."""
+"""Routes of the REST interface below ``/api/v1``."""
 
 from fastapi import APIRouter
 

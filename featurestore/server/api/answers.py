@@ -1,4 +1,4 @@
-"""Answers of the REST interface: objects as JSON, lists by page, and what each may refuse."""
+"""Parameters and responses of the REST interface: records, list pages and problems."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from featurestore.server.problems import MEDIA_TYPE
 from featurestore.server.records.jsonable import jsonable
 
 T = TypeVar("T")
-Limit = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
-Offset = Annotated[int, Query(ge=0, le=10_000_000, description="How many to leave out before.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items.")]
+Offset = Annotated[int, Query(ge=0, le=10_000_000, description="Number of items to skip.")]
 Name = Annotated[str, Path(pattern="^[a-z][a-z0-9_]{0,62}$", description="A name.")]
 Version = Annotated[int, Path(ge=1, le=MAX_VERSION, description="A version.")]
 
 
 class Problem(BaseModel):
-    """What went wrong (RFC 9457); ``hint`` is what to do."""
+    """An error (RFC 9457); ``hint`` suggests a fix."""
 
     type: str
     title: str
@@ -30,35 +30,35 @@ class Problem(BaseModel):
 
 
 class Items(BaseModel):
-    """A page of a list; ``next`` is the offset of the next one."""
+    """A page of a list; ``next`` is the offset of the next page."""
 
     items: list[dict[str, Any]]
-    next: int | None = Field(description="The offset of the next page; null: there is none.")
+    next: int | None = Field(description="Offset of the next page; null: this is the last page.")
 
 
 _PROBLEM = {"model": Problem, "content": {MEDIA_TYPE: {}}}
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    400: {**_PROBLEM, "description": "What was asked cannot be."},
-    404: {**_PROBLEM, "description": "There is no such thing."},
-    413: {**_PROBLEM, "description": "More was asked or sent than a bound, which is named."},
-    422: {**_PROBLEM, "description": "An argument has a wrong type."},
+    400: {**_PROBLEM, "description": "Invalid request."},
+    404: {**_PROBLEM, "description": "Not found."},
+    413: {**_PROBLEM, "description": "The request or the response exceeds a limit."},
+    422: {**_PROBLEM, "description": "An argument has an invalid type or is out of range."},
 }
 
 
-def record(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record as JSON has it."""
-    answer: dict[str, Any] = jsonable(found)
-    return answer
+def record(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a record to JSON types."""
+    json_values: dict[str, Any] = jsonable(values)
+    return json_values
 
 
 def items(
     read: Callable[[int, int], list[T]],
-    told: Callable[[T], Mapping[str, Any]],
+    to_record: Callable[[T], Mapping[str, Any]],
     *,
     limit: int,
     offset: int,
 ) -> Items:
-    """Return a page of a list; ``read`` takes how many and how many to leave out before them."""
-    found = read(limit + 1, offset)
-    following = offset + limit if len(found) > limit else None
-    return Items(items=[record(told(each)) for each in found[:limit]], next=following)
+    """Return a page of a list; ``read`` takes limit and offset."""
+    entries = read(limit + 1, offset)
+    next_offset = offset + limit if len(entries) > limit else None
+    return Items(items=[record(to_record(entry)) for entry in entries[:limit]], next=next_offset)

@@ -1,4 +1,4 @@
-"""Runs of experiments, and registered models."""
+"""REST routes of experiment runs and registered models."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Text = Annotated[str, Query(max_length=63, pattern="^([a-z][a-z0-9_]*)?$")]
 def list_runs(
     store: Store, name: Text = "", dataset: Text = "", limit: Limit = 100, offset: Offset = 0
 ) -> Items:
-    """Return runs with their parameters and metrics, the newest first; no trials of studies."""
-    wanted = RunFilter(name, dataset)
+    """List runs with parameters and metrics, newest first, without trials of studies."""
+    run_filter = RunFilter(name, dataset)
     return items(
-        lambda count, skipped: records.find(store, wanted, limit=count, offset=skipped),
-        lambda run: {**records.told(run), "params": run.params, "metrics": run.metrics},
+        lambda count, skipped: records.find(store, run_filter, limit=count, offset=skipped),
+        lambda run: {**records.summarize(run), "params": run.params, "metrics": run.metrics},
         limit=limit,
         offset=offset,
     )
@@ -42,17 +42,17 @@ def list_runs(
 
 @router.get("/experiments/{run_id}")
 def get_run(store: Store, run_id: RunId) -> dict[str, Any]:
-    """Return the record of a run, and each metric by step."""
+    """Return the record of a run, and its metrics by step."""
     run = records.get(store, run_id)
     return record({**run.to_json(), "reported": records.metrics(run)})
 
 
 @router.get("/models")
 def list_models(store: Store, limit: Limit = 100, offset: Offset = 0) -> Items:
-    """Return every version of every model."""
+    """List all versions of all models."""
     return items(
         lambda count, skipped: models.find(store, limit=count, offset=skipped),
-        models.line,
+        models.summarize,
         limit=limit,
         offset=offset,
     )
@@ -60,5 +60,5 @@ def list_models(store: Store, limit: Limit = 100, offset: Offset = 0) -> Items:
 
 @router.get("/models/{name}/{version}")
 def get_model(store: Store, name: Name, version: Version) -> dict[str, Any]:
-    """Return what a model was trained on, and what it takes and gives."""
+    """Return the training dataset, inputs and outputs of a model."""
     return record(models.get(store, name, version).to_json())

@@ -1,4 +1,4 @@
-"""Feature groups: definitions, commits, statistics, reports, rows."""
+"""REST routes of feature groups: definitions, commits, statistics, reports, rows."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ router = APIRouter(prefix="/featuregroups", tags=["feature groups"], responses=R
 @router.get("")
 def list_groups(
     store: Store,
-    q: Annotated[str, Query(max_length=200, description="A part of the name.")] = "",
+    q: Annotated[str, Query(max_length=200, description="Substring of the name.")] = "",
     tag: Annotated[str, Query(max_length=600, description="key or key=value.")] = "",
     limit: Limit = 100,
     offset: Offset = 0,
 ) -> Items:
-    """Return the latest version of each group."""
-    wanted = GroupFilter(text=q, tag=tag)
+    """List the latest version of each group."""
+    group_filter = GroupFilter(text=q, tag=tag)
     return items(
-        lambda count, skipped: records.lines(store, wanted, limit=count, offset=skipped),
+        lambda count, skipped: records.lines(store, group_filter, limit=count, offset=skipped),
         asdict,
         limit=limit,
         offset=offset,
@@ -45,14 +45,14 @@ def list_groups(
 
 @router.get("/{name}")
 def get_latest(store: Store, name: Name) -> dict[str, Any]:
-    """Return the latest version of a group, and which versions there are."""
+    """Return the latest version of a group and the list of its versions."""
     group = store.featuregroup(name)
     return record({**records.definition(group), "versions": records.versions(store, name)})
 
 
 @router.get("/{name}/{version}")
 def get_version(store: Store, name: Name, version: Version) -> dict[str, Any]:
-    """Return everything about a version except its rows."""
+    """Return the definition of a version."""
     return record(records.definition(store.featuregroup(name, version=version)))
 
 
@@ -62,30 +62,32 @@ def list_commits(
     name: Name,
     version: Version,
     limit: Limit = 100,
-    before: Annotated[int | None, Query(ge=0, description="Only before this version.")] = None,
+    before: Annotated[
+        int | None, Query(ge=0, description="Only commits before this Delta version.")
+    ] = None,
 ) -> Items:
-    """Return commits, the newest first."""
+    """List commits, newest first."""
     group = store.featuregroup(name, version=version)
-    found = records.history(group, limit=limit, before=before)
-    return Items(items=[record(each) for each in found], next=None)
+    commits = records.history(group, limit=limit, before=before)
+    return Items(items=[record(commit) for commit in commits], next=None)
 
 
 @router.get("/{name}/{version}/statistics")
 def get_statistics(store: Store, name: Name, version: Version) -> dict[str, Any]:
     """Return the stored statistics of the newest rows (statistics.schema.json)."""
     group = store.featuregroup(name, version=version)
-    return record(records.needed_statistics(group).to_json())
+    return record(records.require_statistics(group).to_json())
 
 
 @router.get("/{name}/{version}/validations")
 def list_validations(
     store: Store, name: Name, version: Version, limit: Limit = 100, offset: Offset = 0
 ) -> Items:
-    """Return reports of audits, the newest first (validation_report.schema.json)."""
+    """List validation reports, newest first (validation_report.schema.json)."""
     group = store.featuregroup(name, version=version)
-    found = records.validations(store, group)
+    reports = records.validations(store, group)
     return items(
-        lambda count, skipped: found[skipped : skipped + count], dict, limit=limit, offset=offset
+        lambda count, skipped: reports[skipped : skipped + count], dict, limit=limit, offset=offset
     )
 
 
@@ -100,12 +102,12 @@ def get_rows(
         int | None, Query(ge=0, le=2**53, description="As of this Delta version.")
     ] = None,
     at: Annotated[
-        datetime | None, Query(description="As of this time, where no Delta version is given.")
+        datetime | None, Query(description="As of this time; ignored with delta_version.")
     ] = None,
 ) -> dict[str, Any]:
-    """Return the first rows: the names of columns, and a list of values for each row."""
+    """Return the first rows: column names, and a list of values for each row."""
     group = store.featuregroup(name, version=version)
     as_of = at if delta_version is None else delta_version
-    most = min(limit, settings.rows)
-    bounds = records.RowBounds(most, settings.answer, settings.query_seconds)
+    max_rows = min(limit, settings.rows)
+    bounds = records.RowBounds(max_rows, settings.answer, settings.query_seconds)
     return records.rows(group, bounds, as_of=as_of)

@@ -1,4 +1,4 @@
-"""Jobs: how they stand, their runs."""
+"""REST routes of jobs and their runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ router = APIRouter(prefix="/jobs", tags=["jobs"], responses=REFUSALS)
 
 @router.get("")
 def list_jobs(store: Store, limit: Limit = 100, offset: Offset = 0) -> Items:
-    """Return the jobs and how they stand."""
+    """List the jobs with their status."""
     return items(
         lambda count, skipped: list(store.get_jobs(limit=count, offset=skipped)),
-        records.status,
+        records.status_record,
         limit=limit,
         offset=offset,
     )
@@ -28,16 +28,16 @@ def list_jobs(store: Store, limit: Limit = 100, offset: Offset = 0) -> Items:
 
 @router.get("/{name}")
 def get_job(store: Store, name: Name) -> dict[str, Any]:
-    """Return the definition of a job (job.schema.json) and how it stands."""
+    """Return the definition (job.schema.json) and status of a job."""
     job = service.get_job(store.session, name)
-    status = records.status(service.status_of(store.session, job))
+    status = records.status_record(service.status_of(store.session, job))
     return record({**status, "version": job.version, "definition": job.spec.to_json()})
 
 
 @router.get("/{name}/runs")
 def list_runs(store: Store, name: Name, limit: Limit = 100) -> Items:
-    """Return the last runs of a job, the newest first."""
+    """List the last runs of a job, newest first."""
     service.get_job(store.session, name)
     with store.session.registry.reading() as connection:
-        found = runs.of_job(connection, name, last=limit)[::-1]
-    return Items(items=[record(records.run(each)) for each in found], next=None)
+        job_runs = runs.of_job(connection, name, last=limit)[::-1]
+    return Items(items=[record(records.run_record(job_run)) for job_run in job_runs], next=None)

@@ -1,4 +1,4 @@
-"""Rows as an Arrow stream, for remote clients: of groups, features and splits."""
+"""REST route of rows as an Arrow stream, for remote clients."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from featurestore.errors import InvalidArgument
 from featurestore.plugins.remote import RETRIEVAL
 from featurestore.server.api.answers import REFUSALS
 from featurestore.server.context import Settings, Store
-from featurestore.server.records.retrievals import Retrieval, check_conditions, frame_of
-from featurestore.server.streams.answers import Answer, Stream, parts_of
-from featurestore.server.streams.uploads import Upload, receive
+from featurestore.server.records.retrievals import Retrieval, build_frame, check_conditions
+from featurestore.server.streams.answers import ArrowResponse, ChunkProducer, stream_chunks
+from featurestore.server.streams.uploads import Upload, receive_upload
 
 router = APIRouter(tags=["rows"], responses=REFUSALS)
 BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "A line of JSON that says what is asked, then rows as an Arrow stream.",
+        "description": "A line of JSON with the request, then rows as an Arrow stream.",
         "content": {RETRIEVAL: {"schema": {"type": "string"}}},
     }
 }
 
 
-async def uploaded(request: Request, settings: Settings) -> Upload:
-    """Return what a client sends, once all of it has come."""
-    return await receive(request.stream(), most=settings.upload)
+async def received_upload(request: Request, settings: Settings) -> Upload:
+    """Receive the complete upload of a request."""
+    return await receive_upload(request.stream(), max_bytes=settings.upload)
 
 
 @router.post("/rows", openapi_extra=BODY, response_class=StreamingResponse)
@@ -37,25 +37,25 @@ async def stream_rows(
     request: Request,
     store: Store,
     settings: Settings,
-    upload: Annotated[Upload, Depends(uploaded)],
-) -> Stream:
-    """Return rows as an Arrow IPC stream; nothing is computed any more once the client is gone."""
+    upload: Annotated[Upload, Depends(received_upload)],
+) -> ArrowResponse:
+    """Return rows as an Arrow IPC stream; the query stops when the client disconnects."""
     try:
-        asked = upload.asked(Retrieval)
-        check_conditions(asked, most=settings.condition)
+        retrieval = upload.parse_line(Retrieval)
+        check_conditions(retrieval, max_characters=settings.condition)
     except InvalidArgument:
         await asyncio.to_thread(upload.remove)
         raise
 
-    def parts() -> Generator[bytes, None, None]:
-        yield from parts_of(frame_of(store, asked, upload.table()), asked)
+    def chunks() -> Generator[bytes, None, None]:
+        yield from stream_chunks(build_frame(store, retrieval, upload.table()), retrieval)
 
-    answer = Answer(
-        parts(),
+    producer = ChunkProducer(
+        chunks(),
         interrupt=store.session.engine.interrupt,
-        is_gone=request.is_disconnected,
+        is_disconnected=request.is_disconnected,
         seconds=settings.seconds,
-        done=upload.remove,
+        cleanup=upload.remove,
     )
-    await answer.begin()
-    return Stream(answer)
+    await producer.begin()
+    return ArrowResponse(producer)

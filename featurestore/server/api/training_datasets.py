@@ -1,4 +1,4 @@
-"""Training datasets: manifests, statistics, and whether their files are what they were."""
+"""REST routes of training datasets: manifests, statistics, files, verification."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ from featurestore.server.streams.files import file_response
 
 router = APIRouter(prefix="/training-datasets", tags=["training datasets"], responses=REFUSALS)
 _PART: dict[int | str, dict[str, Any]] = {
-    206: {"description": "The rest of the file.", "content": {"application/octet-stream": {}}},
-    416: {"description": "The file ends before."},
+    206: {
+        "description": "The remaining bytes of the file.",
+        "content": {"application/octet-stream": {}},
+    },
+    416: {"description": "The range starts after the end of the file."},
 }
-Split = Annotated[str, Path(max_length=200, description="A split.")]
+Split = Annotated[str, Path(max_length=200, description="Name of a split.")]
 
 
 @router.get("")
 def list_datasets(
     store: Store,
-    q: Annotated[str, Query(max_length=200, description="A part of the name.")] = "",
+    q: Annotated[str, Query(max_length=200, description="Substring of the name.")] = "",
     limit: Limit = 100,
     offset: Offset = 0,
 ) -> Items:
-    """Return every version of every training dataset."""
+    """List all versions of all training datasets."""
     return items(
         lambda count, skipped: records.lines(store, text=q, limit=count, offset=skipped),
         asdict,
@@ -48,14 +51,14 @@ def list_datasets(
 
 @router.get("/{name}")
 def get_latest(store: Store, name: Name) -> dict[str, Any]:
-    """Return the latest version of a dataset, and which versions there are."""
+    """Return the latest version of a dataset and the list of its versions."""
     dataset = store.get_training_dataset(name)
     return record({**records.definition(dataset), "versions": records.versions(store, name)})
 
 
 @router.get("/{name}/{version}")
 def get_version(store: Store, name: Name, version: Version) -> dict[str, Any]:
-    """Return what the manifest of a version says."""
+    """Return the definition of a version from its manifest."""
     return record(records.definition(store.get_training_dataset(name, version=version)))
 
 
@@ -67,7 +70,7 @@ def get_statistics(store: Store, name: Name, version: Version, split: Split) -> 
 
 @router.get("/{name}/{version}/manifest")
 def get_manifest(store: Store, name: Name, version: Version) -> Response:
-    """Return the manifest as it is stored; the files that it names can be read by their paths."""
+    """Return the stored manifest; its files can be downloaded by their paths."""
     manifest = store.get_training_dataset(name, version=version).manifest
     return Response(manifest.to_bytes(), media_type="application/json")
 
@@ -80,14 +83,14 @@ def get_file(
     store: Store,
     name: Name,
     version: Version,
-    path: Annotated[str, Path(max_length=1000, description="A path that the manifest names.")],
+    path: Annotated[str, Path(max_length=1000, description="Path of a file in the manifest.")],
 ) -> StreamingResponse:
-    """Return a file of a version, or the rest of it (``Range: bytes=1000-``)."""
+    """Download a file of a version, or the bytes from an offset (``Range: bytes=1000-``)."""
     dataset = store.get_training_dataset(name, version=version)
     return file_response(dataset, path, request.headers.get("range", ""))
 
 
 @router.post("/{name}/{version}/verify")
 def verify(store: Store, name: Name, version: Version) -> dict[str, Any]:
-    """Read every file again and return what differs from the manifest."""
+    """Verify all files against the manifest and return the differences."""
     return record(store.get_training_dataset(name, version=version).verify().to_json())

@@ -1,4 +1,4 @@
-"""Writes of feature groups, for those whose role allows them; each is in the audit log."""
+"""REST routes of writes to feature groups; all writes are in the audit log."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from featurestore.errors import FeatureGroupNotFound
 from featurestore.registry import audit_log
 from featurestore.server.access import roles
 from featurestore.server.api.answers import REFUSALS, Name, Version
-from featurestore.server.api.rows import BODY, uploaded
-from featurestore.server.context import Settings, Store, Whole
-from featurestore.server.guard import Asking, log_change
+from featurestore.server.api.rows import BODY, received_upload
+from featurestore.server.context import FullStore, Settings, Store
+from featurestore.server.guard import CurrentVisitor, log_change
 from featurestore.server.records.retrievals import check_sql
 from featurestore.server.records.writes import (
     Deletion,
@@ -22,59 +22,67 @@ from featurestore.server.records.writes import (
     NewGroup,
     Tag,
     commit_record,
-    needed,
+    require_rows,
 )
-from featurestore.server.streams.uploads import Asked, Upload
+from featurestore.server.streams.uploads import RequestModel, Upload
 from featurestore.store import FeatureStore
 
 router = APIRouter(prefix="/featuregroups", tags=["writes"], responses=REFUSALS)
 
 
-def makeable(name: Name, store: Store, whole: Whole, visitor: Asking) -> FeatureStore:
-    """Return the store in which a visitor may make a version of a group."""
+def creatable_store(
+    name: Name, store: Store, full_store: FullStore, visitor: CurrentVisitor
+) -> FeatureStore:
+    """Return the unfiltered store if the visitor is allowed to create a version of a group."""
     if visitor is not None:
         visitor.check(roles.WRITER, name)
         is_hidden = not store.get_latest_featuregroup_version(name)
-        if is_hidden and whole.get_latest_featuregroup_version(name):
-            raise FeatureGroupNotFound(f"There is no feature group {name!r} to add a version to.")
-    return whole
+        if is_hidden and full_store.get_latest_featuregroup_version(name):
+            raise FeatureGroupNotFound(f"Unknown feature group {name!r}.")
+    return full_store
 
 
-def writable(
-    name: Name, version: Version, store: Store, whole: Whole, visitor: Asking
+def writable_store(
+    name: Name, version: Version, store: Store, full_store: FullStore, visitor: CurrentVisitor
 ) -> FeatureStore:
-    """Return the store in which a visitor may write a group."""
+    """Return the unfiltered store if the visitor is allowed to write to a group."""
     store.featuregroup(name, version=version)
     if visitor is not None:
         visitor.check(roles.WRITER, name)
-    return whole
+    return full_store
 
 
-Makeable = Annotated[FeatureStore, Depends(makeable)]
-Writable = Annotated[FeatureStore, Depends(writable)]
-Uploaded = Annotated[Upload, Depends(uploaded)]
+CreatableStore = Annotated[FeatureStore, Depends(creatable_store)]
+WritableStore = Annotated[FeatureStore, Depends(writable_store)]
+ReceivedUpload = Annotated[Upload, Depends(received_upload)]
 
 
 @router.post("/{name}", openapi_extra=BODY)
-def create(name: Name, whole: Makeable, visitor: Asking, upload: Uploaded) -> dict[str, Any]:
-    """Make a feature group, or its next version, of the rows that are sent."""
-    with _taking(upload, NewGroup) as asked:
-        made = asked.make(whole, name, needed(upload.table()))
-        # Where it may have been there before, nobody knows who made its first commit.
-        first = {} if asked.may_exist else {"delta_version": 1}
-        log_change(whole, visitor, audit_log.CREATE, name, made | first)
-        return made
+def create(
+    name: Name, full_store: CreatableStore, visitor: CurrentVisitor, upload: ReceivedUpload
+) -> dict[str, Any]:
+    """Create a feature group, or its next version, from the uploaded rows."""
+    with _parsed_request(upload, NewGroup) as request:
+        group_record = request.create(full_store, name, require_rows(upload.table()))
+        # With may_exist the group may be older, and its first commit may have another author.
+        first_commit = {} if request.may_exist else {"delta_version": 1}
+        log_change(full_store, visitor, audit_log.CREATE, name, group_record | first_commit)
+        return group_record
 
 
 @router.post("/{name}/{version}/rows", openapi_extra=BODY)
 def insert(
-    name: Name, version: Version, whole: Writable, visitor: Asking, upload: Uploaded
+    name: Name,
+    version: Version,
+    full_store: WritableStore,
+    visitor: CurrentVisitor,
+    upload: ReceivedUpload,
 ) -> dict[str, Any]:
-    """Write the rows that are sent: all of them land, or none."""
-    with _taking(upload, Insert) as asked:
-        commit = asked.write(whole, name, version, needed(upload.table()))
-        told = {"mode": asked.mode, "delta_version": commit["delta_version"]}
-        log_change(whole, visitor, "insert", f"{name}@v{version}", told)
+    """Write the uploaded rows in one atomic commit."""
+    with _parsed_request(upload, Insert) as request:
+        commit = request.write(full_store, name, version, require_rows(upload.table()))
+        detail = {"mode": request.mode, "delta_version": commit["delta_version"]}
+        log_change(full_store, visitor, "insert", f"{name}@v{version}", detail)
         return commit
 
 
@@ -82,36 +90,38 @@ def insert(
 def delete_rows(
     name: Name,
     version: Version,
-    whole: Writable,
-    visitor: Asking,
+    full_store: WritableStore,
+    visitor: CurrentVisitor,
     settings: Settings,
-    asked: Deletion,
+    deletion: Deletion,
 ) -> dict[str, Any]:
     """Delete the rows for which a condition is true."""
-    check_sql(asked.where, most=settings.condition)
-    commit = commit_record(whole.delete_from_featuregroup(name, asked.where, version=version))
-    told = {"where": asked.where, "delta_version": commit["delta_version"]}
-    log_change(whole, visitor, "delete rows", f"{name}@v{version}", told)
+    check_sql(deletion.where, max_characters=settings.condition)
+    commit = commit_record(
+        full_store.delete_from_featuregroup(name, deletion.where, version=version)
+    )
+    detail = {"where": deletion.where, "delta_version": commit["delta_version"]}
+    log_change(full_store, visitor, "delete rows", f"{name}@v{version}", detail)
     return commit
 
 
 @router.post("/{name}/{version}/tags")
 def tag(
-    name: Name, version: Version, whole: Writable, visitor: Asking, asked: Tag
+    name: Name, version: Version, full_store: WritableStore, visitor: CurrentVisitor, new_tag: Tag
 ) -> dict[str, str]:
-    """Set a tag, or remove it where it has no value; return all that there are then."""
-    if asked.value is None:
-        whole.remove_featuregroup_tag(name, asked.key, version=version)
+    """Set a tag, or remove it without a value, and return all tags."""
+    if new_tag.value is None:
+        full_store.remove_featuregroup_tag(name, new_tag.key, version=version)
     else:
-        whole.add_featuregroup_tag(name, asked.key, asked.value, version=version)
-    log_change(whole, visitor, "tag", f"{name}@v{version}", asked.model_dump())
-    return whole.get_featuregroup_tags(name, version=version)
+        full_store.add_featuregroup_tag(name, new_tag.key, new_tag.value, version=version)
+    log_change(full_store, visitor, "tag", f"{name}@v{version}", new_tag.model_dump())
+    return full_store.get_featuregroup_tags(name, version=version)
 
 
 @contextmanager
-def _taking(upload: Upload, kind: type[Asked]) -> Iterator[Asked]:
-    """Yield what the line of an upload asks for, and remove its rows at the end."""
+def _parsed_request(upload: Upload, model: type[RequestModel]) -> Iterator[RequestModel]:
+    """Yield the parsed line of an upload, and remove the uploaded rows at the end."""
     try:
-        yield upload.asked(kind)
+        yield upload.parse_line(model)
     finally:
         upload.remove()

@@ -1,1 +1,1 @@
-"""Pictures as SVG without a script or a style of their own: colors come from the style sheet."""
+"""SVG charts without scripts and inline styles; the style sheet defines the colors."""

@@ -1,10 +1,9 @@
-"""A graph in layers: what was read stands to the left of what was made from it.
+"""Layered drawing of a lineage graph (Sugiyama's method), sources on the left.
 
-A node's layer is the longest way to it from a node that nothing leads to; edges that close a ring
-are left out of that count. An edge over several layers bends in each of them, at a place of its own
-between the nodes, so that it passes beside them. Within a layer nodes and bends stand near the
-middle of their neighbors, which keeps most edges from crossing (the barycenter rule of Sugiyama's
-method).
+The layer of a node is the longest path to it from a node without sources; edges that close a cycle
+are ignored. An edge over several layers has a bend in each of them, with its own position between
+the nodes, so that it does not cross them. Within a layer, nodes and bends are ordered by the
+barycenter of their neighbors, which avoids most crossings.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from featurestore.server.records.lineage_graph import Graph, Node, called
+from featurestore.server.records.lineage_graph import Graph, Node, kind_label
 
-_WIDTH, _HEIGHT, _ACROSS, _GAP, _MARGIN = 210, 44, 70, 12, 8
-_MOST_CHARACTERS = 27
+_WIDTH, _HEIGHT, _LAYER_GAP, _ITEM_GAP, _MARGIN = 210, 44, 70, 12, 8
+_MAX_LABEL_LENGTH = 27
 _SWEEPS = 4
 
 
 @dataclass(frozen=True, order=True)
 class Bend:
-    """Where an edge passes a layer."""
+    """Virtual node of an edge in a layer that it passes."""
 
     before: Node
     after: Node
@@ -37,15 +36,15 @@ Links = dict[Item, list[Item]]
 
 
 def draw(graph: Graph, *, focus: Node | None, address: str) -> Markup:
-    """Return a graph as SVG; each node links to the graph around it, by ``address`` and its key."""
-    layers, before, after = _arranged(graph)
-    middles = _middles(layers, before)
+    """Draw a graph as SVG; each node links to ``address`` followed by its key."""
+    layers, before, after = _arrange_with_bends(graph)
+    middles = _place_items(layers, before)
     lowest = max((middles[layer[-1]] for layer in layers if layer), default=0.0)
-    width = 2 * _MARGIN + len(layers) * (_WIDTH + _ACROSS) - _ACROSS
-    parts = [
+    width = 2 * _MARGIN + len(layers) * (_WIDTH + _LAYER_GAP) - _LAYER_GAP
+    elements = [
         Markup(
             '<svg class="graph" viewBox="0 0 {width} {height}" width="{width}" '
-            'height="{height}" role="group" aria-label="lineage of {count} things">'
+            'height="{height}" role="group" aria-label="lineage of {count} nodes">'
         ).format(
             width=max(width, 1),
             height=round(lowest + _HEIGHT / 2 + _MARGIN),
@@ -54,15 +53,17 @@ def draw(graph: Graph, *, focus: Node | None, address: str) -> Markup:
     ]
     columns: dict[Item, int] = {}
     for column, layer in enumerate(layers):
-        columns.update(dict.fromkeys(layer, _MARGIN + column * (_WIDTH + _ACROSS)))
-    for start, ends in after.items():
-        for end in ends:
-            parts.append(_edge((columns[start], middles[start]), (columns[end], middles[end]), end))
+        columns.update(dict.fromkeys(layer, _MARGIN + column * (_WIDTH + _LAYER_GAP)))
+    elements += [
+        _edge((columns[start], middles[start]), (columns[end], middles[end]), end)
+        for start, ends in after.items()
+        for end in ends
+    ]
     for node in graph.nodes:
-        place = columns[node], middles[node]
-        parts.append(_node(node, place, address, is_focus=node == focus))
-    parts.append(Markup("</svg>"))
-    return Markup("").join(parts)
+        position = columns[node], middles[node]
+        elements.append(_node(node, position, address, is_focus=node == focus))
+    elements.append(Markup("</svg>"))
+    return Markup("").join(elements)
 
 
 def arrange(graph: Graph) -> list[list[Node]]:
@@ -72,33 +73,33 @@ def arrange(graph: Graph) -> list[list[Node]]:
     >>> arrange(Graph((c, b, a), ((a, b), (b, c), (a, c)))) == [[a], [b], [c]]
     True
     """
-    layers, _, _ = _arranged(graph)
+    layers, _, _ = _arrange_with_bends(graph)
     return [_nodes_of(layer) for layer in layers]
 
 
-def _arranged(graph: Graph) -> tuple[list[list[Item]], Links, Links]:
-    """Return the layers with the bends of edges, and what stands before and after each item."""
+def _arrange_with_bends(graph: Graph) -> tuple[list[list[Item]], Links, Links]:
+    """Return the layers with bends, and the predecessors and successors of each item."""
     depths = _depths(graph)
     layers: list[list[Item]] = [[] for _ in range(max(depths.values(), default=-1) + 1)]
     for node in graph.nodes:
         layers[depths[node]].append(node)
     before: Links = {}
     after: Links = {}
-    for left, right in graph.edges:
-        way: list[Item] = [left]
-        for layer in range(depths[left] + 1, depths[right]):
-            bend = Bend(left, right, layer)
+    for source, target in graph.edges:
+        path: list[Item] = [source]
+        for layer in range(depths[source] + 1, depths[target]):
+            bend = Bend(source, target, layer)
             layers[layer].append(bend)
-            way.append(bend)
-        way.append(right)
-        for start, end in pairwise(way):
+            path.append(bend)
+        path.append(target)
+        for start, end in pairwise(path):
             after.setdefault(start, []).append(end)
             before.setdefault(end, []).append(start)
     for _ in range(_SWEEPS):
         for number in range(1, len(layers)):
-            layers[number] = _by_neighbors(layers[number], before, layers[:number])
+            layers[number] = _order_by_neighbors(layers[number], before, layers[:number])
         for number in range(len(layers) - 2, -1, -1):
-            layers[number] = _by_neighbors(layers[number], after, layers[number + 1 :])
+            layers[number] = _order_by_neighbors(layers[number], after, layers[number + 1 :])
     return layers, before, after
 
 
@@ -107,7 +108,7 @@ def _nodes_of(layer: Iterable[Item]) -> list[Node]:
 
 
 def _depths(graph: Graph) -> dict[Node, int]:
-    """Return the layer of each node, by a walk that comes back to a node when its sources are done."""
+    """Return the layer of each node by a depth-first search over its sources."""
     sources: dict[Node, list[Node]] = {}
     for before, after in graph.edges:
         sources.setdefault(after, []).append(before)
@@ -116,67 +117,69 @@ def _depths(graph: Graph) -> dict[Node, int]:
     for start in graph.nodes:
         waiting = [(start, False)]
         while waiting:
-            node, done = waiting.pop()
-            if done:
+            node, is_expanded = waiting.pop()
+            if is_expanded:
                 open_nodes.discard(node)
-                known = [depths[each] for each in sources.get(node, ()) if each in depths]
+                known = [depths[source] for source in sources.get(node, ()) if source in depths]
                 depths[node] = max(known, default=-1) + 1
             elif node not in depths and node not in open_nodes:
                 open_nodes.add(node)
                 waiting.append((node, True))
-                for each in sources.get(node, ()):
-                    if each not in open_nodes:
-                        waiting.append((each, False))
+                for source in sources.get(node, ()):
+                    if source not in open_nodes:
+                        waiting.append((source, False))
     return depths
 
 
-def _by_neighbors(
-    layer: Sequence[Item], neighbors: Mapping[Item, Iterable[Item]], others: Iterable[list[Item]]
+def _order_by_neighbors(
+    layer: Sequence[Item],
+    neighbors: Mapping[Item, Iterable[Item]],
+    placed_layers: Iterable[list[Item]],
 ) -> list[Item]:
     heights: dict[Item, float] = {}
-    for other in others:
-        for row, item in enumerate(other):
+    for placed_layer in placed_layers:
+        for row, item in enumerate(placed_layer):
             heights[item] = row
     middles = {}
     for row, item in enumerate(layer):
-        known = [heights[each] for each in neighbors.get(item, ()) if each in heights]
+        known = [heights[neighbor] for neighbor in neighbors.get(item, ()) if neighbor in heights]
         middles[item] = sum(known) / len(known) if known else float(row)
     return sorted(layer, key=lambda item: middles[item])
 
 
-def _middles(layers: Iterable[list[Item]], before: Links) -> dict[Item, float]:
-    """Return the height of each item: that of what leads to it, or below its upper neighbor."""
-    found: dict[Item, float] = {}
+def _place_items(layers: Iterable[list[Item]], before: Links) -> dict[Item, float]:
+    """Return the vertical center of each item: near its predecessors, below the item above."""
+    heights: dict[Item, float] = {}
     for layer in layers:
         free = float(_MARGIN)
         for item in layer:
             half = _HEIGHT / 2 if isinstance(item, Node) else 0.0
-            known = [found[each] for each in before.get(item, ()) if each in found]
-            wanted = sum(known) / len(known) if known else 0.0
-            found[item] = max(wanted, free + half)
-            free = found[item] + half + _GAP
-    return found
+            known = [heights[neighbor] for neighbor in before.get(item, ()) if neighbor in heights]
+            preferred = sum(known) / len(known) if known else 0.0
+            heights[item] = max(preferred, free + half)
+            free = heights[item] + half + _ITEM_GAP
+    return heights
 
 
 def _edge(before: tuple[int, float], after: tuple[int, float], end: Item) -> Markup:
-    """Return the line from an item to the next one; through a bend it goes on at its height."""
-    left, right = before[0] + _WIDTH, after[0]
-    bend = max(abs(right - left) // 2, 30)
+    """Draw the line between two items; a line to a bend continues through the layer."""
+    start_x, end_x = before[0] + _WIDTH, after[0]
+    bend = max(abs(end_x - start_x) // 2, 30)
     line = Markup("M{} {:.0f}C{} {:.0f} {} {:.0f} {} {:.0f}").format(
-        left, before[1], left + bend, before[1], right - bend, after[1], right, after[1]
+        start_x, before[1], start_x + bend, before[1], end_x - bend, after[1], end_x, after[1]
     )
     if isinstance(end, Bend):
         line += Markup("h{}").format(_WIDTH)
     return Markup('<path d="{}"/>').format(line)
 
 
-def _node(node: Node, place: tuple[int, float], address: str, *, is_focus: bool) -> Markup:
-    x, middle = place
+def _node(node: Node, position: tuple[int, float], address: str, *, is_focus: bool) -> Markup:
+    x, middle = position
     label = node.label
-    if len(label) > _MOST_CHARACTERS:
-        label = "…" + label[1 - _MOST_CHARACTERS :]
+    if len(label) > _MAX_LABEL_LENGTH:
+        label = "…" + label[1 - _MAX_LABEL_LENGTH :]
     focus = " focus" if is_focus else ""
-    kind = called(node.kind)
+    kind = kind_label(node.kind)
     return Markup(
         '<a href="{address}{key}"><g class="node {css}{focus}"><title>{kind} {whole}</title>'
         '<rect x="{x}" y="{y:.0f}" width="{width}" height="{height}" rx="5"/>'

@@ -1,4 +1,4 @@
-"""The pages, a module for each."""
+"""Routes of the HTML pages."""
 
 from fastapi import APIRouter
 

@@ -1,4 +1,4 @@
-"""The page of whoever is signed in: tokens and password."""
+"""Account page of the signed-in user: tokens and password."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from featurestore.server.access import changes
 from featurestore.server.access.roles import SCOPES
 from featurestore.server.access.secrets import is_password
 from featurestore.server.access.visitors import Visitor
-from featurestore.server.context import Whole
-from featurestore.server.guard import COOKIE, Asking, Form
+from featurestore.server.context import FullStore
+from featurestore.server.guard import COOKIE, CurrentVisitor, Form
 from featurestore.server.pages.rendering import page
 from featurestore.store import FeatureStore
 
@@ -20,52 +20,54 @@ router = APIRouter(prefix="/account")
 
 
 @router.get("")
-def account_page(request: Request, store: Whole, visitor: Asking) -> HTMLResponse:
-    """Show who is signed in, roles, and tokens without what they are."""
-    return _account(request, store, _signed_in(visitor), made=None)
+def account_page(request: Request, store: FullStore, visitor: CurrentVisitor) -> HTMLResponse:
+    """Show the user, roles, and tokens without their secrets."""
+    return _account_response(request, store, _browser_user(visitor), new_token=None)
 
 
 @router.post("/tokens")
-def make_token(request: Request, store: Whole, visitor: Asking, form: Form) -> HTMLResponse:
-    """Make a token and show it, this once."""
-    person = _signed_in(visitor)
-    made, _ = changes.make_token(
+def make_token(
+    request: Request, store: FullStore, visitor: CurrentVisitor, form: Form
+) -> HTMLResponse:
+    """Create a token and show its secret once."""
+    user = _browser_user(visitor)
+    new_token, _ = changes.make_token(
         store.session,
-        person.actor,
-        person.name,
+        user.actor,
+        user.name,
         scope=form.get("scope", "read"),
         label=form.get("label", ""),
         expires=form.get("expires", "90d"),
     )
-    answer = _account(request, store, person, made=made)
-    answer.headers["cache-control"] = "no-store"
-    return answer
+    response = _account_response(request, store, user, new_token=new_token)
+    response.headers["cache-control"] = "no-store"
+    return response
 
 
 @router.post("/tokens/{identifier}/revoke")
-def revoke_token(store: Whole, visitor: Asking, identifier: str) -> Response:
-    """Make a token worthless."""
-    person = _signed_in(visitor)
-    changes.revoke_token(store.session, person.actor, identifier, of=person.name)
+def revoke_token(store: FullStore, visitor: CurrentVisitor, identifier: str) -> Response:
+    """Revoke a token."""
+    user = _browser_user(visitor)
+    changes.revoke_token(store.session, user.actor, identifier, owner=user.name)
     return RedirectResponse("/account", status_code=303)
 
 
 @router.post("/password")
-def set_password(store: Whole, visitor: Asking, form: Form) -> Response:
-    """Change the password of who knows the one before; every browser is signed out."""
-    person = _signed_in(visitor)
+def set_password(store: FullStore, visitor: CurrentVisitor, form: Form) -> Response:
+    """Change the password after checking the current one, and sign out all browsers."""
+    person = _browser_user(visitor)
     with store.session.registry.reading() as connection:
         user = changes.get_user(connection, person.name)
     if not is_password(user.password, form.get("before", "")):
-        raise NotAllowed("The password that was given is not that of this user.")
+        raise NotAllowed("The current password is wrong.")
     changes.set_password(store.session, person.actor, person.name, form.get("password", ""))
-    answer = RedirectResponse("/sign-in", status_code=303)
-    answer.delete_cookie(COOKIE)
-    return answer
+    response = RedirectResponse("/sign-in", status_code=303)
+    response.delete_cookie(COOKIE)
+    return response
 
 
-def _account(
-    request: Request, store: FeatureStore, person: Visitor, *, made: str | None
+def _account_response(
+    request: Request, store: FeatureStore, person: Visitor, *, new_token: str | None
 ) -> HTMLResponse:
     with store.session.registry.reading() as connection:
         tokens = access.every_token(connection, person.name)
@@ -78,18 +80,18 @@ def _account(
         user=user,
         tokens=tokens,
         scopes=list(SCOPES),
-        made=made,
+        new_token=new_token,
     )
 
 
-def _signed_in(visitor: Visitor | None) -> Visitor:
-    """Return who is signed in; a token makes no tokens.
+def _browser_user(visitor: Visitor | None) -> Visitor:
+    """Return the visitor of a browser session; tokens are not allowed to manage tokens.
 
     Raises:
-        NotAllowed: Nobody is, or a program shows a token.
+        NotAllowed: The server has no sign-in, or the request uses a token.
     """
     if visitor is None:
-        raise NotAllowed("Nobody signs in to this server.", hint="featurestore serve --auth")
+        raise NotAllowed("This server has no sign-in.", hint="featurestore serve --auth")
     if visitor.cookie is None:
-        raise NotAllowed("A token is not enough for this.", hint="sign in with a browser")
+        raise NotAllowed("This is not allowed with a token.", hint="sign in with a browser")
     return visitor

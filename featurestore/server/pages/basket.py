@@ -1,4 +1,4 @@
-"""Features put together: their join keys, the plan, and the code to paste."""
+"""Basket page: join keys, plan and Python code of selected features."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from featurestore.server.pages.rendering import page
 from featurestore.store import FeatureStore
 
 router = APIRouter(prefix="/basket")
-_SUGGESTED = 50
+_MAX_SUGGESTIONS = 50
 
 
 @dataclass(frozen=True)
 class JoinedGroup:
-    """A group of a basket: what labels are joined to it by, and what is taken of it."""
+    """A group of the basket and its selected features."""
 
     group: FeatureGroup
     features: list[str]
@@ -37,46 +37,48 @@ def basket_page(
     feature: Annotated[list[str] | None, Query()] = None,
     q: str = "",
 ) -> HTMLResponse:
-    """Show what features need to be joined, and how to ask for them."""
-    chosen = list(dict.fromkeys(feature or []))
-    plan, refused = None, None
+    """Show join keys, plan and code for the selected features."""
+    selected = list(dict.fromkeys(feature or []))
+    plan, refusal = None, None
     joined: list[JoinedGroup] = []
-    if chosen:
+    if selected:
         try:
-            plan = explain_features(store.session, chosen, include_keys=True)
-            joined = _joined(store, chosen)
+            plan = explain_features(store.session, selected, include_keys=True)
+            joined = _group_features(store, selected)
         except FeatureStoreError as error:
-            refused = error
-    suggested: list[str] = []
+            refusal = error
+    suggestions: list[str] = []
     if q.strip():
         with store.session.registry.reading() as connection:
-            found = list(islice(features.containing(connection, q.strip()), _SUGGESTED))
-        for each in found:
-            if each.role == "feature" and each.reference not in chosen:
-                suggested.append(each.reference)
+            candidates = list(islice(features.containing(connection, q.strip()), _MAX_SUGGESTIONS))
+        suggestions = [
+            candidate.reference
+            for candidate in candidates
+            if candidate.role == "feature" and candidate.reference not in selected
+        ]
     return page(
         request,
         "basket.html",
         title="Basket",
-        chosen=chosen,
+        selected=selected,
         plan=plan,
         joined=joined,
-        refused=refused,
+        refusal=refusal,
         q=q,
-        suggested=suggested,
+        suggestions=suggestions,
     )
 
 
-def _joined(store: FeatureStore, chosen: list[str]) -> list[JoinedGroup]:
-    """Return the groups of some features, in the order in which they come first."""
-    found: dict[tuple[str, int | None], JoinedGroup] = {}
-    for text in chosen:
+def _group_features(store: FeatureStore, references: list[str]) -> list[JoinedGroup]:
+    """Group features by their feature group, in order of first use."""
+    groups: dict[tuple[str, int | None], JoinedGroup] = {}
+    for text in references:
         reference = parse_reference(text)
         if reference.group is None:
-            continue  # the plan found the one group that has it
+            continue  # the plan resolves features without a group
         key = reference.group, reference.version
-        if key not in found:
+        if key not in groups:
             group = store.featuregroup(reference.group, version=reference.version)
-            found[key] = JoinedGroup(group, [])
-        found[key].features.append(reference.name)
-    return list(found.values())
+            groups[key] = JoinedGroup(group, [])
+        groups[key].features.append(reference.name)
+    return list(groups.values())

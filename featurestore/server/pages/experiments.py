@@ -1,4 +1,4 @@
-"""The list of runs, the page of one, and two over one another."""
+"""Pages of experiment runs: list, details, comparison."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from featurestore.errors import InvalidArgument
 from featurestore.experiments.comparison import compare_runs
 from featurestore.server.context import Settings, Store
 from featurestore.server.drawing.curves import curves
-from featurestore.server.pages.paging import PageNumber, one_page
+from featurestore.server.pages.paging import PageNumber, load_page
 from featurestore.server.pages.rendering import csv_file, page
 from featurestore.server.records import experiments as records
 from featurestore.server.records.experiments import Metrics, RunFilter
 
 router = APIRouter(prefix="/experiments")
-_TRIALS = 200
-_COMPARED = ("params", "settings", "dataset", "code", "environment")
+_MAX_TRIALS = 200
+_COMPARED_PARTS = ("params", "settings", "dataset", "code", "environment")
 
 
 @router.get("")
@@ -32,24 +32,24 @@ def list_page(
     number: PageNumber = 1,
     format: str = "html",
 ) -> Response:
-    """Show runs with their parameters and metrics, the newest first."""
-    wanted = RunFilter(name.strip(), dataset.strip(), version)
-    found = one_page(
-        lambda limit, offset: records.find(store, wanted, limit=limit, offset=offset),
+    """Show runs with parameters and metrics, newest first."""
+    run_filter = RunFilter(name.strip(), dataset.strip(), version)
+    current_page = load_page(
+        lambda limit, offset: records.find(store, run_filter, limit=limit, offset=offset),
         number=number,
         size=settings.page,
     )
-    table = records.table(found.items)
+    table = records.run_table(current_page.items)
     if format == "csv":
         return _table_file("runs", table)
     return page(
         request,
         "experiments.html",
         title="Experiments",
-        found=found,
+        current_page=current_page,
         table=table,
-        names=records.names(store),
-        wanted=wanted,
+        names=records.experiment_names(store),
+        run_filter=run_filter,
     )
 
 
@@ -68,13 +68,13 @@ def compare_page(
     run: Annotated[list[str] | None, Query()] = None,
     format: str = "html",
 ) -> Response:
-    """Show what differs between two runs, and their metrics over one another."""
-    chosen = list(dict.fromkeys(run or []))
-    if len(chosen) != 2:
+    """Show the differences of two runs, and their metrics in common charts."""
+    run_ids = list(dict.fromkeys(run or []))
+    if len(run_ids) != 2:
         raise InvalidArgument(
-            f"Two runs can be compared, not {len(chosen)}.", hint="/experiments?name=NAME"
+            f"A comparison needs two runs, got {len(run_ids)}.", hint="/experiments?name=NAME"
         )
-    first, second = records.get(store, chosen[0]), records.get(store, chosen[1])
+    first, second = records.get(store, run_ids[0]), records.get(store, run_ids[1])
     series = [(each.id, records.metrics(each)) for each in (first, second)]
     if format == "csv":
         return _series_file(f"{first.id}-{second.id}", series)
@@ -84,19 +84,19 @@ def compare_page(
         title=f"{first.id} and {second.id}",
         runs=[first, second],
         comparison=compare_runs(first, second),
-        compared=_COMPARED,
+        compared=_COMPARED_PARTS,
         pictures=_pictures(series),
     )
 
 
 @router.get("/{run_id}")
 def run_page(request: Request, store: Store, run_id: str, format: str = "html") -> Response:
-    """Show what a run was given and reported, and what it left behind."""
+    """Show parameters, metrics and files of a run."""
     run = records.get(store, run_id)
     series = [(run.id, records.metrics(run))]
     if format == "csv":
         return _series_file(run.id, series)
-    trials = records.table(records.find(store, RunFilter(parent=run.id), limit=_TRIALS))
+    trials = records.run_table(records.find(store, RunFilter(parent=run.id), limit=_MAX_TRIALS))
     return page(
         request,
         "run.html",
@@ -105,26 +105,27 @@ def run_page(request: Request, store: Store, run_id: str, format: str = "html") 
         record=run.record,
         pictures=_pictures(series),
         trials=trials,
-        most=_TRIALS,
-        models=records.models_of(store, run),
+        most=_MAX_TRIALS,
+        models=records.models_from_run(store, run),
     )
 
 
 def _pictures(series: list[tuple[str, Metrics]]) -> dict[str, object]:
-    """Return a picture of each metric that a run reported."""
-    shown: dict[str, object] = {}
-    for name in dict.fromkeys(name for _, found in series for name in found):
-        picture = curves(name, [(run, found.get(name, {})) for run, found in series])
+    """Return a chart for each metric of the runs."""
+    pictures: dict[str, object] = {}
+    for name in dict.fromkeys(name for _, metrics in series for name in metrics):
+        picture = curves(name, [(run, metrics.get(name, {})) for run, metrics in series])
         if picture:
-            shown[name] = picture
-    return shown
+            pictures[name] = picture
+    return pictures
 
 
 def _series_file(name: str, series: list[tuple[str, Metrics]]) -> Response:
-    """Return every value that runs reported as a row."""
-    rows: list[list[object]] = []
-    for run, found in series:
-        for metric, values in found.items():
-            for step, value in values.items():
-                rows.append([run, metric, step, value])
+    """Return a CSV file with a row for each reported value."""
+    rows = [
+        [run, metric, step, value]
+        for run, metrics in series
+        for metric, values in metrics.items()
+        for step, value in values.items()
+    ]
     return csv_file(f"{name}-metrics", ["run", "metric", "step", "value"], rows)

@@ -1,4 +1,4 @@
-"""The list of feature views, and the page of one."""
+"""Pages of feature views."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _COLUMNS = ["name", "version", "description"]
 
 @router.get("")
 def list_page(request: Request, store: Store, format: str = "html") -> Response:
-    """Show the feature views."""
-    found = store.get_feature_views()
+    """List the feature views."""
+    views = store.get_feature_views()
     if format == "csv":
-        return csv_of("feature-views", _COLUMNS, found)
-    return page(request, "views.html", title="Feature views", found=found)
+        return csv_of("feature-views", _COLUMNS, views)
+    return page(request, "views.html", title="Feature views", views=views)
 
 
 @router.get("/{name}")
 def latest(store: Store, name: str) -> RedirectResponse:
-    """Lead to the latest version."""
+    """Redirect to the latest version."""
     view = store.get_feature_view(name)
     return RedirectResponse(f"/views/{view.name}/{view.version}")
 
 
 @router.get("/{name}/{version}")
 def view_page(request: Request, store: Store, name: str, version: int) -> HTMLResponse:
-    """Show what a view reads."""
+    """Show the features, groups and labels of a view."""
     view = store.get_feature_view(name, version=version)
     return page(request, "view.html", title=f"{name} v{version}", view=view)

@@ -1,4 +1,4 @@
-"""The list of feature groups, and the pages of one."""
+"""Pages of feature groups: list, schema, rows, history, statistics, validation."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from featurestore.model.counts import parse_version
 from featurestore.model.validation import describe, outcome_text
 from featurestore.registry import overview
 from featurestore.registry.overview import GroupFilter
-from featurestore.server.context import Settings, Store, Whole, moment
+from featurestore.server.context import FullStore, Settings, Store, parse_as_of
 from featurestore.server.drawing.heatmap import heatmap
 from featurestore.server.drawing.histogram import histogram
-from featurestore.server.pages.paging import FRESH, PageNumber, one_page
+from featurestore.server.pages.paging import AGES, PageNumber, load_page
 from featurestore.server.pages.rendering import csv_file, csv_of, is_partial, page, statistics_file
 from featurestore.server.records import featuregroups as records
 from featurestore.statistics import compare_statistics
 from featurestore.store import FeatureStore
 
 router = APIRouter(prefix="/groups")
-_REPORTS = 50
+_MAX_REPORTS = 50
 _COLUMNS = ["name", "version", "features", "changed", "description"]
-_SCHEMA = ["name", "type", "role", "missing", "description"]
+_SCHEMA_COLUMNS = ["name", "type", "role", "missing", "description"]
 Before = Annotated[int | None, Query(ge=0)]
 
 
@@ -43,38 +43,38 @@ def list_page(
     number: PageNumber = 1,
     format: str = "html",
 ) -> Response:
-    """Show the feature groups that a filter lets through."""
-    wanted = GroupFilter(
+    """List the feature groups that match a filter."""
+    group_filter = GroupFilter(
         text=q.strip(),
         tag=tag,
         owner=owner,
-        changed_within=FRESH.get(fresh),
+        changed_within=AGES.get(fresh),
         newest_first=sort == "changed",
     )
-    found = one_page(
-        lambda limit, offset: records.lines(store, wanted, limit=limit, offset=offset),
+    current_page = load_page(
+        lambda limit, offset: records.lines(store, group_filter, limit=limit, offset=offset),
         number=number,
         size=settings.page,
     )
     if format == "csv":
-        return csv_of("feature-groups", _COLUMNS, found.items)
+        return csv_of("feature-groups", _COLUMNS, current_page.items)
     with store.session.registry.reading() as connection:
         tags, owners = overview.tag_values(connection), overview.owners(connection)
     return page(
         request,
         "featuregroups_table.html" if is_partial(request) else "featuregroups.html",
         title="Feature groups",
-        found=found,
-        chosen={"q": q, "tag": tag, "owner": owner, "fresh": fresh, "sort": sort},
+        current_page=current_page,
+        filters={"q": q, "tag": tag, "owner": owner, "fresh": fresh, "sort": sort},
         tags=tags,
         owners=owners,
-        fresh=list(FRESH),
+        fresh=list(AGES),
     )
 
 
 @router.get("/{name}")
 def latest(store: Store, name: str) -> RedirectResponse:
-    """Lead to the latest version."""
+    """Redirect to the latest version."""
     group = store.featuregroup(name)
     return RedirectResponse(f"/groups/{group.name}/{group.version}")
 
@@ -83,21 +83,21 @@ def latest(store: Store, name: str) -> RedirectResponse:
 def group_page(
     request: Request, store: Store, name: str, version: int, format: str = "html"
 ) -> Response:
-    """Show the schema of a group, and what its statistics say of each feature."""
-    group, shown = _opened(store, name, version)
+    """Show the schema of a group with statistics of each feature."""
+    group, common = _open_group(store, name, version)
     definition = records.definition(group)
-    counted = records.statistics(group)
-    columns = records.columns(definition, counted)
+    statistics = records.statistics(group)
+    columns = records.columns(definition, statistics)
     if format == "csv":
-        return csv_of(f"{name}-v{version}-schema", _SCHEMA, columns)
+        return csv_of(f"{name}-v{version}-schema", _SCHEMA_COLUMNS, columns)
     return page(
         request,
         "featuregroup.html",
-        **shown,
+        **common,
         tab="schema",
         definition=definition,
         columns=columns,
-        counted=counted is not None,
+        has_statistics=statistics is not None,
         histogram=histogram,
     )
 
@@ -112,44 +112,46 @@ def rows_page(
     as_of: str = "",
     format: str = "html",
 ) -> Response:
-    """Show the first rows, as they are or as they were."""
-    group, shown = _opened(store, name, version)
+    """Show the first rows of the latest or an earlier table version."""
+    group, common = _open_group(store, name, version)
     bounds = records.RowBounds(settings.rows, settings.answer, settings.query_seconds)
     if format == "csv":
-        every = records.rows(group, bounds, as_of=moment(as_of))
-        return csv_file(f"{name}-v{version}", every["columns"], every["rows"])
-    found = records.leading_rows(group, bounds, as_of=moment(as_of))
-    return page(request, "featuregroup_rows.html", **shown, tab="rows", found=found, as_of=as_of)
+        all_rows = records.rows(group, bounds, as_of=parse_as_of(as_of))
+        return csv_file(f"{name}-v{version}", all_rows["columns"], all_rows["rows"])
+    first_rows = records.leading_rows(group, bounds, as_of=parse_as_of(as_of))
+    return page(
+        request, "featuregroup_rows.html", **common, tab="rows", first_rows=first_rows, as_of=as_of
+    )
 
 
 @router.get("/{name}/{version}/history")
 def history_page(
     request: Request,
     store: Store,
-    whole: Whole,
+    full_store: FullStore,
     settings: Settings,
     name: str,
     version: int,
     before: Before = None,
     format: str = "html",
 ) -> Response:
-    """Show the commits, the newest first."""
-    group, shown = _opened(store, name, version)
+    """Show the commits, newest first."""
+    group, common = _open_group(store, name, version)
     commits = group.history(limit=settings.page, before=before)
     if format == "csv":
         columns = list(commits[0]._summary()) if commits else []
         rows = [list(each._summary().values()) for each in commits]
         return csv_file(f"{name}-v{version}-history", columns, rows)
-    older = commits[-1].delta_version if len(commits) == settings.page else None
-    before_each = [each.delta_version for each in commits[1:]]
+    next_before = commits[-1].delta_version if len(commits) == settings.page else None
+    previous_versions = [each.delta_version for each in commits[1:]]
     return page(
         request,
         "featuregroup_history.html",
-        **shown,
+        **common,
         tab="history",
-        commits=list(zip_longest(commits, before_each)),
-        older=older,
-        who=records.committers(whole, group, commits),
+        commits=list(zip_longest(commits, previous_versions)),
+        next_before=next_before,
+        authors=records.committers(full_store, group, commits),
     )
 
 
@@ -164,32 +166,34 @@ def statistics_page(
     after: str = "",
     format: str = "html",
 ) -> Response:
-    """Show the stored statistics, correlations, and the drift against another version or time."""
-    group, shown = _opened(store, name, version)
-    counted = records.statistics(group)
+    """Show stored statistics, correlations, and the drift from another version or time."""
+    group, common = _open_group(store, name, version)
+    statistics = records.statistics(group)
     if format == "csv":
-        return statistics_file(f"{name}-v{version}-statistics", counted)
-    drift, refused = None, None
+        return statistics_file(f"{name}-v{version}-statistics", statistics)
+    drift, refusal = None, None
     try:
-        if moment(before) is not None:
-            earlier = records.needed_statistics(group, moment(before))
-            drift = compare_statistics(earlier, records.needed_statistics(group, moment(after)))
+        if parse_as_of(before) is not None:
+            earlier = records.require_statistics(group, parse_as_of(before))
+            drift = compare_statistics(
+                earlier, records.require_statistics(group, parse_as_of(after))
+            )
         elif against:
-            other = store.featuregroup(name, version=_number(against))
-            earlier = records.needed_statistics(other)
-            drift = compare_statistics(earlier, records.needed_statistics(group))
+            other = store.featuregroup(name, version=_parse_group_version(against))
+            earlier = records.require_statistics(other)
+            drift = compare_statistics(earlier, records.require_statistics(group))
     except StatisticsNotFound as error:
-        refused = error
+        refusal = error
     return page(
         request,
         "featuregroup_statistics.html",
-        **shown,
+        **common,
         tab="statistics",
-        counted=counted,
+        statistics=statistics,
         heatmap=heatmap,
         histogram=histogram,
         drift=drift,
-        refused=refused,
+        refusal=refusal,
         against=against,
         before=before,
         after=after,
@@ -205,37 +209,39 @@ def validation_page(
     version: int,
     format: str = "html",
 ) -> Response:
-    """Show the reports of the audits, and the rows that were put aside with their reasons."""
-    group, shown = _opened(store, name, version)
+    """Show the validation reports, and the quarantined rows with their reasons."""
+    group, common = _open_group(store, name, version)
     bounds = records.RowBounds(settings.rows, settings.answer, settings.query_seconds)
     if format == "csv":
-        every = records.quarantined_rows(group, bounds)
-        return csv_file(f"{name}-v{version}-put-aside", every["columns"], every["rows"])
-    aside = records.leading_quarantined_rows(group, bounds)
-    reports = store.get_validation_history(name, version=version, limit=_REPORTS)[::-1]
+        all_rows = records.quarantined_rows(group, bounds)
+        return csv_file(f"{name}-v{version}-quarantine", all_rows["columns"], all_rows["rows"])
+    quarantined = records.leading_quarantined_rows(group, bounds)
+    reports = store.get_validation_history(name, version=version, limit=_MAX_REPORTS)[::-1]
     return page(
         request,
         "featuregroup_validation.html",
-        **shown,
+        **common,
         tab="validation",
         reports=reports,
-        aside=aside,
+        quarantined=quarantined,
         describe=describe,
         outcome=outcome_text,
     )
 
 
-def _opened(store: FeatureStore, name: str, version: int) -> tuple[FeatureGroup, dict[str, object]]:
+def _open_group(
+    store: FeatureStore, name: str, version: int
+) -> tuple[FeatureGroup, dict[str, object]]:
     group = store.featuregroup(name, version=version)
-    shown: dict[str, object] = {
+    common: dict[str, object] = {
         "group": group,
         "title": f"{name} v{version}",
         "versions": records.versions(store, name),
     }
-    return group, shown
+    return group, common
 
 
-def _number(text: str) -> int:
+def _parse_group_version(text: str) -> int:
     if not text.isdecimal():
-        raise InvalidArgument(f"{text!r} is no version of a group.", hint="against=1")
+        raise InvalidArgument(f"{text!r} is not a version of a group.", hint="against=1")
     return parse_version(text)

@@ -1,4 +1,4 @@
-"""The first page."""
+"""Home page."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from featurestore.server.pages.rendering import page
 from featurestore.server.records.home import home
 
 router = APIRouter()
-# The pages of what is counted.
-_PLACES = {
+# Page of each count.
+_COUNT_PAGES = {
     "feature groups": "/groups",
     "features": "/groups",
     "training datasets": "/datasets",
@@ -24,5 +24,5 @@ _PLACES = {
 
 @router.get("/")
 def first_page(request: Request, store: Store) -> HTMLResponse:
-    """Show what is new and what fails."""
-    return page(request, "home.html", title="Feature store", home=home(store), places=_PLACES)
+    """Show counts, newest objects and failures."""
+    return page(request, "home.html", title="Feature store", home=home(store), pages=_COUNT_PAGES)

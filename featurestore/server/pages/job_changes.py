@@ -1,4 +1,4 @@
-"""What people do to jobs in a browser: pause, resume, run, and backfill after a look at its plan."""
+"""Actions on jobs in the browser: pause, resume, run and backfill."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from featurestore.model.job import JobSpec
 from featurestore.model.times import parse_moment
 from featurestore.registry.runs import Run
 from featurestore.server.access import roles
-from featurestore.server.context import Settings, Store, Whole
-from featurestore.server.guard import Asking, Form, actor_of, log_change
+from featurestore.server.context import FullStore, Settings, Store
+from featurestore.server.guard import CurrentVisitor, Form, actor_of, log_change
 from featurestore.server.job_runs import JobRuns, Work
 from featurestore.server.pages.rendering import page
 from featurestore.server.settings import SPARK
@@ -24,50 +24,52 @@ from featurestore.store import FeatureStore
 router = APIRouter(prefix="/jobs")
 
 
-def changeable(name: str, store: Store, whole: Whole, visitor: Asking) -> FeatureStore:
-    """Return the store in which a visitor may change and run a job that they may see."""
+def writable_job_store(
+    name: str, store: Store, full_store: FullStore, visitor: CurrentVisitor
+) -> FeatureStore:
+    """Return the unfiltered store if the visitor is allowed to change and run a job."""
     service.get_job(store.session, name)
     if visitor is not None:
         visitor.check(roles.WRITER)
-    return whole
+    return full_store
 
 
-Changeable = Annotated[FeatureStore, Depends(changeable)]
+WritableJobStore = Annotated[FeatureStore, Depends(writable_job_store)]
 
 
 @router.post("/{name}/pause")
-def pause(name: str, whole: Changeable, visitor: Asking) -> RedirectResponse:
-    """Keep schedulers from running a job."""
-    whole.pause_job(name)
-    return _logged(whole, visitor, "pause job", name, {})
+def pause(name: str, full_store: WritableJobStore, visitor: CurrentVisitor) -> RedirectResponse:
+    """Pause the schedule of a job."""
+    full_store.pause_job(name)
+    return _log_and_redirect(full_store, visitor, "pause job", name, {})
 
 
 @router.post("/{name}/resume")
-def resume(name: str, whole: Changeable, visitor: Asking) -> RedirectResponse:
-    """Let a paused job go on."""
-    whole.unpause_job(name)
-    return _logged(whole, visitor, "resume job", name, {})
+def resume(name: str, full_store: WritableJobStore, visitor: CurrentVisitor) -> RedirectResponse:
+    """Resume the schedule of a job."""
+    full_store.unpause_job(name)
+    return _log_and_redirect(full_store, visitor, "resume job", name, {})
 
 
 @router.post("/{name}/run")
 def run(
-    request: Request, name: str, whole: Changeable, visitor: Asking, form: Form
+    request: Request, name: str, full_store: WritableJobStore, visitor: CurrentVisitor, form: Form
 ) -> RedirectResponse:
-    """Run a job: what is due, what is stale, or its latest window anew."""
-    chosen = form.get("what", "")
-    works: dict[str, Work] = {
-        "due": lambda: whole.run_job(name, due=True),
-        "stale": lambda: whole.run_job(name, stale=True),
-        "latest": lambda: whole.run_job(name),
+    """Run the due windows, the stale windows or the latest window of a job."""
+    choice = form.get("what", "")
+    work_by_choice: dict[str, Work] = {
+        "due": lambda: full_store.run_job(name, due=True),
+        "stale": lambda: full_store.run_job(name, stale=True),
+        "latest": lambda: full_store.run_job(name),
     }
-    if chosen not in works:
-        raise InvalidArgument(f"what={chosen!r} is nothing to run.", hint="due, stale or latest")
+    if choice not in work_by_choice:
+        raise InvalidArgument(f"Unknown value what={choice!r}.", hint="due, stale or latest")
     command = f"featurestore job run {name}"
-    if chosen != "latest":
-        command += f" --{chosen}"
+    if choice != "latest":
+        command += f" --{choice}"
     _check_runs_here(request, command)
-    _runs(request).start(name, f"run: {chosen}", actor_of(visitor), works[chosen])
-    return _logged(whole, visitor, "run job", name, {"what": chosen})
+    _job_runs(request).start(name, f"run: {choice}", actor_of(visitor), work_by_choice[choice])
+    return _log_and_redirect(full_store, visitor, "run job", name, {"what": choice})
 
 
 @router.get("/{name}/backfill")
@@ -79,12 +81,12 @@ def plan_page(
     start: str = "",
     end: str = "",
 ) -> HTMLResponse:
-    """Show which windows a range has, what they would read, and about how long they would take."""
+    """Show the windows of a range, their inputs and the estimated time."""
     job = service.get_job(store.session, name)
     plan, command = None, ""
     if start.strip() and end.strip():
-        window = _range(start, end)
-        _check_windows(job.spec, *window, most=settings.windows)
+        window = _parse_range(start, end)
+        _check_windows(job.spec, *window, max_windows=settings.windows)
         plan, command = store.plan_job(name, window=window), _backfill_command(name, *window)
     return page(
         request,
@@ -102,33 +104,35 @@ def plan_page(
 def backfill(
     request: Request,
     name: str,
-    whole: Changeable,
-    visitor: Asking,
+    full_store: WritableJobStore,
+    visitor: CurrentVisitor,
     form: Form,
     settings: Settings,
 ) -> RedirectResponse:
-    """Compute the windows of a range that were planned."""
-    first, last = _range(form.get("start", ""), form.get("end", ""))
-    _check_windows(service.get_job(whole.session, name).spec, first, last, most=settings.windows)
+    """Start the backfill of a range."""
+    first, last = _parse_range(form.get("start", ""), form.get("end", ""))
+    _check_windows(
+        service.get_job(full_store.session, name).spec, first, last, max_windows=settings.windows
+    )
     anew = form.get("anew", "") == "yes"
     command = _backfill_command(name, first, last)
     _check_runs_here(request, f"{command} --anew" if anew else command)
-    what = f"backfill from {first.isoformat()} to {last.isoformat()}"
+    description = f"backfill from {first.isoformat()} to {last.isoformat()}"
 
     def work() -> list[Run]:
-        return whole.backfill_job(name, first, last, resume=not anew)
+        return full_store.backfill_job(name, first, last, resume=not anew)
 
-    _runs(request).start(name, what, actor_of(visitor), work)
-    told = {"start": first, "end": last, "anew": anew}
-    return _logged(whole, visitor, "backfill job", name, told)
+    _job_runs(request).start(name, description, actor_of(visitor), work)
+    detail = {"start": first, "end": last, "anew": anew}
+    return _log_and_redirect(full_store, visitor, "backfill job", name, detail)
 
 
 def _backfill_command(name: str, first: datetime, last: datetime) -> str:
-    """Return what to type for it; its times have no spaces, whatever was typed in a browser."""
+    """Return the command of a backfill; ISO times have no spaces and need no quotes."""
     return f"featurestore job backfill {name} --start {first.isoformat()} --end {last.isoformat()}"
 
 
-def _range(start: str, end: str) -> tuple[datetime, datetime]:
+def _parse_range(start: str, end: str) -> tuple[datetime, datetime]:
     first = parse_moment(start.strip(), argument="start", warn=False)
     last = parse_moment(end.strip(), argument="end", warn=False)
     if first >= last:
@@ -136,34 +140,36 @@ def _range(start: str, end: str) -> tuple[datetime, datetime]:
     return first, last
 
 
-def _check_windows(spec: JobSpec, first: datetime, last: datetime, *, most: int) -> None:
-    """Refuse a range of more windows than one plan may have."""
-    if len(service.find_complete_windows(spec, first, last, limit=most + 1)) > most:
+def _check_windows(spec: JobSpec, first: datetime, last: datetime, *, max_windows: int) -> None:
+    """Reject a range with more windows than the limit."""
+    if len(service.find_complete_windows(spec, first, last, limit=max_windows + 1)) > max_windows:
         raise LimitExceeded(
-            f"The range has more than {most:,} windows, which is the bound of one plan.",
-            hint="a shorter range, or the command line: featurestore job backfill",
+            f"The range has more than {max_windows:,} windows, the limit of one plan.",
+            hint="use a shorter range, or the command line: featurestore job backfill",
         )
 
 
 def _check_runs_here(request: Request, command: str) -> None:
-    """Refuse a job of Spark: a server holds no session of a cluster.
+    """Reject jobs of Spark stores: the server has no Spark session.
 
     Raises:
-        InvalidArgument: Says what to type.
+        InvalidArgument: The hint contains the command to run instead.
     """
     if request.app.state.jobs_engine == SPARK:
-        raise InvalidArgument(
-            "Jobs of this store run on Spark, and not in the server.", hint=command
-        )
+        raise InvalidArgument("Jobs of this store run on Spark, not in the server.", hint=command)
 
 
-def _runs(request: Request) -> JobRuns:
-    found: JobRuns = request.app.state.job_runs
-    return found
+def _job_runs(request: Request) -> JobRuns:
+    job_runs: JobRuns = request.app.state.job_runs
+    return job_runs
 
 
-def _logged(
-    whole: FeatureStore, visitor: Asking, action: str, name: str, told: dict[str, Any]
+def _log_and_redirect(
+    full_store: FeatureStore,
+    visitor: CurrentVisitor,
+    action: str,
+    name: str,
+    detail: dict[str, Any],
 ) -> RedirectResponse:
-    log_change(whole, visitor, action, name, told)
+    log_change(full_store, visitor, action, name, detail)
     return RedirectResponse(f"/jobs/{name}", status_code=303)

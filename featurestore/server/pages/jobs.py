@@ -1,4 +1,4 @@
-"""The list of jobs, and the page of one: its windows and runs."""
+"""Pages of jobs: list, windows and runs, logs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from fastapi.responses import PlainTextResponse, Response
 from featurestore.errors import JobNotFound
 from featurestore.jobs import service
 from featurestore.registry import runs, stored_errors
-from featurestore.server.context import Settings, Store, Whole
-from featurestore.server.pages.paging import PageNumber, one_page
+from featurestore.server.context import FullStore, Settings, Store
+from featurestore.server.pages.paging import PageNumber, load_page
 from featurestore.server.pages.rendering import csv_file, page
 from featurestore.server.records import jobs as records
 from featurestore.storage import files
 
 router = APIRouter(prefix="/jobs")
-_RUNS = 100
+_MAX_RUNS = 100
 
 
 @router.get("")
@@ -26,54 +26,56 @@ def list_page(
     number: PageNumber = 1,
     format: str = "html",
 ) -> Response:
-    """Show the jobs and how they stand."""
-    found = one_page(
+    """List the jobs with their status."""
+    current_page = load_page(
         lambda limit, offset: list(store.get_jobs(limit=limit, offset=offset)),
         number=number,
         size=settings.page,
     )
     if format == "csv":
-        told = [records.status(each) for each in found.items]
+        job_records = [records.status_record(each) for each in current_page.items]
         return csv_file(
-            "jobs", list(told[0]) if told else [], [list(each.values()) for each in told]
+            "jobs",
+            list(job_records[0]) if job_records else [],
+            [list(each.values()) for each in job_records],
         )
-    return page(request, "jobs.html", title="Jobs", found=found)
+    return page(request, "jobs.html", title="Jobs", current_page=current_page)
 
 
 @router.get("/{name}")
 def job_page(
-    request: Request, store: Store, whole: Whole, name: str, format: str = "html"
+    request: Request, store: Store, full_store: FullStore, name: str, format: str = "html"
 ) -> Response:
-    """Show the windows of a job and its runs, the newest first."""
+    """Show the windows of a job and its runs, newest first."""
     job = service.get_job(store.session, name)
     with store.session.registry.reading() as connection:
-        found = runs.of_job(connection, name, last=_RUNS)[::-1]
+        job_runs = runs.of_job(connection, name, last=_MAX_RUNS)[::-1]
     if format == "csv":
-        rows = [list(records.run(each).values()) for each in found]
-        columns = list(records.run(found[0])) if found else []
+        rows = [list(records.run_record(each).values()) for each in job_runs]
+        columns = list(records.run_record(job_runs[0])) if job_runs else []
         return csv_file(f"{name}-runs", columns, rows)
-    asked = request.app.state.job_runs.last(name)
+    requested_run = request.app.state.job_runs.last(name)
     return page(
         request,
         "job.html",
         title=name,
         job=job,
         status=service.status_of(store.session, job),
-        strip=records.strip(store, name),
-        runs=found,
-        asked=asked,
-        outcome=records.outcome(store, whole, job, asked),
+        strip=records.window_strip(store, name),
+        runs=job_runs,
+        requested_run=requested_run,
+        outcome=records.outcome_text(store, full_store, job, requested_run),
     )
 
 
 @router.get("/{name}/runs/{run_id}/log")
 def log_page(store: Store, name: str, run_id: str) -> PlainTextResponse:
-    """Show the log of a run, unless it names what is hidden."""
-    no_log = JobNotFound(f"There is no log of run {run_id!r} of job {name!r}.")
+    """Show the log of a run, unless it contains hidden names."""
+    no_log = JobNotFound(f"Run {run_id!r} of job {name!r} has no log.")
     with store.session.registry.reading() as connection:
         run = runs.find(connection, run_id)
     log = run.log if run is not None and run.job == name else None
-    # The registry's word is no leave to read any file of the machine.
+    # A manipulated registry must not expose other files of the machine.
     if log is None or not files.lies_below(log, store.session.logs_path) or not files.exists(log):
         raise no_log
     text = files.read_bytes(log).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What was made from what, as a picture to walk through and as a table."""
+"""Lineage page: the graph as a picture and as a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from featurestore.server.context import Store
 from featurestore.server.drawing.graph import draw
 from featurestore.server.pages.rendering import page
 from featurestore.server.records import lineage as records
-from featurestore.server.records.lineage_graph import KINDS, Node, called
+from featurestore.server.records.lineage_graph import KINDS, Node, kind_label
 
 router = APIRouter(prefix="/lineage")
 Steps = Annotated[int, Query(ge=0, le=20)]
@@ -27,36 +27,36 @@ def lineage_page(
     up: Steps = 3,
     down: Steps = 3,
 ) -> HTMLResponse:
-    """Show the graph of the store, or the part around a node."""
+    """Show the lineage graph of the store or around a node."""
     focus = None
     if node:
         focus = Node.parse(node)
         if focus is None:
             raise InvalidArgument(
-                f"node={node!r} is none.",
+                f"Invalid node {node!r}.",
                 hint="node=featuregroup:weather@1 or feature:weather.temp@1",
             )
-        graph = records.around(store, focus, up=up, down=down)
+        graph = records.graph_around(store, focus, up=up, down=down)
     else:
-        graph = records.whole(store)
-    broken = [] if focus is None else graph.behind(focus)
+        graph = records.store_graph(store)
+    affected = [] if focus is None else graph.descendants(focus)
     kinds = kind or []
-    graph = records.only(graph, kinds)
-    alone, joined = records.apart(graph, focus)
+    graph = records.filter_kinds(graph, kinds)
+    isolated, connected = records.split_isolated(graph, focus)
     return page(
         request,
         "lineage.html",
         title="Lineage" if focus is None else f"Lineage of {focus.label}",
         graph=graph,
-        picture=draw(joined, focus=focus, address="/lineage?node="),
-        alone=alone,
-        broken=broken,
+        picture=draw(connected, focus=focus, address="/lineage?node="),
+        isolated=isolated,
+        affected=affected,
         focus=focus,
         up=up,
         down=down,
         kinds=[each for each in KINDS if each != "feature" or _is_feature(focus)],
-        called=called,
-        chosen=kinds,
+        kind_label=kind_label,
+        selected_kinds=kinds,
     )
 
 

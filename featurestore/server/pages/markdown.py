@@ -1,4 +1,4 @@
-"""Descriptions as people write them: a small part of Markdown, and nothing else of HTML."""
+"""Rendering of descriptions: a subset of Markdown without HTML."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from markupsafe import Markup
 
 from featurestore.model.printable import printable_line
 
-# No HTML, no pictures, no headings: those of the page are its own.
+# Excludes HTML, images and headings.
 _RULES = ["backticks", "code", "emphasis", "escape", "fence", "link", "list", "newline"]
 
 
 def markdown(text: str) -> Markup:
-    """Return a description as HTML: paragraphs, lists, code, emphasis and links; all else is text.
+    """Render a description as HTML with paragraphs, lists, code, emphasis and links.
 
     >>> markdown("as *of* `t` <b>").strip()
     Markup('<p>as <em>of</em> <code>t</code> &lt;b&gt;</p>')

@@ -1,4 +1,4 @@
-"""The numbers of the store for Prometheus."""
+"""Metrics of the store for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ router = APIRouter()
 
 @router.get("/metrics")
 def metrics(store: Store) -> PlainTextResponse:
-    """Answer in Prometheus' text format; an error says what to install where its client misses."""
+    """Return the metrics in the text format of Prometheus."""
     return PlainTextResponse(
         store.get_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8"
     )

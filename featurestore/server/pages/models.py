@@ -1,4 +1,4 @@
-"""The list of registered models, and the pages of one."""
+"""Pages of registered models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from featurestore.server.context import Settings, Store
-from featurestore.server.pages.paging import PageNumber, one_page
+from featurestore.server.pages.paging import PageNumber, load_page
 from featurestore.server.pages.rendering import csv_file, page
 from featurestore.server.records import models as records
 
@@ -21,29 +21,29 @@ def list_page(
     number: PageNumber = 1,
     format: str = "html",
 ) -> Response:
-    """Show every version of every model."""
-    found = one_page(
+    """List all versions of all models."""
+    current_page = load_page(
         lambda limit, offset: records.find(store, limit=limit, offset=offset),
         number=number,
         size=settings.page,
     )
-    lines = [records.line(model) for model in found.items]
+    lines = [records.summarize(model) for model in current_page.items]
     if format == "csv":
         rows = [list(line.values()) for line in lines]
         return csv_file("models", list(records.COLUMNS), rows)
-    return page(request, "models.html", title="Models", found=found, lines=lines)
+    return page(request, "models.html", title="Models", current_page=current_page, lines=lines)
 
 
 @router.get("/{name}")
 def latest(store: Store, name: str) -> RedirectResponse:
-    """Lead to the latest version."""
+    """Redirect to the latest version."""
     model = records.get(store, name)
     return RedirectResponse(f"/models/{model.name}/{model.version}")
 
 
 @router.get("/{name}/{version}")
 def model_page(request: Request, store: Store, name: str, version: int) -> HTMLResponse:
-    """Show the stage of a model, what it was trained on, and what it takes and gives."""
+    """Show the stage, training dataset, inputs and outputs of a model."""
     model = records.get(store, name, version)
     return page(
         request,

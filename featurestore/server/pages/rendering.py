@@ -1,4 +1,4 @@
-"""Templates and what they need: every text is escaped by them, numbers and times look alike."""
+"""Rendering of pages and CSV files: templates with autoescape, and their filters."""
 
 from __future__ import annotations
 
@@ -26,34 +26,36 @@ from featurestore.server.access.visitors import Visitor
 from featurestore.server.pages.markdown import markdown
 
 _OUTSIDE_FILE_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
-_LONGEST_FILE_NAME = 200
+_MAX_FILE_NAME_LENGTH = 200
 _SPACES = re.compile(r"[ \t\r\n]+")
 _STATISTICS = ["name", "kind", "missing", "distinct", "min", "median", "mean", "max", "std"]
-_LONGEST = 24
-_LONGEST_VALUE = 48
+_MAX_STATISTIC_LENGTH = 24
+_MAX_VALUE_LENGTH = 48
 
 
 def page(request: Request, template: str, **values: Any) -> HTMLResponse:
-    """Return a page made of a template."""
+    """Render a page from a template."""
     return _render(request, template, 200, values)
 
 
-def error_page(request: Request, status: int, told: Mapping[str, object]) -> HTMLResponse:
-    """Return the page of an error."""
-    # Time that is over is what many of these pages say.
+def error_page(request: Request, status: int, problem: Mapping[str, object]) -> HTMLResponse:
+    """Render the page of an error."""
+    # The error may be an exceeded time limit: its page needs more time.
     with time_limit(None):
-        return _render(request, "error.html", status, {"told": told, "title": told["title"]})
+        return _render(
+            request, "error.html", status, {"problem": problem, "title": problem["title"]}
+        )
 
 
 def is_partial(request: Request) -> bool:
-    """Tell whether a script asks for the part of a page that changed."""
+    """Return True if htmx requests a page fragment."""
     headers = request.headers
-    whole = "hx-history-restore-request" in headers or "hx-boosted" in headers
-    return headers.get("hx-request") == "true" and not whole
+    needs_full_page = "hx-history-restore-request" in headers or "hx-boosted" in headers
+    return headers.get("hx-request") == "true" and not needs_full_page
 
 
 def csv_file(name: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Response:
-    """Return a table as a file to download."""
+    """Return a table as a CSV download."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(columns)
@@ -64,30 +66,37 @@ def csv_file(name: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
 
 
 def file_name(text: str) -> str:
-    r"""Return a name for a file to download: nothing in it ends a header or leads to a folder.
+    r"""Return a safe name for a download, without control characters and path separators.
 
     >>> file_name('of_visits-v1-train'), file_name('../a"\r\nSet-Cookie: b')
     ('of_visits-v1-train', '_a_Set-Cookie_b')
     """
-    return _OUTSIDE_FILE_NAMES.sub("_", text)[:_LONGEST_FILE_NAME]
+    return _OUTSIDE_FILE_NAMES.sub("_", text)[:_MAX_FILE_NAME_LENGTH]
 
 
 def csv_of(name: str, columns: Sequence[str], items: Iterable[object]) -> Response:
-    """Return the attributes of items as a file to download, by a column each."""
+    """Return attributes of objects as a CSV download, with a column for each attribute."""
     return csv_file(name, columns, map(attrgetter(*columns), items))
 
 
-def statistics_file(name: str, counted: Statistics | None) -> Response:
-    """Return the statistics of columns as a file to download, in full."""
+def statistics_file(name: str, statistics: Statistics | None) -> Response:
+    """Return the statistics of columns as a CSV download."""
     rows = []
-    for each in counted.columns if counted is not None else ():
-        row = [each.name, each.kind, each.missing, each.distinct, each.minimum, each.quantile(0.5)]
-        rows.append([*row, each.mean, each.maximum, each.std])
+    for column in statistics.columns if statistics is not None else ():
+        row = [
+            column.name,
+            column.kind,
+            column.missing,
+            column.distinct,
+            column.minimum,
+            column.quantile(0.5),
+        ]
+        rows.append([*row, column.mean, column.maximum, column.std])
     return csv_file(name, _STATISTICS, rows)
 
 
 def _cell(value: object) -> str:
-    """Return a value as a cell; a text that a spreadsheet would compute is kept a text.
+    """Return a value as a CSV cell; a quote protects strings that a spreadsheet would evaluate.
 
     >>> _cell("=1+1"), _cell(-4711), _cell(None), _cell(0.1 / 3)
     ("'=1+1", '-4711', '', '0.03333333333333333')
@@ -105,26 +114,26 @@ def _render(
 ) -> HTMLResponse:
     state = request.app.state
     visitor: Visitor | None = getattr(request.state, "visitor", None)
-    known = visitor is not None or not state.settings.auth
-    parts = (
+    is_allowed = visitor is not None or not state.settings.auth
+    chunks = (
         _environment()
         .get_template(template)
         .generate(
             request=request,
             path=request.url.path,
             partial=is_partial(request),
-            location=state.store.location if known else None,
+            location=state.store.location if is_allowed else None,
             release=__version__,
             visitor=visitor,
             form_field=_form_field(visitor),
             **values,
         )
     )
-    return HTMLResponse("".join(in_time(parts)), status_code=status)
+    return HTMLResponse("".join(in_time(chunks)), status_code=status)
 
 
 def _form_field(visitor: Visitor | None) -> Markup:
-    """Return what each form holds, so that no page of another site can send it."""
+    """Return the hidden form token field of all forms (CSRF protection)."""
     if visitor is None or visitor.cookie is None:
         return Markup("")
     return Markup('<input type="hidden" name="form_token" value="{}">').format(
@@ -134,31 +143,31 @@ def _form_field(visitor: Visitor | None) -> Markup:
 
 @cache
 def _environment() -> Environment:
-    found = Environment(
+    environment = Environment(
         loader=PackageLoader("featurestore.server"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters.update(
+    environment.filters.update(
         number=number,
         when=when,
         ago=ago,
         share=share,
         line=line,
-        marked=marked,
+        marked=highlight,
         markdown=markdown,
         short=short,
         text=value_text,
         statistic=statistic,
     )
-    found.globals.update(with_query=with_query)
-    return found
+    environment.globals.update(with_query=with_query)
+    return environment
 
 
 def line(value: object) -> str:
-    r"""Return a text on one line; what a browser would not show is spelled out.
+    r"""Return a text on one line with escaped control characters.
 
     >>> line("no such\ncolumn\x00")
     'no such column\\u0000'
@@ -166,24 +175,24 @@ def line(value: object) -> str:
     return printable_line(_SPACES.sub(" ", str(value)))
 
 
-def marked(value: object, text: str) -> Markup:
-    """Return a text with each place of another text in it marked.
+def highlight(value: object, text: str) -> Markup:
+    """Return a text with all occurrences of another text highlighted.
 
-    >>> marked("Amounts", "am")
+    >>> highlight("Amounts", "am")
     Markup('<mark>Am</mark>ounts')
     """
     shown = line(value)
     if not text.strip():
         return Markup("{}").format(shown)
-    parts = re.split(f"({re.escape(text.strip())})", shown, flags=re.IGNORECASE)
-    told = [Markup("{}").format(part) for part in parts]
-    for place in range(1, len(told), 2):
-        told[place] = Markup("<mark>{}</mark>").format(parts[place])
-    return Markup("").join(told)
+    segments = re.split(f"({re.escape(text.strip())})", shown, flags=re.IGNORECASE)
+    escaped = [Markup("{}").format(part) for part in segments]
+    for index in range(1, len(escaped), 2):
+        escaped[index] = Markup("<mark>{}</mark>").format(segments[index])
+    return Markup("").join(escaped)
 
 
 def number(value: object) -> str:
-    """Return a number as people read it.
+    """Format a number for display.
 
     >>> number(1234567), number(0.123456789), number(None)
     ('1,234,567', '0.123457', '')
@@ -200,34 +209,34 @@ def number(value: object) -> str:
 
 
 def statistic(value: object, column: ColumnStatistics) -> str:
-    """Return a number, text or time of a column's statistics on one short line."""
+    """Format a number, text or time of column statistics on one short line."""
     if value is None:
         return ""
     if column.kind == "time":
         return str(value)[:19].replace("T", " ")
     text = printable_line(number(value))
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return text if len(text) <= _MAX_STATISTIC_LENGTH else text[: _MAX_STATISTIC_LENGTH - 1] + "…"
 
 
 def short(value: object) -> str:
-    """Return any value on one short line.
+    """Format any value on one short line.
 
     >>> short([1, 2]), short("a" * 60)[-2:], short(None)
     ('1, 2', 'a…', '')
     """
     text = printable_line(number(value))
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
+    return text if len(text) <= _MAX_VALUE_LENGTH else text[: _MAX_VALUE_LENGTH - 1] + "…"
 
 
 def share(value: float | None) -> str:
-    """Return a share in per cent."""
+    """Format a fraction in per cent."""
     if value is None:
         return ""
     return "0 %" if value == 0 else f"{100 * value:.2g} %"
 
 
 def when(value: object) -> str:
-    """Return a time to the second in UTC.
+    """Format a time in UTC, to the second.
 
     >>> when(datetime(2013, 1, 1, 6, tzinfo=UTC))
     '2013-01-01 06:00:00'
@@ -239,7 +248,7 @@ def when(value: object) -> str:
 
 
 def ago(value: datetime | None) -> str:
-    """Return how long ago a time was."""
+    """Format the age of a time."""
     if value is None:
         return "never"
     seconds = max((datetime.now(UTC) - value).total_seconds(), 0)
@@ -251,7 +260,7 @@ def ago(value: datetime | None) -> str:
 
 
 def with_query(request: Request, **changed: object) -> str:
-    """Return the address of a request with some arguments changed; None takes one away."""
-    found = [item for item in request.query_params.multi_items() if item[0] not in changed]
-    found += [(name, str(value)) for name, value in changed.items() if value is not None]
-    return f"?{urlencode(found)}" if found else request.url.path
+    """Return the query of a request with changed arguments; None removes an argument."""
+    arguments = [item for item in request.query_params.multi_items() if item[0] not in changed]
+    arguments += [(name, str(value)) for name, value in changed.items() if value is not None]
+    return f"?{urlencode(arguments)}" if arguments else request.url.path

@@ -1,4 +1,4 @@
-"""Search as one types."""
+"""Search page, and suggestions for the search field."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from fastapi.responses import HTMLResponse
 from featurestore.registry import overview
 from featurestore.registry.search_filters import SearchFilter
 from featurestore.server.context import Store
-from featurestore.server.pages.paging import FRESH
+from featurestore.server.pages.paging import AGES
 from featurestore.server.pages.rendering import is_partial, page
 from featurestore.server.records.search import KINDS, SearchResult, count_kinds, search
 
 router = APIRouter()
-_MOST = 200
-_SUGGESTED = 8
+_MAX_RESULTS = 200
+_MAX_SUGGESTIONS = 8
 
 
 @router.get("/search")
@@ -27,37 +27,37 @@ def search_page(
     owner: str = "",
     fresh: str = "",
 ) -> HTMLResponse:
-    """Show where a text was found."""
+    """Show the results of a search."""
     kind = kind if kind in KINDS else ""
-    wanted = SearchFilter(tag=tag, owner=owner, changed_within=FRESH.get(fresh))
-    found = search(store, q, kind=kind, wanted=wanted, limit=_MOST)
-    is_part = is_partial(request)
+    search_filter = SearchFilter(tag=tag, owner=owner, changed_within=AGES.get(fresh))
+    results = search(store, q, kind=kind, filters=search_filter, limit=_MAX_RESULTS)
+    is_partial_page = is_partial(request)
     choices: dict[str, list[str]] = {}
-    if not is_part:
+    if not is_partial_page:
         with store.session.registry.reading() as connection:
             choices["tag"] = overview.tag_values(connection)
             choices["owner"] = overview.owners(connection)
-        choices["fresh"] = list(FRESH)
+        choices["fresh"] = list(AGES)
     return page(
         request,
-        "search_results.html" if is_part else "search.html",
+        "search_results.html" if is_partial_page else "search.html",
         title=f"Search: {q}",
         q=q,
         kind=kind,
         all_kinds=KINDS,
-        kinds=count_kinds(found),
-        chosen={"tag": tag, "owner": owner, "fresh": fresh},
+        kinds=count_kinds(results),
+        filters={"tag": tag, "owner": owner, "fresh": fresh},
         choices=choices,
-        found=found,
-        most=_MOST,
+        results=results,
+        most=_MAX_RESULTS,
     )
 
 
 @router.get("/suggestions")
 def suggestions(request: Request, store: Store, q: str = "") -> HTMLResponse:
-    """Show the first of what a search would find, for the field that every page has."""
-    found: dict[str, SearchResult] = {}
-    for each in search(store, q, limit=_SUGGESTED):
-        found.setdefault(each.address, each)
-    first = list(found.values())[:_SUGGESTED]
-    return page(request, "suggestions.html", title="Suggestions", q=q, found=first)
+    """Show the first results of a search below the search field."""
+    by_address: dict[str, SearchResult] = {}
+    for result in search(store, q, limit=_MAX_SUGGESTIONS):
+        by_address.setdefault(result.address, result)
+    first = list(by_address.values())[:_MAX_SUGGESTIONS]
+    return page(request, "suggestions.html", title="Suggestions", q=q, results=first)

@@ -1,4 +1,4 @@
-"""The list of training datasets, and the pages of one."""
+"""Pages of training datasets: list, manifest, verification, comparison."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from featurestore.server.context import Settings, Store
 from featurestore.server.drawing.histogram import histogram
-from featurestore.server.pages.paging import PageNumber, one_page
+from featurestore.server.pages.paging import PageNumber, load_page
 from featurestore.server.pages.rendering import csv_of, page, statistics_file
 from featurestore.server.records import experiments
 from featurestore.server.records import training_datasets as records
@@ -15,7 +15,7 @@ from featurestore.server.records.experiments import RunFilter
 from featurestore.store import FeatureStore
 
 router = APIRouter(prefix="/datasets")
-_RUNS = 10
+_MAX_RUNS = 10
 _COLUMNS = ["name", "version", "rows", "format", "created", "description"]
 
 
@@ -28,20 +28,20 @@ def list_page(
     number: PageNumber = 1,
     format: str = "html",
 ) -> Response:
-    """Show the training datasets."""
-    found = one_page(
+    """List the training datasets."""
+    current_page = load_page(
         lambda limit, offset: records.lines(store, text=q.strip(), limit=limit, offset=offset),
         number=number,
         size=settings.page,
     )
     if format == "csv":
-        return csv_of("training-datasets", _COLUMNS, found.items)
-    return page(request, "datasets.html", title="Training datasets", found=found, q=q)
+        return csv_of("training-datasets", _COLUMNS, current_page.items)
+    return page(request, "datasets.html", title="Training datasets", current_page=current_page, q=q)
 
 
 @router.get("/{name}")
 def latest(store: Store, name: str) -> RedirectResponse:
-    """Lead to the latest version."""
+    """Redirect to the latest version."""
     dataset = store.get_training_dataset(name)
     return RedirectResponse(f"/datasets/{dataset.name}/{dataset.version}")
 
@@ -55,44 +55,45 @@ def dataset_page(
     split: str = "",
     format: str = "html",
 ) -> Response:
-    """Show what a manifest says: splits, columns, sources, and the statistics of a split."""
+    """Show splits, columns, sources, and the statistics of a split."""
     dataset = store.get_training_dataset(name, version=version)
-    shown = _shown(store, name, version)
-    chosen = dataset.manifest.split(split or dataset.splits[0]).name
-    counted = None
-    if chosen in dataset.manifest.statistics:
-        counted = dataset.statistics(chosen)
+    common = _common_values(store, name, version)
+    split_name = dataset.manifest.split(split or dataset.splits[0]).name
+    statistics = None
+    if split_name in dataset.manifest.statistics:
+        statistics = dataset.statistics(split_name)
     if format == "csv":
-        return statistics_file(f"{name}-v{version}-{chosen}", counted)
+        return statistics_file(f"{name}-v{version}-{split_name}", statistics)
     columns = {}
-    if counted is not None:
-        columns = {each.name: each for each in counted.columns}
+    if statistics is not None:
+        columns = {
+            column_statistics.name: column_statistics for column_statistics in statistics.columns
+        }
     return page(
         request,
         "dataset.html",
-        **shown,
+        **common,
         tab="manifest",
         dataset=dataset,
         definition=records.definition(dataset),
         sources=records.sources(dataset),
-        split=chosen,
-        counted=counted,
+        split=split_name,
         columns=columns,
         histogram=histogram,
-        models=experiments.used(store, name, version),
-        runs=experiments.find(store, RunFilter(dataset=name, version=version), limit=_RUNS),
+        models=experiments.models_trained_on(store, name, version),
+        runs=experiments.find(store, RunFilter(dataset=name, version=version), limit=_MAX_RUNS),
     )
 
 
 @router.get("/{name}/{version}/verify")
 def verify_page(request: Request, store: Store, name: str, version: int) -> HTMLResponse:
-    """Show the button that reads every file again."""
+    """Show the form that starts a verification."""
     return _verify_page(request, store, name, version, verify=False)
 
 
 @router.post("/{name}/{version}/verify")
 def verify(request: Request, store: Store, name: str, version: int) -> HTMLResponse:
-    """Read every file again and show what differs from the manifest."""
+    """Verify all files against the manifest and show the differences."""
     return _verify_page(request, store, name, version, verify=True)
 
 
@@ -104,7 +105,7 @@ def _verify_page(
     return page(
         request,
         "dataset_verify.html",
-        **_shown(store, name, version),
+        **_common_values(store, name, version),
         tab="verify",
         dataset=dataset,
         report=report,
@@ -115,7 +116,7 @@ def _verify_page(
 def diff_page(
     request: Request, store: Store, name: str, version: int, against: int | None = None
 ) -> HTMLResponse:
-    """Show what changed from another version to this one."""
+    """Show the differences between another version and this one."""
     dataset = store.get_training_dataset(name, version=version)
     report = None
     if against is not None:
@@ -123,7 +124,7 @@ def diff_page(
     return page(
         request,
         "dataset_diff.html",
-        **_shown(store, name, version),
+        **_common_values(store, name, version),
         tab="diff",
         dataset=dataset,
         report=report,
@@ -131,5 +132,5 @@ def diff_page(
     )
 
 
-def _shown(store: FeatureStore, name: str, version: int) -> dict[str, object]:
+def _common_values(store: FeatureStore, name: str, version: int) -> dict[str, object]:
     return {"title": f"{name} v{version}", "versions": records.versions(store, name)}

@@ -1,1 +1,1 @@
-"""What pages and the REST interface tell, as plain records that both take."""
+"""Records that pages and the REST interface share."""

@@ -1,4 +1,4 @@
-"""Runs of experiments: what each was given and reported, and two of them beside each other."""
+"""Records of experiment runs: parameters, metrics and models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Metrics = dict[str, dict[int, float]]
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs a list has: of an experiment, of a dataset, or trials of a study."""
+    """Filter of runs by experiment, training dataset or parent study."""
 
     name: str = ""
     dataset: str = ""
@@ -28,67 +28,69 @@ class RunFilter:
 
 @dataclass(frozen=True)
 class RunTable:
-    """Runs with the parameters and metrics that at least one of them has."""
+    """Runs with the names of all their parameters and metrics as columns."""
 
     runs: list[Run]
     params: list[str]
     metrics: list[str]
 
     def rows(self) -> list[list[object]]:
-        """Return a row for each run, without text for what it lacks."""
-        found = []
+        """Return a row for each run, with None for missing parameters and metrics."""
+        table_rows = []
         for run in self.runs:
-            row = list(told(run).values())
-            for names, values in ((self.params, run.params), (self.metrics, run.metrics)):
-                row += [values.get(name) for name in names]
-            found.append(row)
-        return found
+            row = list(summarize(run).values())
+            row += [run.params.get(name) for name in self.params]
+            row += [run.metrics.get(name) for name in self.metrics]
+            table_rows.append(row)
+        return table_rows
 
 
-def find(store: FeatureStore, wanted: RunFilter, *, limit: int, offset: int = 0) -> list[Run]:
-    """Return runs, the newest first; the trials of a study by their number."""
+def find(store: FeatureStore, run_filter: RunFilter, *, limit: int, offset: int = 0) -> list[Run]:
+    """Return runs, newest first; trials of a study by number."""
     session = store.session
-    dataset = (wanted.dataset, wanted.version) if wanted.dataset else None
-    found = catalog.find(
+    dataset = (run_filter.dataset, run_filter.version) if run_filter.dataset else None
+    run_records = catalog.find(
         session,
-        name=wanted.name or None,
+        name=run_filter.name or None,
         dataset=dataset,
-        parent=wanted.parent,
+        parent=run_filter.parent,
         limit=limit,
         offset=offset,
     )
-    return [Run(session, record) for record in found]
+    return [Run(session, record) for record in run_records]
 
 
 def get(store: FeatureStore, run_id: str) -> Run:
-    """Return a run; RunNotFound lists the newest."""
+    """Return a run; RunNotFound lists the newest runs."""
     return Run(store.session, catalog.load(store.session, run_id))
 
 
-def names(store: FeatureStore) -> list[str]:
+def experiment_names(store: FeatureStore) -> list[str]:
     """Return the names of experiments."""
     with store.session.registry.reading() as connection:
         return index.names(connection)
 
 
-def table(runs: Sequence[Run]) -> RunTable:
+def run_table(runs: Sequence[Run]) -> RunTable:
     """Return runs as a table."""
     return RunTable(
         list(runs),
-        _names(runs, lambda run: run.params),
-        _names(runs, lambda run: run.metrics),
+        _column_names(runs, lambda run: run.params),
+        _column_names(runs, lambda run: run.metrics),
     )
 
 
-def _names(runs: Iterable[Run], of: Callable[[Run], Mapping[str, object]]) -> list[str]:
-    found: dict[str, None] = {}
+def _column_names(
+    runs: Iterable[Run], values_of: Callable[[Run], Mapping[str, object]]
+) -> list[str]:
+    column_names: dict[str, None] = {}
     for run in runs:
-        found.update(dict.fromkeys(of(run)))
-    return list(found)
+        column_names.update(dict.fromkeys(values_of(run)))
+    return list(column_names)
 
 
-def told(run: Run) -> dict[str, Any]:
-    """Return what a list says of a run, without its parameters and metrics."""
+def summarize(run: Run) -> dict[str, Any]:
+    """Return the summary of a run without parameters and metrics."""
     dataset = run.record.dataset
     return {
         "run": run.id,
@@ -103,20 +105,20 @@ def told(run: Run) -> dict[str, Any]:
 
 
 def metrics(run: Run) -> Metrics:
-    """Return each metric that a run reported, by step."""
-    found: Metrics = {}
-    for each in catalog.read_metrics(run.path):
-        found.setdefault(each.name, {})[each.step] = each.value
-    return found
+    """Return the values of each metric of a run by step."""
+    values_by_metric: Metrics = {}
+    for entry in catalog.read_metrics(run.path):
+        values_by_metric.setdefault(entry.name, {})[entry.step] = entry.value
+    return values_by_metric
 
 
-def models_of(store: FeatureStore, run: Run) -> list[tuple[str, int]]:
-    """Return name and version of the models that were made of a run."""
+def models_from_run(store: FeatureStore, run: Run) -> list[tuple[str, int]]:
+    """Return name and version of the models registered from a run."""
     with store.session.registry.reading() as connection:
         return models.of_run(connection, run.id)
 
 
-def used(store: FeatureStore, name: str, version: int) -> list[tuple[str, int]]:
-    """Return name and version of the models that were trained on a dataset."""
+def models_trained_on(store: FeatureStore, name: str, version: int) -> list[tuple[str, int]]:
+    """Return name and version of the models trained on a dataset."""
     with store.session.registry.reading() as connection:
         return models.of_dataset(connection, name, version)

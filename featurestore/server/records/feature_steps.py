@@ -1,7 +1,7 @@
-"""One step of the lineage of a feature: the columns that it was made of, and what it became.
+"""Edges of column-level lineage around a feature.
 
-Plans of retrievals, definitions of views, window jobs and queries of SQL jobs name columns. Where
-nothing does, as for a job in Python, the group or dataset is told as a whole.
+Retrieval plans, view definitions, window jobs and queries of SQL jobs contain column names.
+Otherwise, as for jobs in Python, the edge refers to the complete group or dataset.
 """
 
 from __future__ import annotations
@@ -33,45 +33,47 @@ from featurestore.server.records.lineage_graph import Node
 from featurestore.store import FeatureStore
 
 Edges = list[tuple[Node, Node]]
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 T = TypeVar("T")
-# Each has a manifest to be opened.
-_MOST_DATASETS = 100
+# Limits the number of manifests to open.
+_MAX_DATASETS = 100
 
 
 class FeatureSteps:
-    """The steps around a feature; ``columns`` notes what it is called in datasets and views."""
+    """Lineage around a feature; ``columns`` maps datasets and views to its column names there."""
 
     def __init__(self, store: FeatureStore) -> None:
         self._store = store
         self.columns: dict[Node, tuple[str, ...]] = {}
-        self.is_cut = False  # more datasets pin the group than are looked into
-        self._whole: set[Node] = set()  # datasets of which every model needs the feature
+        self.is_truncated = False  # more datasets pin the group than were opened
+        self._required_datasets: set[Node] = (
+            set()
+        )  # every model of these datasets needs the feature
 
-    def _ask(
+    def _query(
         self,
-        query: Callable[Concatenate[Connection, Given], T],
-        *given: Given.args,
-        **named: Given.kwargs,
+        query: Callable[Concatenate[Connection, Arguments], T],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
     ) -> T:
-        """Return what the registry says; none of its connections is held while files are read."""
+        """Run a registry query; its connection is released before files are read."""
         with self._store.session.registry.reading() as connection:
-            return query(connection, *given, **named)
+            return query(connection, *args, **kwargs)
 
     def sources(self, node: Node) -> Edges:
         """Return the edges that lead to a node."""
         if node.kind != "feature":
-            return [] if node.kind == "job" else self._ask(steps.sources, node)
+            return [] if node.kind == "job" else self._query(steps.sources, node)
         group, column = node.parts
         edges: Edges = []
-        for before, made in self._ask(steps.sources, Node("featuregroup", group, node.version)):
-            origins = self._columns_of(made, before.name) if before.kind == "job" else None
+        for source, target in self._query(steps.sources, Node("featuregroup", group, node.version)):
+            origins = self._columns_of(target, source.name) if source.kind == "job" else None
             if origins is None:
-                edges.append((before, node))
+                edges.append((source, node))
                 continue
             for origin in origins.columns.get(column, ()):
-                edges.append((self._feature(origin), before))
-                edges.append((before, node))
+                edges.append((self._feature(origin), source))
+                edges.append((source, node))
         return edges
 
     def results(self, node: Node) -> Edges:
@@ -79,45 +81,47 @@ class FeatureSteps:
         if node.kind == "feature":
             return [*self._groups(node), *self._datasets(node), *self._views(node)]
         if node.kind == "job":
-            return []  # its edges to features came with those that lead to it
-        edges = self._ask(steps.results, node)
-        return [edge for edge in edges if edge[1].kind != "model" or self._takes(edge[1])]
+            return []  # the edges of a job are returned with the edges that lead to it
+        edges = self._query(steps.results, node)
+        return [edge for edge in edges if edge[1].kind != "model" or self._needs_feature(edge[1])]
 
-    def _takes(self, model: Node) -> bool:
-        """Tell whether a model needs the feature."""
+    def _needs_feature(self, model: Node) -> bool:
+        """Return True if a model needs the feature."""
         spec = models.get(self._store, model.name, model.version).spec
         dataset = Node("training_dataset", spec.dataset["name"], spec.dataset["version"])
-        inputs = {each.name for each in spec.inputs}
-        return dataset in self._whole or not inputs.isdisjoint(self.columns.get(dataset, ()))
+        inputs = {column.name for column in spec.inputs}
+        return dataset in self._required_datasets or not inputs.isdisjoint(
+            self.columns.get(dataset, ())
+        )
 
     def _feature(self, origin: Origin) -> Node:
-        """Return the feature of an origin; without a version it is of the latest one."""
+        """Return the feature of an origin; without a version, that of the latest version."""
         group, version = origin.group
         if version is None:
-            version = self._ask(featuregroups.versions, group)[-1]
+            version = self._query(featuregroups.versions, group)[-1]
         return Node("feature", f"{group}.{origin.column}", version)
 
     def _groups(self, node: Node) -> Edges:
         """Return the edges to the features that jobs compute from a feature."""
         group = Node("featuregroup", node.parts[0], node.version)
         edges: Edges = []
-        for _, job in self._ask(steps.results, group):
+        for _, job in self._query(steps.results, group):
             if job.kind != "job":
                 continue
-            for _, made in self._ask(steps.results, job):
-                origins = self._columns_of(made, job.name)
+            for _, target in self._query(steps.results, job):
+                origins = self._columns_of(target, job.name)
                 if origins is None:
-                    edges += [(node, job), (job, made)]
+                    edges += [(node, job), (job, target)]
                     continue
-                for name in _made_of(node, origins):
-                    feature = Node("feature", f"{made.name}.{name}", made.version)
+                for name in _derived_columns(node, origins):
+                    feature = Node("feature", f"{target.name}.{name}", target.version)
                     edges += [(node, job), (job, feature)]
         return edges
 
-    def _columns_of(self, made: Node, job: str) -> ColumnOrigins | None:
-        """Return what the columns of a group were made of, None where its job does not tell."""
-        registered = self._ask(jobs.find, job)
-        if registered is None or made.kind != "featuregroup" or made.version is None:
+    def _columns_of(self, target: Node, job: str) -> ColumnOrigins | None:
+        """Return the origins of the columns of a group, None if its job does not reveal them."""
+        registered = self._query(jobs.find, job)
+        if registered is None or target.kind != "featuregroup" or target.version is None:
             return None
         if registered.spec.kind == "window":
             return origins_of_window_job(WindowJob.of(registered.spec))
@@ -127,58 +131,64 @@ class FeatureSteps:
         for name, text in registered.spec.inputs.items():
             if "/" not in text and ":" not in text:  # neither a path nor a registered source
                 tables[name] = parse_group_reference(text)
-        names = self._ask(features.names, made.name, made.version)
+        names = self._query(features.names, target.name, target.version)
         return origins_of_query(registered.spec.code, tables, names)
 
     def _datasets(self, node: Node) -> Edges:
-        """Return the edges to the training datasets that hold a feature, or are joined by it."""
-        pins = self._ask(training_datasets.pinning, node.parts[0], node.version or 1)
+        """Return the edges to the training datasets that contain a feature or join on it."""
+        pins = self._query(training_datasets.pinning, node.parts[0], node.version or 1)
         pinned = list(dict.fromkeys((name, version) for name, version, _ in pins))
-        self.is_cut |= len(pinned) > _MOST_DATASETS
+        self.is_truncated |= len(pinned) > _MAX_DATASETS
         edges: Edges = []
-        for name, version in pinned[-_MOST_DATASETS:]:
+        for name, version in pinned[-_MAX_DATASETS:]:
             dataset = Node("training_dataset", name, version)
             manifest = self._store.get_training_dataset(name, version=version).manifest
             if manifest.plan is None:
-                self._whole.add(dataset)
+                self._required_datasets.add(dataset)
                 edges.append((node, dataset))
                 continue
             origins = origins_of_plan(manifest.plan)
-            kept = {column.name for column in manifest.columns}
-            found = tuple(each for each in _made_of(node, origins) if each in kept)
-            if found:
-                self.columns[dataset] = found
-            if _is_of(node, origins.rows):
-                self._whole.add(dataset)
-            if found or dataset in self._whole:
+            stored_columns = {column.name for column in manifest.columns}
+            column_names = tuple(
+                each for each in _derived_columns(node, origins) if each in stored_columns
+            )
+            if column_names:
+                self.columns[dataset] = column_names
+            if _contains(node, origins.rows):
+                self._required_datasets.add(dataset)
+            if column_names or dataset in self._required_datasets:
                 edges.append((node, dataset))
         return edges
 
     def _views(self, node: Node) -> Edges:
-        """Return the edges to the feature views that name a feature."""
+        """Return the edges to the feature views that contain a feature."""
         group, column = node.parts
         edges: Edges = []
-        for spec in self._ask(feature_views.reading, group, node.version):
-            found = []
-            for each in spec.features:
-                if (each.group, each.version, each.column) == (group, node.version, column):
-                    found.append(each.name)
-            if found:
+        for spec in self._query(feature_views.reading, group, node.version):
+            origin = (group, node.version, column)
+            column_names = [
+                feature.name
+                for feature in spec.features
+                if (feature.group, feature.version, feature.column) == origin
+            ]
+            if column_names:
                 view = Node("feature_view", spec.name, spec.version)
-                self.columns[view] = tuple(found)
+                self.columns[view] = tuple(column_names)
                 edges.append((node, view))
         return edges
 
 
-def _made_of(node: Node, origins: ColumnOrigins) -> list[str]:
-    """Return the columns that were made of a feature."""
-    return [name for name, found in origins.columns.items() if _is_of(node, found)]
+def _derived_columns(node: Node, origins: ColumnOrigins) -> list[str]:
+    """Return the columns that are derived from a feature."""
+    return [
+        name for name, column_origins in origins.columns.items() if _contains(node, column_origins)
+    ]
 
 
-def _is_of(node: Node, origins: Iterable[Origin]) -> bool:
+def _contains(node: Node, origins: Iterable[Origin]) -> bool:
     group, column = node.parts
-    for each in origins:
-        name, version = each.group
-        if (name, each.column) == (group, column) and version in (None, node.version):
+    for origin in origins:
+        name, version = origin.group
+        if (name, origin.column) == (group, column) and version in (None, node.version):
             return True
     return False

@@ -1,4 +1,4 @@
-"""What the first page tells: how much there is, what is new, what fails."""
+"""Records of the home page: counts, newest objects, failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NEWEST = 8
 
 @dataclass(frozen=True)
 class Home:
-    """The first page."""
+    """Content of the home page."""
 
     counts: dict[str, int]
     groups: list[GroupLine]
@@ -31,12 +31,12 @@ class Home:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is in the store yet."""
+        """Whether the store is empty."""
         return not any(self.counts.values())
 
 
 def home(store: FeatureStore) -> Home:
-    """Return what the registry knows of the store; no table is opened."""
+    """Return the content of the home page from the registry, without opening tables."""
     with store.session.registry.reading() as connection:
         return Home(
             counts=overview.counts(connection),

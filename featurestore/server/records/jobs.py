@@ -1,4 +1,4 @@
-"""Jobs: definitions, where they stand, their runs and windows."""
+"""Records of jobs: status, runs and windows."""
 
 from __future__ import annotations
 
@@ -11,81 +11,81 @@ from featurestore.model.window import Window
 from featurestore.registry import overview, stored_errors
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
-from featurestore.server.job_runs import AskedRun
+from featurestore.server.job_runs import RequestedRun
 from featurestore.store import FeatureStore
 
 
 @dataclass(frozen=True)
 class JobWindow:
-    """A window of a job's strip; ``state`` is "done", "failed", "stale" or "due"."""
+    """A window of a job; ``state`` is "done", "failed", "stale" or "due"."""
 
     window: Window
     state: str
 
 
-def status(found: service.JobStatus) -> dict[str, Any]:
-    """Return how a job stands."""
-    last = found.last
+def status_record(job_status: service.JobStatus) -> dict[str, Any]:
+    """Return the status of a job as a record."""
+    last_run = job_status.last
     return {
-        "name": found.name,
-        "kind": found.job.spec.kind,
-        "state": found.job.state,
-        "schedule": found.job.spec.schedule,
-        "target": found.job.spec.target,
-        "inputs": dict(found.job.spec.inputs),
-        "watermark": found.job.watermark,
-        "due": found.due,
-        "failed": found.failed,
-        "last_state": last.state if last else None,
-        "last_error": last.error if last else None,
-        "last_ended": last.ended if last else None,
+        "name": job_status.name,
+        "kind": job_status.job.spec.kind,
+        "state": job_status.job.state,
+        "schedule": job_status.job.spec.schedule,
+        "target": job_status.job.spec.target,
+        "inputs": dict(job_status.job.spec.inputs),
+        "watermark": job_status.job.watermark,
+        "due": job_status.due,
+        "failed": job_status.failed,
+        "last_state": last_run.state if last_run else None,
+        "last_error": last_run.error if last_run else None,
+        "last_ended": last_run.ended if last_run else None,
     }
 
 
-def run(found: Run) -> dict[str, Any]:
-    """Return a run; the path of its log stays on the server."""
+def run_record(job_run: Run) -> dict[str, Any]:
+    """Return a run as a record, without the path of its log."""
     return {
-        "run_id": found.run_id,
-        "job": found.job,
-        "job_version": found.job_version,
-        "state": found.state,
-        "start": found.window.start,
-        "end": found.window.end,
-        "windows": found.windows,
-        "rows": found.rows,
-        "delta_version": found.delta_version,
-        "started": found.started,
-        "ended": found.ended,
-        "seconds": found.seconds,
-        "memory": found.memory,
-        "error": found.error,
-        "hint": found.hint,
+        "run_id": job_run.run_id,
+        "job": job_run.job,
+        "job_version": job_run.job_version,
+        "state": job_run.state,
+        "start": job_run.window.start,
+        "end": job_run.window.end,
+        "windows": job_run.windows,
+        "rows": job_run.rows,
+        "delta_version": job_run.delta_version,
+        "started": job_run.started,
+        "ended": job_run.ended,
+        "seconds": job_run.seconds,
+        "memory": job_run.memory,
+        "error": job_run.error,
+        "hint": job_run.hint,
     }
 
 
-def outcome(
-    store: FeatureStore, whole: FeatureStore, job: RegisteredJob, asked: AskedRun | None
+def outcome_text(
+    store: FeatureStore,
+    full_store: FeatureStore,
+    job: RegisteredJob,
+    requested_run: RequestedRun | None,
 ) -> str:
-    """Return what became of a run that was asked for, with the names that its reader may see."""
-    if asked is None:
+    """Return the outcome of a requested run, without names that are hidden from the visitor."""
+    if requested_run is None:
         return ""
-    own = definition_words(job.spec)
-    stored = stored_errors.unlisted(whole.session.registry, asked.told, own=own)
+    known_names = definition_words(job.spec)
+    stored = stored_errors.unlisted(
+        full_store.session.registry, requested_run.outcome_text, own=known_names
+    )
     with store.session.registry.reading() as connection:
         return stored_errors.shown(connection, stored)
 
 
-def strip(store: FeatureStore, name: str, *, limit: int = 400) -> list[JobWindow]:
-    """Return the newest windows of a job with their states, oldest first, and those due."""
+def window_strip(store: FeatureStore, name: str, *, limit: int = 400) -> list[JobWindow]:
+    """Return the newest and due windows of a job with their states, oldest first."""
     session = store.session
     job = service.get_job(session, name)
-    found = []
     with session.registry.reading() as connection:
-        for window, state in overview.newest_windows(connection, name, limit=limit):
-            found.append(JobWindow(window, state))
-    known = {each.window for each in found}
+        states = dict(overview.newest_windows(connection, name, limit=limit))
     for window in service.find_due_windows(session, job)[-limit:]:
-        if window not in known:
-            found.append(JobWindow(window, "due"))
-    found.sort(key=lambda each: each.window)
-    return found[-limit:]
+        states.setdefault(window, "due")
+    return [JobWindow(window, states[window]) for window in sorted(states)[-limit:]]

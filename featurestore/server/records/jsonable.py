@@ -1,4 +1,4 @@
-"""Values as JSON has them: times as ISO 8601, decimals and bytes as text, no NaN."""
+"""Conversion of values to JSON: ISO 8601 times, decimals and bytes as strings, no NaN."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featurestore.model.durations import format_duration
 
 
 def jsonable(value: Any) -> Any:
-    """Return a value as JSON can hold it.
+    """Convert a value to JSON types.
 
     >>> jsonable({"at": datetime(2013, 1, 1), "x": float("nan"), "b": b"ab"})
     {'at': '2013-01-01T00:00:00', 'x': 'NaN', 'b': 'YWI='}
@@ -21,7 +21,7 @@ def jsonable(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else _odd(value)
+        return value if math.isfinite(value) else _non_finite_text(value)
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, timedelta):
@@ -37,7 +37,7 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-def _odd(value: float) -> str:
+def _non_finite_text(value: float) -> str:
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"

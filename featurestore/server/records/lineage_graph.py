@@ -1,4 +1,4 @@
-"""The nodes of lineage, and graphs of them."""
+"""Nodes and graphs of lineage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = (
     "experiment",
     "model",
 )
-MOST_NODES = 400
+MAX_NODES = 400
 _PAGES = {
     "featuregroup": "/groups/{name}/{version}",
     "feature": "/groups/{group}/{version}#feature-{column}",
@@ -27,8 +27,8 @@ _PAGES = {
 }
 
 
-def called(kind: str) -> str:
-    """Return a kind as people say it.
+def kind_label(kind: str) -> str:
+    """Return the display name of a kind.
 
     >>> called("featuregroup"), called("training_dataset")
     ('feature group', 'training dataset')
@@ -38,9 +38,9 @@ def called(kind: str) -> str:
 
 @dataclass(frozen=True, order=True)
 class Node:
-    """Something that data came from or went to; jobs, experiments and sources have no version.
+    """A node of lineage; jobs, experiments and sources have no version.
 
-    A feature is called by its group and its own name: ``feature:weather.temp@1``.
+    The key of a feature contains its group: ``feature:weather.temp@1``.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Node:
 
     @property
     def key(self) -> str:
-        """The node as an address has it: ``featuregroup:weather@1``."""
+        """Key of the node in URLs: ``featuregroup:weather@1``."""
         return f"{self.kind}:{self.label}"
 
     @property
@@ -59,7 +59,7 @@ class Node:
 
     @property
     def page(self) -> str | None:
-        """The page of it, None where it has none."""
+        """URL path of the page of the node, None without a page."""
         pattern = _PAGES.get(self.kind)
         if pattern is None:
             return None
@@ -74,7 +74,7 @@ class Node:
 
     @classmethod
     def parse(cls, key: str) -> Node | None:
-        """Return the node of a key, None where it is none.
+        """Parse a key; None if it is invalid.
 
         >>> Node.parse("featuregroup:weather@1")
         Node(kind='featuregroup', name='weather', version=1)
@@ -84,53 +84,54 @@ class Node:
             return None
         name, _, version = label.rpartition("@")
         if name and version.isdecimal():
-            found = cls(kind, name, int(version))
+            node = cls(kind, name, int(version))
         else:
-            found = cls(kind, label)
-        is_whole = found.version is not None and all(found.parts)
-        return found if kind != "feature" or is_whole else None
+            node = cls(kind, label)
+        is_complete = node.version is not None and all(node.parts)
+        return node if kind != "feature" or is_complete else None
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes, and edges from what was read to what was made. ``cut``: more than fits was left out.
+    """Nodes and edges from inputs to outputs; ``truncated``: nodes beyond the limit are missing.
 
-    ``columns`` says, around a feature, which columns of a dataset or view it became.
+    ``columns`` maps datasets and views to the columns that are derived from a feature.
     """
 
     nodes: tuple[Node, ...]
     edges: tuple[tuple[Node, Node], ...]
-    cut: bool = False
+    truncated: bool = False
     columns: Mapping[Node, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(
+    def from_edges(
         cls,
         nodes: Iterable[Node],
         edges: Iterable[tuple[Node, Node]],
         *,
-        cut: bool,
+        truncated: bool,
         columns: Mapping[Node, tuple[str, ...]] | None = None,
     ) -> Graph:
-        """Return a graph with those of some edges that stand between its nodes."""
-        kept = list(nodes)
-        inside = set(kept)
-        between = []
-        for before, after in dict.fromkeys(edges):
-            if before in inside and after in inside and before != after:
-                between.append((before, after))
-        return cls(tuple(kept), tuple(between), cut, columns or {})
+        """Build a graph from nodes and the edges between them; other edges are dropped."""
+        shown_nodes = list(nodes)
+        node_set = set(shown_nodes)
+        inner_edges = [
+            (before, after)
+            for before, after in dict.fromkeys(edges)
+            if before in node_set and after in node_set and before != after
+        ]
+        return cls(tuple(shown_nodes), tuple(inner_edges), truncated, columns or {})
 
-    def behind(self, node: Node) -> list[Node]:
-        """Return all that was made of a node, the nearest first."""
+    def descendants(self, node: Node) -> list[Node]:
+        """Return all descendants of a node, nearest first."""
         following: dict[Node, list[Node]] = {}
         for before, after in self.edges:
             following.setdefault(before, []).append(after)
-        found = dict.fromkeys(following.get(node, ()))
-        waiting = list(found)
+        reached = dict.fromkeys(following.get(node, ()))
+        waiting = list(reached)
         while waiting:
             for each in following.get(waiting.pop(0), ()):
-                if each not in found and each != node:
-                    found[each] = None
+                if each not in reached and each != node:
+                    reached[each] = None
                     waiting.append(each)
-        return list(found)
+        return list(reached)

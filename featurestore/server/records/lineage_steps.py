@@ -1,4 +1,4 @@
-"""One step of lineage: what a thing was made from, and what was made from it."""
+"""Edges of lineage around a node, from the registry."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from sqlalchemy.engine import Connection
 
 from featurestore.model.paths import FEATUREVIEWS, MODELS, TRAININGDATASETS
 from featurestore.registry import featuregroups, overview
-from featurestore.server.records.lineage_graph import MOST_NODES, Node
+from featurestore.server.records.lineage_graph import MAX_NODES, Node
 
-_SOURCE = "source:"
-# What lineage calls the sources that are no groups: their folders below the location.
+_SOURCE_PREFIX = "source:"
+# Sources other than groups are stored with their folder below the location.
 _FOLDERS = {
     FEATUREVIEWS: "feature_view",
     TRAININGDATASETS: "training_dataset",
@@ -24,7 +24,7 @@ def sources(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
     if node.kind == "source":
         return []
     column = "job" if node.kind == "job" else "name"
-    rows = overview.edges(connection, limit=MOST_NODES, of={column: node.name})
+    rows = overview.edges(connection, limit=MAX_NODES, of={column: node.name})
     edges = edges_of(connection, rows)
     if node.kind == "experiment":
         edges += trainings(connection, experiment=node.name)
@@ -36,12 +36,12 @@ def sources(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
 def results(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
     """Return the edges that leave a node."""
     if node.kind == "job":
-        rows = overview.edges(connection, limit=MOST_NODES, of={"job": node.name})
+        rows = overview.edges(connection, limit=MAX_NODES, of={"job": node.name})
     else:
-        name = _source_of(node)
-        rows = overview.edges(connection, limit=MOST_NODES, of={"source": name})
+        name = _source_name(node)
+        rows = overview.edges(connection, limit=MAX_NODES, of={"source": name})
         if not rows and node.kind == "source":
-            rows = overview.edges(connection, limit=MOST_NODES, of={"source": node.name})
+            rows = overview.edges(connection, limit=MAX_NODES, of={"source": node.name})
     edges = edges_of(connection, rows)
     if node.kind == "experiment":
         edges += trainings(connection, experiment=node.name)
@@ -51,15 +51,17 @@ def results(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
 
 
 def trainings(
-    connection: Connection, *, limit: int = MOST_NODES, **of: str
+    connection: Connection, *, limit: int = MAX_NODES, **filters: str
 ) -> list[tuple[Node, Node]]:
-    """Return the edges from datasets to experiments that read them, and on to their models."""
+    """Return the edges from datasets to experiments, and from experiments to models."""
     edges: dict[tuple[Node, Node], None] = {}
-    for found in overview.trainings(connection, of, limit=limit):
-        experiment = Node("experiment", found.experiment)
-        edges[Node("training_dataset", found.dataset, found.dataset_version), experiment] = None
-        if found.model is not None:
-            edges[experiment, Node("model", found.model, found.model_version)] = None
+    for training in overview.trainings(connection, filters, limit=limit):
+        experiment = Node("experiment", training.experiment)
+        edges[Node("training_dataset", training.dataset, training.dataset_version), experiment] = (
+            None
+        )
+        if training.model is not None:
+            edges[experiment, Node("model", training.model, training.model_version)] = None
     return list(edges)
 
 
@@ -67,31 +69,31 @@ def edges_of(
     connection: Connection,
     rows: Iterable[tuple[str, str, int, str | None, str, int | None]],
 ) -> list[tuple[Node, Node]]:
-    """Return rows as edges; a job stands between what it read and what it made."""
+    """Convert rows to edges; a job is a node between its input and its output."""
     edges: dict[tuple[Node, Node], None] = {}
     for kind, name, version, job, source, source_version in rows:
-        made, read = Node(kind, name, version), _read(connection, source, source_version)
+        target, origin = Node(kind, name, version), _source_node(connection, source, source_version)
         if job is None:
-            edges[read, made] = None
+            edges[origin, target] = None
         else:
-            edges[read, Node("job", job)] = None
-            edges[Node("job", job), made] = None
+            edges[origin, Node("job", job)] = None
+            edges[Node("job", job), target] = None
     return list(edges)
 
 
-def _source_of(node: Node) -> str:
-    """Return what lineage calls a node where something was made of it."""
+def _source_name(node: Node) -> str:
+    """Return the name under which lineage stores a node as a source."""
     if node.kind == "source":
-        return f"{_SOURCE}{node.name}"
+        return f"{_SOURCE_PREFIX}{node.name}"
     for folder, kind in _FOLDERS.items():
         if node.kind == kind:
             return f"{folder}/{node.name}"
     return node.name
 
 
-def _read(connection: Connection, source: str, version: int | None) -> Node:
-    if source.startswith(_SOURCE):
-        return Node("source", source.removeprefix(_SOURCE))
+def _source_node(connection: Connection, source: str, version: int | None) -> Node:
+    if source.startswith(_SOURCE_PREFIX):
+        return Node("source", source.removeprefix(_SOURCE_PREFIX))
     folder, _, name = source.partition("/")
     if folder in _FOLDERS and version is not None:
         return Node(_FOLDERS[folder], name, version)

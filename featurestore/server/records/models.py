@@ -1,4 +1,4 @@
-"""Registered models: versions, stages, and what each was made of."""
+"""Records of registered models."""
 
 from __future__ import annotations
 
@@ -12,28 +12,26 @@ COLUMNS = ("name", "version", "stage", "flavor", "dataset", "run", "created", "d
 
 
 def find(store: FeatureStore, *, limit: int, offset: int = 0) -> list[Model]:
-    """Return versions of models by name, the newest version of each first."""
+    """Return versions of models by name, newest version first."""
     with store.session.registry.reading() as connection:
-        known = index.every(connection)
-    known.sort(key=lambda each: (each[0], -each[1]))
-    found = []
-    for name, version in known[offset : offset + limit]:
-        found.append(get(store, name, version))
-    return found
+        versions_by_name = index.every(connection)
+    versions_by_name.sort(key=lambda each: (each[0], -each[1]))
+    page = versions_by_name[offset : offset + limit]
+    return [get(store, name, version) for name, version in page]
 
 
 def get(store: FeatureStore, name: str, version: int | None = None) -> Model:
-    """Return a version of a model, None: the latest; ModelNotFound lists what there is."""
+    """Return a version of a model, by default the latest; ModelNotFound lists the models."""
     return Model(store.session, catalog.get(store.session, name, version))
 
 
 def versions(store: FeatureStore, name: str) -> list[int]:
-    """Return the versions of a model, the newest first."""
+    """Return the versions of a model, newest first."""
     with store.session.registry.reading() as connection:
         return index.versions(connection, name)[::-1]
 
 
-def line(model: Model) -> dict[str, Any]:
-    """Return what a list says of a model."""
-    told = model.to_json()
-    return {name: told[name] for name in COLUMNS}
+def summarize(model: Model) -> dict[str, Any]:
+    """Return the summary of a model."""
+    record = model.to_json()
+    return {name: record[name] for name in COLUMNS}

@@ -1,4 +1,4 @@
-"""Retrievals as a remote client writes them: what to read, what to cut from it, and the answer."""
+"""Retrieval requests of remote clients: source, steps and response."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Reference = Annotated[str, Field(max_length=1000)]
 Version = Annotated[int, Field(ge=1, le=MAX_VERSION)]
 DeltaVersion = Annotated[int, Field(ge=0, le=MAX_INT64)]
 AsOf = DeltaVersion | Annotated[str, Field(max_length=100)]
-# By name of a group: its version, or what it is read as of.
+# By group name: its version, or the table version to read.
 Versions = Annotated[dict[Name, Version], Field(max_length=10_000)]
-Moments = Annotated[dict[Name, AsOf], Field(max_length=10_000)]
+AsOfByGroup = Annotated[dict[Name, AsOf], Field(max_length=10_000)]
 
 
 class _Strict(BaseModel, extra="forbid"):
-    """An object without other entries than these."""
+    """Base class that rejects unknown fields."""
 
 
 class ReadGroup(_Strict):
-    """The data of a feature group."""
+    """Read a feature group."""
 
     kind: Literal["featuregroup"]
     name: Name
@@ -42,10 +42,10 @@ class ReadGroup(_Strict):
 
 
 class ReadFeatures(_Strict):
-    """Features joined to labels: those that were uploaded, or the group of a name.
+    """Join features to labels, which are uploaded or a feature group.
 
-    A feature is a reference, ``{"window": what window_to_json writes}``, or ``{"on_demand": {name,
-    sql}}``.
+    A feature is a reference, ``{"window": ...}`` as written by window_to_json, or
+    ``{"on_demand": {name, sql}}``.
     """
 
     kind: Literal["features"]
@@ -56,13 +56,13 @@ class ReadFeatures(_Strict):
     versions: Versions | None = None
     join_key: Name | Names | dict[Name, Any] | None = None
     join: Literal["left", "inner"] = "left"
-    as_of: AsOf | Moments | None = None
+    as_of: AsOf | AsOfByGroup | None = None
     include_keys: bool = False
     created_time_filter: bool = True
 
 
 class ReadSplit(_Strict):
-    """A split of a training dataset."""
+    """Read a split of a training dataset."""
 
     kind: Literal["split"]
     name: Name
@@ -71,7 +71,7 @@ class ReadSplit(_Strict):
 
 
 class Sample(_Strict):
-    """A share of the rows."""
+    """Sample a fraction of the rows."""
 
     fraction: float
     seed: int = Field(default=0, ge=-MAX_INT64, le=MAX_INT64)
@@ -79,7 +79,7 @@ class Sample(_Strict):
 
 
 class Step(_Strict):
-    """One cut: columns, a condition, or a sample; exactly one of them is given."""
+    """One step: exactly one of column selection, filter and sample."""
 
     select: Names | None = None
     filter: str | None = None
@@ -87,7 +87,7 @@ class Step(_Strict):
 
 
 class Retrieval(_Strict):
-    """What a client asks for; ``answer`` "schema" gives no rows, "count" their number."""
+    """A retrieval; with ``answer`` "schema" only the schema is returned, with "count" the count."""
 
     read: ReadGroup | ReadFeatures | ReadSplit = Field(discriminator="kind")
     steps: list[Step] = Field(default_factory=list, max_length=100)
@@ -96,28 +96,29 @@ class Retrieval(_Strict):
     batch_rows: int = Field(default=65_536, ge=1, le=1_048_576)
 
 
-def check_conditions(asked: Retrieval, *, most: int) -> None:
-    """Refuse a retrieval whose SQL, all of it together, has more characters than it may.
+def check_conditions(retrieval: Retrieval, *, max_characters: int) -> None:
+    """Check the total length of all SQL of a retrieval.
 
     Raises:
-        LimitExceeded: Names the bound.
+        LimitExceeded: The SQL is too long.
     """
-    texts = [step.filter for step in asked.steps if step.filter is not None]
-    if isinstance(asked.read, ReadFeatures):
-        texts += [_sql_of(each) for each in asked.read.features if not isinstance(each, str)]
-    check_sql(*texts, most=most)
+    texts = [step.filter for step in retrieval.steps if step.filter is not None]
+    if isinstance(retrieval.read, ReadFeatures):
+        texts += [_sql_of(spec) for spec in retrieval.read.features if not isinstance(spec, str)]
+    check_sql(*texts, max_characters=max_characters)
 
 
-def check_sql(*texts: str, most: int) -> None:
-    """Refuse texts of SQL that have more characters together than one request may have.
+def check_sql(*texts: str, max_characters: int) -> None:
+    """Check the total length of SQL texts.
 
     Raises:
-        LimitExceeded: Names the bound.
+        LimitExceeded: The SQL is too long.
     """
     characters = sum(map(len, texts))
-    if characters > most:
+    if characters > max_characters:
         raise LimitExceeded(
-            f"The conditions of the request have {characters:,} characters; the bound is {most:,}.",
+            f"The conditions of the request have {characters:,} characters; the limit is "
+            f"{max_characters:,}.",
             hint="join a group of the values instead of listing them",
         )
 
@@ -127,14 +128,14 @@ def _sql_of(feature: Mapping[str, Any]) -> str:
     return str(on_demand.get("sql", "")) if isinstance(on_demand, dict) else ""
 
 
-def frame_of(store: FeatureStore, asked: Retrieval, labels: object | None) -> FeatureFrame:
-    """Return the lazy frame that a client asks for; no row is read."""
+def build_frame(store: FeatureStore, retrieval: Retrieval, labels: object | None) -> FeatureFrame:
+    """Build the lazy frame of a retrieval; no row is read."""
     check_time()
-    frame = _read(store, asked.read, labels)
-    for step in asked.steps:
-        given = [each for each in (step.select, step.filter, step.sample) if each is not None]
-        if len(given) != 1:
-            raise InvalidArgument("A step is one of select, filter and sample.")
+    frame = _read_frame(store, retrieval.read, labels)
+    for step in retrieval.steps:
+        actions = [each for each in (step.select, step.filter, step.sample) if each is not None]
+        if len(actions) != 1:
+            raise InvalidArgument("A step has exactly one of select, filter and sample.")
         if step.select is not None:
             frame = frame.select(*step.select)
         elif step.filter is not None:
@@ -145,20 +146,20 @@ def frame_of(store: FeatureStore, asked: Retrieval, labels: object | None) -> Fe
     return frame
 
 
-def _read(
+def _read_frame(
     store: FeatureStore,
     read: ReadGroup | ReadFeatures | ReadSplit,
     labels: object | None,
 ) -> FeatureFrame:
-    found: FeatureFrame
+    frame: FeatureFrame
     if isinstance(read, ReadGroup):
-        found = store.get_featuregroup(read.name, version=read.version, as_of=read.as_of)
+        frame = store.get_featuregroup(read.name, version=read.version, as_of=read.as_of)
     elif isinstance(read, ReadSplit):
-        found = store.get_training_dataset(read.name, version=read.version).read(read.split)
+        frame = store.get_training_dataset(read.name, version=read.version).read(read.split)
     else:
         if read.uploaded != (labels is not None):
-            raise InvalidArgument("The labels that were announced did not come.")
-        found = store.get_features(
+            raise InvalidArgument("uploaded=true requires labels in the request body.")
+        frame = store.get_features(
             list(map(_feature, read.features)),
             labels=labels if read.uploaded else read.labels,
             label_time=read.label_time,
@@ -169,26 +170,26 @@ def _read(
             include_keys=read.include_keys,
             created_time_filter=read.created_time_filter,
         )
-    return found
+    return frame
 
 
-def _feature(given: str | Mapping[str, Any]) -> str | WindowFeature | OnDemandFeature:
-    if isinstance(given, str):
-        return given
+def _feature(spec: str | Mapping[str, Any]) -> str | WindowFeature | OnDemandFeature:
+    if isinstance(spec, str):
+        return spec
     try:
-        data = JsonObject.from_value(given, "features")
+        data = JsonObject.from_value(spec, "features")
         if "window" in data:
             return window_from_json(data.object("window"))
         on_demand = data.object("on_demand")
         return feature(on_demand.text("name"), on_demand.text("sql"))
     except MalformedJson as error:
-        raise InvalidArgument(f"This is no feature: {error}.") from error
+        raise InvalidArgument(f"Invalid feature: {error}.") from error
 
 
-def _as_of(given: int | str | Mapping[str, int | str] | None) -> Any:
-    if isinstance(given, int):
+def _as_of(as_of: int | str | Mapping[str, int | str] | None) -> Any:
+    if isinstance(as_of, int):
         raise InvalidArgument(
-            f"as_of={given} is a Delta version of one group, not of a retrieval.",
+            f"as_of={as_of} is a Delta version of one group, not of a retrieval.",
             hint="as_of={group: version}",
         )
-    return given
+    return as_of

@@ -1,4 +1,4 @@
-"""Finding things: groups by all that is said of them, and all else by name."""
+"""Search: feature groups by all their texts, other objects by name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from featurestore.registry import search_filters
 from featurestore.registry.search_filters import SearchFilter
 from featurestore.store import FeatureStore
 
-# What is found by name alone, and where its page is.
-_NAMED = {
+# Kinds that are searched by name only: category in the registry and URL pattern.
+_SEARCHED_BY_NAME = {
     "training dataset": (search_filters.DATASET, "/datasets/{}"),
     "feature view": (search_filters.VIEW, "/views/{}"),
     "job": (search_filters.JOB, "/jobs/{}"),
@@ -37,7 +37,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Something that a search found: where the text stands, and the page of it."""
+    """A match: the field and text that matched, and the URL of the page."""
 
     kind: str
     name: str
@@ -51,29 +51,29 @@ def search(
     text: str,
     *,
     kind: str = "",
-    wanted: SearchFilter | None = None,
+    filters: SearchFilter | None = None,
     limit: int = 100,
 ) -> list[SearchResult]:
-    """Return what contains a text: at most ``limit`` of what is said of groups and of each kind."""
+    """Return the matches of a text: at most ``limit`` of groups and of each other kind."""
     if not text.strip():
         return []
-    wanted = wanted or SearchFilter()
-    matches = discovery.search(store.session, text, limit=limit, kind=kind or None, filters=wanted)
-    found = [_of_match(match) for match in matches]
+    filters = filters or SearchFilter()
+    matches = discovery.search(store.session, text, limit=limit, kind=kind or None, filters=filters)
+    results = [_result_of_match(match) for match in matches]
     with store.session.registry.reading() as connection:
-        for each in _NAMED:
+        for each in _SEARCHED_BY_NAME:
             if kind in ("", each):
-                found += _named(connection, each, text.strip(), wanted, limit)
-    return found
+                results += _search_names(connection, each, text.strip(), filters, limit)
+    return results
 
 
-def count_kinds(found: Sequence[SearchResult]) -> dict[str, int]:
-    """Return how many of each kind were found, in the order of kinds."""
-    counted = Counter(each.kind for each in found)
-    return {kind: counted[kind] for kind in KINDS if counted[kind]}
+def count_kinds(results: Sequence[SearchResult]) -> dict[str, int]:
+    """Count results by kind, in the order of KINDS."""
+    counts = Counter(each.kind for each in results)
+    return {kind: counts[kind] for kind in KINDS if counts[kind]}
 
 
-def _of_match(match: Match) -> SearchResult:
+def _result_of_match(match: Match) -> SearchResult:
     address, name = f"/groups/{match.group}/{match.version}", match.reference
     if match.kind == "feature":
         address = f"{address}#feature-{match.reference.partition('.')[2]}"
@@ -84,9 +84,9 @@ def _of_match(match: Match) -> SearchResult:
     return SearchResult(match.kind, name, match.where, match.text, address)
 
 
-def _named(
-    connection: Connection, kind: str, text: str, wanted: SearchFilter, limit: int
+def _search_names(
+    connection: Connection, kind: str, text: str, filters: SearchFilter, limit: int
 ) -> list[SearchResult]:
-    called, address = _NAMED[kind]
-    names = search_filters.names(connection, called, wanted, text=text, limit=limit)
+    category, address = _SEARCHED_BY_NAME[kind]
+    names = search_filters.names(connection, category, filters, text=text, limit=limit)
     return [SearchResult(kind, name, "name", name, address.format(name)) for name in names]

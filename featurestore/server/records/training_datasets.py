@@ -1,4 +1,4 @@
-"""Training datasets: what their manifests say."""
+"""Records of training datasets, from their manifests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featurestore.training import TrainingDataset
 def lines(
     store: FeatureStore, *, text: str = "", newest_first: bool = False, limit: int, offset: int = 0
 ) -> list[DatasetLine]:
-    """Return versions of datasets, a page of them."""
+    """Return a page of the list of dataset versions."""
     with store.session.registry.reading() as connection:
         return overview.datasets(
             connection, text=text, newest_first=newest_first, limit=limit, offset=offset
@@ -22,21 +22,27 @@ def lines(
 
 
 def versions(store: FeatureStore, name: str) -> list[int]:
-    """Return the versions of a dataset, the newest first."""
+    """Return the versions of a dataset, newest first."""
     with store.session.registry.reading() as connection:
         return training_datasets.versions(connection, name)[::-1]
 
 
 def definition(dataset: TrainingDataset) -> dict[str, Any]:
-    """Return what a manifest says, without the paths of its files."""
+    """Return the content of a manifest without file paths."""
     manifest = dataset.manifest
-    splits = []
-    for split in manifest.splits:
-        shards = {"shards": len(split.shards), "labels": split.label_counts}
-        splits.append({"name": split.name, "rows": split.rows, **shards})
-    columns = []
-    for column in manifest.columns:
-        columns.append({"name": column.name, "type": column.tf_type, "role": column.role})
+    splits = [
+        {
+            "name": split.name,
+            "rows": split.rows,
+            "shards": len(split.shards),
+            "labels": split.label_counts,
+        }
+        for split in manifest.splits
+    ]
+    columns = [
+        {"name": column.name, "type": column.tf_type, "role": column.role}
+        for column in manifest.columns
+    ]
     return {
         "name": dataset.name,
         "version": dataset.version,
@@ -60,10 +66,12 @@ def definition(dataset: TrainingDataset) -> dict[str, Any]:
 
 
 def sources(dataset: TrainingDataset) -> list[dict[str, Any]]:
-    """Return the pinned versions of the groups that a dataset was made from."""
-    found = []
-    for each in dataset.manifest.sources:
-        found.append(
-            {"text": source_text(each), "name": each["featuregroup"], "version": each["version"]}
-        )
-    return found
+    """Return the pinned versions of the source groups of a dataset."""
+    return [
+        {
+            "text": source_text(source),
+            "name": source["featuregroup"],
+            "version": source["version"],
+        }
+        for source in dataset.manifest.sources
+    ]

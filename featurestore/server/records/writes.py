@@ -1,4 +1,4 @@
-"""Writes as a remote client asks for them: what beside the rows a call of the library takes."""
+"""Write requests of remote clients: the arguments of library calls other than the rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Names = str | list[str]
 
 
 class NewGroup(BaseModel, extra="forbid"):
-    """The arguments of ``create_featuregroup``; ``may_exist``: of ``get_or_create_featuregroup``."""
+    """Arguments of ``create_featuregroup``; with ``may_exist`` of ``get_or_create_featuregroup``."""
 
     may_exist: bool = False
     primary_key: Names = Field(default_factory=list)
@@ -33,16 +33,18 @@ class NewGroup(BaseModel, extra="forbid"):
     statistics: bool = True
     compact: Literal["auto"] | None = None
 
-    def make(self, store: FeatureStore, name: str, rows: object) -> dict[str, Any]:
-        """Make the group, and return its name and version."""
-        told = self.model_dump(exclude={"may_exist"})
-        make = store.get_or_create_featuregroup if self.may_exist else store.create_featuregroup
-        made = make(rows, name, **told)
-        return {"name": made.name, "version": made.version}
+    def create(self, store: FeatureStore, name: str, rows: object) -> dict[str, Any]:
+        """Create the group and return its name and version."""
+        arguments = self.model_dump(exclude={"may_exist"})
+        create_group = (
+            store.get_or_create_featuregroup if self.may_exist else store.create_featuregroup
+        )
+        group = create_group(rows, name, **arguments)
+        return {"name": group.name, "version": group.version}
 
 
 class Insert(BaseModel, extra="forbid"):
-    """The arguments of ``insert_into_featuregroup``."""
+    """Arguments of ``insert_into_featuregroup``."""
 
     mode: Literal["append", "upsert", "overwrite"] = "append"
     schema_change: Literal["add"] | None = None
@@ -51,7 +53,7 @@ class Insert(BaseModel, extra="forbid"):
     validation: str | None = None
 
     def write(self, store: FeatureStore, name: str, version: int, rows: object) -> dict[str, Any]:
-        """Write the rows, and return the commit."""
+        """Write the rows and return the commit."""
         commit = store.insert_into_featuregroup(rows, name, version=version, **self.model_dump())
         return commit_record(commit)
 
@@ -70,13 +72,13 @@ class Tag(BaseModel, extra="forbid"):
 
 
 def commit_record(commit: Commit) -> dict[str, Any]:
-    """Return a commit as JSON has it."""
-    found: dict[str, Any] = jsonable(vars(commit))
-    return found
+    """Return a commit as a JSON record."""
+    record: dict[str, Any] = jsonable(vars(commit))
+    return record
 
 
-def needed(rows: object | None) -> object:
-    """Return rows that came; a write without any is refused."""
+def require_rows(rows: object | None) -> object:
+    """Return the uploaded rows; a write without rows is an error."""
     if rows is None:
-        raise InvalidArgument("The rows that were announced did not come.")
+        raise InvalidArgument("The request body has no rows.")
     return rows

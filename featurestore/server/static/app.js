@@ -1,4 +1,4 @@
-// What pages do with a script beside filtering in place: copy code and tables, and sort the rows that are shown.
+// Scripts of pages: copy code and tables, and sort the displayed rows.
 function copy(button) {
   const table = button.parentElement.querySelector("table");
   const text = table ? asText(table) : button.parentElement.querySelector("code").textContent;
@@ -8,7 +8,7 @@ function copy(button) {
   });
 }
 
-// As spreadsheets take it: cells between tabs.
+// Tab-separated text, for spreadsheets.
 function asText(table) {
   const line = (row) => Array.from(row.cells, (cell) => valueOf(cell).replace(/\s+/g, " ")).join("\t");
   return Array.from(table.rows, line).join("\n");
@@ -24,7 +24,7 @@ function numberOf(text) {
 }
 
 function compareTexts(left, right) {
-  if (!left || !right) return (left ? 0 : 1) - (right ? 0 : 1); // what is empty comes last
+  if (!left || !right) return (left ? 0 : 1) - (right ? 0 : 1); // empty cells last
   const numbers = [numberOf(left), numberOf(right)];
   if (numbers.some(Number.isNaN)) return left.localeCompare(right, "en", { numeric: true });
   return numbers[0] - numbers[1];

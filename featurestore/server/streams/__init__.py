@@ -1,1 +1,1 @@
-"""Rows over HTTP: uploads that lie on disk, answers as Arrow streams that end with the client."""
+"""Rows over HTTP: uploads to disk, and responses as Arrow streams."""

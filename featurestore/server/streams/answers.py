@@ -1,4 +1,4 @@
-"""Answers as Arrow IPC streams: a batch at a time, and none after the client has gone."""
+"""Responses as Arrow IPC streams that are computed batch by batch and stop with the client."""
 
 from __future__ import annotations
 
@@ -20,125 +20,127 @@ from featurestore.retrieval import FeatureFrame
 from featurestore.server.records.retrievals import Retrieval
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
-COUNTED = "rows"
-_MOMENT = 0.1
+COUNT_COLUMN = "rows"
+_POLL_SECONDS = 0.1
 _log = logging.getLogger("featurestore.server")
 
 
-def parts_of(frame: FeatureFrame, asked: Retrieval) -> Generator[bytes, None, None]:
-    """Yield the bytes of an Arrow stream, the schema first, each when it is asked for."""
-    if asked.answer == "count":
-        counted = pa.table({COUNTED: pa.array([frame.count()], pa.int64())})
-        yield from ipc_chunks(counted.schema, counted.to_batches())
-    elif asked.answer == "schema":
+def stream_chunks(frame: FeatureFrame, retrieval: Retrieval) -> Generator[bytes, None, None]:
+    """Yield the Arrow stream of a frame lazily, schema first."""
+    if retrieval.answer == "count":
+        row_count = pa.table({COUNT_COLUMN: pa.array([frame.count()], pa.int64())})
+        yield from ipc_chunks(row_count.schema, row_count.to_batches())
+    elif retrieval.answer == "schema":
         yield from ipc_chunks(frame.schema, ())
     else:
-        yield from ipc_chunks(frame.schema, _batches(frame, asked))
+        yield from ipc_chunks(frame.schema, _batches(frame, retrieval))
 
 
-def _batches(frame: FeatureFrame, asked: Retrieval) -> Iterator[pa.RecordBatch]:
-    if asked.limit is not None:
-        yield from frame.head(asked.limit).to_batches()
+def _batches(frame: FeatureFrame, retrieval: Retrieval) -> Iterator[pa.RecordBatch]:
+    if retrieval.limit is not None:
+        yield from frame.head(retrieval.limit).to_batches()
     else:
-        yield from frame.to_batches(rows=asked.batch_rows)
+        yield from frame.to_batches(rows=retrieval.batch_rows)
 
 
-class ClientGone(Exception):
-    """Whoever asked reads no more of an answer, be it that a look at the first rows was enough."""
+class ClientDisconnected(Exception):
+    """The client closed the connection before the end of the response."""
 
 
-class Answer:
-    """The parts of an answer, made in threads, as long as somebody waits for them."""
+class ChunkProducer:
+    """Computes the chunks of a response in threads while the client is connected."""
 
     def __init__(
         self,
-        parts: Generator[bytes, None, None],
+        chunks: Generator[bytes, None, None],
         *,
         interrupt: Callable[[int], None],
-        is_gone: Callable[[], Awaitable[bool]],
+        is_disconnected: Callable[[], Awaitable[bool]],
         seconds: float,
-        done: Callable[[], None],
+        cleanup: Callable[[], None],
     ) -> None:
-        self._parts = parts
+        self._chunks = chunks
         self._interrupt = interrupt
-        self._is_gone = is_gone
+        self._is_disconnected = is_disconnected
         self._seconds = seconds
-        self._done = done
+        self._cleanup = cleanup
         self._thread: int | None = None
-        # No query is ended by a thread that has gone on to another one meanwhile.
+        # Guards _thread: a worker thread that already runs another request must not be interrupted.
         self._lock = threading.Lock()
         self._first: bytes | None = None
 
     @property
     def seconds(self) -> float:
-        """How long one part may take, to be made or to be taken."""
+        """Time limit of one chunk, both to compute and to send it."""
         return self._seconds
 
     async def begin(self) -> None:
-        """Make the first part, so that what is wrong is an answer of its own.
+        """Compute the first chunk, so that errors become an error response.
 
         Raises:
-            FeatureStoreError: What was asked cannot be.
+            FeatureStoreError: The retrieval failed.
         """
         try:
-            self._first = await self._next()
+            self._first = await self._next_chunk()
         except BaseException:
             await self.end()
             raise
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """Yield the parts; ``end`` has to be called after the last one that is wanted.
+        """Yield the chunks; the caller has to call ``end`` afterwards.
 
         Raises:
-            QueryEnded: A part took too long.
-            ClientGone: Nobody reads them any more.
+            QueryEnded: A chunk took too long.
+            ClientDisconnected: The client closed the connection.
         """
-        part = self._first
-        while part is not None:
-            yield part
-            if await self._is_gone():
-                raise ClientGone
-            part = await self._next()
+        chunk = self._first
+        while chunk is not None:
+            yield chunk
+            if await self._is_disconnected():
+                raise ClientDisconnected
+            chunk = await self._next_chunk()
 
     async def end(self) -> None:
-        """End what computes the parts, and remove what it was made of."""
+        """Close the generator and release its inputs."""
         await asyncio.shield(asyncio.to_thread(self._close))
 
-    async def _next(self) -> bytes | None:
-        """Return the next part.
+    async def _next_chunk(self) -> bytes | None:
+        """Return the next chunk.
 
         Raises:
-            QueryEnded: It took too long, or the client went away meanwhile.
+            QueryEnded: It took too long, or the client disconnected.
         """
-        making = asyncio.ensure_future(asyncio.to_thread(self._make))
-        until = time.monotonic() + self._seconds
+        computation = asyncio.ensure_future(asyncio.to_thread(self._compute_chunk))
+        deadline = time.monotonic() + self._seconds
         try:
-            while not making.done():
-                await asyncio.wait([making], timeout=_MOMENT)
-                if not making.done() and (time.monotonic() > until or await self._is_gone()):
-                    self._end_query()
+            while not computation.done():
+                await asyncio.wait([computation], timeout=_POLL_SECONDS)
+                if not computation.done() and (
+                    time.monotonic() > deadline or await self._is_disconnected()
+                ):
+                    self._interrupt_query()
         finally:
-            # Whoever waits is told to stop, as when the server ends: the thread leaves first.
-            while not making.done():
-                self._end_query()
+            # On cancellation, as at shutdown, wait until the worker thread has stopped.
+            while not computation.done():
+                self._interrupt_query()
                 with suppress(asyncio.CancelledError):
-                    await asyncio.wait([making], timeout=_MOMENT)
-        return making.result()
+                    await asyncio.wait([computation], timeout=_POLL_SECONDS)
+        return computation.result()
 
-    def _end_query(self) -> None:
+    def _interrupt_query(self) -> None:
         with self._lock:
             if self._thread is not None:
                 self._interrupt(self._thread)
 
-    def _make(self) -> bytes | None:
+    def _compute_chunk(self) -> bytes | None:
         self._thread = threading.get_ident()
         try:
             with time_limit(self._seconds):
-                return next(self._parts, None)
-        except KeyboardInterrupt:  # what an engine makes of the end of a query
+                return next(self._chunks, None)
+        except KeyboardInterrupt:  # engines raise it for an interrupted query
             raise QueryEnded(
                 f"The query was ended: it took more than {self._seconds:g} seconds.",
-                hint="ask for less, or let the server wait longer",
+                hint="request fewer rows, or increase the time limit of the server",
             ) from None
         finally:
             with self._lock:
@@ -146,27 +148,27 @@ class Answer:
 
     def _close(self) -> None:
         with suppress(FeatureStoreError):
-            self._parts.close()
-        self._done()
+            self._chunks.close()
+        self._cleanup()
 
 
-class Stream(StreamingResponse):
-    """The response of an answer; a client that takes no part of it for too long is left."""
+class ArrowResponse(StreamingResponse):
+    """Streaming response of a ChunkProducer; a client that stops reading is disconnected."""
 
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.stream(), media_type=MEDIA_TYPE)
-        self._answer = answer
+    def __init__(self, chunks: ChunkProducer) -> None:
+        super().__init__(chunks.stream(), media_type=MEDIA_TYPE)
+        self._producer = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
-            await asyncio.wait_for(send(message), self._answer.seconds)
+            await asyncio.wait_for(send(message), self._producer.seconds)
 
         try:
             await self.stream_response(send_in_time)
-        except ClientGone:
-            _log.info("a client went before it had read its answer to the end")
+        except ClientDisconnected:
+            _log.info("a client disconnected before the end of its response")
         except (QueryEnded, TimeoutError) as error:
-            # What is cut short lacks its end, which the client misses.
-            _log.warning("rows were not sent to their end: %s", error or "nobody took them")
+            # The missing end of the stream shows the client that rows are missing.
+            _log.warning("a row stream was aborted: %s", error or "the client stopped reading")
         finally:
-            await self._answer.end()
+            await self._producer.end()

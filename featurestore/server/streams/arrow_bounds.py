@@ -1,8 +1,8 @@
-"""Sizes of Arrow IPC messages before anything of them is unpacked.
+"""Check the declared sizes of Arrow IPC messages before decompression.
 
-A compressed buffer begins with its unpacked length, and the metadata of a message names its buffers
-(https://arrow.apache.org/docs/format/Columnar.html#recordbatch-message). Arrow allocates what is
-declared there, so the sum of what a message declares is the memory that it takes.
+A compressed buffer begins with its unpacked length, and the metadata of a message lists its buffers
+(https://arrow.apache.org/docs/format/Columnar.html#recordbatch-message). Arrow allocates the
+declared lengths, so their sum is the memory that a message takes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import pyarrow as pa
 
 from featurestore.errors import InvalidArgument, LimitExceeded
 
-# Bytes of one message unpacked, of all dictionaries together, and of the metadata of a message.
+# Limits in bytes: an unpacked message, all dictionaries together, the metadata of a message.
 MESSAGE_BYTES = 64 << 20
 DICTIONARY_BYTES = 256 << 20
 METADATA_BYTES = 4 << 20
-# Rows that need no bytes, as those of null columns.
+# Limit on rows without bytes, as in null columns.
 EMPTY_ROWS = 1 << 20
 MESSAGES = 1 << 18
-# Batches, and bytes of their metadata, that are used where they are: each has objects in memory.
+# Limits for streams that stay memory-mapped: each batch needs objects in memory.
 _MAPPED_BATCHES, _MAPPED_METADATA = 4096, 64 << 20
 _DICTIONARY, _BATCH = "dictionary", "record batch"
 _SPLIT_HINT = "send smaller batches, or leave out compression"
@@ -30,9 +30,9 @@ _SPLIT_HINT = "send smaller batches, or leave out compression"
 
 @dataclass(frozen=True)
 class StreamShape:
-    """What the messages of a stream declare.
+    """Declared sizes of a stream.
 
-    ``is_mapped``: its batches can be used where they are, without memory of their own.
+    ``is_mapped``: the batches can be read from the memory map without copies.
     """
 
     batches: int
@@ -40,15 +40,15 @@ class StreamShape:
     is_mapped: bool
 
 
-def check_messages(data: pa.Buffer, *, most: int) -> StreamShape:
-    """Return the shape of a stream whose messages keep to the bounds.
+def check_messages(data: pa.Buffer, *, max_bytes: int) -> StreamShape:
+    """Check the messages of a stream against the limits and return its shape.
 
     Args:
-        data: The stream, in memory or mapped.
-        most: The bytes that all messages may have together, unpacked.
+        data: The stream, in memory or memory-mapped.
+        max_bytes: Maximum size of all messages together, unpacked.
 
     Raises:
-        LimitExceeded: A message, the dictionaries or the rows exceed a bound, which is named.
+        LimitExceeded: A message, the dictionaries or the rows exceed a limit.
         InvalidArgument: The metadata of a message contradicts its body.
         pyarrow.ArrowException: The data is not a stream.
     """
@@ -57,26 +57,26 @@ def check_messages(data: pa.Buffer, *, most: int) -> StreamShape:
     for message in _messages(data):
         if message.metadata.size > METADATA_BYTES:
             raise LimitExceeded(
-                f"The metadata of an Arrow message has {message.metadata.size:,} bytes; the bound "
+                f"The metadata of an Arrow message has {message.metadata.size:,} bytes; the limit "
                 f"is {METADATA_BYTES:,}.",
                 hint="send fewer columns",
             )
         if message.type not in (_BATCH, _DICTIONARY):
             continue
-        rows, unpacked, is_compressed = _declared(message)
+        rows, unpacked, is_compressed = _declared_sizes(message)
         total += unpacked
         metadata += message.metadata.size
         if is_compressed and unpacked > MESSAGE_BYTES:
             raise LimitExceeded(
-                f"A batch of the rows has {unpacked:,} bytes unpacked; the bound is "
+                f"A batch of the rows has {unpacked:,} bytes unpacked; the limit is "
                 f"{MESSAGE_BYTES:,}.",
                 hint=_SPLIT_HINT,
             )
-        if total > most:
-            raise LimitExceeded(f"The rows have more than {most:,} bytes, unpacked.")
+        if total > max_bytes:
+            raise LimitExceeded(f"The rows have more than {max_bytes:,} bytes, unpacked.")
         if rows > EMPTY_ROWS + 8 * unpacked:
             raise LimitExceeded(
-                f"A batch declares {rows:,} rows, and {unpacked:,} bytes hold them.",
+                f"A batch declares {rows:,} rows in {unpacked:,} bytes.",
                 hint="leave out columns of type null",
             )
         if message.type == _DICTIONARY:
@@ -87,7 +87,7 @@ def check_messages(data: pa.Buffer, *, most: int) -> StreamShape:
         is_mapped = is_mapped and not is_compressed
         if batches > MESSAGES:
             raise LimitExceeded(
-                f"The rows come in more than {MESSAGES:,} batches.", hint="send larger batches"
+                f"The rows have more than {MESSAGES:,} batches.", hint="send larger batches"
             )
         if dictionaries > DICTIONARY_BYTES:
             raise LimitExceeded(
@@ -107,8 +107,8 @@ def _messages(data: pa.Buffer) -> Iterator[pa.Message]:
             return
 
 
-def _declared(message: pa.Message) -> tuple[int, int, bool]:
-    """Return the rows and unpacked bytes that a message declares, and whether it is compressed."""
+def _declared_sizes(message: pa.Message) -> tuple[int, int, bool]:
+    """Return the declared rows and unpacked bytes of a message, and whether it is compressed."""
     try:
         batch = _Table.root(message.metadata).table(2)
         if batch is not None and message.type == _DICTIONARY:
@@ -122,15 +122,15 @@ def _declared(message: pa.Message) -> tuple[int, int, bool]:
         raise InvalidArgument(f"The metadata of a batch is damaged: {error}.") from error
     if rows < 0:
         raise InvalidArgument(f"A batch declares {rows:,} rows.")
-    size = sum(_unpacked(message.body, buffer, is_compressed) for buffer in buffers)
+    size = sum(_unpacked_size(message.body, buffer, is_compressed) for buffer in buffers)
     return rows, size, is_compressed
 
 
-def _unpacked(body: pa.Buffer, buffer: tuple[int, int], is_compressed: bool) -> int:
-    """Return the bytes that one buffer has unpacked."""
+def _unpacked_size(body: pa.Buffer, buffer: tuple[int, int], is_compressed: bool) -> int:
+    """Return the unpacked size of a buffer in bytes."""
     offset, length = buffer
     if offset < 0 or length < 0 or offset + length > body.size:
-        raise InvalidArgument("A buffer of the rows is outside of its message.")
+        raise InvalidArgument("A buffer of the rows exceeds its message.")
     if not is_compressed or length == 0:
         return length
     if length < 8:
@@ -138,13 +138,13 @@ def _unpacked(body: pa.Buffer, buffer: tuple[int, int], is_compressed: bool) -> 
     (declared,) = struct.unpack_from("<q", body, offset)
     if declared < -1:
         raise InvalidArgument("A compressed buffer of the rows declares a negative length.")
-    # -1: this buffer is not compressed.
+    # A length of -1 marks an uncompressed buffer.
     return length - 8 if declared == -1 else int(declared)
 
 
 @dataclass(frozen=True)
 class _Table:
-    """A table of a FlatBuffer (https://flatbuffers.dev/internals): fields by their number."""
+    """A FlatBuffers table (https://flatbuffers.dev/internals) with access by field number."""
 
     data: bytes
     start: int
@@ -155,7 +155,7 @@ class _Table:
         return _Table(content, struct.unpack_from("<I", content)[0])
 
     def integer(self, field: int) -> int:
-        """Return a field of 64 bits, 0 where it is absent."""
+        """Return a 64-bit field, 0 if it is absent."""
         position = self._position(field)
         return 0 if position is None else int(struct.unpack_from("<q", self.data, position)[0])
 
@@ -164,7 +164,7 @@ class _Table:
         return None if position is None else _Table(self.data, self._follow(position))
 
     def pairs(self, field: int) -> list[tuple[int, int]]:
-        """Return a vector of structs of two integers of 64 bits."""
+        """Return a vector of structs of two 64-bit integers."""
         position = self._position(field)
         if position is None:
             return []
@@ -177,7 +177,7 @@ class _Table:
         return [(int(first), int(second)) for first, second in pairs]
 
     def _position(self, field: int) -> int | None:
-        """Return the position of a field; the table's vtable has it, 0 for absent ones."""
+        """Return the position of a field from the vtable, None if it is absent."""
         (back,) = struct.unpack_from("<i", self.data, self.start)
         vtable = self.start - back
         (size,) = struct.unpack_from("<H", self.data, vtable)

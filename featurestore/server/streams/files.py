@@ -1,4 +1,4 @@
-"""Files of training datasets, whole or from one byte on, so that a download can go on."""
+"""Downloads of training dataset files, complete or from an offset."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from featurestore.storage import files
 from featurestore.training import TrainingDataset
 from featurestore.training.download import files_of
 
-_REST = re.compile(r"bytes=(\d{1,18})-")
+_OPEN_RANGE = re.compile(r"bytes=(\d{1,18})-")
 
 
 def file_response(dataset: TrainingDataset, path: str, range_header: str) -> StreamingResponse:
-    """Return a file that the manifest names, with its SHA-256 as tag.
+    """Return a file of the manifest, with its SHA-256 as ETag.
 
-    A range that begins at a byte and has no end is given as asked; others may be ignored, and are.
+    Only open ranges (``bytes=1000-``) are supported; HTTP allows a server to ignore others.
 
     Raises:
-        TrainingDatasetNotFound: The manifest names no such file.
+        TrainingDatasetNotFound: The manifest does not contain the file.
     """
-    known = files_of(dataset.manifest)
-    if path not in known:
+    file_hashes = files_of(dataset.manifest)
+    if path not in file_hashes:
         raise TrainingDatasetNotFound(
             f"Training dataset {dataset.name!r} version {dataset.version} has no file {path!r}.",
-            hint=f"its manifest names {len(known):,} files",
+            hint=f"its manifest lists {len(file_hashes):,} files",
         )
-    place = files.inside(dataset.path, path)
-    size = files.size(place)
-    headers = {"etag": f'"{known[path]}"', "accept-ranges": "bytes"}
-    asked = _REST.fullmatch(range_header)
+    full_path = files.inside(dataset.path, path)
+    size = files.size(full_path)
+    headers = {"etag": f'"{file_hashes[path]}"', "accept-ranges": "bytes"}
+    range_match = _OPEN_RANGE.fullmatch(range_header)
     start = 0
     status = 200
-    if asked is not None:
-        start, status = int(asked[1]), 206
+    if range_match is not None:
+        start, status = int(range_match[1]), 206
         headers["content-range"] = f"bytes {start}-{size - 1}/{size}"
-    content: Iterator[bytes] = files.pieces(place, start=start)
-    if asked is not None and start >= size:
+    content: Iterator[bytes] = files.pieces(full_path, start=start)
+    if range_match is not None and start >= size:
         status, content = 416, iter(())
         headers["content-range"] = f"bytes */{size}"
     headers["content-length"] = str(max(0, size - start))

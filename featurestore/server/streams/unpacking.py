@@ -1,4 +1,4 @@
-"""Rows of an upload as plain batches on disk: unpacked and decoded in steps of bounded memory."""
+"""Decompress and decode uploaded rows to plain batches on disk, in bounded memory."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from featurestore.server.streams.arrow_bounds import MESSAGE_BYTES
 _WRITE_BYTES = 8 << 20
 _WRITE_BATCHES = 256
 _SLICE_ROWS = 65_536
-# Types of newer releases of Arrow, by what they are called: each value points to its bytes.
+# View types by name, as older releases of pyarrow lack them: each value points to its bytes.
 _VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
 _LIST_VIEW = "list_view<"
-# Uploads that are unpacked at the same time; others wait for their turn.
+# Limits the number of uploads that are unpacked concurrently.
 _TURNS = threading.BoundedSemaphore(4)
 
 
-def write_plain(reader: pa.RecordBatchReader, file: IO[bytes], *, most: int) -> None:
-    """Write the rows of a stream into a file: without compression, dictionaries and small batches.
+def write_plain(reader: pa.RecordBatchReader, file: IO[bytes], *, max_bytes: int) -> None:
+    """Write the rows of a stream to a file without compression, dictionaries and small batches.
 
     Args:
-        reader: A stream whose messages ``check_messages`` has accepted.
-        file: Receives an Arrow stream.
-        most: The bytes that the rows may have.
+        reader: A stream that passed ``check_messages``.
+        file: Destination of the Arrow stream.
+        max_bytes: Maximum size of the rows in bytes.
 
     Raises:
-        LimitExceeded: The rows, or one row, have more bytes.
+        LimitExceeded: The rows or a single row exceed a limit.
     """
     schema = pa.schema([_plain_field(field) for field in reader.schema])
     with _TURNS, pa.ipc.new_stream(file, schema.with_metadata(reader.schema.metadata)) as writer:
         pending: list[pa.RecordBatch] = []
         pending_bytes = total = 0
-        for batch in _plain_batches(reader, schema, most):
+        for batch in _plain_batches(reader, schema, max_bytes):
             pending.append(batch)
             pending_bytes += batch.nbytes
             total += batch.nbytes
-            if total > most:
-                raise LimitExceeded(f"The rows have more than {most:,} bytes, unpacked.")
+            if total > max_bytes:
+                raise LimitExceeded(f"The rows have more than {max_bytes:,} bytes, unpacked.")
             if pending_bytes >= _WRITE_BYTES or len(pending) >= _WRITE_BATCHES:
                 writer.write_table(pa.Table.from_batches(pending).combine_chunks())
                 pending, pending_bytes = [], 0
@@ -53,62 +53,68 @@ def write_plain(reader: pa.RecordBatchReader, file: IO[bytes], *, most: int) -> 
             writer.write_table(pa.Table.from_batches(pending).combine_chunks())
 
 
-def has_repeats(schema: pa.Schema) -> bool:
-    """Return whether values of a column may share bytes: through dictionaries, or views."""
-    kinds = [(field.type, _plain_field(field).type) for field in schema]
-    return any(kind != plain or _LIST_VIEW in str(kind) for kind, plain in kinds)
+def shares_values(schema: pa.Schema) -> bool:
+    """Return True if values of a column can share bytes through dictionaries or views."""
+    type_pairs = [(field.type, _plain_field(field).type) for field in schema]
+    return any(
+        data_type != plain_type or _LIST_VIEW in str(data_type)
+        for data_type, plain_type in type_pairs
+    )
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return a type with values in place of dictionaries and of views of texts."""
-    if str(kind) in _VIEWS:
-        return _VIEWS[str(kind)]
-    if isinstance(kind, pa.BaseExtensionType):
-        return _plain(kind.storage_type) if _plain(kind.storage_type) != kind.storage_type else kind
-    if pat.is_dictionary(kind):
-        return _plain(kind.value_type)
-    if pat.is_struct(kind):
-        return pa.struct([_plain_field(kind.field(number)) for number in range(kind.num_fields)])
-    if pat.is_fixed_size_list(kind):
-        return pa.list_(_plain_field(kind.value_field), kind.list_size)
-    if pat.is_list(kind):
-        return pa.list_(_plain_field(kind.value_field))
-    if pat.is_large_list(kind):
-        return pa.large_list(_plain_field(kind.value_field))
-    return kind
+def _plain_type(data_type: pa.DataType) -> pa.DataType:
+    """Return a type without dictionaries and string views."""
+    if str(data_type) in _VIEWS:
+        return _VIEWS[str(data_type)]
+    if isinstance(data_type, pa.BaseExtensionType):
+        storage = _plain_type(data_type.storage_type)
+        return data_type if storage == data_type.storage_type else storage
+    if pat.is_dictionary(data_type):
+        return _plain_type(data_type.value_type)
+    if pat.is_struct(data_type):
+        return pa.struct(
+            [_plain_field(data_type.field(number)) for number in range(data_type.num_fields)]
+        )
+    if pat.is_fixed_size_list(data_type):
+        return pa.list_(_plain_field(data_type.value_field), data_type.list_size)
+    if pat.is_list(data_type):
+        return pa.list_(_plain_field(data_type.value_field))
+    if pat.is_large_list(data_type):
+        return pa.large_list(_plain_field(data_type.value_field))
+    return data_type
 
 
 def _plain_field(field: pa.Field) -> pa.Field:
-    # A name that is not UTF-8 is found here.
-    return pa.field(field.name, _plain(field.type), field.nullable, field.metadata)
+    # field.name raises UnicodeDecodeError if it is not UTF-8.
+    return pa.field(field.name, _plain_type(field.type), field.nullable, field.metadata)
 
 
 def _plain_batches(
-    reader: pa.RecordBatchReader, schema: pa.Schema, most: int
+    reader: pa.RecordBatchReader, schema: pa.Schema, max_bytes: int
 ) -> Iterator[pa.RecordBatch]:
     for batch in reader:
-        # Offsets and lengths come from elsewhere: nothing may follow them out of the buffers.
+        # Offsets and lengths are untrusted: they must not point outside of the buffers.
         batch.validate()
         for column in batch.columns:
-            _check_views(column, most)
+            _check_views(column, max_bytes)
         batch.validate(full=True)
         for start in range(0, batch.num_rows, _SLICE_ROWS):
             check_time()
-            yield from _decoded(batch.slice(start, _SLICE_ROWS), schema)
+            yield from _decode(batch.slice(start, _SLICE_ROWS), schema)
 
 
-def _decoded(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows without dictionaries, in parts none of which exceeds the bound of a message."""
-    size = sum(_most_bytes(column) for column in batch.columns)
+def _decode(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows without dictionaries, split so that no batch exceeds MESSAGE_BYTES."""
+    size = sum(_max_decoded_bytes(column) for column in batch.columns)
     if size > MESSAGE_BYTES and batch.num_rows == 1:
         raise LimitExceeded(
-            f"A row has up to {size:,} bytes; the bound is {MESSAGE_BYTES:,}.",
-            hint="keep such values in files, and their paths in the rows",
+            f"A row has up to {size:,} bytes; the limit is {MESSAGE_BYTES:,}.",
+            hint="store such values in files and their paths in the rows",
         )
     if size > MESSAGE_BYTES:
         half = batch.num_rows // 2
-        yield from _decoded(batch.slice(0, half), schema)
-        yield from _decoded(batch.slice(half), schema)
+        yield from _decode(batch.slice(0, half), schema)
+        yield from _decode(batch.slice(half), schema)
         return
     columns = []
     for column, field in zip(batch.columns, schema, strict=True):
@@ -122,36 +128,38 @@ def _decoded(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatc
     yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _check_views(array: pa.Array, most: int) -> None:
-    """Refuse texts and lists that share so much that they have more than ``most`` bytes.
+def _check_views(array: pa.Array, max_bytes: int) -> None:
+    """Reject views whose values have more than ``max_bytes`` bytes because they share memory.
 
-    Buffers have their declared sizes; offsets into them are not looked at: to validate a million
-    views of one text takes as long as to validate a million texts.
+    Runs before full validation: validating a million views of one string takes as long as
+    validating a million strings.
     """
     if isinstance(array, pa.ExtensionArray):
-        _check_views(array.storage, most)
+        _check_views(array.storage, max_bytes)
     elif pat.is_struct(array.type):
         for number in range(array.type.num_fields):
-            _check_views(array.field(number), most)
+            _check_views(array.field(number), max_bytes)
     elif _is_list(array.type):
-        _check_views(array.values, most)
-    elif str(array.type) in _VIEWS and _most_bytes(array) > most:
-        raise LimitExceeded(f"The rows have more than {most:,} bytes, unpacked.")
+        _check_views(array.values, max_bytes)
+    elif str(array.type) in _VIEWS and _max_decoded_bytes(array) > max_bytes:
+        raise LimitExceeded(f"The rows have more than {max_bytes:,} bytes, unpacked.")
     elif _LIST_VIEW in str(array.type):
-        held = pc.sum(pc.list_value_length(array)).as_py() or 0
-        if held > len(array.values):
+        value_count = pc.sum(pc.list_value_length(array)).as_py() or 0
+        if value_count > len(array.values):
             raise LimitExceeded(
-                f"Lists of {held:,} values share {len(array.values):,}.",
-                hint="send lists, no views",
+                f"Lists of {value_count:,} values share {len(array.values):,}.",
+                hint="send lists instead of list views",
             )
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind))
+def _is_list(data_type: pa.DataType) -> bool:
+    return bool(
+        pat.is_list(data_type) or pat.is_large_list(data_type) or pat.is_fixed_size_list(data_type)
+    )
 
 
-def _most_bytes(array: pa.Array) -> int:
-    """Return the bytes that an array has at most, once its dictionaries and views are decoded."""
+def _max_decoded_bytes(array: pa.Array) -> int:
+    """Return an upper bound of the size of an array without dictionaries and views."""
     if len(array) == 0:
         return 0
     if str(array.type) in _VIEWS:
@@ -159,29 +167,29 @@ def _most_bytes(array: pa.Array) -> int:
         lengths = views[array.offset : array.offset + len(array), 0]
         return 8 * len(array) + int(lengths.sum(dtype=np.int64))
     if isinstance(array, pa.ExtensionArray):
-        return _most_bytes(array.storage)
+        return _max_decoded_bytes(array.storage)
     if pat.is_dictionary(array.type):
-        return len(array) * _longest(array.dictionary)
+        return len(array) * _max_value_bytes(array.dictionary)
     if pat.is_struct(array.type):
-        return int(sum(_most_bytes(child) for child in array.flatten()))
+        return int(sum(_max_decoded_bytes(child) for child in array.flatten()))
     if _is_list(array.type):
-        return 8 * len(array) + _most_bytes(array.flatten())
+        return 8 * len(array) + _max_decoded_bytes(array.flatten())
     return int(array.nbytes)
 
 
-def _longest(values: pa.Array) -> int:
-    """Return the bytes of the longest value of a dictionary."""
+def _max_value_bytes(values: pa.Array) -> int:
+    """Return the size of the longest value of a dictionary in bytes."""
     if len(values) == 0:
         return 0
-    kind = values.type
+    data_type = values.type
     if (
-        pat.is_binary(kind)
-        or pat.is_string(kind)
-        or pat.is_large_binary(kind)
-        or pat.is_large_string(kind)
+        pat.is_binary(data_type)
+        or pat.is_string(data_type)
+        or pat.is_large_binary(data_type)
+        or pat.is_large_string(data_type)
     ):
         longest = pc.max(pc.binary_length(values)).as_py()
         return 8 + int(longest or 0)
-    if pat.is_primitive(kind) or pat.is_fixed_size_binary(kind):
-        return max(1, int(kind.bit_width) // 8)
-    return _most_bytes(values)
+    if pat.is_primitive(data_type) or pat.is_fixed_size_binary(data_type):
+        return max(1, int(data_type.bit_width) // 8)
+    return _max_decoded_bytes(values)

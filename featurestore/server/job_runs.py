@@ -25,7 +25,7 @@ class RequestedRun:
     job: str
     description: str
     requester: str
-    requested_at: datetime
+    timestamp: datetime
     future: Future[Sequence[Run]]
 
     @property

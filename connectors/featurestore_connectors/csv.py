@@ -43,7 +43,7 @@ from featurestore.plugins.plain import (
     one_array,
     plain_bytes_per_row,
     rebatch,
-    selected,
+    select_fields,
 )
 from featurestore.storage import files
 from featurestore.storage.shardfile import ShardFile
@@ -161,7 +161,7 @@ class CsvShard:
         return int(self._offsets[row // self._step])
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
-        schema = selected(self._schema, columns)
+        schema = select_fields(self._schema, columns)
         if stop <= start or not columns:
             arrays = [pa.array([], field.type) for field in schema]
             return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -32,11 +32,11 @@ from featurestore.plugins.format import (
 )
 from featurestore.plugins.plain import (
     PlainFormat,
-    columns_of_any_length,
     one_array,
     plain_bytes_per_row,
     rebatch,
-    selected,
+    select_fields,
+    variable_length_columns,
 )
 from featurestore.storage.shardfile import ShardFile
 
@@ -74,7 +74,7 @@ class ParquetFormat(PlainFormat):
 
         Nothing else of a layout needs values.
         """
-        return columns_of_any_length(schema)
+        return variable_length_columns(schema)
 
     def layout(
         self,
@@ -189,7 +189,7 @@ class ParquetShard:
         return self._starts[-1]
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
-        schema = selected(self._schema, columns)
+        schema = select_fields(self._schema, columns)
         parts = []
         for group, (first, end) in enumerate(pairwise(self._starts)):
             if first < stop and end > start:

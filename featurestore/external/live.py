@@ -170,7 +170,7 @@ def _stage(session: Session, spec: FeatureGroupSpec, query: SourceQuery, read: S
                 schema=spec.schema,
                 partition_by=(),
                 properties={},
-                note={"operation": "create"},
+                commit_metadata={"operation": "create"},
             )
             engine.write(path, rows, TableWrite("append"))
         finally:

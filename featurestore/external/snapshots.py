@@ -33,7 +33,7 @@ def take_snapshot(session: Session, live: LiveSource) -> int:
             "inputs": [live.read.to_json()],
             **commits.base_metadata(path, read_snapshot(path).version),
         }
-        version = engine.write(path, rows, TableWrite("overwrite", note=commit_metadata))
+        version = engine.write(path, rows, TableWrite("overwrite", commit_metadata=commit_metadata))
         assert version is not None  # None is only returned for repeated transactions
         run.committed_version = version
         description = f"A snapshot of external feature group {spec.name!r} version {spec.version}"

@@ -152,7 +152,7 @@ def add_to_quarantine(
                 schema=quarantine_schema(spec.schema),
                 partition_by=(),
                 properties={"featurestore.quarantine": f"{spec.name}@v{spec.version}"},
-                note={"operation": "create"},
+                commit_metadata={"operation": "create"},
             )
     state = read_snapshot(path)
     offsets = next_offsets(state, table_write.offsets)
@@ -163,11 +163,11 @@ def add_to_quarantine(
         session.engine.widen_columns(path, rows.schema)
     stored_columns = set(state.schema.names)
     new_columns = pa.schema([field for field in rows.schema if field.name not in stored_columns])
-    note = {"operation": "quarantine", "run": table_write.note["run"]}
+    note = {"operation": "quarantine", "run": table_write.commit_metadata["run"]}
     quarantine_write = TableWrite(
         mode="append",
         add_columns=new_columns or None,
-        note=note,
+        commit_metadata=note,
         transaction=table_write.transaction,
         offsets=offsets,
     )

@@ -178,7 +178,7 @@ def _define_and_commit(
         schema=spec.schema,
         partition_by=spec.partition_by,
         properties=commits.properties(spec, meta),
-        note={"operation": "define", "run": run.run_id},
+        commit_metadata={"operation": "define", "run": run.run_id},
     )
     group = OpenGroup(spec, path, read_snapshot(path))
     claim = keys.claim(
@@ -186,7 +186,7 @@ def _define_and_commit(
     )
     table_write = TableWrite(
         mode="append",
-        note=commit_metadata(
+        commit_metadata=commit_metadata(
             write, run, spec, validation=audited.outcome, claim=claim, operation="create"
         ),
         transaction=transaction_of(audited, write, run),

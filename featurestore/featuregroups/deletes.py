@@ -43,7 +43,7 @@ def delete_rows(
     ) as run:
         note = {"operation": "delete", "run": run.run_id, "where": where, "unique": "kept"}
         note |= group.seen_by_writer()
-        delta_version = session.engine.delete(group.path, condition, note=note)
+        delta_version = session.engine.delete(group.path, condition, commit_metadata=note)
         if delta_version is None:
             delta_version = group.delta_version
         advance(session, spec, delta_version, run=run)

@@ -195,7 +195,9 @@ def commit(
         key=conformed.spec.upsert_key if mode == "upsert" else (),
         replace=write.replace,
         add_columns=_added_schema(conformed),
-        note=commit_metadata(write, run, group.spec, validation=audited.outcome, claim=unique),
+        commit_metadata=commit_metadata(
+            write, run, group.spec, validation=audited.outcome, claim=unique
+        ),
         transaction=transaction_of(audited, write, run),
         offsets=write.offsets,
         deletes=audited.deletes,

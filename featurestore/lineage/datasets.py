@@ -299,9 +299,9 @@ def _validated_dataset(work: Work, paths: StorePaths) -> InputDataset:
 
 def _finding_facets(work: Work) -> Facets:
     """Return the findings of a monitor as assertions on its group."""
-    if work.found is None:
+    if work.monitor_report is None:
         return {}
     facet = data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(
-        assertions=assertions_of_findings(work.found), producer=PRODUCER
+        assertions=assertions_of_findings(work.monitor_report), producer=PRODUCER
     )
     return {"dataQualityAssertions": facet}

@@ -52,7 +52,7 @@ class Emitter:
 
     def began(self, work: Work) -> None:
         """Send the event of a start."""
-        self._put(work, work.begun, ended=False)
+        self._put(work, work.started, ended=False)
 
     def ended(self, work: Work, at: datetime) -> None:
         """Send the event of an end."""

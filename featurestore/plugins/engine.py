@@ -1,7 +1,6 @@
 """The interface of engines: relations in, relations out, Delta tables below.
 
-An engine is looked up by name among the entry points ``featurestore.engines``; ours come that way
-too.
+Engines are entry points of the group ``featurestore.engines``, the built-in ones included.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ Result_co = TypeVar("Result_co", covariant=True)
 BatchFunction = Callable[["pa.RecordBatch"], "pa.RecordBatch"]
 ShardFunction = Callable[[int, Iterator["pa.RecordBatch"]], Result]
 
-# Every table is created with these: nothing but our own maintenance removes versions, so the log
-# keeps all it has.
+# Properties of every new table. Only the store's own maintenance removes versions, so Delta must
+# expire neither log entries nor data files.
 TABLE_PROPERTIES = {
     "delta.checkpointInterval": "10",
     "delta.deletedFileRetentionDuration": "interval 3650 days",
@@ -43,23 +42,21 @@ TABLE_PROPERTIES = {
 class Relation:
     """A lazy table that an engine owns.
 
-    A description of rows, which are computed when they are asked for.
-
-    Nothing is kept between two readings: each of ``stream``, ``count``, ``write`` and the like
-    computes the rows anew, so a caller that needs them twice stages them first (``Engine.stage``).
-    Relations are not changed; every method of an engine that takes one returns a new one. They are
-    valid until the engine is closed, or until the relation that they come from is released, and
-    belong to the process that made them: they are not pickled. Another engine's relation is never
-    given to an engine.
+    It describes rows and computes them on demand. Nothing is cached between two reads: each of
+    ``stream``, ``count``, ``write`` and similar calls computes the rows again, so a caller that
+    needs them twice stages them first (``Engine.stage``). Relations are immutable; engine methods
+    that take a relation return a new one. A relation is valid until its engine is closed or the
+    relation that it derives from is released. It belongs to one process (not picklable) and to one
+    engine.
 
     Attributes:
-        engine: The name of the engine that owns it.
+        engine: The name of the engine that owns the relation.
         native: The engine's own frame (DuckDBPyRelation, Spark DataFrame).
-        schema: The feature types that ``stream`` gives; they may be richer than the native ones
-            (unsigned integers, lists of one size).
-        single_use: Whether it is made of a stream. Such a relation, and all that is made of it, can
-            be read once, by one of them; what a second reading gives is undefined, so callers stage
-            it before they read it twice.
+        schema: The feature types that ``stream`` yields; they may be richer than the native ones
+            (unsigned integers, fixed-size lists).
+        single_use: Whether the relation reads a stream. Such a relation and all relations derived
+            from it can be read once in total; the result of a second read is undefined, so callers
+            stage it before they read it twice.
     """
 
     engine: str
@@ -71,19 +68,19 @@ class Relation:
 class Accumulator(Protocol[State, Result_co]):
     """A mergeable aggregate over record batches, run by ``Engine.aggregate`` where the rows are.
 
-    The engine makes one state with ``start`` for each partition or thread, hands it every batch of
-    that partition with ``update``, puts the states together with ``merge`` (in the order of the
-    partitions) and calls ``finish`` once, in the calling process, on the last state that is left.
-    Every method may change the states that it is given in place, and nobody uses them afterwards.
-    Batches may be empty, come in any cut, and are not kept by the engine. Accumulators and states
-    are picklable. What a method raises ends the aggregation and reaches the caller.
+    The engine creates one state with ``start`` for each partition or thread, passes every batch of
+    that partition to ``update``, combines the states with ``merge`` in partition order, and calls
+    ``finish`` once, in the calling process, on the merged state. Methods may modify the states that
+    they receive in place; the engine does not use them afterwards. Batches may be empty and have
+    any number of rows; the engine keeps no reference to them. Accumulators and states are
+    picklable. An exception from a method ends the aggregation and propagates to the caller.
     """
 
     @property
     def threads(self) -> int:
-        """How many states one process may update at the same time.
+        """The number of states that one process may update concurrently.
 
-        More than 1 where ``update`` frees the GIL.
+        Return more than 1 only if ``update`` releases the GIL.
         """
         return 1
 
@@ -96,11 +93,11 @@ class Accumulator(Protocol[State, Result_co]):
         ...
 
     def merge(self, left: State, right: State) -> State:
-        """Return the state of both."""
+        """Return the combined state."""
         ...
 
     def finish(self, state: State) -> Result_co:
-        """Return what the aggregation gives, from the state of all rows."""
+        """Return the aggregate of all rows from the merged state."""
         ...
 
 
@@ -121,68 +118,73 @@ class TimeRange:
 class TableWrite:
     """One write into a Delta table.
 
-    ``key`` holds the merge columns of an upsert, ``deletes`` more keys (columns ``key``) whose rows
-    go in its commit; none of them is among the rows. ``replace`` is the range that mode "replace"
-    empties in the same commit. ``add_columns`` are new nullable columns (feature types). ``note``
-    is a JSON object that the commit's info carries (run, inputs, validation, unique).
-    ``transaction`` is (app, n): an n at or below the last one of that app is a no-op. ``offsets``
-    moves applications from the number that they have (None: none yet) to the next, all of them in
-    the commit of the rows, or raises ``StreamOvertaken`` where one has another number by then; for
-    modes "append" and "upsert".
+    Attributes:
+        mode: What happens to the existing rows.
+        key: The merge columns of an upsert.
+        replace: The range that mode "replace" empties in the same commit.
+        add_columns: New nullable columns, as feature types.
+        commit_metadata: A JSON object stored in the commit's info (run, inputs, validation, unique).
+        transaction: (application, number). The write is a no-op if the number is not above the last
+            one committed for that application.
+        offsets: For modes "append" and "upsert": {application: (current number, next number)}, all
+            advanced in the commit of the rows. The current number is None before the first commit.
+            ``StreamOvertaken`` is raised if an application has another number by then.
+        deletes: More keys (columns ``key``) whose rows an upsert removes. They are disjoint from
+            the keys of the written rows.
     """
 
     mode: Literal["append", "upsert", "overwrite", "replace"]
     key: tuple[str, ...] = ()
     replace: TimeRange | None = None
     add_columns: pa.Schema | None = None
-    note: Mapping[str, Any] = field(default_factory=dict)
+    commit_metadata: Mapping[str, Any] = field(default_factory=dict)
     transaction: tuple[str, int] | None = None
     offsets: Mapping[str, tuple[int | None, int]] = field(default_factory=dict)
     deletes: Relation | None = None
 
 
 class Engine(Protocol):
-    """What an engine does for the store.
+    """The operations that the store needs from an engine.
 
     Every implementation passes ``featurestore.testing.EngineConformance``.
 
     **Laziness.** Methods that return a ``Relation`` compute no rows, except ``stage``, which writes
-    them, and ``from_arrow`` where the rows have to be shipped. What can be known without rows is
-    said at once: unknown columns and tables, SQL that cannot be read. Errors of the rows themselves
-    come when they are computed.
+    them, and ``from_arrow`` where the rows must be shipped. Errors that need no rows are raised
+    immediately: unknown columns and tables, SQL that does not parse. Errors in the rows are raised
+    when the rows are computed.
 
-    **Where rows are.** Rows enter this process through ``stream`` alone, and the few rows of
-    ``duplicates``. Functions and accumulators given to ``map_batches``, ``aggregate`` and
-    ``write_shards`` run where the rows are (on Spark in the executors), so they and what they
-    return are picklable, and they may be called more than once for the same rows where a task is
-    repeated; only the results of one call count. Batches come in any cut and may be empty. An
-    exception of theirs reaches the caller as it is, or as an ``EngineError`` that quotes it.
+    **Location of rows.** Rows enter this process only through ``stream``, and as the few examples
+    of ``duplicates``. Functions and accumulators passed to ``map_batches``, ``aggregate`` and
+    ``write_shards`` run where the rows are (on Spark in the executors). They and their results are
+    picklable, and they may be called more than once for the same rows when a task is retried; only
+    the results of one call count. Batches have any number of rows, also zero. An exception from
+    such a function propagates to the caller unchanged or as an ``EngineError`` that quotes it.
 
-    **SQL** is already in the engine's own ``dialect``: ``featurestore.usersql`` has parsed and
-    transpiled what users wrote. Text of a user comes through ``user_sql`` alone, or as a predicate
-    that was checked there.
+    **SQL** is in the engine's own ``dialect``: ``featurestore.usersql`` has parsed and transpiled
+    the user's query. User text arrives only through ``user_sql``, or as a predicate that was
+    checked there.
 
-    **Threads.** All methods may be called by several threads at the same time; each stream is read
-    by one. Engines are not picklable: an executor gets functions, not the engine.
+    **Threads.** All methods are thread-safe; each stream is read by one thread. Engines are not
+    picklable: executors receive functions, not the engine.
 
     **Tables** are Delta tables of reader version 1 and writer version 2, below a path that the
-    caller derived. Several engines, threads and processes may write one table: a commit is atomic,
-    conflicts are settled by reading the table again, and after a commit has become visible nothing
-    of it is removed and the call does not fail (``PublicationWarning`` says what is left to do). An
-    interrupted or failed write leaves the table as it was; files that it may leave behind are
-    removed by ``vacuum``. Versions are immutable: ``read_table`` of one version gives the same rows
-    for as long as its files are kept.
+    caller derived. Several engines, threads and processes may write one table. A commit is atomic,
+    conflicts are resolved by reading the table again, and once a commit is visible nothing in it is
+    removed and the call does not fail (``PublicationWarning`` names the remaining work). An
+    interrupted or failed write leaves the table unchanged; ``vacuum`` removes its orphan files.
+    Versions are immutable: ``read_table`` returns the same rows for a version as long as its files
+    exist.
 
-    **Files.** The engine owns the files of tables. Those of ``stage`` belong to the caller, who
-    removes the directory when no relation over it is needed any more; files given to ``read_files``
-    are only read. What the engine writes for itself (spilled rows, rows shipped to executors) it
-    removes by ``release`` or ``close``.
+    **Files.** The engine owns the files of tables. The caller owns the files of ``stage`` and
+    removes the directory when no relation needs it any more. Files passed to ``read_files`` are
+    only read. ``release`` and ``close`` remove the engine's temporary files (spilled rows, rows
+    shipped to executors).
 
     **Errors.** ``InvalidSql`` for SQL that the engine cannot run, ``SchemaMismatch`` for columns
-    and types that do not fit, ``WriteConflict`` when other writers kept winning,
-    ``VersionNotFound``, ``UnsupportedTable`` and ``TableDamaged`` for tables that cannot be read,
-    ``StorageError`` for the file system, ``EngineError`` for what else the engine says. Errors of
-    the libraries below do not leave the engine.
+    and types that do not fit, ``WriteConflict`` when retries against concurrent writers are
+    exhausted, ``VersionNotFound``, ``UnsupportedTable`` and ``TableDamaged`` for unreadable tables,
+    ``StorageError`` for the file system, ``EngineError`` for all other failures. Exceptions of the
+    underlying libraries are wrapped.
     """
 
     @property
@@ -192,18 +194,18 @@ class Engine(Protocol):
 
     @property
     def dialect(self) -> str:
-        """The sqlglot dialect of SQL that this engine takes."""
+        """The sqlglot dialect of SQL that this engine accepts."""
         ...
 
     @property
     def is_distributed(self) -> bool:
-        """Whether other machines read the rows, so that their files have to lie in the store."""
+        """Whether other machines read the rows, so that files must be in the store's location."""
         ...
 
     def session_settings(self, location: str) -> Mapping[str, str]:
-        """Return what a session that somebody else builds needs for a store at a location.
+        """Return the settings that a user-built session needs for a store at a location.
 
-        Nothing is started. Empty where an engine has no sessions.
+        Starts nothing. Empty if the engine has no sessions.
         """
         ...
 
@@ -218,9 +220,9 @@ class Engine(Protocol):
         ...
 
     def release(self, relation: Relation) -> None:
-        """Remove what ``from_arrow`` keeps for a relation.
+        """Remove the temporary rows that ``from_arrow`` stored for a relation.
 
-        Neither it nor what was made of it is read afterwards.
+        Neither the relation nor relations derived from it may be read afterwards.
         """
         ...
 
@@ -232,9 +234,9 @@ class Engine(Protocol):
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
     ) -> Relation:
-        """Return a Delta version of a table.
+        """Return the rows of a table at a Delta version (None: the latest).
 
-        ``schema`` restores feature types, ``columns`` selects.
+        ``schema`` restores feature types, ``columns`` selects columns.
         """
         ...
 
@@ -251,16 +253,16 @@ class Engine(Protocol):
         ...
 
     def within(self, relation: Relation, window: TimeRange) -> Relation:
-        """Return the rows whose time lies in a range."""
+        """Return the rows whose time is in a range."""
         ...
 
     def sql(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:
-        """Return the result of a query of the store's own over named relations.
+        """Return the result of an internal query over named relations.
 
-        The query is in this engine's dialect, with ``$name`` parameters. No text of a user may be
-        in it.
+        The query is in this engine's dialect, with ``$name`` parameters. It must not contain user
+        text.
         """
         ...
 
@@ -269,10 +271,8 @@ class Engine(Protocol):
     ) -> Relation:
         """Return the result of a user's query, as ``sql``.
 
-        It can read the tables given, and nothing else.
-
-        The query was checked by ``featurestore.usersql.query``; the engine stands in for what that
-        overlooks.
+        The query can read ``tables`` and nothing else. ``featurestore.usersql.query`` has checked
+        it; the engine enforces the limit again at run time.
         """
         ...
 
@@ -287,32 +287,32 @@ class Engine(Protocol):
         ...
 
     def aggregate(self, relation: Relation, accumulator: Accumulator[State, Result]) -> Result:
-        """Return what an accumulator makes of all rows."""
+        """Return the result of an accumulator over all rows."""
         ...
 
     def duplicates(
         self, relation: Relation, key: Sequence[str], *, limit: int = 5
     ) -> tuple[int, list[dict[str, Any]]]:
-        """Return how many keys without nulls occur more than once; examples have counts in ``n``."""
+        """Return the number of keys without nulls that occur more than once, and examples.
+
+        Each example has the key's columns and its count in ``n``.
+        """
         ...
 
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:
-        """Return one row per key.
-
-        The last in the order of the relation (on Spark: of the partitions as they come).
-        """
+        """Return the last row of each key, in the order of the relation (on Spark: partition order)."""
         ...
 
     def stream(
         self, relation: Relation, *, batch_rows: int = 65_536, limit: int | None = None
     ) -> pa.RecordBatchReader:
-        """Return the rows as record batches of feature types in this process, lazily."""
+        """Stream the rows into this process as record batches of feature types."""
         ...
 
     def stage(self, relation: Relation, directory: str) -> Relation:
-        """Write the rows once as Parquet into ``directory`` and return them from there.
+        """Write the rows as Parquet into ``directory`` and return a relation over the files.
 
-        Their order is lost: whatever depends on it (``last_per_key``) comes before.
+        Row order is lost, so order-dependent operations (``last_per_key``) must come first.
         """
         ...
 
@@ -325,32 +325,36 @@ class Engine(Protocol):
         schema: pa.Schema,
         partition_by: Sequence[str],
         properties: Mapping[str, str],
-        note: Mapping[str, Any],
+        commit_metadata: Mapping[str, Any],
     ) -> None:
-        """Create an empty Delta table (commit 0) of feature types.
+        """Create an empty Delta table (commit 0) with ``properties`` and ``TABLE_PROPERTIES``.
 
-        FileExistsError when there is one already.
-
-        It has ``properties`` and ``TABLE_PROPERTIES``.
+        Raises:
+            FileExistsError: A table exists at the path.
         """
         ...
 
-    def write(self, path: str, relation: Relation, how: TableWrite) -> int | None:
-        """Write one commit and return its Delta version; None when the transaction was a repeat.
+    def write(self, path: str, relation: Relation, write: TableWrite) -> int | None:
+        """Write one commit and return its Delta version; None if its transaction is committed.
 
-        Conflicts with other writers are retried; ``WriteConflict`` when they kept winning.
+        Conflicts with other writers are retried.
+
+        Raises:
+            WriteConflict: The retries are exhausted.
         """
         ...
 
-    def delete(self, path: str, predicate: str, *, note: Mapping[str, Any]) -> int | None:
-        """Delete the rows for which the predicate is true.
+    def delete(
+        self, path: str, predicate: str, *, commit_metadata: Mapping[str, Any]
+    ) -> int | None:
+        """Delete the rows that match a predicate.
 
-        Return the Delta version, None when no row matched.
+        Return the Delta version, or None if no row matched.
         """
         ...
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
-        """Set table properties in a commit of their own."""
+        """Set table properties in a separate commit."""
         ...
 
     def widen_columns(self, path: str, columns: pa.Schema) -> int | None:
@@ -365,13 +369,13 @@ class Engine(Protocol):
     def compact(self, path: str, *, below: int | None = None) -> int | None:
         """Rewrite small files into large ones.
 
-        ``below`` says in bytes what is small; None leaves it to the engine. Return the Delta
-        version, None when nothing was to do.
+        Files of fewer than ``below`` bytes are small; None uses the engine's default. Return the
+        Delta version, or None if no file was rewritten.
         """
         ...
 
     def vacuum(self, path: str, *, keep_versions: Sequence[int], retain: datetime) -> Sequence[str]:
-        """Remove files that no version since ``retain`` and none of ``keep_versions`` needs."""
+        """Remove files that neither versions since ``retain`` nor ``keep_versions`` need."""
         ...
 
     # -- queries ------------------------------------------------------------------------
@@ -391,84 +395,89 @@ class Engine(Protocol):
         row_count: int | None = None,
         write: ShardFunction[Result],
     ) -> list[Result]:
-        """Call ``write(shard number, batches)`` once for every shard where its rows are.
+        """Call ``write(shard number, batches)`` for each shard, where its rows are.
 
-        ``shard`` names an int32 column with the number of the shard of each row, which is below
-        ``shard_count``; a shard without rows gives no call. The batches of a shard come sorted by
-        the columns ``order`` (ascending) and still hold these columns. ``shard_ascends`` says that
-        sorting all rows by ``order`` sorts them by shard, too. ``row_count`` is about how many rows
-        there are, where that is known. Results come back by shard number.
+        Args:
+            relation: The rows of all shards.
+            shard: An int32 column with the shard number of each row. Shards without rows get no
+                call.
+            shard_count: The exclusive upper bound of shard numbers.
+            order: Columns by which the rows of a shard are sorted, ascending. The batches include
+                them.
+            shard_ascends: Whether sorting all rows by ``order`` also sorts them by shard.
+            row_count: The approximate number of rows, if known.
+            write: The function; it may run in executors.
+
+        Returns:
+            The results, by shard number.
         """
         ...
 
     # -- conversions --------------------------------------------------------------------
 
     def to_spark(self, relation: Relation) -> Any:
-        """Return a Spark DataFrame (an engine without Spark raises MissingExtra or starts one)."""
+        """Return a Spark DataFrame; engines without Spark raise an error."""
         ...
 
     def explain(self, relation: Relation) -> str:
         """Return the engine's physical plan as text.
 
-        Tests look for pushed-down filters and columns.
+        Tests check it for pushed-down filters and columns.
         """
         ...
 
     def interrupt(self, thread: int) -> None:
-        """End what a thread (``threading.get_ident``) computes; other threads call this.
+        """Cancel the computation of another thread (``threading.get_ident``).
 
-        Nothing happens where it computes nothing, or where an engine cannot: on Spark a job of
+        A no-op if the thread computes nothing, or if the engine cannot cancel: on Spark a job of
         another session may run in the same context.
         """
         ...
 
     def close(self) -> None:
-        """Release what this engine opened itself.
-
-        Connections, a session that it started. Closing twice is no error.
-        """
+        """Release connections and sessions that this engine opened. May be called twice."""
         ...
 
 
 @runtime_checkable
 class HoldsRows(Protocol):
-    """What an engine has, too, whose rows are in this process."""
+    """An optional capability of engines whose rows are in this process."""
 
     def hold(self, relation: Relation) -> Relation:
-        """Return the rows in memory, to be read again, where the engine has room for them.
+        """Buffer the rows in memory for repeated reads, if they fit.
 
-        Otherwise a relation of the same rows instead of the given one: where that was read already,
-        it can be read once.
+        If they do not fit, return a single-use relation of the same rows, which replaces the
+        argument.
         """
         ...
 
 
 @runtime_checkable
 class AggregatesWhileStaging(Protocol):
-    """What an engine has, too, that can look at rows while it stages them."""
+    """An optional capability of engines that can aggregate rows while they stage them."""
 
     def stage_and_aggregate(
         self, relation: Relation, directory: str, accumulator: Accumulator[State, Result]
     ) -> tuple[Relation, Result | None]:
-        """Stage rows as ``stage`` does, and return what an accumulator made of them meanwhile.
+        """Stage rows as ``stage`` does and return the accumulator's result.
 
-        None where that would take another pass over them.
+        The result is None if it would need a second pass over the rows.
         """
         ...
 
 
 def find_engine(name: str, *, durability: str = "full") -> Engine:
-    """Return a new engine by the name of its entry point: its class, called with ``durability=``.
+    """Create an engine from the name of its entry point.
 
     Raises:
-        InvalidArgument: No such engine; lists those installed.
+        InvalidArgument: No such engine is installed.
     """
-    found = find_plugin("engines", name)
-    if found is None:
+    entry_point = find_plugin("engines", name)
+    if entry_point is None:
         raise InvalidArgument(
-            f"engine={name!r} is not installed; there are {listing(plugin_names('engines'))}.",
+            f"Unknown engine {name!r}. Available: {listing(plugin_names('engines'))}.",
             hint=did_you_mean(name, plugin_names("engines"), write="engine={!r}")
             or "engine='duckdb'",
         )
-    engine: Engine = load_plugin(found)(durability=durability)
+    engine: Engine = load_plugin(entry_point)(durability=durability)
     return engine

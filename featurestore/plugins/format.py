@@ -1,7 +1,6 @@
 """The interface of file formats of training datasets: write a shard, read rows [a, b) of a shard.
 
-A format is looked up by name among the entry points ``featurestore.formats``; ours come that way
-too.
+Formats are entry points of the group ``featurestore.formats``, the built-in ones included.
 """
 
 from __future__ import annotations
@@ -28,14 +27,21 @@ Layout = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """What a layout needs to know of a column over all splits: counts and extremes.
+    """Counts and extremes of a column over all splits, as input of a layout.
 
-    ``minimum``/``maximum`` are of integers, dates (days) and timestamps (microseconds), else None;
-    of lists they are those of the items where they were counted. ``longest``/``total_length`` are
-    bytes of strings and binaries, items of lists; 0 for other types. ``inner_nulls`` counts nulls
-    among the items of lists. Of lists of strings and binaries ``longest_item`` is the bytes of the
-    longest one and ``longest_bytes`` those of the items of one row together, at most. ``declared``:
-    the caller bounded the length and wants one width for all records, whatever it costs.
+    Attributes:
+        name: The column.
+        rows: Number of rows.
+        nulls: Number of null rows.
+        minimum: Of integers, dates (days) and timestamps (microseconds), else None. For lists:
+            of the items, if they were counted.
+        maximum: As ``minimum``.
+        longest: Maximum length: bytes of strings and binaries, items of lists, else 0.
+        total_length: Sum of the lengths.
+        inner_nulls: Number of null items of lists.
+        longest_item: For lists of strings and binaries: bytes of the longest item.
+        longest_bytes: For lists of strings and binaries: maximum bytes of all items of a row.
+        declared: Whether the caller bounded the length and requires one width for all records.
     """
 
     name: str
@@ -55,8 +61,7 @@ class ColumnProfile:
 class WrittenFile:
     """One file that a format wrote: path relative to the dataset's directory, size and SHA-256.
 
-    ``prefixes`` are the beginnings of the SHA-256 of its first 1, 2, ... MiB, as ``ShardFile``
-    gives them.
+    ``prefixes`` are truncated SHA-256 digests of its first 1, 2, ... MiB, from ``ShardFile``.
     """
 
     path: str
@@ -67,7 +72,7 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """One shard as written; ``sidecars`` are files beside it (an offset index)."""
+    """One written shard; ``sidecars`` are accompanying files, such as an offset index."""
 
     file: WrittenFile
     rows: int
@@ -76,7 +81,7 @@ class WrittenShard:
 
 @dataclass(frozen=True)
 class ShardProblem:
-    """Something wrong in a shard: what, and where (byte offset or row, as far as known)."""
+    """A defect of a shard, with its byte offset or row if known."""
 
     path: str
     message: str
@@ -86,12 +91,14 @@ class ShardProblem:
 
 @dataclass(frozen=True)
 class ColumnEncoding:
-    """How a format holds a column.
+    """The representation of a column in a format.
 
-    ``tf_type`` is "int64", "float32" or "bytes", or in formats that are not parsed as Example also
-    "float64" and "struct"; ``shape`` is () for scalars, (n,) or (n, m) for fixed sizes and None for
-    ragged lists; ``null`` says how nulls are written; ``loss`` names what the format cannot keep
-    (for example "float64 to float32"), None when nothing is lost.
+    Attributes:
+        tf_type: "int64", "float32" or "bytes"; formats that are not parsed as Example also use
+            "float64" and "struct".
+        shape: () for scalars, (n,) or (n, m) for fixed sizes, None for ragged lists.
+        null: The representation of nulls.
+        loss: The loss of precision, for example "float64 to float32"; None if lossless.
     """
 
     tf_type: str
@@ -101,7 +108,7 @@ class ColumnEncoding:
 
 
 class ShardReader(Protocol):
-    """An open shard. Used by one thread at a time and closed by who opened it; not picklable."""
+    """An open shard, used by one thread at a time and closed by its opener; not picklable."""
 
     @property
     def rows(self) -> int:
@@ -111,9 +118,11 @@ class ShardReader(Protocol):
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
         """Return rows ``[start, stop)`` of the shard as feature types of the manifest's schema.
 
-        The batch is the caller's: it stays valid when the shard is closed. What it costs does not
-        grow with ``start``, and columns that are not asked for are not decoded. Raises
-        DatasetDamaged for bytes that the format does not write.
+        The batch stays valid after the shard is closed. The cost does not grow with ``start``, and
+        only the requested columns are decoded.
+
+        Raises:
+            DatasetDamaged: The bytes are not valid in this format.
         """
         ...
 
@@ -124,35 +133,33 @@ class ShardReader(Protocol):
 
 @dataclass(frozen=True)
 class Plane:
-    """One row of an array: the numbers of a column, or which records have one."""
+    """One row of an output array: the values of a column, or its validity (``presence``)."""
 
     column: str
     presence: bool = False
 
 
 class PlaneReader(Protocol):
-    """Writes columns of records into the rows of arrays.
+    """A function that decodes columns of records into rows of arrays.
 
-    Many threads may call it, each with arrays of its own.
+    Thread-safe as long as each thread passes its own arrays.
     """
 
     def __call__(
         self, records: npt.NDArray[Any], arrays: Sequence[npt.NDArray[Any]], start: int = 0
     ) -> None:
-        """Write columns of records (n, record_bytes) into ``array[row, start .
+        """Decode records of shape (n, record_bytes) into ``array[row, start:start + n]``.
 
-        Start + n]``, one array for each group.
-
-        The arrays are contiguous.
+        ``arrays`` has one contiguous array for each group.
         """
         ...
 
 
 class RecordAccess(Protocol):
-    """Random access to records of one fixed width: the fastest way into a shard.
+    """Random access to fixed-width records, the fastest way to read a shard.
 
-    Holds no file and no state, so that many threads may use it: memory maps belong to the caller,
-    and so do the arrays that come back. Records come in any order and number, also none.
+    Stateless and thread-safe: memory maps and returned arrays belong to the caller. Records may be
+    passed in any order and number, also none.
     """
 
     @property
@@ -169,52 +176,44 @@ class RecordAccess(Protocol):
     ) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any] | None]]:
         """Return ``{column: (values, present)}`` for records of shape (n, record_bytes).
 
-        Present is None without nulls.
-
         Values have the shape (n, *shape of the column). Booleans, integers and floats have the
         feature's own numpy type; dates are int64 days and timestamps int64 microseconds since 1970
-        in UTC; strings, binaries and decimals (their text) are object arrays of bytes. Where a
-        value is absent stand zeros or empty bytes. Lists of varying length are the rows of
-        ``arrow.item_rows``, absent ones of length 0.
+        in UTC; strings, binaries and decimals (their text) are object arrays of bytes. Nulls are
+        zeros or empty bytes. Lists of varying length are the rows of ``arrow.item_rows``, nulls of
+        length 0. ``present`` is None if the column has no nulls.
         """
         ...
 
     def present(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[Any] | None:
-        """Return which records have a value of a column, None for columns without nulls."""
+        """Return the validity mask of a column, None for columns without nulls."""
         ...
 
     def padded_texts(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[Any] | None:
-        """Return strings, binaries or decimals as numpy's bytes of one width, ``S``.
+        """Return scalar strings, binaries or decimals as a numpy array of dtype ``S``.
 
-        Empty where there is no value.
-
-        None where they cannot be held so: numpy drops zeros at the end. Asked of single values, not
-        of lists.
+        Nulls are empty. None if a value ends with a zero byte, which numpy would drop.
         """
         ...
 
     def byte_rows(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[Any] | None:
         """Return strings or binaries of one length as a view of records, uint8 of (n, length).
 
-        Anything stands where there is no value. None where lengths differ.
+        Nulls have undefined bytes. None if lengths differ.
         """
         ...
 
     def plane_reader(self, groups: Sequence[Sequence[Plane | None]]) -> PlaneReader:
-        """Return what writes columns of single numbers into arrays, as fast as the layout allows.
+        """Return a function that decodes numeric scalar columns into arrays.
 
-        A group is the rows of one array: columns of one numpy type (that of ``decode``), presence
-        in arrays of booleans; rows of None are left alone.
+        A group describes the rows of one array: columns of one numpy type (that of ``decode``), or
+        validity in arrays of booleans. Rows of None are not written.
         """
         ...
 
 
 @runtime_checkable
 class NativeReading(Protocol):
-    """What a format may offer besides.
-
-    A reader of its own library, over one worker's share of a split.
-    """
+    """An optional capability of formats: the library's own reader of one worker's rows."""
 
     def native_reader(
         self,
@@ -226,22 +225,22 @@ class NativeReading(Protocol):
         workers: int,
         **options: Any,
     ) -> Any:
-        """Return the library's own reader; ``options`` are the library's."""
+        """Return the library's own reader; ``options`` are passed to the library."""
         ...
 
 
 @runtime_checkable
 class NarrowProfile(Protocol):
-    """What a format may offer whose layout does not depend on the values of every column."""
+    """An optional capability of formats whose layout depends on the values of some columns only."""
 
-    def profiled(self, schema: pa.Schema) -> Sequence[str]:
-        """Return the columns to look at; of the others a ``ColumnProfile`` tells the rows alone."""
+    def columns_to_profile(self, schema: pa.Schema) -> Sequence[str]:
+        """Return the columns to profile; the ``ColumnProfile`` of others has only the row count."""
         ...
 
 
 @runtime_checkable
 class ShardFitting(Protocol):
-    """What a format may offer besides, when its layout depends on how many rows a shard has."""
+    """An optional capability of formats whose layout depends on the rows of a shard."""
 
     def fitted(self, layout: Layout, *, rows: int, shards: int) -> Layout:
         """Return the layout for a dataset whose largest split has these rows in these shards."""
@@ -251,34 +250,32 @@ class ShardFitting(Protocol):
 class DatasetFormat(Protocol):
     """A file format. Every implementation passes ``featurestore.testing.FormatConformance``.
 
-    **State.** A format has none: objects are picklable, several threads and processes use one or
-    many, and executors and workers make their own from the name. They need no store, registry or
-    engine.
+    **State.** A format is stateless, picklable and thread-safe; executors and workers create it
+    from its name. It needs no store, registry or engine.
 
-    **Order of calls.** ``check`` and ``layout`` once in the process that makes a dataset;
-    ``write_shard`` once for each shard, on any machine and in any order, perhaps again where a task
-    is repeated; ``finish`` once, when all shards are there; then the manifest, which holds the
-    layout. All other calls have path, layout or manifest alone: a format reads back what it wrote,
-    also what its older releases wrote.
+    **Order of calls.** ``check`` and ``layout`` once in the process that exports a dataset;
+    ``write_shard`` once for each shard, on any machine and in any order, and again if a task is
+    retried; ``finish`` once after all shards; then the manifest, which contains the layout. All
+    other calls depend only on path, layout or manifest. A format reads files of its older releases.
 
-    **Layouts** are JSON objects and say all that decides the bytes. The same rows with the same
-    layout give the same bytes, whatever batches they come in and whatever machine writes them.
+    **Layouts** are JSON objects that determine the bytes: the same rows with the same layout give
+    the same bytes, independent of batch boundaries and machine.
 
-    **Values.** Every feature type comes back as it was, with its nulls, or ``encodings`` names what
-    is lost, or ``check`` refuses it. What stands in memory under a null decides no byte.
+    **Values.** Every feature type is read back unchanged, with its nulls; or ``encodings`` names
+    the loss; or ``check`` rejects it. The memory under a null does not affect the bytes.
 
-    **Files.** A shard and its sidecars appear whole or not at all
-    (``storage.shardfile.ShardFile``): a failed or killed call leaves at most a temporary file.
-    Paths are relative to ``directory`` and decided by the caller. A format writes nothing else,
-    removes nothing, and reads no file that it was not given.
+    **Files.** A shard and its sidecars are published atomically (``storage.shardfile.ShardFile``):
+    a failed or killed call leaves at most a temporary file. Paths are relative to ``directory`` and
+    chosen by the caller. A format writes no other file, removes nothing, and reads only files whose
+    path it receives.
 
     **Errors.** ``UnsupportedType`` and ``InvalidArgument`` from ``check`` and ``layout``, before
     the first byte is written; ``UnsupportedType`` from ``write_shard`` for values that no layout
-    can hold; ``DatasetDamaged`` for files that are not what was written; ``MissingExtra`` where a
-    library is absent; ``StorageError`` for the file system.
+    supports; ``DatasetDamaged`` for corrupt files; ``MissingExtra`` if a library is not installed;
+    ``StorageError`` for the file system.
 
-    A format may offer more: ``NativeReading``, ``NarrowProfile``, ``ShardFitting`` and
-    ``records.DescribesRecords`` are asked for by ``isinstance``.
+    Optional capabilities are detected with ``isinstance``: ``NativeReading``, ``NarrowProfile``,
+    ``ShardFitting`` and ``records.DescribesRecords``.
     """
 
     @property
@@ -295,7 +292,7 @@ class DatasetFormat(Protocol):
         ...
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
-        """Raise UnsupportedType (for all columns) or InvalidArgument where it cannot hold them."""
+        """Raise UnsupportedType (naming all such columns) or InvalidArgument."""
         ...
 
     def layout(
@@ -306,14 +303,11 @@ class DatasetFormat(Protocol):
         compression: str | None,
         block_rows: int,
     ) -> Layout:
-        """Return the layout that fits the data.
-
-        A JSON object with all that reading and writing need.
-        """
+        """Return the layout of a dataset, a JSON object for readers and writers."""
         ...
 
     def encodings(self, layout: Layout) -> dict[str, ColumnEncoding]:
-        """Return how each column is held."""
+        """Return the representation of each column."""
         ...
 
     def bytes_per_row(self, layout: Layout, profiles: Sequence[ColumnProfile]) -> float:
@@ -325,57 +319,55 @@ class DatasetFormat(Protocol):
     ) -> WrittenShard:
         """Write one shard at ``directory/path`` atomically (temporary file, fsync, rename).
 
-        ``batches`` is read once, to its end, by this call; it may yield no batch and empty ones.
-        What it raises is passed on, and the shard does not appear.
+        ``batches`` is consumed once; it may be empty or yield empty batches. If it raises, the
+        exception propagates and no shard is published.
         """
         ...
 
     def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
-        """Write files that describe the whole dataset (metadata, schema), before the manifest."""
+        """Write files that describe the dataset (metadata, schema), before the manifest."""
         ...
 
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
-        """Return an open shard."""
+        """Open a shard for reading."""
         ...
 
     def record_access(self, layout: Layout) -> RecordAccess | None:
-        """Return random access to records, or None when this layout has none."""
+        """Return random access to records, or None if the layout does not support it."""
         ...
 
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
-        """Return what is wrong in a shard.
-
-        Framing, checksums, row count. Problems are returned, not raised.
-        """
+        """Check framing, checksums and row count of a shard, and return its defects."""
         ...
 
     def feature_spec(self, manifest: Manifest) -> dict[str, Any]:
         """Return ``{column: tf.io feature}``.
 
-        InvalidArgument for formats that TensorFlow does not parse as Example.
+        Raises:
+            InvalidArgument: TensorFlow does not parse the format as Example.
         """
         ...
 
     def refuse_reading(self, layout: Layout) -> str | None:
-        """Return why rows cannot be read at random (GZIP), or None."""
+        """Return the reason why rows cannot be read at random (GZIP), or None."""
         ...
 
 
 def find_format(name: str) -> DatasetFormat:
-    """Return a format by the name of its entry point.
+    """Create a format from the name of its entry point.
 
     Raises:
-        InvalidArgument: No such format; lists those installed.
+        InvalidArgument: No such format is installed.
     """
-    found = find_plugin("formats", name)
-    if found is None and isinstance(name, str):
-        found = find_plugin("formats", name.lower())
-    if found is None:
-        there = listing(plugin_names("formats"))
+    entry_point = find_plugin("formats", name)
+    if entry_point is None and isinstance(name, str):
+        entry_point = find_plugin("formats", name.lower())
+    if entry_point is None:
+        available = listing(plugin_names("formats"))
         raise InvalidArgument(
-            f"data_format={name!r} is not installed; there are {there}.",
+            f"Unknown data_format {name!r}. Available: {available}.",
             hint=did_you_mean(name, plugin_names("formats"), write="data_format={!r}")
             or "data_format='tfrecord'",
         )
-    result: DatasetFormat = load_plugin(found)()
-    return result
+    dataset_format: DatasetFormat = load_plugin(entry_point)()
+    return dataset_format

@@ -1,7 +1,7 @@
-"""The interface of launchers: where the workers of a run are started, watched and stopped.
+"""The interface of launchers, which start, poll and stop the workers of a run.
 
-A launcher is looked up by its name among the entry points ``featurestore.launchers``; ours, local
-processes and the barrier mode of Spark, come that way too.
+Launchers are entry points of the group ``featurestore.launchers``, the built-in ones included
+(local processes, Spark barrier mode).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, Protocol, runtime_checkable
 from featurestore.errors import LauncherNotFound, did_you_mean, listing
 from featurestore.plugins.lookup import find_plugin, load_plugin, plugin_names
 
-# What a worker's process runs; it reads the task and the function from its standard input.
+# The module that a worker process runs; it reads the task and the function from standard input.
 WORKER_MODULE = "featurestore.experiments.worker"
 
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """One worker: what it is told, and where its output goes.
+    """The settings and the output paths of one worker.
 
-    ``settings`` is JSON; the launcher adds ``cluster`` (the addresses of all workers by role) to it
-    where ``Gang.needs_addresses``.
+    ``settings`` is a JSON object; the launcher adds ``cluster`` (worker addresses by role) if
+    ``Gang.needs_addresses``.
     """
 
     role: str
@@ -33,15 +33,20 @@ class WorkerTask:
     directory: str
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def given(self, function: bytes, cluster: Mapping[str, Sequence[str]] | None) -> bytes:
-        """Return the standard input of the worker's process: a line of JSON, then the function."""
-        told = {**self.settings, "role": self.role, "index": self.index, "cluster": cluster}
-        return json.dumps(told).encode() + b"\n" + function
+    def standard_input(self, function: bytes, cluster: Mapping[str, Sequence[str]] | None) -> bytes:
+        """Return the worker's standard input: a line of JSON, then the pickled function."""
+        task_settings = {
+            **self.settings,
+            "role": self.role,
+            "index": self.index,
+            "cluster": cluster,
+        }
+        return json.dumps(task_settings).encode() + b"\n" + function
 
 
 @dataclass(frozen=True)
 class Gang:
-    """Workers that run together: all of them or none.
+    """Workers that start together or not at all.
 
     ``function`` is the pickled training function; only workers' processes load it.
     """
@@ -52,10 +57,10 @@ class Gang:
 
 
 class RunningGang(Protocol):
-    """Workers that were started.
+    """A started gang of workers.
 
-    ``poll`` may be called at any time and waits for nothing. ``stop`` ends every worker and all
-    that it started, and returns when they are gone; it may be called again.
+    ``poll`` never blocks. ``stop`` ends every worker with its child processes and returns after
+    they have exited; it may be called again.
     """
 
     def poll(self) -> list[int | None]:
@@ -69,23 +74,23 @@ class RunningGang(Protocol):
 
 @runtime_checkable
 class Launcher(Protocol):
-    """Starts workers in one place.
+    """A way to start workers.
 
-    Workers are fresh processes that run ``python -m`` ``WORKER_MODULE`` with what
-    ``WorkerTask.given`` returns as standard input, their output appended to ``log``. They end when
-    the process that called ``start`` does, in whatever way that ends. ``driver_host`` is the
-    address of this machine at which they reach the process that called ``start``.
+    Workers are new processes that run ``python -m`` ``WORKER_MODULE`` with
+    ``WorkerTask.standard_input`` as standard input; their output is appended to ``log``. They end
+    when the process that called ``start`` ends, also if it is killed. ``driver_host`` is the
+    address of this machine at which workers reach the process that called ``start``.
     """
 
     name: str
 
     @property
     def driver_host(self) -> str:
-        """The address of the driver for workers."""
+        """The driver's address as seen by workers."""
         ...
 
     def check(self, workers: int) -> None:
-        """Raise NotEnoughSlots unless so many workers can run at once now."""
+        """Raise NotEnoughSlots if this number of workers cannot run at once now."""
         ...
 
     def start(self, gang: Gang) -> RunningGang:
@@ -94,19 +99,19 @@ class Launcher(Protocol):
 
 
 def find_launcher(name: str | Launcher) -> Launcher:
-    """Return a launcher by its name; a launcher itself is returned as it is.
+    """Create a launcher from its name; an instance is returned unchanged.
 
     Raises:
-        LauncherNotFound: Lists those that are installed.
+        LauncherNotFound: No such launcher is installed.
     """
     if not isinstance(name, str):
         return name
-    found = find_plugin("launchers", name)
-    if found is None:
-        known = plugin_names("launchers")
+    entry_point = find_plugin("launchers", name)
+    if entry_point is None:
+        available = plugin_names("launchers")
         raise LauncherNotFound(
-            f"There is no launcher {name!r}; installed are {listing(known)}.",
-            hint=did_you_mean(name, known) or "on='local'",
+            f"Unknown launcher {name!r}. Available: {listing(available)}.",
+            hint=did_you_mean(name, available) or "on='local'",
         )
-    launcher: Launcher = load_plugin(found)()
+    launcher: Launcher = load_plugin(entry_point)()
     return launcher

@@ -1,4 +1,4 @@
-"""Engines, formats and validators that are installed, by the names of their entry points."""
+"""Lookup of installed plugins (engines, formats, validators, ...) by entry point name."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from featurestore._imports import uninterrupted
 
 
 def find_plugin(group: str, name: str) -> EntryPoint | None:
-    """Return an entry point of ``featurestore.<group>``; None when there is none of this name."""
+    """Return the entry point of ``featurestore.<group>`` with this name, or None."""
     if name not in _installed(group):
         _installed.cache_clear()  # it may have been installed since
     return _installed(group).get(name)
 
 
-def load_plugin(found: EntryPoint) -> Any:
-    """Return what an entry point names, whose imports no signal interrupts."""
+def load_plugin(entry_point: EntryPoint) -> Any:
+    """Load an entry point; signals are deferred during its imports."""
     with uninterrupted():
-        return found.load()
+        return entry_point.load()
 
 
 def plugin_names(group: str) -> list[str]:
@@ -29,8 +29,7 @@ def plugin_names(group: str) -> list[str]:
 
 @cache
 def _installed(group: str) -> dict[str, EntryPoint]:
-    """Return entry points by name.
-
-    Looking through all installed packages takes a tenth of a second.
-    """
-    return {each.name: each for each in entry_points(group=f"featurestore.{group}")}
+    """Return entry points by name; cached, since scanning all packages takes 0.1 seconds."""
+    return {
+        entry_point.name: entry_point for entry_point in entry_points(group=f"featurestore.{group}")
+    }

@@ -1,8 +1,8 @@
-"""Who is told when work begins and ends: jobs, writes, exports, validations.
+"""Observers of units of work: jobs, writes, exports, validations.
 
-Whatever does such work says so by ``observed``, and fills what it comes to know into its ``Work``;
-observers make of it what they like (lineage events). An observer is called in the thread of the
-work, must return at once and must not raise: nothing that watches may slow or fail what it watches.
+Code that does such work runs it within ``observed`` and fills in its ``Work``; observers derive
+lineage events from it. An observer is called in the thread of the work, must return immediately and
+must not raise, so that it can neither slow nor fail the work.
 """
 
 from __future__ import annotations
@@ -31,14 +31,24 @@ WorkKind = Literal["job", "create", "write", "delete", "export", "remove", "vali
 
 @dataclass
 class Work:
-    """One piece of work, from its beginning to its end.
+    """One unit of work, from start to end.
 
-    ``name`` is the job, the group or the training dataset, ``version`` that of the group or
-    dataset; ``location`` is the store's. ``parent`` is the work that this one is part of.
-
-    What is known in the end: ``committed_version`` (the Delta version, or the version of the dataset, that was
-    published), ``plan`` (of the retrieval whose rows were written, as JSON), ``inputs`` (what a job
-    read, pinned), ``report`` (of a validation), ``found`` (of a monitor), ``error``.
+    Attributes:
+        kind: The kind of work.
+        name: The job, the feature group or the training dataset.
+        run_id: The id of the run.
+        location: The store's location.
+        version: The version of the group or dataset.
+        parent: The enclosing work.
+        job: The job's specification.
+        window: The job's window.
+        started: The start time.
+        committed_version: The published Delta version or dataset version; set at the end.
+        plan: The retrieval plan of the written rows, as JSON; set at the end.
+        inputs: The pinned inputs of a job; set at the end.
+        report: The report of a validation; set at the end.
+        monitor_report: The report of a monitor; set at the end.
+        error: The exception if the work failed; set at the end.
     """
 
     kind: WorkKind
@@ -49,23 +59,23 @@ class Work:
     parent: Work | None = None
     job: JobSpec | None = None
     window: Window | None = None
-    begun: datetime = field(default_factory=times.utc_now)
+    started: datetime = field(default_factory=times.utc_now)
     committed_version: int | None = None
     plan: Mapping[str, Any] | None = None
     inputs: tuple[Mapping[str, Any], ...] = ()
     report: ValidationReport | None = None
-    found: MonitorReport | None = None
+    monitor_report: MonitorReport | None = None
     error: BaseException | None = None
 
 
 class Observer(Protocol):
-    """Is told of work. It is called from many threads, and neither waits nor raises."""
+    """A listener for work. It is called from many threads and must neither block nor raise."""
 
     def began(self, work: Work) -> None:
-        """Work begins: only what its caller knows is filled."""
+        """Handle the start of work; the attributes that are set at the end are still empty."""
 
-    def ended(self, work: Work, at: datetime) -> None:
-        """Work has ended; ``work.error`` says whether it failed. Nothing changes it any more."""
+    def ended(self, work: Work, timestamp: datetime) -> None:
+        """Handle the end of work; ``work.error`` is set if it failed. ``work`` is final."""
 
 
 _observers: list[Observer] = []
@@ -73,26 +83,26 @@ _current: ContextVar[Work | None] = ContextVar("featurestore_work", default=None
 
 
 def add_observer(observer: Observer) -> None:
-    """Tell an observer of all work of this process from now on."""
+    """Register an observer for all work of this process."""
     _observers.append(observer)
 
 
 def remove_observer(observer: Observer) -> None:
-    """Tell an observer nothing any more."""
+    """Unregister an observer."""
     with contextlib.suppress(ValueError):
         _observers.remove(observer)
 
 
 def current() -> Work | None:
-    """Return the work that this thread is doing."""
+    """Return the current work of this thread."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def observed(work: Work) -> Iterator[Work]:
-    """Tell observers of work: when it begins, and when it ends or fails.
+    """Notify observers when the work of the block starts, and when it ends or fails.
 
-    What leaves by an exception has failed, as has what set ``error`` itself.
+    Work has failed if the block raises or sets ``error``.
     """
     work.parent = _current.get()
     token = _current.set(work)
@@ -111,9 +121,9 @@ def observed(work: Work) -> Iterator[Work]:
 
 @contextlib.contextmanager
 def observed_part(kind: WorkKind, name: str, *, version: int | None = None) -> Iterator[Work]:
-    """Tell observers of a part of the work of this thread; of nothing where there is none.
+    """Notify observers of a step of this thread's current work; a no-op without current work.
 
-    Work that is observed as a whole by its caller has no part of its own kind.
+    If the current work has the same kind, it is yielded itself and observers are not notified.
     """
     parent = _current.get()
     if parent is None:

@@ -1,4 +1,4 @@
-"""What formats share that keep every feature type as it is and take batches of any size."""
+"""Shared implementation of formats that preserve every feature type and accept any batch size."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 _VERIFIED_ROWS = 8192
 
 
-def selected(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    """Return the fields of some columns, in their order."""
+def select_fields(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    """Return a schema of these columns, in this order."""
     import pyarrow as pa
 
     return pa.schema([schema.field(name) for name in columns])
 
 
 class PlainFormat:
-    """The parts of ``DatasetFormat`` that are alike in formats without records of one width.
+    """Base class for formats without fixed-width records; implements much of ``DatasetFormat``.
 
     Layouts of such formats have an entry ``mean_bytes``, the expected bytes of a row, and an entry
     ``schema``, the feature types as JSON.
@@ -47,7 +47,7 @@ class PlainFormat:
         return self.name
 
     def encodings(self, layout: Layout) -> dict[str, ColumnEncoding]:
-        """Return that every column is held as it is."""
+        """Return lossless encodings of all columns."""
         from featurestore.arrow.arrow_json import schema_from_json
 
         return plain_encodings(schema_from_json(layout["schema"]), null=self.null)
@@ -57,11 +57,11 @@ class PlainFormat:
         return float(layout["mean_bytes"])
 
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
-        """Return an open shard; each format has its own."""
+        """Open a shard; subclasses override this method."""
         raise NotImplementedError
 
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
-        """Return what is wrong in a shard, by reading all of it."""
+        """Return the defects of a shard, by reading all rows."""
         names = [each["name"] for each in layout["schema"]]
         try:
             shard = self.open_shard(path, layout=layout)
@@ -71,15 +71,15 @@ class PlainFormat:
         except DatasetDamaged as error:
             return [ShardProblem(path, error.message)]
         if shard.rows != rows:
-            return [ShardProblem(path, f"holds {shard.rows:,} rows, the manifest says {rows:,}")]
+            return [ShardProblem(path, f"has {shard.rows:,} rows; the manifest lists {rows:,}")]
         return []
 
     def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
-        """Write nothing beside the shards."""
+        """Return no files: all data is in the shards."""
         return []
 
     def record_access(self, layout: Layout) -> RecordAccess | None:
-        """Return None: rows are read, records are not."""
+        """Return None: the format has no fixed-width records."""
         return None
 
     def feature_spec(self, manifest: Manifest) -> dict[str, Any]:
@@ -90,37 +90,37 @@ class PlainFormat:
         )
 
     def refuse_reading(self, layout: Layout) -> str | None:
-        """Return None: rows can be read."""
+        """Return None: rows can be read at random."""
         return None
 
 
 def rebatch(batches: Iterator[pa.RecordBatch], *, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of ``rows``, however they were cut; the last may be short."""
-    held: list[pa.RecordBatch] = []
-    missing = rows
+    """Yield the same rows in batches of ``rows`` rows; the last may be shorter."""
+    buffered: list[pa.RecordBatch] = []
+    missing_rows = rows
     for batch in batches:
         start = 0
         while start < batch.num_rows:
-            part = batch.slice(start, missing)
-            held.append(part)
-            start, missing = start + part.num_rows, missing - part.num_rows
-            if missing == 0:
-                yield from _joined(held)
-                held, missing = [], rows
-    yield from _joined(held)
+            rows_slice = batch.slice(start, missing_rows)
+            buffered.append(rows_slice)
+            start, missing_rows = start + rows_slice.num_rows, missing_rows - rows_slice.num_rows
+            if missing_rows == 0:
+                yield from _joined(buffered)
+                buffered, missing_rows = [], rows
+    yield from _joined(buffered)
 
 
 def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     if len(batches) > 1:
-        # Columns of more than 2 GiB stay in several pieces.
+        # Columns of more than 2 GiB keep several chunks, so several batches may result.
         batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
     yield from batches
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column in one piece."""
+    """Return a column as one contiguous array."""
     import pyarrow as pa
 
     if column.num_chunks == 1:
@@ -129,7 +129,7 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def plain_encodings(schema: pa.Schema, *, null: str) -> dict[str, ColumnEncoding]:
-    """Return encodings of a format that keeps every feature type as it is."""
+    """Return the encodings of a format that preserves every feature type."""
     return {field.name: _plain_encoding(field.type, null=null) for field in schema}
 
 
@@ -162,29 +162,23 @@ def _tf_type(kind: pa.DataType) -> str:
     return "int64"
 
 
-def columns_of_any_length(schema: pa.Schema) -> list[str]:
-    """Return the columns whose values ``plain_bytes_per_row`` has to know.
-
-    Texts, binaries and lists.
-    """
-    return [field.name for field in schema if _has_any_length(field.type)]
+def variable_length_columns(schema: pa.Schema) -> list[str]:
+    """Return the columns whose lengths ``plain_bytes_per_row`` needs: strings, binaries, lists."""
+    return [field.name for field in schema if _has_variable_length(field.type)]
 
 
-def _has_any_length(kind: pa.DataType) -> bool:
+def _has_variable_length(kind: pa.DataType) -> bool:
     import pyarrow.types as pat
 
     if pat.is_fixed_size_list(kind):
-        return _has_any_length(kind.value_type)
+        return _has_variable_length(kind.value_type)
     return bool(
         pat.is_string(kind) or pat.is_binary(kind) or pat.is_list(kind) or pat.is_struct(kind)
     )
 
 
 def plain_bytes_per_row(schema: pa.Schema, profiles: Sequence[ColumnProfile]) -> float:
-    """Return the bytes that a row takes in memory, about.
-
-    What a format may take that neither packs nor pads.
-    """
+    """Estimate the bytes of a row in memory, for formats that neither pack nor pad values."""
     return sum(_value_bytes(schema.field(each.name).type, each) for each in profiles)
 
 

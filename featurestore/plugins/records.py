@@ -1,8 +1,8 @@
-"""Records as bytes to copy and places to fill, so that engines can write them where the rows are.
+"""Declarative record layouts (a template with slots), so that engines can encode records natively.
 
-A format that describes its records so (``DescribesRecords``) leaves them to an engine that writes
-such records without a pass through Python (``WritesRecords``). Either may say None: the format's
-own ``write_shard`` is run then, and writes the same bytes.
+A format that implements ``DescribesRecords`` lets an engine that implements ``WritesRecords``
+encode its records without a pass through Python. Without either, the format's own ``write_shard``
+runs and writes the same bytes.
 """
 
 from __future__ import annotations
@@ -19,29 +19,32 @@ from featurestore.plugins.format import Layout, WrittenShard
 
 @dataclass(frozen=True)
 class ValueLengths:
-    """Varints of ``width`` bytes before a value, each at an offset and counting so much beyond it."""
+    """Length prefixes of a value: varints of ``width`` bytes.
 
-    places: tuple[tuple[int, int], ...]
+    ``positions`` are pairs (offset of the varint, bytes that it counts beyond the value).
+    """
+
+    positions: tuple[tuple[int, int], ...]
     width: int
 
 
 @dataclass(frozen=True)
 class NullMark:
-    """A byte that the template holds for rows with a value, and its value where there is none."""
+    """The byte at ``offset`` of the template that is replaced by ``value`` for nulls."""
 
     offset: int
     value: int
 
 
 @dataclass(frozen=True)
-class RecordPlace:
-    """A column that has one place in every record.
+class RecordSlot:
+    """A column with a fixed offset in every record.
 
-    Whole numbers are varints of ``width`` bytes, numbers with a fraction little-endian floats, texts
-    and bytes stand as they are. Those of one length (``lengths`` is None) fill the place; others are
-    followed by the byte ``filler`` and a varint of ``filler_width`` bytes that counts what is left
-    of ``width``. Where a value is null, zero stands for it and ``null_mark`` is set; None: the
-    column has no nulls.
+    Integers are varints of ``width`` bytes, floating-point numbers little-endian floats, strings
+    and binaries raw bytes. Values of constant length (``lengths`` is None) fill the slot; shorter
+    ones are padded with the byte ``filler`` and a varint of ``filler_width`` bytes that counts the
+    remaining bytes of ``width``. A null is encoded as zero and sets ``null_mark``; ``null_mark`` is
+    None if the column has no nulls.
     """
 
     column: str
@@ -55,7 +58,7 @@ class RecordPlace:
 
 @dataclass(frozen=True)
 class RecordTail:
-    """A text or bytes behind the places of a record: ``head`` with its lengths, then the value."""
+    """A string or binary after the slots of a record: ``head`` with its lengths, then the value."""
 
     column: str
     head: bytes
@@ -65,28 +68,28 @@ class RecordTail:
 
 @dataclass(frozen=True)
 class RecordPlan:
-    """How the records of a layout are made of ``template``.
+    """The encoding of a layout's records from ``template``.
 
-    ``fixed``: the template is the whole record in its frame, whose last four bytes are the masked
-    checksum of what lies between it and the twelve bytes of the header. Else it is the beginning of
-    the payload, ``tails`` follow, and beside each shard lies a file named by ``index_suffix`` with
-    the offsets of records.
+    If ``fixed``, the template is the complete framed record; its last four bytes are the masked
+    checksum of the bytes between the twelve-byte header and the checksum. Otherwise the template is
+    the start of the payload, ``tails`` follow, and each shard has a sidecar file, named by
+    ``index_suffix``, with the offsets of records.
     """
 
     template: bytes
     fixed: bool
-    places: tuple[RecordPlace, ...]
+    slots: tuple[RecordSlot, ...]
     tails: tuple[RecordTail, ...] = ()
     index_suffix: str = ""
 
 
 @dataclass(frozen=True)
 class RecordTask:
-    """What is to be written: path and rows of each shard, below a directory.
+    """A request to write shards: (path, rows) of each shard, below a directory.
 
-    ``shard`` and ``hash`` are columns of the relation; shards ascend with the hash, and rows of one
-    hash are in the order of the canonical bytes of ``columns``. ``labels`` are counted while they
-    have at most ``most_labels`` values.
+    ``shard`` and ``hash`` are columns of the relation. Shards ascend with the hash, and rows with
+    equal hashes are ordered by the canonical bytes of ``columns``. The values of ``labels`` are
+    counted up to ``max_labels`` distinct values.
     """
 
     directory: str
@@ -96,14 +99,14 @@ class RecordTask:
     hash: str
     columns: tuple[str, ...]
     labels: tuple[str, ...]
-    most_labels: int
+    max_labels: int
 
 
 @dataclass(frozen=True)
 class RecordShard:
     """A shard that an engine wrote.
 
-    Labels have their values with the rows of each, None where there are too many.
+    ``labels`` maps each label column to (value, row count) pairs, None if there are too many.
     """
 
     number: int
@@ -117,21 +120,21 @@ class RecordShard:
 
 @runtime_checkable
 class DescribesRecords(Protocol):
-    """A format whose records are made of bytes to copy and places to fill."""
+    """A format whose records can be described as a template with slots."""
 
     def record_plan(self, layout: Layout) -> RecordPlan | None:
-        """Return how records are made; None for a layout whose records are made otherwise."""
+        """Return the encoding of records, or None if the layout cannot be described this way."""
         ...
 
 
 @runtime_checkable
 class WritesRecords(Protocol):
-    """An engine that writes records where the rows are, bit for bit as the format does."""
+    """An engine that writes records where the rows are, byte-identical to the format's writer."""
 
     def can_write_records(self, schema: pa.Schema, directory: str) -> bool:
-        """Tell whether rows of a schema can be written so into a directory."""
+        """Return True if the engine can write rows of a schema into a directory."""
         ...
 
     def write_records(self, relation: Relation, task: RecordTask) -> list[RecordShard]:
-        """Write the shards that have rows and tell of each what it holds."""
+        """Write the shards that have rows and return their metadata."""
         ...

@@ -1,6 +1,6 @@
 """The interface of clients of a served store: records as JSON, rows as Arrow streams.
 
-A client is looked up by the scheme of the address among the entry points ``featurestore.clients``.
+Clients are entry points of the group ``featurestore.clients``, named by the address's scheme.
 """
 
 from __future__ import annotations
@@ -15,71 +15,71 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ADDRESS = ("http://", "https://")
-# What is asked as a line of JSON, then rows as an Arrow stream.
+# The content type of a line of JSON (the request) followed by an Arrow stream (rows).
 RETRIEVAL = "application/vnd.featurestore.retrieval"
 
 
 class Client(Protocol):
-    """A way to a served store.
+    """A client of a served store.
 
-    **Errors** of the server are raised as what they are there, with message and hint
-    (``FeatureGroupNotFound``); ``NotSignedIn`` and ``NotAllowed`` are such. A server that cannot be
-    reached, or that breaks off, is a ``ServerUnavailable``.
+    **Errors** of the server are raised with the same class, message and hint
+    (``FeatureGroupNotFound``, ``NotSignedIn``, ``NotAllowed``). If the server cannot be reached or
+    the connection breaks, ``ServerUnavailable`` is raised.
 
-    **Threads.** All methods may be called by several threads at once.
+    **Threads.** All methods are thread-safe.
     """
 
     @property
     def address(self) -> str:
-        """The address of the server, without a slash at its end."""
+        """The server's address, without a trailing slash."""
         ...
 
     def get(self, path: str, **arguments: str | int | None) -> Any:
-        """Return a record below ``/api/v1``; arguments that are None are left out."""
+        """Return a record below ``/api/v1``; arguments that are None are omitted."""
         ...
 
     def content(self, path: str) -> bytes:
-        """Return an answer below ``/api/v1`` as it comes."""
+        """Return the raw response body of a path below ``/api/v1``."""
         ...
 
     def items(self, path: str, **arguments: str | int | None) -> list[dict[str, Any]]:
-        """Return all items of a list, page after page."""
+        """Return all items of a paginated list."""
         ...
 
     def post(self, path: str, **arguments: str | int | None) -> Any:
-        """Ask the server to do something, and return its record of it; it may take long."""
+        """Run an action on the server and return its record; it may take long."""
         ...
 
     def send(
         self, path: str, request: Mapping[str, Any], rows: pa.RecordBatchReader | None = None
     ) -> Any:
-        """Ask for a change, with rows or without, and return the server's record of it."""
+        """Request a change, optionally with rows, and return the server's record."""
         ...
 
     def pieces(self, path: str) -> Iterator[bytes]:
         """Yield the bytes of a file below ``/api/v1``, in order.
 
-        Where a connection breaks the rest is asked for on another one.
+        If the connection breaks, the remaining bytes are requested on a new connection.
         """
         ...
 
     def rows(
         self, retrieval: Mapping[str, Any], labels: pa.RecordBatchReader | None = None
     ) -> pa.RecordBatchReader:
-        """Return the rows of a retrieval as they come; labels are sent as they are read.
+        """Stream the rows of a retrieval; labels are streamed to the server.
 
-        Closing the reader ends the server's work. Rows that break off raise ``ServerUnavailable``,
-        never end early.
+        Closing the reader cancels the retrieval on the server. A truncated stream raises
+        ``ServerUnavailable``.
         """
         ...
 
     def close(self) -> None:
-        """End what is open."""
+        """Close all connections."""
         ...
 
 
 def is_address(location: str) -> bool:
-    """Tell whether a location is the address of a served store.
+    """Return True if a location is the address of a served store.
 
     >>> is_address("http://127.0.0.1:8787"), is_address("s3://bucket/prefix")
     (True, False)
@@ -88,18 +88,17 @@ def is_address(location: str) -> bool:
 
 
 def open_client(address: str, *, token: str | None) -> Client:
-    """Return the client of an address.
+    """Create the client for an address.
 
     Raises:
-        ConfigurationError: Nothing that is installed speaks its scheme.
+        ConfigurationError: No installed client supports its scheme.
     """
     scheme = address.partition(":")[0]
-    found = find_plugin("clients", scheme)
-    if found is None:
+    entry_point = find_plugin("clients", scheme)
+    if entry_point is None:
         raise ConfigurationError(
-            f"Nothing that is installed speaks {scheme}; there are "
-            f"{listing(plugin_names('clients'))}.",
+            f"No client for {scheme} is installed. Available: {listing(plugin_names('clients'))}.",
             hint="pip install --force-reinstall featurestore",
         )
-    client: Client = load_plugin(found)(address, token=token)
+    client: Client = load_plugin(entry_point)(address, token=token)
     return client

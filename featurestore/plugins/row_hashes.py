@@ -1,4 +1,4 @@
-"""What an engine may offer besides: row hashes and counts of them without a pass through Python."""
+"""An optional capability of engines: row hashes and their counts without a pass through Python."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from featurestore.plugins.format import ColumnProfile
 
 @dataclass(frozen=True)
 class HashCounts:
-    """What hashed rows are: per group its rows by leading bits, the sum of its hashes modulo 2**64.
+    """Statistics of hashed rows by group.
 
-    ``histograms`` are counts of ``2**bits`` bins in the order of the hashes, int64 arrays.
+    Attributes:
+        bits: Leading bits of the hash that select a bin.
+        histograms: Rows per bin, int64 arrays of ``2**bits`` in the order of the hashes.
+        hash_sums: Sum of the hashes modulo 2**64.
+        profiles: Column profiles over all groups.
     """
 
     bits: int
@@ -25,17 +29,17 @@ class HashCounts:
 
 @runtime_checkable
 class HashesRows(Protocol):
-    """An engine that hashes rows where they are, bit for bit as ``featurestore.hashing`` does.
+    """An engine that computes the hashes of ``featurestore.hashing`` where the rows are.
 
-    What it has no hash for it answers with None; batches of Arrow are hashed then. Hashes are
-    signed integers of the order that they have without a sign. Only ``count_hashes`` and
-    ``hashes_of_groups`` run anything.
+    Methods return None for types that the engine cannot hash; Arrow batches are hashed instead.
+    Hashes are mapped to signed integers in the order of the unsigned hashes. Only ``count_hashes``
+    and ``hashes_of_groups`` run a query.
     """
 
     def with_row_hash(
         self, relation: Relation, columns: Sequence[str], *, seed: int, name: str
     ) -> Relation | None:
-        """Return the rows with the row hash of columns as a further int64 column."""
+        """Return the rows with an additional int64 column, the row hash of ``columns``."""
         ...
 
     def with_range_number(
@@ -47,10 +51,10 @@ class HashesRows(Protocol):
         numbers: Sequence[int],
         name: str,
     ) -> Relation:
-        """Return the rows with the number of the range in which an int64 column lies.
+        """Return the rows with an additional int32 column, the number of the value's range.
 
-        The further column has int32. ``numbers`` are one more than the strictly ascending
-        ``starts``, where the second and later ranges begin.
+        ``starts`` are the strictly ascending starts of the second and later ranges; ``numbers`` has
+        one more element than ``starts``.
         """
         ...
 
@@ -63,9 +67,9 @@ class HashesRows(Protocol):
     def hashes_of_groups(
         self, relation: Relation, *, hashes: str, group: str, bits: int
     ) -> dict[int, tuple[Any, Any]]:
-        """Return the different hashes of each group in their order, and the rows of each.
+        """Return {group: (distinct hashes in order, rows of each)} as int64 arrays.
 
-        Of the hashes only the leading ``bits`` count; the others are 0. Both are int64 arrays. For
-        few different hashes: all of them come to the caller.
+        Only the leading ``bits`` of the hashes are kept; the others are 0. For few distinct hashes:
+        all of them are collected in the calling process.
         """
         ...

@@ -1,7 +1,7 @@
-"""The interface of sources: tables, queries and files elsewhere, read as Arrow in one snapshot.
+"""The interface of sources: external tables, queries and files, read as Arrow from one snapshot.
 
-A source is looked up by its kind, the scheme of its URI, among the entry points
-``featurestore.sources``; ours come that way too.
+Sources are entry points of the group ``featurestore.sources``, named by the scheme of the URI; the
+built-in ones are included.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceConfig:
-    """What a source is opened with.
+    """The arguments of a source.
 
-    ``secret`` gives the secret when it is called, which is when the source connects; None where none
-    was registered. What it gives is in no text, repr or error.
+    ``secret`` returns the secret; the source calls it when it connects. None if no secret is
+    registered. The secret must not appear in messages, reprs or errors.
     """
 
     name: str
@@ -38,25 +38,26 @@ class SourceConfig:
 
 
 class Decisions(Protocol):
-    """What a source decided once about the meaning of its tables, by a key of its own choice.
+    """A persistent store of a source's decisions about its tables, such as inferred types.
 
-    A decision is a JSON object. It stays until the source is removed from the store.
+    Keys are chosen by the source; a decision is a JSON object. It is kept until the source is
+    removed from the store.
     """
 
     def get(self, key: str) -> Mapping[str, Any] | None:
-        """Return the decision of a key, or None where nothing is decided yet."""
+        """Return the decision of a key, or None."""
         ...
 
     def decide(self, key: str, decision: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Store a decision and return it, or the one that another process stored before."""
+        """Store a decision unless the key has one, and return the stored decision."""
         ...
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row of a file that cannot be read: where it is, and why.
+    """A row of a file that cannot be parsed, with its position and the reason.
 
-    ``column`` is None where the whole line is bad. ``text`` is the line.
+    ``column`` is None if the complete line is invalid. ``text`` is the line.
     """
 
     file: str
@@ -68,11 +69,16 @@ class BadRow:
 
 @dataclass(frozen=True)
 class SourceQuery:
-    """What is asked of a source: one of ``table``, ``sql`` and ``path``, as its kind allows.
+    """A query to a source: one of ``table``, ``sql`` and ``path``, as its kind allows.
 
-    ``at`` is a version or a moment, where the source has such. ``columns`` are those that are
-    needed, in that order; None takes all. ``window`` cuts the rows by their time. ``options`` are
-    options of the source for this query alone.
+    Attributes:
+        table: A table's name.
+        sql: A query in the source's dialect.
+        path: A file or folder.
+        at: A version or timestamp, if the source supports time travel.
+        columns: The required columns, in order; None selects all.
+        window: The time range of the rows.
+        options: Options of the source for this query.
     """
 
     table: str | None = None
@@ -85,46 +91,42 @@ class SourceQuery:
 
     @property
     def hash(self) -> str:
-        """SHA-256 of what is asked."""
+        """SHA-256 of the query."""
         window: dict[str, Any] | None = None
         if self.window is not None:
             window = {**vars(self.window)}
-        told = {**vars(self), "window": window, "options": dict(self.options)}
+        query_fields = {**vars(self), "window": window, "options": dict(self.options)}
         if not self.options:
-            del told["options"]
-        text = json.dumps(told, sort_keys=True, default=str, ensure_ascii=False)
+            del query_fields["options"]
+        text = json.dumps(query_fields, sort_keys=True, default=str, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def __str__(self) -> str:
-        asked = {"table": self.table, "sql": self.sql, "path": self.path, "at": self.at}
-        given = []
-        for name, value in asked.items():
-            if value is not None:
-                given.append(f"{name}={value!r}")
-        return ", ".join(given) or "all of the source"
+        query_fields = {"table": self.table, "sql": self.sql, "path": self.path, "at": self.at}
+        texts = [f"{name}={value!r}" for name, value in query_fields.items() if value is not None]
+        return ", ".join(texts) or "all of the source"
 
 
 class SourceSnapshot(Protocol):
     """One consistent state of a source, until it is closed.
 
-    All that is read of one snapshot belongs together: rows that others write meanwhile are in none
-    of its reads. Where the source cannot promise that by itself (files), a change that is seen
-    raises ``SourceChanged`` before the last batch. A snapshot is used by one thread; its reads may
-    be open at the same time.
+    All reads of a snapshot see the same state: concurrent writes are visible in none of them. If
+    the source cannot guarantee this (files), a detected change raises ``SourceChanged`` before the
+    last batch. A snapshot is used by one thread; several of its reads may be open at once.
     """
 
     @property
     def identity(self) -> str:
-        """What tells this state from others: a transaction, a version, a fingerprint."""
+        """The identifier of this state: a transaction, a version or a fingerprint."""
         ...
 
     @property
     def server(self) -> str:
-        """What answered, with its version, for people."""
+        """The server's product name and version, for display."""
         ...
 
     def tables(self) -> Sequence[SourceTable]:
-        """Return the tables (files, folders) that there are, and whether they may be read."""
+        """List the tables (files, folders) and whether they are readable."""
         ...
 
     def query_of(self, table: SourceTable) -> SourceQuery:
@@ -132,125 +134,125 @@ class SourceSnapshot(Protocol):
         ...
 
     def names(self, query: SourceQuery) -> Sequence[str]:
-        """Return the columns that a query gives, those included that cannot be read."""
+        """Return the columns of a query's result, including unreadable ones."""
         ...
 
     def schema(self, query: SourceQuery) -> pa.Schema:
-        """Return the feature types of what a query gives; at most a look at the data is taken.
+        """Return the feature types of a query's result; samples the data at most.
 
         Raises:
-            SourceTableNotFound: There is no such table or path; lists those there are.
-            UnsupportedType: A column has a type that cannot be kept without loss; each is named,
-                with the SQL that gives it another one.
-            InvalidSql: The source refuses the query.
+            SourceTableNotFound: The table or path does not exist; the message lists the existing.
+            UnsupportedType: Columns have types without a lossless feature type; the message names
+                each, with the SQL that converts it.
+            InvalidSql: The source rejects the query.
         """
         ...
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        """Return the rows as a stream of the types that ``schema`` gives, in bounded memory.
+        """Stream the rows in the types of ``schema``, in bounded memory.
 
-        Only the columns and the window that the query names leave the source. Values that do not
-        fit (infinite times, numbers without an end) raise ``UnsupportedType`` naming the column.
+        The projection and the window of the query are evaluated by the source. Values that do not
+        fit (infinite times, numerics of unbounded scale) raise ``UnsupportedType`` naming the
+        column.
         """
         ...
 
     def close(self) -> None:
-        """End the snapshot and its connections; closing twice is no error."""
+        """Release the snapshot and its connections. May be called twice."""
         ...
 
 
 class Source(Protocol):
-    """A place where rows come from: a database, a folder of files, a lake table.
+    """A read-only origin of rows: a database, a folder of files, a lake table.
 
     Every implementation passes ``featurestore.testing.SourceConformance``.
 
-    It is made by its class with a ``SourceConfig``; making it connects to nothing. Options and URIs
-    that it does not know are refused there (``InvalidArgument``). Nothing is ever written to it.
+    A source is constructed from a ``SourceConfig`` without connecting. The constructor rejects
+    unknown options and invalid URIs (``InvalidArgument``). A source never writes.
 
-    **SQL** that comes in a query is the user's own text for the user's own database; it goes there
-    as it is, inside a subquery. Names of tables and columns are quoted, values are written as
-    literals by one function.
+    **SQL** in a query is the user's own text for the user's own database; it is passed on unchanged
+    as a subquery. One function quotes the names of tables and columns and formats literals.
 
-    **Errors.** ``SourceUnavailable`` when it cannot be reached or refuses the user,
-    ``SourceTableNotFound``, ``InvalidSql``, ``UnsupportedType`` as above, ``SourceError`` for what
-    else it says. No text holds the secret; errors of the libraries below do not leave it.
+    **Errors.** ``SourceUnavailable`` if the source cannot be reached or rejects the credentials,
+    ``SourceTableNotFound``, ``InvalidSql``, ``UnsupportedType`` as above, ``SourceError`` for all
+    other failures. No message contains the secret; exceptions of libraries are wrapped.
     """
 
     def snapshot(self, at: int | datetime | None = None) -> SourceSnapshot:
-        """Connect and return a snapshot of now, or of a version or moment where there are such."""
+        """Connect and return a snapshot of the current state, or of a version or timestamp."""
         ...
 
 
 @runtime_checkable
 class PartitionedSource(Protocol):
-    """A source whose rows the tasks of an engine can read, each of them a part.
+    """A source whose partitions can be read by an engine's tasks in parallel.
 
-    Its snapshots are ``PartitionedSnapshot`` where it has parts.
+    If ``has_parts`` is true, its snapshots are ``PartitionedSnapshot``.
     """
 
     def has_parts(self, engine: Engine) -> bool:
-        """Tell whether an engine reads this source so; else it takes the stream of ``read``."""
+        """Return True if an engine can read this source in parallel; otherwise use ``read``."""
         ...
 
 
 @runtime_checkable
 class PartitionedSnapshot(Protocol):
-    """A snapshot that many tasks can join while it is open."""
+    """A snapshot that several tasks can read while it is open."""
 
     def stage(self, query: SourceQuery, engine: Engine, directory: str) -> Relation:
-        """Have an engine's tasks write the rows as files of a directory; return them from there.
+        """Write the rows to files of a directory by the engine's tasks; return a relation over them.
 
-        The rows, their types and the errors are those of ``read``. All tasks see this snapshot.
+        Rows, types and errors are those of ``read``. All tasks read this snapshot.
 
         Raises:
-            ConfigurationError: The engine lacks what its tasks need; the hint is how to get it.
+            ConfigurationError: The engine lacks a library for its tasks; the hint installs it.
         """
         ...
 
 
 @runtime_checkable
 class QuarantiningSnapshot(Protocol):
-    """A snapshot that can leave rows out which cannot be read, and counts them."""
+    """A snapshot that can skip and count rows that cannot be parsed."""
 
     @property
     def bad_row_count(self) -> int:
-        """How many rows its reads left out so far."""
+        """The number of rows that its reads have skipped."""
         ...
 
     @property
     def bad_rows(self) -> Sequence[BadRow]:
-        """The first of these rows."""
+        """Examples of skipped rows, the first ones."""
         ...
 
 
 @runtime_checkable
 class DescribedSnapshot(Protocol):
-    """A snapshot that decides what the columns of its files mean, and can show it."""
+    """A snapshot that infers the format of its files and can describe it."""
 
     @property
     def unread(self) -> Sequence[str]:
-        """Files that no table has, because they are of no known format."""
+        """Files of unknown formats, which belong to no table."""
         ...
 
     def description(self, query: SourceQuery) -> Mapping[str, Any]:
-        """Return dialect, types and number of files of a table, and the files that are not read."""
+        """Return dialect, types and file count of a table, and the ignored files."""
         ...
 
 
 def find_source(kind: str) -> Callable[[SourceConfig], Source]:
-    """Return what makes a source of a kind, by the name of its entry point.
+    """Return the factory for a kind of source.
 
     Raises:
-        InvalidArgument: No such kind is installed; lists those that are.
+        InvalidArgument: No such kind is installed.
     """
-    found = find_plugin("sources", kind)
-    if found is None:
-        known = plugin_names("sources")
+    entry_point = find_plugin("sources", kind)
+    if entry_point is None:
+        available = plugin_names("sources")
         raise InvalidArgument(
-            f"There is no source of kind {kind!r}; there are {listing(known)}.",
-            hint=did_you_mean(kind, known, write="uri='{}://...'")
+            f"Unknown kind of source {kind!r}. Available: {listing(available)}.",
+            hint=did_you_mean(kind, available, write="uri='{}://...'")
             or "uri='postgresql://user@host/database', 'sqlite:///file.db', or a folder of files; "
-            f"'sqlalchemy+{kind}://...' where SQLAlchemy has a dialect of it",
+            f"'sqlalchemy+{kind}://...' if SQLAlchemy has a dialect for it",
         )
-    made: Callable[[SourceConfig], Source] = load_plugin(found)
-    return made
+    factory: Callable[[SourceConfig], Source] = load_plugin(entry_point)
+    return factory

@@ -1,6 +1,6 @@
-"""The interface of streams: topics with partitions, whose records have offsets and stay as they are.
+"""The interface of streams: topics with partitions of immutable records, identified by offsets.
 
-A source that has topics gives a ``StreamSource`` by its method ``stream``.
+A source with topics implements ``HasStreams``; its method ``stream`` returns a ``StreamSource``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from featurestore.model.stream import StreamSpec
 
-# Columns that a decoder adds to those of the group: where the record was, and what is wrong with it.
+# Columns that a decoder adds to those of the group: the record's position and its error.
 RECORD_ERROR = "record_error"
-# Whether the record deletes the rows of its primary key; other columns are null then.
+# True if the record deletes the rows of its primary key; the other columns are null then.
 RECORD_DELETES = "record_deletes"
 RECORD_COLUMNS = (
     RECORD_ERROR,
@@ -30,13 +30,13 @@ RECORD_COLUMNS = (
     "record_key",
     "record_value",
 )
-# Those that a quarantine table has, of rows that came by a stream.
+# The record columns of quarantine tables.
 STORED_COLUMNS = RECORD_COLUMNS[2:]
 
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """The offsets of a partition: the first that there is, and the one after the last."""
+    """The available offsets of a partition: the first, and the one after the last."""
 
     first: int
     end: int
@@ -44,7 +44,10 @@ class OffsetRange:
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as it is now; ``identity`` tells it from others of its name, None where none does."""
+    """The current state of a topic.
+
+    ``identity`` distinguishes topics that were created with the same name; None if unsupported.
+    """
 
     name: str
     partitions: Mapping[int, OffsetRange]
@@ -53,9 +56,9 @@ class Topic:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Records of some partitions: all that lie in ``[start, end)`` of each.
+    """All records in ``[start, end)`` of each partition.
 
-    ``records`` is an Arrow table, or a frame of the engine's own.
+    ``records`` is an Arrow table or the engine's native frame.
     """
 
     records: Any = field(repr=False)
@@ -65,11 +68,13 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class DecoderRequest:
-    """What a job wants of the rows of records.
+    """The requirements of a job on decoded rows.
 
-    ``primary_key`` are the columns of the key and ``times`` those of times, none of which may be
-    null. Texts of ``partition_by`` are never empty. ``keep_values``: also records that can be read
-    are there with their key and value.
+    Attributes:
+        primary_key: Key columns, not null.
+        times: Time columns, not null.
+        partition_by: Columns whose strings must not be empty.
+        keep_values: Whether valid records also keep their raw key and value.
     """
 
     primary_key: tuple[str, ...] = ()
@@ -79,21 +84,21 @@ class DecoderRequest:
 
 
 class StreamSource(Protocol):
-    """A connection to a server of topics, used by one thread, until it is closed.
+    """A connection to a message broker, used by one thread until it is closed.
 
-    **Errors.** ``SourceUnavailable`` when it cannot be reached or refuses the user,
-    ``SourceTableNotFound`` for an unknown topic, ``SourceError`` for what else it says.
+    **Errors.** ``SourceUnavailable`` if the broker cannot be reached or rejects the credentials,
+    ``SourceTableNotFound`` for an unknown topic, ``SourceError`` for all other failures.
     """
 
     def topic(self, name: str) -> Topic:
-        """Return the partitions of a topic and their offsets at this moment."""
+        """Return the partitions of a topic and their current offsets."""
         ...
 
     def owned(self, spec: StreamSpec, partitions: Collection[int]) -> frozenset[int]:
-        """Return those of the partitions that this reader is to read now.
+        """Return the partitions that are assigned to this reader now.
 
-        All of them, unless ``spec.consumer_group`` shares them; then the answer may be another one
-        each time, and a partition may be read by two for a while.
+        All of them, unless ``spec.consumer_group`` shares them; then the assignment may differ in
+        each call, and two readers may read a partition for a short time.
         """
         ...
 
@@ -102,44 +107,44 @@ class StreamSource(Protocol):
     ) -> Iterator[MicroBatch]:
         """Yield the records from ``start`` to ``end`` in micro-batches.
 
-        Each has about ``spec.batch_records`` of them at most, begins where the one before ended,
-        and is done with when the next is asked for. Records that came since may follow ``end``.
-        Offsets without a record (transactions, compaction) are passed over.
+        Each has at most about ``spec.batch_records`` records, starts where the previous one ended,
+        and is invalid after the next one is requested. Records that arrived since may follow
+        ``end``. Offsets without a record (transactions, compaction) are skipped.
         """
         ...
 
     def batch(
         self, spec: StreamSpec, start: Mapping[int, int], end: Mapping[int, int], *, engine: Engine
     ) -> MicroBatch:
-        """Return all records from ``start`` to ``end``, and no others, as one micro-batch."""
+        """Return exactly the records from ``start`` to ``end`` as one micro-batch."""
         ...
 
     def close(self) -> None:
-        """End the connection; closing twice is no error."""
+        """Close the connection. May be called twice."""
         ...
 
 
 @runtime_checkable
 class HasStreams(Protocol):
-    """A source that has topics."""
+    """A source with topics."""
 
     def stream(self) -> StreamSource:
-        """Return a connection; nothing is asked of the server yet."""
+        """Return a lazy connection; no request is sent yet."""
         ...
 
     def decoder(self, spec: StreamSpec, request: DecoderRequest) -> BatchFunction:
         """Return a function from records to rows of the group's columns and ``RECORD_COLUMNS``.
 
-        A record that cannot be read, or that lacks a required column, has its reason in
-        ``record_error`` and is there with its key and value; of the others these are null, unless
-        they are wanted. The function is picklable, runs where the records are, and raises for no
-        record.
+        A record that cannot be decoded, or that lacks a required column, has the reason in
+        ``record_error`` and keeps its raw key and value; for valid records these are null unless
+        ``request.keep_values``. The function is picklable, runs where the records are, and never
+        raises for a record.
 
         Raises:
-            InvalidJob: The values cannot hold a column of the schema; names it.
+            InvalidJob: The record format cannot represent a column of the schema; names it.
         """
         ...
 
     def decoded_schema(self, spec: StreamSpec) -> pa.Schema:
-        """Return the columns that the function gives."""
+        """Return the columns of the decoder's output."""
         ...

@@ -1,7 +1,6 @@
 """The interface of validators: expectations in, results and failing rows out.
 
-A validator is looked up by name among the entry points ``featurestore.validators``; ours comes that
-way too.
+Validators are entry points of the group ``featurestore.validators``, the built-in one included.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ MeasureKind = Literal[
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """The outcome of one expectation on one table, or on one chunk of it.
+    """The outcome of one expectation on a table or on a chunk of it.
 
-    ``checked`` counts the rows that it looked at (nulls are often left out). ``failing`` marks the
-    rows that broke it; None where no row did or rows cannot be named.
+    ``checked`` is the number of evaluated rows (nulls are often skipped). ``failing`` is a mask of
+    the failing rows; None if no row fails or the expectation is not row-level.
     """
 
     result: ExpectationResult
@@ -41,14 +40,15 @@ class CheckOutcome:
 
 @dataclass(frozen=True)
 class Measure:
-    """A number about all rows that an engine computes, so that no row has to be loaded.
+    """A metric over all rows that an engine computes without loading rows into this process.
 
-    Null and NaN are missing.
+    Null and NaN count as missing. Kinds:
 
-    "rows": all of them; "present": rows in which one of the columns has a value; "repeated": rows
-    whose values, not all missing, occur in several rows. The others are of the values of one
-    column: "sum", "mean", "std" (n-1), "min", "max", "median" (None without values), "distinct"
-    (how many different ones).
+    - "rows": number of rows.
+    - "present": rows in which at least one of the columns has a value.
+    - "repeated": rows whose values, not all missing, occur in several rows.
+    - Of the values of one column: "sum", "mean", "std" (n-1), "min", "max", "median" (None without
+      values), "distinct" (number of distinct values).
     """
 
     kind: MeasureKind
@@ -56,26 +56,26 @@ class Measure:
 
 
 class Validator(Protocol):
-    """Checks tables against expectations given as plain dicts ``{"type": ..., "kwargs": {...}}``.
+    """A validator of tables against expectations, plain dicts ``{"type": ..., "kwargs": {...}}``.
 
-    **Expectations are data.** They are stored with a table and may have been written by anybody.
-    ``normalize`` is called on them again before each audit, and no method runs, evaluates, fetches
-    or opens what one says: what cannot be told from code is refused (``InvalidExpectation``).
+    **Expectations are data.** They are stored with a table and are untrusted. ``normalize`` is
+    called again before each audit, and no method executes, evaluates, fetches or opens their
+    content: anything that could be code is rejected (``InvalidExpectation``).
 
-    **State.** A validator has none and is picklable: on Spark ``check`` runs on the executors.
-    Several threads may use one. It writes no file, prints nothing and asks for no network.
+    **State.** A validator is stateless, picklable and thread-safe: on Spark ``check`` runs on the
+    executors. It writes no file, prints nothing and uses no network.
 
-    **Order of calls.** An expectation whose ``is_row_level`` is true is given to ``check`` with one
-    chunk of rows after the other; the counts are added up, and ``holds`` decides. Any other is
-    about the table: with ``measures`` the engine computes numbers, of which ``evaluate`` makes the
-    result; without, ``check`` gets all rows of the columns that it names at once, or each different
-    row once where ``needs_copies`` is false.
+    **Order of calls.** Row-level expectations (``is_row_level``) are passed to ``check`` with one
+    chunk of rows after the other; the counts are added up, and ``holds`` decides. Others concern
+    the table: if ``measures`` returns metrics, the engine computes them and ``evaluate`` builds the
+    result; otherwise ``check`` receives all rows of the expectation's columns at once, or the
+    distinct rows if ``needs_copies`` is false.
 
-    **Tables** have at least the columns that the expectations name, as feature types, with any
-    number of rows, also none; they are not changed.
+    **Tables** have at least the columns of the expectations, as feature types, and any number of
+    rows, also zero; they are not modified.
 
-    **Errors.** ``InvalidExpectation`` for what is no expectation, or cannot be computed on these
-    types. A check that fails is a result, not an error.
+    **Errors.** ``InvalidExpectation`` for malformed expectations and for those that cannot be
+    evaluated on these types. A failed check is a result, not an error.
     """
 
     @property
@@ -84,63 +84,59 @@ class Validator(Protocol):
         ...
 
     def normalize(self, expectations: object) -> tuple[Expectation, ...]:
-        """Return plain dicts, which JSON can hold, for whatever form the user gave.
-
-        Those are returned as they are.
-        """
+        """Convert the user's expectations to plain JSON-serializable dicts; idempotent."""
         ...
 
     def columns(self, expectation: Expectation) -> tuple[str, ...]:
-        """Return the columns whose values an expectation needs.
-
-        () where names and number of columns are enough.
-        """
+        """Return the columns whose values an expectation needs; () if it needs only the schema."""
         ...
 
     def is_row_level(self, expectation: Expectation) -> bool:
-        """Tell whether the expectation can be checked chunk by chunk and names failing rows."""
+        """Return True if the expectation is checked chunk by chunk and identifies failing rows."""
         ...
 
     def check(self, table: pa.Table, expectations: Sequence[Expectation]) -> list[CheckOutcome]:
-        """Return a outcome for each expectation.
+        """Return an outcome for each expectation.
 
-        InvalidExpectation for one that cannot be computed.
+        Raises:
+            InvalidExpectation: An expectation cannot be evaluated.
         """
         ...
 
     def holds(self, expectation: Expectation, *, checked: int, unexpected: int) -> bool:
-        """Tell whether a row-level expectation holds, given its counts over all chunks."""
+        """Return True if a row-level expectation is met, from its counts over all chunks."""
         ...
 
     def measures(self, expectation: Expectation, schema: pa.Schema) -> tuple[Measure, ...] | None:
-        """Return what decides an expectation about a table; None when only its values do."""
+        """Return the metrics that decide an expectation about a table; None if it needs values."""
         ...
 
     def evaluate(
-        self, expectation: Expectation, schema: pa.Schema, *, found: Mapping[Measure, Any]
+        self, expectation: Expectation, schema: pa.Schema, *, measured: Mapping[Measure, Any]
     ) -> ExpectationResult:
-        """Return the result of an expectation whose ``measures`` are known."""
+        """Return the result of an expectation from its measured metrics."""
         ...
 
     def needs_copies(self, expectation: Expectation) -> bool:
-        """Tell whether it matters to an expectation about a table how often a row occurs."""
+        """Return True if an expectation about a table depends on duplicate rows."""
         ...
 
     def to_html(self, report: ValidationReport) -> str:
-        """Return the report as an HTML page."""
+        """Render the report as an HTML page."""
         ...
 
 
 def find_validator(name: str = "great_expectations") -> Validator:
-    """Return a validator by the name of its entry point.
+    """Create a validator from the name of its entry point.
 
-    MissingExtra when its library is absent.
+    Raises:
+        MissingExtra: Its library is not installed.
     """
-    found = find_plugin("validators", name)
-    if found is None:
+    entry_point = find_plugin("validators", name)
+    if entry_point is None:
         raise missing_extra(name, "validation")
     try:
-        validator: Validator = load_plugin(found)()
+        validator: Validator = load_plugin(entry_point)()
     except ImportError as error:
         raise missing_extra(name, "validation") from error
     return validator

@@ -1,9 +1,8 @@
-"""The port at which workers reach the process that started them, and their end of the connection.
+"""A server socket for messages between workers and the process that started them.
 
-Connections are those of ``multiprocessing.connection``: each side proves that it knows the key, which
-workers get with their task, before a byte of a message is read. Messages are bytes; nothing is
-pickled. They are neither encrypted nor signed, so whoever can change packets on the network can
-change them.
+It uses ``multiprocessing.connection``: both sides prove knowledge of the key, which workers receive
+with their task, before a message is read. Messages are bytes; nothing is pickled. They are neither
+encrypted nor signed, so an attacker who can modify packets on the network can modify them.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from multiprocessing.connection import Client, Connection, answer_challenge, del
 from featurestore.errors import EngineError
 
 _MOST_BYTES = 1 << 24
-# Connections that have not proved yet that they know the key. Further ones displace the oldest, so
-# that those of strangers take neither all file descriptors nor the place of a worker for long.
+# Maximum number of unauthenticated connections. Further ones evict the oldest, so that foreign
+# clients cannot exhaust file descriptors or lock out workers.
 _MOST_PENDING = 32
 _PROOF_SECONDS = 10.0
 _ACCEPT_SECONDS = 0.2
@@ -35,28 +34,28 @@ _CONNECT_SECONDS = 30.0
 
 @dataclass(frozen=True, eq=False)
 class Peer:
-    """A worker that has proved that it knows the key."""
+    """An authenticated worker."""
 
     connection: Connection
 
 
 @dataclass(frozen=True)
 class Received:
-    """A message of a peer; ``data`` is None when its connection has ended."""
+    """A message from a peer; ``data`` is None when its connection was closed."""
 
     peer: Peer
     data: bytes | None
 
 
 class WorkerPort:
-    """Listens for workers. One thread calls it; threads of its own wait for connections.
+    """A server socket for workers. One thread calls it; background threads accept and receive.
 
     Args:
-        host: The address to listen at; of this machine alone unless workers run elsewhere.
+        host: The address to listen on; a loopback address unless workers run on other machines.
 
     Attributes:
         address: Host and port.
-        key: What workers need to connect, as text.
+        key: The authentication key, as text.
     """
 
     def __init__(self, host: str) -> None:
@@ -75,7 +74,7 @@ class WorkerPort:
         self._accepting.start()
 
     def poll(self, seconds: float) -> list[Received]:
-        """Return what peers sent within some seconds, as soon as any did."""
+        """Wait up to ``seconds`` for a message and return all messages received so far."""
         messages: list[Received] = []
         with suppress(queue.Empty):
             messages.append(self._received.get(timeout=seconds))
@@ -85,23 +84,23 @@ class WorkerPort:
 
     @property
     def has_peers(self) -> bool:
-        """Whether a worker is connected; False: ``poll`` returns all that was ever received."""
+        """Whether a worker is connected. If False, the next ``poll`` returns all remaining messages."""
         with self._lock:
             return bool(self._peers)
 
     def send(self, peer: Peer, data: bytes) -> None:
-        """Send a message; a peer whose connection has ended gets nothing."""
+        """Send a message; drop the peer if its connection is broken."""
         try:
             peer.connection.send_bytes(data)
         except (OSError, ValueError):
             self.drop(peer)
 
     def drop(self, peer: Peer) -> None:
-        """End the connection of a peer."""
+        """Close the connection of a peer."""
         self._end([peer.connection])
 
     def close(self) -> None:
-        """Stop listening and end all connections."""
+        """Stop listening and close all connections."""
         self._is_closed = True
         self._listening.close()
         with self._lock:
@@ -116,7 +115,7 @@ class WorkerPort:
                 accepted, _ = self._listening.accept()
             except TimeoutError:
                 continue
-            except OSError:  # closed, or no file descriptor is left
+            except OSError:  # closed, or out of file descriptors
                 time.sleep(_ACCEPT_SECONDS)
                 continue
             connection = Connection(accepted.detach())
@@ -128,26 +127,26 @@ class WorkerPort:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _end_slow_proofs(self) -> None:
-        """End connections that have not proved in time that they know the key."""
+        """Close connections that did not authenticate in time."""
         now = time.monotonic()
         with self._lock:
             slow = [each for each, end in self._pending.items() if end < now]
         self._end(slow)
 
     def _end(self, connections: Iterable[Connection]) -> None:
-        """End connections, also where threads wait for their next message."""
+        """Shut down connections and wake the threads that wait for their next message."""
         with self._lock:
             for connection in connections:
                 self._pending.pop(connection, None)
                 if connection.closed:
                     continue
-                # A closed descriptor would not wake the thread, and may be reused by then.
+                # Closing the descriptor would not wake the thread, and the number may be reused.
                 duplicate = socket.socket(fileno=os.dup(connection.fileno()))
                 with duplicate, suppress(OSError):
                     duplicate.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, connection: Connection) -> None:
-        """Receive the messages of one connection, once it has proved that it knows the key."""
+        """Authenticate one connection and receive its messages."""
         peer = None
         try:
             key = self.key.encode()
@@ -161,7 +160,7 @@ class WorkerPort:
             while not self._is_closed:
                 self._received.put(Received(peer, connection.recv_bytes(_MOST_BYTES)))
         except (OSError, EOFError, AuthenticationError, ValueError, AssertionError):
-            pass  # the connection has ended, or is not one of a worker
+            pass  # the connection was closed, or is not from a worker
         finally:
             if peer is not None:
                 self._received.put(Received(peer, None))
@@ -173,17 +172,17 @@ class WorkerPort:
 
 
 def connect_to_driver(address: tuple[str, int], key: str) -> Connection:
-    """Return the connection of a worker to the process that started it.
+    """Connect a worker to the process that started it.
 
     Raises:
-        EngineError: The driver does not answer, or does not know the key.
+        EngineError: The driver does not respond or rejects the key.
     """
     end = time.monotonic() + _CONNECT_SECONDS
     while True:
         try:
             connection = Client(address, authkey=key.encode())
         except (OSError, EOFError, AuthenticationError) as error:
-            # Connections of strangers may displace this one before it has proved anything.
+            # Retry: foreign connections may evict this one before it is authenticated.
             if time.monotonic() > end:
                 raise EngineError(
                     f"The driver at {address[0]}:{address[1]} does not answer: "

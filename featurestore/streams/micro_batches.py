@@ -218,7 +218,7 @@ def _handle_bad_records(
         return
     rows = _quarantine_rows(bad, group.spec.schema)
     bad_offsets = {f"{BAD}{app}": moved for app, moved in offsets.items()}
-    write = TableWrite(mode="append", note={"run": note["run"]}, offsets=bad_offsets)
+    write = TableWrite(mode="append", commit_metadata={"run": note["run"]}, offsets=bad_offsets)
     relation = session.engine.from_arrow(rows.to_reader())
     add_to_quarantine(session, relation, group.spec, write)
 

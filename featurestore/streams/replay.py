@@ -193,6 +193,6 @@ def _remove_records(session: Session, state: Snapshot, written: pa.Table, topic:
         mode="upsert",
         key=(_TOPIC, PARTITION, OFFSET),
         deletes=positions,
-        note={"operation": "replay"},
+        commit_metadata={"operation": "replay"},
     )
     engine.write(state.path, no_rows, write)

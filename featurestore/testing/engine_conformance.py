@@ -51,8 +51,8 @@ class CrossEngineConformance:
             for reader in (first, second):
                 actual = rows(reader, reader.read_table(path, schema=table.schema), by="id")
                 assert same(actual, table.to_pylist())
-            assert first.delete(path, "id = 1", note={}) is not None
-            assert second.delete(path, "id = 0", note={}) is not None
+            assert first.delete(path, "id = 1", commit_metadata={}) is not None
+            assert second.delete(path, "id = 0", commit_metadata={}) is not None
             for reader in (first, second):
                 actual = rows(reader, reader.read_table(path, schema=table.schema))
                 assert same(actual, table.slice(2, 1).to_pylist())
@@ -80,7 +80,9 @@ class CrossEngineConformance:
                 writer,
                 path,
                 table,
-                TableWrite("append", add_columns=extra, note={"operation": "append", "by": name}),
+                TableWrite(
+                    "append", add_columns=extra, commit_metadata={"operation": "append", "by": name}
+                ),
             )
         wide = pa.schema({"id": pa.int64()} | dict.fromkeys(names, pa.uint16()))
         expected = [

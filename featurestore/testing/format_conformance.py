@@ -286,7 +286,7 @@ class FormatConformance:
         if not isinstance(dataset_format, NarrowProfile):
             return
         table = example_table(supported(dataset_format))
-        profiled_names = list(dataset_format.profiled(table.schema))
+        profiled_names = list(dataset_format.columns_to_profile(table.schema))
         assert profiled_names == [name for name in table.schema.names if name in profiled_names]
         all_profiles = profiles(table)
         needed_profiles = [

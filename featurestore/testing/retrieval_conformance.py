@@ -80,7 +80,7 @@ class RetrievalCheck:
             schema=spec.schema,
             partition_by=spec.partition_by,
             properties={"featurestore.spec": json.dumps(spec.to_json())},
-            note={},
+            commit_metadata={},
         )
         note = {}
         if unique is not None:
@@ -88,7 +88,7 @@ class RetrievalCheck:
         bounds = np.linspace(0, table.num_rows, commits + 1).astype(int)
         for start, stop in pairwise(bounds):
             rows = self.writer.from_arrow(table.slice(start, stop - start).to_reader())
-            self.writer.write(path, rows, TableWrite("append", note=note))
+            self.writer.write(path, rows, TableWrite("append", commit_metadata=note))
         source = pinned_source(path)
         self.sources[name, version] = source
         self.tables[name, version] = table

@@ -46,7 +46,7 @@ def new_table(
         schema=schema,
         partition_by=partition_by,
         properties={"featurestore.spec": "{}"},
-        note={},
+        commit_metadata={},
     )
     return path
 
@@ -119,7 +119,7 @@ class TableConformance:
         path = new_table(engine, tmp_path)
         write(engine, path, numbered(3))
         write(engine, path, some(1, value=9.0), TableWrite("upsert", key=("id",)))
-        engine.delete(path, "id = 2", note={})
+        engine.delete(path, "id = 2", commit_metadata={})
         protocol = read_snapshot(path).protocol
         assert (protocol.reader, protocol.writer) == (1, 2)
 
@@ -277,17 +277,17 @@ class TableConformance:
     ) -> None:
         path = new_table(engine, tmp_path, partition_by=partition_by)
         write(engine, path, numbered(10))
-        assert engine.delete(path, "zone <> 'a' and value < 4", note={"run": "r"}) == 2
+        assert engine.delete(path, "zone <> 'a' and value < 4", commit_metadata={"run": "r"}) == 2
         assert ids(engine, path) == [0, 4, 5, 8, 9]
-        assert engine.delete(path, "id > 100", note={}) is None
+        assert engine.delete(path, "id > 100", commit_metadata={}) is None
         assert read_snapshot(path).version == 2
 
     def test_delete_of_a_whole_partition_or_table(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path, partition_by=("zone",))
         write(engine, path, numbered(10))
-        engine.delete(path, "zone = 'b'", note={})
+        engine.delete(path, "zone = 'b'", commit_metadata={})
         assert ids(engine, path) == [0, 2, 3, 4, 5, 7, 8, 9]
-        engine.delete(path, "true", note={})
+        engine.delete(path, "true", commit_metadata={})
         assert ids(engine, path) == []
 
     def test_added_columns_are_null_in_older_rows(self, engine: Engine, tmp_path: Path) -> None:
@@ -330,12 +330,22 @@ class TableConformance:
             engine,
             path,
             numbered(4),
-            TableWrite("append", note={"operation": "append", "run": "r1"}),
+            TableWrite("append", commit_metadata={"operation": "append", "run": "r1"}),
         )
         note = {"operation": "upsert", "inputs": {"a": 1}}
-        write(engine, path, some(3, 4, value=1.0), TableWrite("upsert", key=("id",), note=note))
-        engine.delete(path, "id = 0", note={"operation": "delete"})
-        write(engine, path, some(9), TableWrite("overwrite", note={"operation": "overwrite"}))
+        write(
+            engine,
+            path,
+            some(3, 4, value=1.0),
+            TableWrite("upsert", key=("id",), commit_metadata=note),
+        )
+        engine.delete(path, "id = 0", commit_metadata={"operation": "delete"})
+        write(
+            engine,
+            path,
+            some(9),
+            TableWrite("overwrite", commit_metadata={"operation": "overwrite"}),
+        )
         commits = read_history(path)[-2::-1]
         assert [(each.operation, each.rows_in, each.rows_out, each.rows) for each in commits] == [
             ("append", 4, 0, 4),
@@ -480,7 +490,9 @@ class TableConformance:
     ) -> None:
         path = str(tmp_path / "table")
         often = {"delta.checkpointInterval": "2"}
-        engine.create_table(path, schema=SCHEMA, partition_by=(), properties=often, note={})
+        engine.create_table(
+            path, schema=SCHEMA, partition_by=(), properties=often, commit_metadata={}
+        )
         for each in range(3):
             write(engine, path, some(each))
         log = files.list_directory(os.path.join(path, "_delta_log"))

@@ -68,7 +68,9 @@ class TypeConformance:
     def test_every_type_comes_back_equal(self, engine: Engine, tmp_path: Path) -> None:
         table = _padded_table(VALUES)
         path = str(tmp_path / "table")
-        engine.create_table(path, schema=table.schema, partition_by=(), properties={}, note={})
+        engine.create_table(
+            path, schema=table.schema, partition_by=(), properties={}, commit_metadata={}
+        )
         engine.write(path, engine.from_arrow(table.to_reader()), TableWrite("append"))
         relation = engine.read_table(path, schema=table.schema)
         assert relation.schema == table.schema
@@ -82,7 +84,9 @@ class TypeConformance:
             columns[name] = pa.array([values[0], None, values[-1]], kind)
         table = pa.table(columns)
         path = str(tmp_path / "table")
-        engine.create_table(path, schema=table.schema, partition_by=(), properties={}, note={})
+        engine.create_table(
+            path, schema=table.schema, partition_by=(), properties={}, commit_metadata={}
+        )
         engine.write(path, engine.from_arrow(table.slice(0, 2).to_reader()), TableWrite("append"))
         engine.write(
             path,
@@ -100,7 +104,9 @@ class TypeConformance:
         values_by_name["string"] = (pa.string(), texts)
         table = _padded_table(values_by_name)
         path = str(tmp_path / "table")
-        engine.create_table(path, schema=table.schema, partition_by=names, properties={}, note={})
+        engine.create_table(
+            path, schema=table.schema, partition_by=names, properties={}, commit_metadata={}
+        )
         engine.write(path, engine.from_arrow(table.to_reader()), TableWrite("append"))
         actual = engine.stream(engine.read_table(path, schema=table.schema)).read_all()
         assert _changed_columns(actual, table) == []
@@ -120,7 +126,7 @@ class TypeConformance:
         for name, (kind, _) in VALUES.items():
             schema = schema.append(pa.field(name, kind))
         path = str(tmp_path / "table")
-        engine.create_table(path, schema=schema, partition_by=(), properties={}, note={})
+        engine.create_table(path, schema=schema, partition_by=(), properties={}, commit_metadata={})
         assert engine.stream(engine.read_table(path, schema=schema)).read_all().schema == schema
         engine.write(
             path, engine.from_arrow(schema.empty_table().to_reader()), TableWrite("append")

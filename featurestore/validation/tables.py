@@ -250,7 +250,7 @@ def _evaluate_measures(
     values = measure(relation, measured, engine=engine)
     results = {}
     for index in measurable:
-        results[index] = validator.evaluate(expectations[index], relation.schema, found=values)
+        results[index] = validator.evaluate(expectations[index], relation.schema, measured=values)
     return results
 
 

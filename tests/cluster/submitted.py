@@ -91,7 +91,7 @@ def batches() -> Iterator[pa.RecordBatch]:
 def work(engine: SparkEngine, folder: str) -> dict[str, Any]:
     """Write, count, sum, stream and export through the interface of engines."""
     path = os.path.join(folder, "table")
-    engine.create_table(path, schema=SCHEMA, partition_by=(), properties={}, note={})
+    engine.create_table(path, schema=SCHEMA, partition_by=(), properties={}, commit_metadata={})
     parked = pa.RecordBatchReader.from_batches(SCHEMA, batches())
     version = engine.write(path, engine.from_arrow(parked), TableWrite("append"))
     relation = engine.read_table(path, schema=SCHEMA)

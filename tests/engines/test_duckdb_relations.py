@@ -51,7 +51,7 @@ def table_of(
     engine: DuckDBEngine, path: Path, table: pa.Table, *, partition_by: tuple[str, ...] = ()
 ) -> str:
     engine.create_table(
-        str(path), schema=table.schema, partition_by=partition_by, properties={}, note={}
+        str(path), schema=table.schema, partition_by=partition_by, properties={}, commit_metadata={}
     )
     engine.write(str(path), engine.from_arrow(table.to_reader()), TableWrite("append"))
     return str(path)

@@ -59,7 +59,7 @@ def test_plain_delta_reads_every_state(engine: DuckDBEngine, tmp_path: Path) -> 
     path = new_table(engine, tmp_path, partition_by=("zone",))
     write(engine, path, numbered(10))
     write(engine, path, some(3, value=-1.0), TableWrite("upsert", key=("id",)))
-    engine.delete(path, "id = 4", note={})
+    engine.delete(path, "id = 4", commit_metadata={})
     engine.compact(path)
     table = DeltaTable(path)
     assert table.count() == 9
@@ -255,7 +255,7 @@ def test_folders_with_glob_characters_take_every_write(
     path = new_table(engine, tmp_path / "a[1]*?'b", partition_by=("zone",))
     write(engine, path, some(0, 1, 2))
     write(engine, path, some(1, value=-1.0), TableWrite("upsert", key=("id",)))
-    engine.delete(path, "id = 2", note={})
+    engine.delete(path, "id = 2", commit_metadata={})
     found = rows(engine, engine.read_table(path, schema=SCHEMA, columns=["id", "value"]), by="id")
     assert found == [{"id": 0, "value": 0.0}, {"id": 1, "value": -1.0}]
 
@@ -342,7 +342,7 @@ def test_a_writer_that_keeps_losing_gives_up(
     monkeypatch.setattr(commits, "ATTEMPTS", 3)
     monkeypatch.setattr(commits, "read_snapshot", slow)
     with pytest.raises(WriteConflict, match="3 times"):
-        engine.delete(path, "id = 1", note={})
+        engine.delete(path, "id = 1", commit_metadata={})
     monkeypatch.undo()
     assert 1 in ids(engine, path)
     assert len(data_files(path)) == len(read_snapshot(path).files)
@@ -482,7 +482,7 @@ def test_a_truncated_data_file_is_named(engine: DuckDBEngine, tmp_path: Path) ->
     with pytest.raises(TableDamaged, match=Path(file).name):
         ids(engine, path)
     with pytest.raises(TableDamaged, match=Path(file).name):
-        engine.delete(path, "id = 1", note={})
+        engine.delete(path, "id = 1", commit_metadata={})
 
 
 def test_a_data_file_with_other_bytes_is_named(engine: DuckDBEngine, tmp_path: Path) -> None:
@@ -541,7 +541,7 @@ def test_rows_that_only_move_land_beside_new_ones_and_give_way_to_changes(
     moving = Change("OPTIMIZE", removes=stale.files, data_change=False, reads=True)
     assert commits.commit(stale, moving, Publication()) == 3
     stale = read_snapshot(path)
-    engine.delete(path, "id = 2", note={})
+    engine.delete(path, "id = 2", commit_metadata={})
     moving = Change("OPTIMIZE", removes=stale.files, data_change=False, reads=True)
     with pytest.raises(commits.LostRaceError):
         commits.commit(stale, moving, Publication())

@@ -43,7 +43,7 @@ def engine(spark: Any) -> Iterator[SparkEngine]:
 def path(engine: SparkEngine, tmp_path: Path) -> str:
     """An empty table."""
     path = str(tmp_path / "table")
-    engine.create_table(path, schema=APPENDED, partition_by=(), properties={}, note={})
+    engine.create_table(path, schema=APPENDED, partition_by=(), properties={}, commit_metadata={})
     return path
 
 
@@ -269,7 +269,7 @@ def compiled(source: str, folder: Path) -> Path:
 def test_appends_of_both_engines_at_once_all_land_where_commits_are_slow(tmp_path: Path) -> None:
     library = compiled(DELAYED, tmp_path)
     path, stop = str(tmp_path / "table"), tmp_path / "stop"
-    tables.create_table(path, schema=APPENDED, partition_by=(), properties={}, note={})
+    tables.create_table(path, schema=APPENDED, partition_by=(), properties={}, commit_metadata={})
     env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "FEATURESTORE_SPARK_MASTER": "local[1]"}
     writers = {}
     for name, times in (("spark", 15), ("duckdb", 10**9)):

@@ -59,7 +59,7 @@ def table(tmp_path: Path) -> str:
     """A table whose first file lacks most columns, and whose second has row groups."""
     path = str(tmp_path / "t")
     engine = DuckDBEngine()
-    engine.create_table(path, schema=OLD, partition_by=(), properties={}, note={})
+    engine.create_table(path, schema=OLD, partition_by=(), properties={}, commit_metadata={})
     first = pa.table({"k": np.arange(1000, 1010)})
     engine.write(path, engine.from_arrow(first.to_reader()), TableWrite("append"))
     how = TableWrite("append", add_columns=SCHEMA)

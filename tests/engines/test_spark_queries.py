@@ -431,6 +431,6 @@ def test_nanoseconds_of_other_writers_are_read_when_whole(
 
 def test_a_version_that_does_not_exist_is_named(engine: SparkEngine, tmp_path: Any) -> None:
     path = str(tmp_path / "table")
-    engine.create_table(path, schema=SCHEMA, partition_by=(), properties={}, note={})
+    engine.create_table(path, schema=SCHEMA, partition_by=(), properties={}, commit_metadata={})
     with pytest.raises(VersionNotFound, match="no Delta version 7"):
         engine.read_table(path, version=7)

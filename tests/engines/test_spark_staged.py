@@ -69,7 +69,9 @@ def test_staged_rows_are_appended_by_their_files_where_the_table_is_plain(
 ) -> None:
     path = str(tmp_path / "table")
     engine = SparkEngine(spark)
-    engine.create_table(path, schema=SCHEMA, partition_by=partition_by, properties={}, note={})
+    engine.create_table(
+        path, schema=SCHEMA, partition_by=partition_by, properties={}, commit_metadata={}
+    )
     versions = []
     for number, how in enumerate(
         (TableWrite("append"), TableWrite("append", transaction=("a", 4)))
@@ -190,7 +192,7 @@ def test_some_of_the_columns_of_staged_rows_are_written_without_the_others(
 ) -> None:
     engine, path = SparkEngine(spark), str(tmp_path / "table")
     schema = pa.schema([("id", pa.int64()), ("y", pa.float64())])
-    engine.create_table(path, schema=schema, partition_by=(), properties={}, note={})
+    engine.create_table(path, schema=schema, partition_by=(), properties={}, commit_metadata={})
     given = on_executors(engine.from_arrow(rows(0, 50).to_reader()))
     staged = engine.stage(given, str(tmp_path / "rows"))
     engine.write(path, engine.select(staged, {"id": "id", "y": "x"}), TableWrite("append"))

@@ -59,7 +59,7 @@ def engine(spark: Any) -> Iterator[SparkEngine]:
 def path(engine: SparkEngine, tmp_path: Path) -> str:
     """An empty table."""
     path = str(tmp_path / "table")
-    engine.create_table(path, schema=SCHEMA, partition_by=(), properties={}, note={})
+    engine.create_table(path, schema=SCHEMA, partition_by=(), properties={}, commit_metadata={})
     return path
 
 
@@ -110,7 +110,7 @@ def test_null_structs_stay_null_in_a_merge_that_adds_columns(
 ) -> None:
     path = str(tmp_path / "structs")
     schema = pa.schema([("k", pa.int64()), ("point", pa.struct([("x", pa.uint8())]))])
-    engine.create_table(path, schema=schema, partition_by=(), properties={}, note={})
+    engine.create_table(path, schema=schema, partition_by=(), properties={}, commit_metadata={})
     rows = [{"k": 1, "point": {"x": 255}}, {"k": 2, "point": {"x": None}}]
     engine.write(path, given(engine, rows, schema), TableWrite("append"))
     wider = pa.schema([*schema, ("more", pa.uint64())])
@@ -122,7 +122,7 @@ def test_null_structs_stay_null_in_a_merge_that_adds_columns(
 
 def test_a_predicate_that_cannot_be_used_is_refused(engine: SparkEngine, path: str) -> None:
     with pytest.raises(InvalidSql, match="nope"):
-        engine.delete(path, "nope = 2", note={})
+        engine.delete(path, "nope = 2", commit_metadata={})
 
 
 def test_parallel_upserts_of_one_row_all_land(engine: SparkEngine, path: str) -> None:
@@ -132,7 +132,9 @@ def test_parallel_upserts_of_one_row_all_land(engine: SparkEngine, path: str) ->
     def upsert(number: int) -> None:
         try:
             rows = given(engine, [row(0, number), row(number)])
-            engine.write(path, rows, TableWrite("upsert", key=("k",), note={"run": str(number)}))
+            engine.write(
+                path, rows, TableWrite("upsert", key=("k",), commit_metadata={"run": str(number)})
+            )
         except BaseException as error:
             failures.append(error)
 
@@ -232,7 +234,9 @@ def test_times_are_stored_with_statistics_and_the_users_settings_stay(
     setting = "spark.sql.parquet.outputTimestampType"
     before, known = engine.session.conf.get(setting), set(engine.session.conf.getAll)
     engine.write(
-        path, given(engine, [row(1)]), TableWrite("append", note={"run": "a"}, transaction=("a", 1))
+        path,
+        given(engine, [row(1)]),
+        TableWrite("append", commit_metadata={"run": "a"}, transaction=("a", 1)),
     )
     (file,) = read_snapshot(path).files
     assert str(parquet.ParquetFile(file.path).schema.column(1).physical_type) == "INT64"
@@ -278,7 +282,9 @@ def test_a_damaged_data_file_is_named(engine: SparkEngine, path: str, damage: st
 
 def test_vacuum_spares_files_of_writes_under_way(tmp_path: Path) -> None:
     path = tmp_path / "table"
-    tables.create_table(str(path), schema=SCHEMA, partition_by=(), properties={}, note={})
+    tables.create_table(
+        str(path), schema=SCHEMA, partition_by=(), properties={}, commit_metadata={}
+    )
     fresh, old = path / "part-fresh.parquet", path / "part-old.parquet"
     for file in (fresh, old):
         file.write_bytes(b"x")
@@ -313,7 +319,7 @@ engine.close()
 @pytest.mark.soak
 def test_driver_processes_that_append_at_once_lose_nothing(tmp_path: Path) -> None:
     path, go = str(tmp_path / "table"), tmp_path / "go"
-    tables.create_table(path, schema=SCHEMA, partition_by=(), properties={}, note={})
+    tables.create_table(path, schema=SCHEMA, partition_by=(), properties={}, commit_metadata={})
     env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "FEATURESTORE_SPARK_MASTER": "local[1]"}
     env["FEATURESTORE_SPARK_DRIVER_MEMORY"] = "700m"
     writers = [

@@ -298,7 +298,7 @@ def test_wrong_input_is_one_error_before_anything_is_made(
         (InvalidTrainFunction, "is not a function", "train", {}),
         (InvalidArgument, "not numbers, strings", train, {"params": {"model": object()}}),
         (InvalidArgument, "not numbers, strings", train, {"params": {"lr": float("nan")}}),
-        (LauncherNotFound, "installed are 'local', 'spark'", train, {"on": "moon"}),
+        (LauncherNotFound, "Available: 'local', 'spark'", train, {"on": "moon"}),
         (InvalidArgument, "is not a training dataset", train, {"dataset": "sums"}),
         (InvalidArgument, "retries=-1", train, {"retries": -1}),
         (InvalidArgument, "seed=1.5", train, {"seed": 1.5}),

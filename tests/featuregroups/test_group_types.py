@@ -168,7 +168,7 @@ def test_shapes_are_in_the_columns_metadata_of_delta_and_stay_there(
     from featurestore_connectors.spark_delta.tables import create_table
 
     other = str(tmp_path / "other")
-    create_table(other, schema=group.schema, partition_by=(), properties={}, note={})
+    create_table(other, schema=group.schema, partition_by=(), properties={}, commit_metadata={})
     for path in (group.path, other):
         fields = json.loads(DeltaTable(path).schema().to_json())["fields"]
         shapes = {field["name"]: field["metadata"].get("featurestore.shape") for field in fields}

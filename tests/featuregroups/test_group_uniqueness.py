@@ -85,7 +85,7 @@ def test_a_claim_does_not_outlive_a_writer_in_between(duckdb_store: FeatureStore
 
     late = session.engine.from_arrow(rows([1], 5).to_reader())
     claim = {"operation": "append", "unique": "kept_after", "base": base}
-    session.engine.write(group.path, late, TableWrite("append", note=claim))
+    session.engine.write(group.path, late, TableWrite("append", commit_metadata=claim))
     assert not unique(group)
 
 

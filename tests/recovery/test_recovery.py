@@ -64,7 +64,7 @@ def test_a_creation_without_rows_is_removed(duckdb_store: FeatureStore) -> None:
     begin(store, "create", "g")
     path = store.session.featuregroup_path("g", 1)
     store.session.engine.create_table(
-        path, schema=TABLE.schema, partition_by=(), properties={}, note={}
+        path, schema=TABLE.schema, partition_by=(), properties={}, commit_metadata={}
     )
     stage = Path(store.session.paths.stage("run"))
     stage.mkdir(parents=True)
@@ -103,7 +103,7 @@ def test_a_commit_that_was_not_registered_is(duckdb_store: FeatureStore) -> None
         "inputs": [{"featuregroup": "raw", "version": 1, "delta_version": 3}],
     }
     rows = store.session.engine.from_arrow(TABLE.to_reader())
-    store.session.engine.write(group.path, rows, TableWrite("append", note=note))
+    store.session.engine.write(group.path, rows, TableWrite("append", commit_metadata=note))
     again = featurestore.connect(store.location)
     with again.session.registry.reading() as connection:
         assert featuregroups.get(connection, "g").delta_version == 2
@@ -126,7 +126,7 @@ def half_created(store: FeatureStore, *, owner: str | None = None) -> str:
     begin(store, "create", "g", owner=owner)
     path = store.session.featuregroup_path("g", 1)
     store.session.engine.create_table(
-        path, schema=TABLE.schema, partition_by=(), properties={}, note={}
+        path, schema=TABLE.schema, partition_by=(), properties={}, commit_metadata={}
     )
     return path
 

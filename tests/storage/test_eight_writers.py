@@ -41,7 +41,7 @@ def test_eight_writers_of_both_engines_lose_and_double_nothing(
     """Three drivers of Spark, one with two writers, and four processes of the embedded engine."""
     path, environment = shared
     engine, embedded = SparkEngine(spark), DuckDBEngine()
-    engine.create_table(path, schema=APPENDED, partition_by=(), properties={}, note={})
+    engine.create_table(path, schema=APPENDED, partition_by=(), properties={}, commit_metadata={})
     writers = {}
     with ExitStack() as running:
         for number in (1, 2):

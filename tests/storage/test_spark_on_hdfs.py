@@ -48,7 +48,7 @@ def test_appends_of_both_engines_at_once_all_land_on_hdfs(spark: Any, hdfs_folde
     from featurestore_connectors.spark_delta import SparkEngine
 
     path, engine = UriPath(hdfs_folder) / "some table", SparkEngine(spark)
-    engine.create_table(path, schema=APPENDED, partition_by=(), properties={}, note={})
+    engine.create_table(path, schema=APPENDED, partition_by=(), properties={}, commit_metadata={})
     embedded = DuckDBEngine()
     writers = {"spark": appending(engine, path), "duckdb": appending(embedded, path)}
     assert_appends_at_once_all_land(path, writers, times={"spark": 3, "duckdb": 10})

@@ -205,7 +205,7 @@ def test_a_lost_answer_to_a_commit_of_spark_is_found_out(
 def test_appends_of_both_engines_at_once_all_land_on_s3(engine: Engine, folder: UriPath) -> None:
     from featurestore_connectors.duckdb_delta import DuckDBEngine
 
-    engine.create_table(folder, schema=APPENDED, partition_by=(), properties={}, note={})
+    engine.create_table(folder, schema=APPENDED, partition_by=(), properties={}, commit_metadata={})
     embedded = DuckDBEngine()
     writers = {"spark": appending(engine, folder), "duckdb": appending(embedded, folder)}
     assert_appends_at_once_all_land(folder, writers, times={"spark": 3, "duckdb": 12})

@@ -68,7 +68,7 @@ class Change:
     adds: Sequence[NewFile] = ()
     removes: Sequence[DataFile] = ()
     metadata: Mapping[str, Any] | None = None
-    note: Mapping[str, Any] = field(default_factory=dict)
+    commit_metadata: Mapping[str, Any] = field(default_factory=dict)
     transaction: tuple[str, int] | None = None
     offsets: Mapping[str, tuple[int | None, int]] = field(default_factory=dict)
     copied_rows: int = 0
@@ -88,7 +88,11 @@ class RepeatedError(Exception):
 
 
 def create(
-    path: str, *, metadata: Mapping[str, Any], note: Mapping[str, Any], durable: bool = True
+    path: str,
+    *,
+    metadata: Mapping[str, Any],
+    commit_metadata: Mapping[str, Any],
+    durable: bool = True,
 ) -> None:
     """Write commit 0; FileExistsError when there is a table already."""
     log = os.path.join(path, LOG_FOLDER)
@@ -96,7 +100,7 @@ def create(
     info = _info(
         "CREATE TABLE",
         {"partitionBy": json.dumps(metadata["partitionColumns"])},
-        {"operation": "create", **note},
+        {"operation": "create", **commit_metadata},
     )
     actions = [
         info,
@@ -241,7 +245,7 @@ def _actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
     yield _info(
         change.operation,
         change.parameters,
-        change.note,
+        change.commit_metadata,
         metrics=metrics,
         read=state.version,
         blind=blind,
@@ -290,7 +294,7 @@ def _remove(state: Snapshot, file: DataFile, *, now: int, data_change: bool) -> 
 def _info(
     operation: str,
     parameters: Mapping[str, Any],
-    note: Mapping[str, Any],
+    commit_metadata: Mapping[str, Any],
     *,
     metrics: Mapping[str, int] | None = None,
     read: int | None = None,
@@ -312,7 +316,7 @@ def _info(
         "isBlindAppend": blind,
         "operationMetrics": counts,
         "engineInfo": "featurestore",
-        "userMetadata": json.dumps(note, sort_keys=True),
+        "userMetadata": json.dumps(commit_metadata, sort_keys=True),
     }
     if read is not None:
         info["readVersion"] = read

@@ -219,7 +219,7 @@ class DuckDBEngine:
         schema: pa.Schema,
         partition_by: Sequence[str],
         properties: Mapping[str, str],
-        note: Mapping[str, Any],
+        commit_metadata: Mapping[str, Any],
     ) -> None:
         tables.create(
             self.database,
@@ -227,14 +227,16 @@ class DuckDBEngine:
             schema=schema,
             partition_by=partition_by,
             properties=properties,
-            note=note,
+            commit_metadata=commit_metadata,
         )
 
-    def write(self, path: str, relation: Relation, how: TableWrite) -> int | None:
-        return tables.write(self.database, path, relation, how)
+    def write(self, path: str, relation: Relation, write: TableWrite) -> int | None:
+        return tables.write(self.database, path, relation, write)
 
-    def delete(self, path: str, predicate: str, *, note: Mapping[str, Any]) -> int | None:
-        return rewrite.delete(self.database, path, predicate, note=note)
+    def delete(
+        self, path: str, predicate: str, *, commit_metadata: Mapping[str, Any]
+    ) -> int | None:
+        return rewrite.delete(self.database, path, predicate, commit_metadata=commit_metadata)
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
         tables.set_properties(self.database, path, properties)

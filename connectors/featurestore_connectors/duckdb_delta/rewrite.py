@@ -56,57 +56,59 @@ def upsert(
     database: Database,
     state: Snapshot,
     source: Sequence[NewFile],
-    how: TableWrite,
+    write: TableWrite,
     *,
     deletes: Sequence[NewFile] = (),
 ) -> int | None:
     """Replace the rows whose key occurs in the source or is deleted, and append the source."""
-    if not how.key:
+    if not write.key:
         raise InvalidArgument("An upsert needs the columns of its key.")
-    _check_unique(database, _source(state, source, how), how.key)
+    _check_unique(database, _source(state, source, write), write.key)
 
     def attempt(state: Snapshot) -> int:
-        rows = _source(state, source, how)
-        keys = f"SELECT {sqltext.names(how.key)} FROM {rows}"
+        rows = _source(state, source, write)
+        keys = f"SELECT {sqltext.names(write.key)} FROM {rows}"
         if deletes:
-            columns = pa.schema([state.schema.field(name) for name in how.key])
+            columns = pa.schema([state.schema.field(name) for name in write.key])
             deleted = scan.parquet(columns, [file.path for file in deletes])
-            keys += f" UNION ALL SELECT {sqltext.names(how.key)} FROM {deleted}"
-        outgoing = f"EXISTS (SELECT 1 FROM ({keys}) AS source WHERE {_same_key(how.key)})"
-        candidates = _overlapping(state, _bounds(database, f"({keys})", how.key, state))
+            keys += f" UNION ALL SELECT {sqltext.names(write.key)} FROM {deleted}"
+        outgoing = f"EXISTS (SELECT 1 FROM ({keys}) AS source WHERE {_same_key(write.key)})"
+        candidates = _overlapping(state, _bounds(database, f"({keys})", write.key, state))
         touched = _touched(database, state, candidates, outgoing)
-        return _replaced(database, state, touched, outgoing, how, rows=rows)
+        return _replaced(database, state, touched, outgoing, write, rows=rows)
 
     return commits.retried(state.path, attempt, state=state)
 
 
 def replace(
-    database: Database, state: Snapshot, source: Sequence[NewFile], how: TableWrite
+    database: Database, state: Snapshot, source: Sequence[NewFile], write: TableWrite
 ) -> int | None:
     """Empty a range of times and append the source, in one commit."""
-    window = how.replace
+    window = write.replace
     if window is None:
         raise InvalidArgument("Mode 'replace' needs the range that it replaces.")
-    _check_inside(database, state, source, how, window)
-    source_schema = commits.wider_schema(state.schema, how.add_columns)
+    _check_inside(database, state, source, write, window)
+    source_schema = commits.wider_schema(state.schema, write.add_columns)
 
     def attempt(state: Snapshot) -> int:
-        rows = _source(state, source, how)
+        rows = _source(state, source, write)
         outgoing = range_condition(window)
         ranges = {window.column: (to_micros(window.start), to_micros(window.end))}
         touched = _touched(database, state, _overlapping(state, ranges), outgoing)
-        schema = commits.wider_schema(state.schema, how.add_columns)
+        schema = commits.wider_schema(state.schema, write.add_columns)
         if touched.staying or state.partition_by or schema != source_schema:
-            return _replaced(database, state, touched, outgoing, how, rows=rows)
+            return _replaced(database, state, touched, outgoing, write, rows=rows)
         # No row of the old files stays, so those of the source need not be written again.
         with Publication(durable=database.durable) as publication:
             new = files.move_into_table(source, state.path, publication)
-            return commits.commit(state, _replacement(state, touched, how, new), publication)
+            return commits.commit(state, _replacement(state, touched, write, new), publication)
 
     return commits.retried(state.path, attempt, state=state)
 
 
-def delete(database: Database, path: str, predicate: str, *, note: Mapping[str, Any]) -> int | None:
+def delete(
+    database: Database, path: str, predicate: str, *, commit_metadata: Mapping[str, Any]
+) -> int | None:
     """Remove the rows for which the predicate is true; None when there are none."""
     commits.check_writable(read_snapshot(path))
 
@@ -121,7 +123,7 @@ def delete(database: Database, path: str, predicate: str, *, note: Mapping[str, 
                 parameters={"predicate": predicate},
                 adds=new,
                 removes=touched.files,
-                note={"operation": "delete", **note},
+                commit_metadata={"operation": "delete", **commit_metadata},
                 copied_rows=touched.staying,
                 reads=True,
             )
@@ -145,7 +147,7 @@ def compact(database: Database, path: str, *, below: int | None = None) -> int |
                 parameters={"predicate": "[]"},
                 adds=new,
                 removes=small,
-                note={"operation": "compact"},
+                commit_metadata={"operation": "compact"},
                 copied_rows=sum(file.rows for file in small),
                 data_change=False,
                 reads=True,
@@ -174,7 +176,7 @@ def widen_columns(database: Database, path: str, columns: pa.Schema) -> int | No
                 adds=new,
                 removes=state.files,
                 metadata=commits.changed_metadata(state, schema=schema),
-                note={"operation": "widen"},
+                commit_metadata={"operation": "widen"},
                 copied_rows=state.rows,
                 data_change=False,
                 reads=True,
@@ -189,34 +191,34 @@ def _replaced(
     state: Snapshot,
     touched: _Touched,
     outgoing: str,
-    how: TableWrite,
+    write: TableWrite,
     *,
     rows: str,
 ) -> int:
     with Publication(durable=database.durable) as publication:
-        schema = commits.wider_schema(state.schema, how.add_columns)
+        schema = commits.wider_schema(state.schema, write.add_columns)
         new = _rewritten(
             database, state, touched, outgoing, publication, incoming=rows, schema=schema
         )
-        return commits.commit(state, _replacement(state, touched, how, new), publication)
+        return commits.commit(state, _replacement(state, touched, write, new), publication)
 
 
 def _replacement(
-    state: Snapshot, touched: _Touched, how: TableWrite, new: Sequence[NewFile]
+    state: Snapshot, touched: _Touched, write: TableWrite, new: Sequence[NewFile]
 ) -> Change:
     operation = "WRITE"
     parameters: dict[str, Any] = {"mode": "Overwrite"}
-    if how.mode == "upsert":
-        operation, parameters = "MERGE", {"key": list(how.key)}
+    if write.mode == "upsert":
+        operation, parameters = "MERGE", {"key": list(write.key)}
     return Change(
         operation=operation,
         parameters=parameters,
         adds=new,
         removes=touched.files,
-        metadata=commits.metadata_with(state, how.add_columns),
-        note={"operation": how.mode, **how.note},
-        transaction=how.transaction,
-        offsets=how.offsets,
+        metadata=commits.metadata_with(state, write.add_columns),
+        commit_metadata={"operation": write.mode, **write.commit_metadata},
+        transaction=write.transaction,
+        offsets=write.offsets,
         copied_rows=touched.staying,
         reads=True,
     )
@@ -288,12 +290,12 @@ def _check_inside(
     database: Database,
     state: Snapshot,
     source: Sequence[NewFile],
-    how: TableWrite,
+    write: TableWrite,
     window: TimeRange,
 ) -> None:
     if all(_is_inside(file, window) for file in source):
         return
-    rows = _source(state, source, how)
+    rows = _source(state, source, write)
     time = sqltext.quote(window.column)
     ((outside, first, last),) = database.rows(
         f"SELECT count(*), min({time}), max({time}) FROM {rows} "
@@ -346,9 +348,9 @@ def _check_unique(database: Database, rows: str, key: Sequence[str]) -> None:
         )
 
 
-def _source(state: Snapshot, source: Sequence[NewFile], how: TableWrite) -> str:
+def _source(state: Snapshot, source: Sequence[NewFile], write: TableWrite) -> str:
     """Return a FROM item for the incoming rows with all columns that the table will have."""
-    schema = commits.wider_schema(state.schema, how.add_columns)
+    schema = commits.wider_schema(state.schema, write.add_columns)
     if not source:
         return f"({sqltext.empty(schema)})"
     return scan.parquet(schema, [file.path for file in source])

@@ -30,7 +30,7 @@ def create(
     schema: pa.Schema,
     partition_by: Sequence[str],
     properties: Mapping[str, str],
-    note: Mapping[str, Any],
+    commit_metadata: Mapping[str, Any],
 ) -> None:
     """Create an empty table; FileExistsError when there is one."""
     for column in partition_by:
@@ -49,40 +49,42 @@ def create(
         partition_by=partition_by,
         properties={**TABLE_PROPERTIES, **properties},
     )
-    commits.create(path, metadata=metadata, note=note, durable=database.durable)
+    commits.create(
+        path, metadata=metadata, commit_metadata=commit_metadata, durable=database.durable
+    )
 
 
-def write(database: Database, path: str, relation: Relation, how: TableWrite) -> int | None:
+def write(database: Database, path: str, relation: Relation, write: TableWrite) -> int | None:
     """Write one commit; None when its transaction is a repeat."""
     state = read_snapshot(path)
     commits.check_writable(state)
-    if state.holds(how.transaction):
+    if state.holds(write.transaction):
         return None
-    schema = _table_schema(state, relation, how)
-    if how.mode in ("append", "overwrite"):
-        return _write_plain(database, state, relation, schema, how)
+    schema = _table_schema(state, relation, write)
+    if write.mode in ("append", "overwrite"):
+        return _write_plain(database, state, relation, schema, write)
     with _as_source(database, state, relation, schema) as source:
-        if how.mode == "upsert":
-            with _deleted_keys(database, state, how) as deletes:
-                return rewrite.upsert(database, state, source, how, deletes=deletes)
-        return rewrite.replace(database, state, source, how)
+        if write.mode == "upsert":
+            with _deleted_keys(database, state, write) as deletes:
+                return rewrite.upsert(database, state, source, write, deletes=deletes)
+        return rewrite.replace(database, state, source, write)
 
 
 def _write_plain(
-    database: Database, state: Snapshot, relation: Relation, schema: pa.Schema, how: TableWrite
+    database: Database, state: Snapshot, relation: Relation, schema: pa.Schema, write: TableWrite
 ) -> int | None:
     with Publication(durable=database.durable) as publication:
         new = _into_table(database, state, relation, schema, publication)
 
         def attempt(latest: Snapshot) -> int:
-            current = commits.wider_schema(latest.schema, how.add_columns)
+            current = commits.wider_schema(latest.schema, write.add_columns)
             if all(current.field(each.name).type == each.type for each in schema):
-                return commits.commit(latest, _plain_change(latest, new, how), publication)
+                return commits.commit(latest, _plain_change(latest, new, write), publication)
             # Another writer has widened columns since the files were written.
             narrow_state = replace(latest, schema=schema)
             with Publication(durable=database.durable) as again:
                 wider = _written_again(database, narrow_state, new, current, again)
-                return commits.commit(latest, _plain_change(latest, wider, how), again)
+                return commits.commit(latest, _plain_change(latest, wider, write), again)
 
         return commits.retried(state.path, attempt, state=state)
 
@@ -105,18 +107,18 @@ def _written_again(
         return files.move_into_table(new, state.path, publication, folder=folder)
 
 
-def _plain_change(state: Snapshot, new: Sequence[NewFile], how: TableWrite) -> Change:
-    everything = how.mode == "overwrite"
+def _plain_change(state: Snapshot, new: Sequence[NewFile], write: TableWrite) -> Change:
+    everything = write.mode == "overwrite"
     mode = "Overwrite" if everything else "Append"
     return Change(
         operation="WRITE",
         parameters={"mode": mode, "partitionBy": list(state.partition_by)},
         adds=new,
         removes=state.files if everything else (),
-        metadata=commits.metadata_with(state, how.add_columns),
-        note={"operation": how.mode, **how.note},
-        transaction=how.transaction,
-        offsets=how.offsets,
+        metadata=commits.metadata_with(state, write.add_columns),
+        commit_metadata={"operation": write.mode, **write.commit_metadata},
+        transaction=write.transaction,
+        offsets=write.offsets,
         reads=everything,
     )
 
@@ -133,9 +135,9 @@ def set_properties(database: Database, path: str, properties: Mapping[str, str])
     commits.retried(path, attempt)
 
 
-def _table_schema(state: Snapshot, relation: Relation, how: TableWrite) -> pa.Schema:
+def _table_schema(state: Snapshot, relation: Relation, write: TableWrite) -> pa.Schema:
     """Return the storage types of the table with the columns that this write adds."""
-    schema = commits.wider_schema(state.schema, how.add_columns)
+    schema = commits.wider_schema(state.schema, write.add_columns)
     present = set(schema.names)
     unknown = [name for name in relation.schema.names if name not in present]
     if unknown:
@@ -184,16 +186,16 @@ def _as_source(
 
 @contextmanager
 def _deleted_keys(
-    database: Database, state: Snapshot, how: TableWrite
+    database: Database, state: Snapshot, write: TableWrite
 ) -> Iterator[Sequence[NewFile]]:
     """Give the keys whose rows an upsert deletes as files, in the types of the table."""
-    if how.deletes is None:
+    if write.deletes is None:
         yield ()
         return
-    schema = pa.schema([state.schema.field(name) for name in how.key])
+    schema = pa.schema([state.schema.field(name) for name in write.key])
     with files.scratch(state.path) as scratch:
         folder = os.path.join(scratch, "keys")
-        yield files.write(database, _stored_rows(how.deletes, schema), folder, schema=schema)
+        yield files.write(database, _stored_rows(write.deletes, schema), folder, schema=schema)
 
 
 def _stored_rows(relation: Relation, schema: pa.Schema) -> str:

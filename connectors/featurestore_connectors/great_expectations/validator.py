@@ -88,10 +88,10 @@ class GreatExpectationsValidator:
         return aggregates.measures(expectation, schema)
 
     def evaluate(
-        self, expectation: Mapping[str, Any], schema: pa.Schema, *, found: Mapping[Measure, Any]
+        self, expectation: Mapping[str, Any], schema: pa.Schema, *, measured: Mapping[Measure, Any]
     ) -> ExpectationResult:
         return aggregates.evaluate(
-            expectation, schema, measured=found, warning=_is_warning(expectation)
+            expectation, schema, measured=measured, warning=_is_warning(expectation)
         )
 
     def needs_copies(self, expectation: Mapping[str, Any]) -> bool:

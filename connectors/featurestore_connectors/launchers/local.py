@@ -39,7 +39,7 @@ class LocalLauncher:
                 running.processes.append(
                     SupervisedProcess(
                         [sys.executable, "-m", WORKER_MODULE],
-                        task.given(gang.function, cluster),
+                        task.standard_input(gang.function, cluster),
                         log=task.log,
                         environment=environment,
                         directory=task.directory,

@@ -171,7 +171,7 @@ def run_task(stage: _Stage, index: int) -> int:
     for task, address in zip(tasks, addresses, strict=True):
         cluster.setdefault(task.role, []).append(address)
     check_run_is_seen(tasks[index])
-    task_input = tasks[index].given(
+    task_input = tasks[index].standard_input(
         stage.gang.function, cluster if stage.gang.needs_addresses else None
     )
     with connect_to_driver(stage.address, stage.key) as driver:

@@ -32,7 +32,7 @@ from featurestore.plugins.format import (
     WrittenShard,
     find_format,
 )
-from featurestore.plugins.plain import PlainFormat, columns_of_any_length, selected
+from featurestore.plugins.plain import PlainFormat, select_fields, variable_length_columns
 from featurestore.storage.shardfile import ShardFile
 from featurestore_connectors.petastorm.metadata import (
     METADATA_FILE,
@@ -85,7 +85,7 @@ class PetastormFormat(PlainFormat):
 
     def profiled(self, schema: pa.Schema) -> Sequence[str]:
         """Return the columns whose lengths determine the bytes of a row, as for Parquet."""
-        return columns_of_any_length(schema)
+        return variable_length_columns(schema)
 
     def layout(
         self,
@@ -239,7 +239,7 @@ class PetastormShard:
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
         batch = self._inner.read(start, stop, columns)
-        schema = selected(self._schema, columns)
+        schema = select_fields(self._schema, columns)
         arrays = list(map(restore_shape, batch.columns, schema.types))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

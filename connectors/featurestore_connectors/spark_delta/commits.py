@@ -66,14 +66,14 @@ class CommitSession:
     """
 
     def __init__(
-        self, session: Any, path: str, note: Mapping[str, Any], *, durable: bool = True
+        self, session: Any, path: str, commit_metadata: Mapping[str, Any], *, durable: bool = True
     ) -> None:
         self.parent = session
         self._durable = durable
         self._path = path
         # The id tells this commit from any other with the same note, should Spark fail after it
         # landed.
-        self.note = json.dumps({**note, "id": uuid.uuid4().hex}, sort_keys=True)
+        self.note = json.dumps({**commit_metadata, "id": uuid.uuid4().hex}, sort_keys=True)
         self.session: Any = None
 
     def __enter__(self) -> CommitSession:

@@ -210,7 +210,7 @@ class SparkEngine:
         schema: pa.Schema,
         partition_by: Sequence[str],
         properties: Mapping[str, str],
-        note: Mapping[str, Any],
+        commit_metadata: Mapping[str, Any],
     ) -> None:
         if is_uri(path):  # no group is begun that the session could not write
             buckets.use_table(self.session, path)
@@ -219,15 +219,19 @@ class SparkEngine:
             schema=schema,
             partition_by=partition_by,
             properties=properties,
-            note=note,
+            commit_metadata=commit_metadata,
             durable=self._durable,
         )
 
-    def write(self, path: str, relation: Relation, how: TableWrite) -> int | None:
-        return tables.write(self.session, path, relation, how, durable=self._durable)
+    def write(self, path: str, relation: Relation, write: TableWrite) -> int | None:
+        return tables.write(self.session, path, relation, write, durable=self._durable)
 
-    def delete(self, path: str, predicate: str, *, note: Mapping[str, Any]) -> int | None:
-        return rewrite.delete(self.session, path, predicate, note=note, durable=self._durable)
+    def delete(
+        self, path: str, predicate: str, *, commit_metadata: Mapping[str, Any]
+    ) -> int | None:
+        return rewrite.delete(
+            self.session, path, predicate, commit_metadata=commit_metadata, durable=self._durable
+        )
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
         tables.set_properties(path, properties, durable=self._durable)

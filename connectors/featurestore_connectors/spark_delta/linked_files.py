@@ -37,9 +37,9 @@ _PLAIN_WRITER = 2
 _ASKING = ("delta.", "__")
 
 
-def append(commit: CommitSession, path: str, given: StagedRelation, how: TableWrite) -> bool:
+def append(commit: CommitSession, path: str, given: StagedRelation, write: TableWrite) -> bool:
     """Append staged rows by their files. Return False where Delta's writer has to write them."""
-    if how.mode != "append" or how.add_columns is not None or how.offsets:
+    if write.mode != "append" or write.add_columns is not None or write.offsets:
         return False
     if not given.is_whole or is_uri(path) or is_uri(given.files.folder):
         return False
@@ -50,7 +50,7 @@ def append(commit: CommitSession, path: str, given: StagedRelation, how: TableWr
     if footers is None:
         return False
     with Transaction(commit, path) as transaction:
-        if not transaction.carry(how.transaction):
+        if not transaction.carry(write.transaction):
             return True
         if _types(transaction.columns.fields) != _types(given.native.schema.fields):
             return False  # another writer has just changed the columns

@@ -21,15 +21,15 @@ from featurestore_connectors.spark_delta.transactions import NONE_YET, Transacti
 _FILE = "__fs_file"
 
 
-def append(commit: CommitSession, path: str, rows: Any, how: TableWrite) -> None:
-    """Append rows and move the applications of ``how.offsets``.
+def append(commit: CommitSession, path: str, rows: Any, write: TableWrite) -> None:
+    """Append rows and move the applications of ``write.offsets``.
 
     Raises:
         StreamOvertaken: One has another number by now; nothing was written.
     """
     machine = commit.session._jvm
     with Transaction(commit, path) as transaction:
-        _move(transaction, how)
+        _move(transaction, write)
         transaction.add(rows)
         nothing = transaction.nothing()
         mode = machine.org.apache.spark.sql.SaveMode.Append
@@ -37,9 +37,9 @@ def append(commit: CommitSession, path: str, rows: Any, how: TableWrite) -> None
 
 
 def upsert(
-    commit: CommitSession, path: str, rows: Any, how: TableWrite, deletes: Any | None
+    commit: CommitSession, path: str, rows: Any, write: TableWrite, deletes: Any | None
 ) -> None:
-    """Replace rows by key, remove those of ``deletes``, and move the applications of ``how.offsets``.
+    """Replace rows by key, remove those of ``deletes``, and move the applications of ``write.offsets``.
 
     MERGE cannot carry several transaction numbers, so that the files which hold such keys are
     written again here.
@@ -49,16 +49,16 @@ def upsert(
     """
     from pyspark.sql import functions as sf
 
-    keys = rows.select(*map(column, how.key))
+    keys = rows.select(*map(column, write.key))
     if deletes is not None:
-        keys = keys.unionByName(deletes.select(*map(column, how.key)))
+        keys = keys.unionByName(deletes.select(*map(column, write.key)))
     with Transaction(commit, path) as transaction:
-        _move(transaction, how)
+        _move(transaction, write)
         snapshot = read_snapshot(path, transaction.version)
         transaction.reads_everything()
         delta = commit.session.read.format("delta").option("versionAsOf", snapshot.version)
         old = delta.load(path).withColumn(_FILE, sf.input_file_name())
-        outgoing = old.join(keys, list(how.key), "left_semi").groupBy(_FILE).count()
+        outgoing = old.join(keys, list(write.key), "left_semi").groupBy(_FILE).count()
         touched = dict(map(tuple, outgoing.collect()))
         names = {os.path.basename(unquote(path)) for path in touched}
         chosen = [file for file in snapshot.files if os.path.basename(file.path) in names]
@@ -68,16 +68,16 @@ def upsert(
             transaction.act(removal(file))
         if chosen:
             staying = old.where(sf.col(_FILE).isin(list(touched))).drop(_FILE)
-            staying = staying.join(keys, list(how.key), "left_anti")
+            staying = staying.join(keys, list(write.key), "left_anti")
             rows = rows.unionByName(staying.select(*map(column, rows.columns)))
         transaction.add(rows)
         nothing, none = transaction.nothing(), transaction.sequence()
         transaction.commit("Merge", nothing, nothing, nothing, nothing, none, none, none)
 
 
-def _move(transaction: Transaction, how: TableWrite) -> None:
+def _move(transaction: Transaction, write: TableWrite) -> None:
     """Move the applications of a write; StreamOvertaken where one has another number by now."""
-    for app, (seen, number) in how.offsets.items():
+    for app, (seen, number) in write.offsets.items():
         if transaction.number(app) != (NONE_YET if seen is None else seen):
             raise overtaken(app)
         transaction.move(app, number)

@@ -17,9 +17,9 @@ from featurestore.plugins.engine import Relation
 from featurestore.plugins.format import WrittenFile, WrittenShard
 from featurestore.plugins.records import (
     NullMark,
-    RecordPlace,
     RecordPlan,
     RecordShard,
+    RecordSlot,
     RecordTail,
     RecordTask,
     ValueLengths,
@@ -65,7 +65,7 @@ def _described(schema: pa.Schema, task: RecordTask) -> dict[str, Any]:
         "shard": task.shard,
         "hash": task.hash,
         "columns": columns,
-        "most_labels": task.most_labels,
+        "most_labels": task.max_labels,
         "index_suffix": task.plan.index_suffix,
         "records": _records(task.plan),
     }
@@ -73,7 +73,7 @@ def _described(schema: pa.Schema, task: RecordTask) -> dict[str, Any]:
 
 def _records(plan: RecordPlan) -> dict[str, Any]:
     places, tails = [], []
-    for place in plan.places:
+    for place in plan.slots:
         places.append(
             {
                 **_column(place),
@@ -95,7 +95,7 @@ def _records(plan: RecordPlan) -> dict[str, Any]:
     }
 
 
-def _column(part: RecordPlace | RecordTail) -> dict[str, Any]:
+def _column(part: RecordSlot | RecordTail) -> dict[str, Any]:
     mark = part.null_mark or NullMark(0, 0)
     return {
         "name": part.column,
@@ -108,7 +108,7 @@ def _column(part: RecordPlace | RecordTail) -> dict[str, Any]:
 def _lengths(lengths: ValueLengths | None) -> dict[str, Any]:
     if lengths is None:
         return {}
-    return {"lengths": lengths.places, "length_width": lengths.width}
+    return {"lengths": lengths.positions, "length_width": lengths.width}
 
 
 def _text(data: bytes) -> str:

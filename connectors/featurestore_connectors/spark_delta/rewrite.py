@@ -23,15 +23,15 @@ from featurestore_connectors.spark_delta.transactions import Transaction
 from featurestore_connectors.spark_delta.types import spark_schema
 
 
-def upsert(commit: CommitSession, path: str, rows: Any, how: TableWrite, *, grows: bool) -> None:
+def upsert(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, grows: bool) -> None:
     """Merge rows by key; null keys match nothing."""
     from delta.tables import DeltaTable
 
-    if how.transaction is not None:
-        app, number = how.transaction
+    if write.transaction is not None:
+        app, number = write.transaction
         commit.set("spark.databricks.delta.write.txnAppId", app)
         commit.set("spark.databricks.delta.write.txnVersion", str(number))
-    same = " AND ".join(f"old.{quote(name)} = new.{quote(name)}" for name in how.key)
+    same = " AND ".join(f"old.{quote(name)} = new.{quote(name)}" for name in write.key)
     merge = DeltaTable.forPath(commit.session, path).alias("old").merge(rows.alias("new"), same)
     if grows:
         merge = merge.withSchemaEvolution()
@@ -42,7 +42,12 @@ def upsert(commit: CommitSession, path: str, rows: Any, how: TableWrite, *, grow
 
 
 def delete(
-    session: Any, path: str, predicate: str, *, note: Mapping[str, Any], durable: bool = True
+    session: Any,
+    path: str,
+    predicate: str,
+    *,
+    commit_metadata: Mapping[str, Any],
+    durable: bool = True,
 ) -> int | None:
     """Delete the rows for which the predicate is true.
 
@@ -61,7 +66,7 @@ def delete(
                 f"The predicate {predicate!r} cannot be used: {first_line(error)}"
             ) from error
 
-    with CommitSession(session, path, note, durable=durable) as commit:
+    with CommitSession(session, path, commit_metadata, durable=durable) as commit:
         return commit.run(once)
 
 

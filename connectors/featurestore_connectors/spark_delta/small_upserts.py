@@ -33,7 +33,7 @@ COPIED, SOURCE = "numTargetRowsCopied", "operationNumSourceRows"
 
 
 def upsert(
-    commit: CommitSession, path: str, given: HeldRelation, rows: Any, how: TableWrite
+    commit: CommitSession, path: str, given: HeldRelation, rows: Any, write: TableWrite
 ) -> bool:
     """Replace the rows whose key occurs among the given ones, and append these.
 
@@ -41,13 +41,13 @@ def upsert(
     nothing was written then.
     """
     if (
-        not repeated_keys.can_compare(given.schema, how.key)
-        or held.duplicates(given, how.key, limit=1)[0]
+        not repeated_keys.can_compare(given.schema, write.key)
+        or held.duplicates(given, write.key, limit=1)[0]
     ):
         return False
     with Transaction(commit, path) as transaction:
         snapshot = read_snapshot(path, transaction.version)
-        keys = given.stored().select(list(how.key))
+        keys = given.stored().select(list(write.key))
         candidates = _candidates(snapshot, keys)
         if not scan.is_plain(snapshot) or sum(file.bytes for file in candidates) > _MOST_BYTES:
             return False
@@ -55,12 +55,12 @@ def upsert(
         touched, copied = _touched(candidates, keys)
         # As MERGE does: whoever adds rows meanwhile may add some of these keys.
         transaction.reads_everything()
-        if not transaction.carry(how.transaction):
+        if not transaction.carry(write.transaction):
             return True
         for file in touched:
             transaction.act(removal(file))
         old = scan.plain_frame(commit.session, snapshot, touched)
-        transaction.add(_merged(old, rows, how.key))
+        transaction.add(_merged(old, rows, write.key))
         transaction.measure({COPIED: copied, SOURCE: keys.num_rows})
         nothing, none = transaction.nothing(), transaction.sequence()
         transaction.commit("Merge", nothing, nothing, nothing, nothing, none, none, none)

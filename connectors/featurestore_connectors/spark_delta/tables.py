@@ -49,7 +49,7 @@ def create_table(
     schema: pa.Schema,
     partition_by: Sequence[str],
     properties: Mapping[str, str],
-    note: Mapping[str, Any],
+    commit_metadata: Mapping[str, Any],
     durable: bool = True,
 ) -> None:
     """Create an empty table (commit 0) with its properties.
@@ -60,7 +60,9 @@ def create_table(
     """
     if is_delta_table(path):
         raise FileExistsError(path)
-    commit = _commit_zero(schema, partition_by=partition_by, properties=properties, note=note)
+    commit = _commit_zero(
+        schema, partition_by=partition_by, properties=properties, commit_metadata=commit_metadata
+    )
     target = commit_path(path, 0)
     try:
         make_directory(os.path.dirname(target), durable=durable)
@@ -81,15 +83,15 @@ def create_table(
 
 
 def write(
-    session: Any, path: str, given: Relation, how: TableWrite, *, durable: bool = True
+    session: Any, path: str, given: Relation, write: TableWrite, *, durable: bool = True
 ) -> int | None:
     """Write one commit; return its Delta version, None when the transaction was a repeat."""
-    if is_repeat(path, how.transaction):
+    if is_repeat(path, write.transaction):
         return None
-    with CommitSession(session, path, how.note, durable=durable) as commit:
+    with CommitSession(session, path, write.commit_metadata, durable=durable) as commit:
         # A write of no rows is a commit, too.
         commit.set("spark.databricks.delta.skipRecordingEmptyCommits", "false")
-        return commit.run(lambda: _write_once(commit, path, given, how))
+        return commit.run(lambda: _write_once(commit, path, given, write))
 
 
 def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = True) -> None:
@@ -110,50 +112,50 @@ def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = 
     raise kept_losing(path)
 
 
-def _write_once(commit: CommitSession, path: str, given: Relation, how: TableWrite) -> None:
+def _write_once(commit: CommitSession, path: str, given: Relation, write: TableWrite) -> None:
     """Write by Delta's writers, or by what takes less and does the same."""
     from pyspark.sql.types import StructType
 
-    if isinstance(given, StagedRelation) and linked_files.append(commit, path, given, how):
+    if isinstance(given, StagedRelation) and linked_files.append(commit, path, given, write):
         return
     table = commit.session.read.format("delta").load(path)
-    held = _with_columns(StructType(list(table.schema.fields)), how.add_columns)
+    held = _with_columns(StructType(list(table.schema.fields)), write.add_columns)
     _check_columns(given, held.names)
     grows = len(held) > len(table.schema)
     rows = cast_to(commit.adopt(given.native), held)
-    if how.mode == "upsert":
-        _upsert_once(commit, path, given, rows, how, grows=grows)
-    elif how.offsets:
+    if write.mode == "upsert":
+        _upsert_once(commit, path, given, rows, write, grows=grows)
+    elif write.offsets:
         if grows:  # the columns first: readers take them as null
             _save(commit, path, rows.limit(0), TableWrite(mode="append"), grows=True)
-        offsets.append(commit, path, rows, how)
+        offsets.append(commit, path, rows, write)
     else:
-        _save(commit, path, rows, how, grows=grows)
+        _save(commit, path, rows, write, grows=grows)
 
 
 def _upsert_once(
-    commit: CommitSession, path: str, given: Relation, rows: Any, how: TableWrite, *, grows: bool
+    commit: CommitSession, path: str, given: Relation, rows: Any, write: TableWrite, *, grows: bool
 ) -> None:
     """Replace rows by key: by MERGE, unless that cannot carry it or takes longer."""
     from pyspark.sql.types import StructType
 
-    if how.offsets or how.deletes is not None:
+    if write.offsets or write.deletes is not None:
         if grows:  # the columns first: readers take them as null
             _save(commit, path, rows.limit(0), TableWrite(mode="append"), grows=True)
         deletes = None
-        if how.deletes is not None:
-            keys = StructType([rows.schema[name] for name in how.key])
-            deletes = cast_to(commit.adopt(how.deletes.native), keys)
-        offsets.upsert(commit, path, rows, how, deletes)
+        if write.deletes is not None:
+            keys = StructType([rows.schema[name] for name in write.key])
+            deletes = cast_to(commit.adopt(write.deletes.native), keys)
+        offsets.upsert(commit, path, rows, write, deletes)
         return
     if isinstance(given, HeldRelation | StagedRelation):
         # Each reading gives the same rows, so Delta need not copy them before it reads twice.
         commit.set("spark.databricks.delta.merge.materializeSource", "none")
     done = False
     if isinstance(given, HeldRelation) and not grows:
-        done = small_upserts.upsert(commit, path, given, rows, how)
+        done = small_upserts.upsert(commit, path, given, rows, write)
     if not done:
-        rewrite.upsert(commit, path, rows, how, grows=grows)
+        rewrite.upsert(commit, path, rows, write, grows=grows)
 
 
 def _with_columns(held: Any, added: pa.Schema | None) -> Any:
@@ -165,18 +167,18 @@ def _with_columns(held: Any, added: pa.Schema | None) -> Any:
     return held
 
 
-def _save(commit: CommitSession, path: str, rows: Any, how: TableWrite, *, grows: bool) -> None:
+def _save(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, grows: bool) -> None:
     """Append, overwrite the table, or overwrite a range of it."""
     options = {"userMetadata": commit.note, "partitionOverwriteMode": "static"}
     if grows:
         options["mergeSchema"] = "true"
-    if how.replace is not None:
-        options["replaceWhere"] = sqltext.range_condition(how.replace)
-    if how.transaction is not None:
-        app, number = how.transaction
+    if write.replace is not None:
+        options["replaceWhere"] = sqltext.range_condition(write.replace)
+    if write.transaction is not None:
+        app, number = write.transaction
         options |= {"txnAppId": app, "txnVersion": str(number)}
     writer = rows.write.format("delta").options(**options)
-    writer.mode("append" if how.mode == "append" else "overwrite").save(path)
+    writer.mode("append" if write.mode == "append" else "overwrite").save(path)
 
 
 def _check_columns(given: Relation, known: Sequence[str]) -> None:
@@ -195,7 +197,7 @@ def _commit_zero(
     *,
     partition_by: Sequence[str],
     properties: Mapping[str, str],
-    note: Mapping[str, Any],
+    commit_metadata: Mapping[str, Any],
 ) -> bytes:
     """Return the commit that delta-rs writes.
 
@@ -203,7 +205,7 @@ def _commit_zero(
     """
     from deltalake import CommitProperties, DeltaTable
 
-    text = json.dumps({"operation": "create", **note}, sort_keys=True)
+    text = json.dumps({"operation": "create", **commit_metadata}, sort_keys=True)
     with TemporaryDirectory(prefix="featurestore-create-") as folder:
         DeltaTable.create(
             folder,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow.types as pat
 
-from featurestore.plugins.records import NullMark, RecordPlace, RecordPlan, RecordTail, ValueLengths
+from featurestore.plugins.records import NullMark, RecordPlan, RecordSlot, RecordTail, ValueLengths
 from featurestore_connectors.tfrecord import wire
 from featurestore_connectors.tfrecord.layout import RecordLayout, Tail
 from featurestore_connectors.tfrecord.template import NullByte, OpenEntry, Slot
@@ -27,11 +27,11 @@ def record_plan(layout: RecordLayout) -> RecordPlan | None:
     )
 
 
-def _record_place(slot: Slot) -> RecordPlace:
+def _record_place(slot: Slot) -> RecordSlot:
     lengths = None
     if slot.entry is not None:
         lengths = _lengths(slot.entry, start=slot.entry_offset)
-    return RecordPlace(
+    return RecordSlot(
         slot.field.column.name,
         slot.offset,
         slot.field.width,

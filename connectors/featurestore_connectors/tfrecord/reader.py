@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from featurestore.errors import DatasetDamaged
 from featurestore.plugins.format import Plane
-from featurestore.plugins.plain import selected
+from featurestore.plugins.plain import select_fields
 from featurestore.storage import files
 from featurestore_connectors.tfrecord import fixed, regions
 from featurestore_connectors.tfrecord.layout import RecordLayout
@@ -61,7 +61,7 @@ class FixedShard:
             raise ValueError("the shard is closed")
         records = self._records[start:stop]
         arrays = fixed.read_arrays(records, [self._layout.template.slot(name) for name in columns])
-        schema = selected(self._layout.schema, columns)
+        schema = select_fields(self._layout.schema, columns)
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class VariableShard:
                 f"cannot be decoded: {error}.",
                 hint="featurestore td verify lists the damage",
             ) from error
-        schema = selected(self._layout.schema, columns)
+        schema = select_fields(self._layout.schema, columns)
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def close(self) -> None:

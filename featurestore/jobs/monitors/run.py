@@ -59,7 +59,7 @@ def _observe(session: Session, attempt: Attempt, recording: StartedRun) -> RunOu
     reports = observed.reports
     work = observers.current()
     if work is not None:
-        work.found = reports[-1]
+        work.monitor_report = reports[-1]
 
     def record(connection: Connection) -> None:
         monitors.record(connection, reports, run_id=recording.run.run_id)

@@ -65,7 +65,7 @@ def write_records(
         hash=HASH,
         columns=request.columns,
         labels=request.labels,
-        most_labels=MAX_LABEL_VALUES + 1,  # one of them may be null
+        max_labels=MAX_LABEL_VALUES + 1,  # one of them may be null
     )
     return {shard.number: _summary(shard) for shard in engine.write_records(assigned, task)}
 

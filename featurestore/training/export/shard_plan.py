@@ -200,7 +200,7 @@ def _counts(
 def _profiled(request: ExportRequest) -> tuple[str, ...]:
     """Return the columns whose values the layout depends on, or whose lengths are checked."""
     if isinstance(request.format, NarrowProfile):
-        wanted = {*request.format.profiled(request.schema), *request.max_lengths}
+        wanted = {*request.format.columns_to_profile(request.schema), *request.max_lengths}
         return tuple(name for name in request.columns if name in wanted)
     return request.columns
 

@@ -69,7 +69,7 @@ class ParquetFormat(PlainFormat):
                 hint="convert or leave out these columns",
             )
 
-    def profiled(self, schema: pa.Schema) -> Sequence[str]:
+    def columns_to_profile(self, schema: pa.Schema) -> Sequence[str]:
         """Return the columns whose lengths decide how many bytes a row has.
 
         Nothing else of a layout needs values.

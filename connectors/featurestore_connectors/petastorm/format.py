@@ -83,7 +83,7 @@ class PetastormFormat(PlainFormat):
         find_format("parquet").check(stored_schema(schema), compression=compression)
         petastorm()
 
-    def profiled(self, schema: pa.Schema) -> Sequence[str]:
+    def columns_to_profile(self, schema: pa.Schema) -> Sequence[str]:
         """Return the columns whose lengths determine the bytes of a row, as for Parquet."""
         return variable_length_columns(schema)
 

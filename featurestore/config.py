@@ -42,13 +42,13 @@ def resolve(
     A relative location in featurestore.toml is relative to that file.
     """
     file = _read_file()
-    place = (
+    store_location = (
         location
         if location is not None
         else os.environ.get("FEATURESTORE_LOCATION") or file.get("location")
     )
     return Config(
-        location=os.fspath(place) if place is not None else DEFAULT_LOCATION,
+        location=os.fspath(store_location) if store_location is not None else DEFAULT_LOCATION,
         engine=engine
         or os.environ.get("FEATURESTORE_ENGINE")
         or file.get("engine")
@@ -70,7 +70,7 @@ def check_remote(location: str, settings: Config) -> None:
     """
     if settings.registry is None:
         raise ConfigurationError(
-            f"The store at {location} needs registry=: a database cannot lie there.",
+            f"The store at {location} needs registry=: a database cannot be stored there.",
             hint=f"connect({location!r}, registry='postgresql://user@host/database'), or "
             "registry='sqlite:////path/to/cache.db' for a cache on this machine",
         )
@@ -83,8 +83,8 @@ def check_remote(location: str, settings: Config) -> None:
 
 
 def _read_file() -> Mapping[str, Any]:
-    here = Path.cwd()
-    for directory in (here, *here.parents):
+    folder = Path.cwd()
+    for directory in (folder, *folder.parents):
         path = directory / CONFIG_FILE
         if path.is_file():
             return _parse(path)

@@ -1,4 +1,4 @@
-"""Every exception of the feature store: what was asked, what exists, and a hint."""
+"""The exceptions of the feature store: each has a message and a hint."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class FeatureStoreError(Exception):
     """Base of every error that the feature store raises on purpose.
 
     Args:
-        message: What was asked and what exists, in one or more sentences.
+        message: The failed request and the available alternatives, in one or more sentences.
         hint: The thing to type or do next; shown after ``Hint:``.
-        command: What the command line says instead of a hint in Python.
+        command: The hint of the command line, in place of the one for Python.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class InvalidArgument(FeatureStoreError, ValueError):
 
 
 class OutOfRange(InvalidArgument):
-    """A time, duration or whole number lies outside of what the store holds."""
+    """A time, duration or integer is outside of the supported range."""
 
 
 class LimitExceeded(InvalidArgument):
-    """An argument is longer, or asks for more, than a bound that the message names."""
+    """An argument or request exceeds a limit that the message names."""
 
 
 class UnknownArgument(FeatureStoreError, TypeError):
@@ -63,7 +63,7 @@ class UnsupportedDataframe(FeatureStoreError, TypeError):
 
 
 class UnsupportedType(FeatureStoreError, TypeError):
-    """Columns have types that cannot be stored or exported; all of them are listed."""
+    """Columns have types that cannot be stored or exported; lists all of these columns."""
 
 
 class UnsupportedLocation(FeatureStoreError, ValueError):
@@ -113,7 +113,7 @@ class PublicationWarning(UserWarning):
 
 
 class DataWarning(UserWarning):
-    """Rows were taken as they are, and something about them should be looked at."""
+    """Rows were accepted, but look suspicious."""
 
 
 class TableDamaged(StorageError):
@@ -144,7 +144,7 @@ class DefinitionMismatch(FeatureStoreError, ValueError):
 
 
 class SchemaMismatch(FeatureStoreError, ValueError):
-    """Columns of a write do not match the group's; all of them are listed."""
+    """Columns of a write do not match the group's; lists all of these columns."""
 
 
 class KeyRequired(FeatureStoreError, ValueError):
@@ -156,15 +156,15 @@ class WriteConflict(FeatureStoreError, RuntimeError):
 
 
 class NotIterable(FeatureStoreError, TypeError):
-    """A reader was handed over where its batches are meant."""
+    """A reader was passed where its batches are expected."""
 
 
 class VersionNotFound(FeatureStoreError, LookupError):
-    """No Delta version at or before the moment that was asked for."""
+    """No Delta version at or before the requested time."""
 
 
 class VersionVacuumed(VersionNotFound):
-    """The data files of a Delta version were removed by a vacuum; says which can be read."""
+    """The data files of a Delta version were removed by a vacuum; lists the readable versions."""
 
 
 class PinnedByTrainingDataset(FeatureStoreError, RuntimeError):
@@ -191,7 +191,7 @@ class NoJoinKey(FeatureStoreError, ValueError):
 
 
 class LabelTimeRequired(FeatureStoreError, ValueError):
-    """The time column of the labels is missing or cannot be told."""
+    """The time column of the labels is missing or ambiguous."""
 
 
 # --- validation -----------------------------------------------------------------------
@@ -245,7 +245,7 @@ class FeatureViewDamaged(FeatureStoreError, RuntimeError):
 
 
 class FeatureViewBroken(FeatureStoreError, RuntimeError):
-    """A group no longer has what a feature view reads of it; all of it is listed."""
+    """A group no longer has features that a feature view reads; lists all of them."""
 
 
 class UsedByFeatureView(FeatureStoreError, RuntimeError):
@@ -339,7 +339,7 @@ class InvalidJob(FeatureStoreError, ValueError):
 
 
 class RowsOutsideWindow(FeatureStoreError, ValueError):
-    """A job returned rows whose event time lies outside its window."""
+    """A job returned rows with event times outside of its window."""
 
 
 class JobLeased(FeatureStoreError, RuntimeError):
@@ -374,7 +374,7 @@ class InvalidTrainFunction(FeatureStoreError, TypeError):
 
 
 class InvalidMetric(FeatureStoreError, ValueError):
-    """A reported metric is no finite number, or the one that counts was never reported."""
+    """A reported metric is not a finite number, or the objective was never reported."""
 
 
 class MlflowError(FeatureStoreError, RuntimeError):
@@ -394,7 +394,7 @@ class ModelDamaged(FeatureStoreError, RuntimeError):
 
 
 class UntrustedModel(FeatureStoreError, PermissionError):
-    """Loading the model runs code that its files hold, which nobody has allowed."""
+    """Loading the model runs code from its files, which needs permission."""
 
 
 class UsedByModel(FeatureStoreError, RuntimeError):
@@ -414,7 +414,7 @@ class TokenNotFound(FeatureStoreError, LookupError):
 
 
 class QueryEnded(FeatureStoreError, TimeoutError):
-    """A query was ended: it took too long, or nobody waits for it any more."""
+    """A query was stopped: it exceeded its time limit, or the client disconnected."""
 
 
 class ServerUnavailable(FeatureStoreError, ConnectionError):
@@ -426,11 +426,11 @@ class UnsupportedRemotely(FeatureStoreError, NotImplementedError):
 
 
 class NotSignedIn(FeatureStoreError, PermissionError):
-    """The server wants to know who asks: nobody, or somebody it does not know, did."""
+    """The server requires authentication: the token is missing or unknown."""
 
 
 class NotAllowed(FeatureStoreError, PermissionError):
-    """Who asks may not do that."""
+    """The user does not have the permission for the request."""
 
 
 class TooManyAttempts(NotSignedIn):
@@ -465,35 +465,35 @@ def listing(names: Iterable[object], *, limit: int = 10) -> str:
 
 
 def did_you_mean(
-    given: object, known: Iterable[str], *, write: str = "{}", most: int = 3
+    unknown_name: object, known_names: Iterable[str], *, write: str = "{}", most: int = 3
 ) -> str | None:
-    """Return the hint for a name that is mistyped, None where nothing known is near it.
+    """Return the hint for a mistyped name; None without a similar known name.
 
     Args:
-        given: What was written.
-        known: What there is.
-        write: What to paste, with ``{}`` for the name.
-        most: How many names are offered, three at most.
+        unknown_name: The mistyped name.
+        known_names: The valid names.
+        write: The text of the hint, with ``{}`` for the name.
+        most: The maximum number of suggestions, at most three.
 
     >>> did_you_mean("Parket", ["parquet", "csv"], write="data_format={!r}")
     "did you mean data_format='parquet'?"
     """
-    near = names_near(given, known)[:most]
+    near = names_near(unknown_name, known_names)[:most]
     if not near:
         return None
     return meaning([write.format(name) for name in near])
 
 
-def names_near(given: object, known: Iterable[str]) -> list[str]:
-    """Return at most three of the known names that may be meant, the nearest first.
+def names_near(unknown_name: object, known_names: Iterable[str]) -> list[str]:
+    """Return at most three similar known names, the nearest first.
 
     >>> names_near("temprature", ["temp", "temperature", "id"])
     ['temperature']
     """
     folded: dict[str, str] = {}
-    for name in known:
+    for name in known_names:
         folded.setdefault(name.lower(), name)
-    text = str(given).lower()
+    text = str(unknown_name).lower()
     if text in folded:
         return [folded[text]]
     near = difflib.get_close_matches(text, list(folded), n=3, cutoff=0.6)
@@ -502,13 +502,13 @@ def names_near(given: object, known: Iterable[str]) -> list[str]:
     return [folded[name] for name in near]
 
 
-def meaning(written: Iterable[str]) -> str:
+def meaning(suggestions: Iterable[str]) -> str:
     """Return the question that offers what may be meant.
 
     >>> meaning(["'csv'", "'parquet'"])
     "did you mean 'csv' or 'parquet'?"
     """
-    return f"did you mean {' or '.join(written)}?"
+    return f"did you mean {' or '.join(suggestions)}?"
 
 
 def missing_extra(library: str, extra: str) -> MissingExtra:

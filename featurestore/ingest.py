@@ -11,8 +11,8 @@ columns;
 * 2-D arrays and rows without names have the columns ``col_0``, ``col_1``, ...; arrays with more
 axes are one column ``col_0``;
 * cells that are arrays, and lists of numbers of one length, become fixed-size lists with a shape;
-lists stay of any length where lengths differ, and where the frame's own type says so (Arrow's and
-polars' lists, DuckDB's ``T[]``). Of an iterator the first part decides.
+lists keep any length if lengths differ, or if the frame's own type is of any length (Arrow's and
+polars' lists, DuckDB's ``T[]``). The first frame of an iterator decides.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def to_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
     Raises:
         UnsupportedDataframe: Not a dataframe.
         UnsupportedType: Lists every column that cannot be stored.
-        InvalidName: Lists every column whose name is no feature name.
+        InvalidName: Lists every column whose name is not a feature name.
     """
     adopted = _adopted(df, engine, like)
     if adopted is not None:
@@ -109,8 +109,8 @@ def as_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
 
     Arguments as in ``to_relation``.
 
-    What the engine parks of a stream is removed at the end, so nothing that is read later may be
-    made of it. A stream ends with LimitExceeded at a cell that is longer than the bound.
+    Spooled rows of a stream are removed at the end, so lazy results must not outlive the context. A
+    stream raises LimitExceeded at a cell that is longer than the bound.
     """
     adopted = _adopted(df, engine, like)
     if adopted is not None:
@@ -132,8 +132,8 @@ def as_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
 def may_be_native(df: object) -> bool:
     """Return whether an engine may read the rows itself, without the checks of this module.
 
-    Neither is a lazy frame asked for its relation, which may open what it reads, nor does an engine
-    adopt the rows for it, which warns of naive times.
+    The relation of a lazy frame is not used, since this may open its sources, and the engine does
+    not adopt the rows, since this warns of naive times.
     """
     is_checked = library_of(df) in _CHECKED_LIBRARIES or isinstance(df, Iterator)
     return hasattr(type(df), "relation") or not is_checked
@@ -165,8 +165,8 @@ def _adopted(df: object, engine: Engine, like: pa.Schema | None) -> Relation | N
 def adopt_native(df: object, *, engine: Engine, like: pa.Schema | None = None) -> Relation | None:
     """Return a native frame of the engine as a relation, None for any other.
 
-    Arguments as in ``to_relation``. Spark's types do not say how long arrays are: a job looks at
-    the lengths of those that ``like`` does not have.
+    Arguments as in ``to_relation``. Spark's types have no array lengths: a job determines the
+    lengths of columns that are not in ``like``.
     """
     adopted = engine.adopt(df)
     if adopted is None:
@@ -185,8 +185,8 @@ def refuse_encoded_arrays(
 ) -> Relation:
     """Return the rows of a frame of the store; reading them refuses arrays encoded as bytes.
 
-    Bytes of groups were looked at when they were written, and columns that ``like`` has are meant
-    to be bytes: those that come from a source are neither.
+    Bytes of groups were checked at their write, and columns of ``like`` are bytes on purpose;
+    neither holds for columns from a source.
     """
     names = binary_columns(_new_fields(relation.schema, like))
     if not names or getattr(df, "reads", None) is None or getattr(df, "plan", None) is not None:
@@ -198,22 +198,22 @@ def refuse_encoded_arrays(
     return engine.map_batches(relation, check, schema=relation.schema)
 
 
-def _new_fields(given: pa.Schema, like: pa.Schema | None) -> pa.Schema:
-    """Return the columns about which ``like`` says nothing."""
+def _new_fields(schema: pa.Schema, like: pa.Schema | None) -> pa.Schema:
+    """Return the columns that are not in ``like``."""
     if like is None:
-        return given
-    return pa.schema([field for field in given if field.name not in like.names])
+        return schema
+    return pa.schema([field for field in schema if field.name not in like.names])
 
 
-def _in_shapes_of(like: pa.Schema | None, given: pa.Schema) -> pa.Schema:
-    """Return a schema with the shapes of ``like`` where its types do not say how long lists are."""
+def _in_shapes_of(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
+    """Return a schema with the list shapes of ``like`` for types without a length."""
     fields = []
-    for field in given:
+    for field in schema:
         index = -1 if like is None else like.get_field_index(field.name)
         if like is not None and index >= 0 and is_list_of_numbers(field.type):
-            wanted = like.field(index).type
-            if can_fit(field.type, wanted):
-                field = field.with_type(wanted)
+            expected_type = like.field(index).type
+            if can_fit(field.type, expected_type):
+                field = field.with_type(expected_type)
         fields.append(field)
     return pa.schema(fields)
 
@@ -292,9 +292,9 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
 def _without_encoded_arrays(
     reader: pa.RecordBatchReader, like: pa.Schema | None, *, language: str
 ) -> pa.RecordBatchReader:
-    """Return a stream of the same rows, the first of which are looked at now.
+    """Return a stream of the same rows, after a check of the first ones.
 
-    Columns of bytes that ``like`` has are meant to be bytes.
+    Columns of bytes in ``like`` are bytes on purpose.
     """
     check = EncodedArrayCheck(binary_columns(_new_fields(reader.schema, like)), language=language)
     first = next(iter(reader), None) if check.pending_columns else None
@@ -312,7 +312,7 @@ def _without_encoded_arrays(
 def _untyped_where_empty(df: Any, like: pa.Schema | None) -> Any:
     """Return a pandas frame whose columns without any value have no type.
 
-    pandas gives them that of floats, whatever the group has.
+    pandas types them as floats, independent of the group.
     """
     if like is None or library_of(df) != "pandas" or not hasattr(df, "columns"):
         return df
@@ -339,9 +339,9 @@ def known_rows(df: object) -> int | None:
 
 @dataclass
 class Chunks:
-    """An iterator of dataframes whose first one was looked at."""
+    """An iterator of dataframes, with its first one read."""
 
-    parts: Iterator[object]
+    frames: Iterator[object]
     language: str
 
     def __iter__(self) -> Iterator[object]:
@@ -350,7 +350,7 @@ class Chunks:
 
     def __next__(self) -> object:
         """Return the next dataframe."""
-        return next(self.parts)
+        return next(self.frames)
 
 
 def with_language(df: object) -> tuple[object, str]:
@@ -383,18 +383,18 @@ def _warn_of_date_texts(df: Any) -> None:
     """Warn of columns of a pandas frame whose first texts are all dates or times."""
     if not hasattr(df, "columns") or not hasattr(df, "iloc"):
         return
-    found = []
+    date_columns = []
     for name in df.columns:
         if str(df[name].dtype) in ("object", "string", "str"):
             texts = df[name].iloc[:_PEEK_ROWS].dropna().tolist()
             if texts and all(map(_is_date_text, texts)):
-                found.append(name)
-    if found:
+                date_columns.append(name)
+    if date_columns:
         listed = "; ".join(
-            f"df[{name!r}] = pd.to_datetime(df[{name!r}], utc=True)" for name in found
+            f"df[{name!r}] = pd.to_datetime(df[{name!r}], utc=True)" for name in date_columns
         )
         warn_caller(
-            f"columns of texts that are dates stay texts: {', '.join(map(repr, found))}; {listed}",
+            f"columns of texts that are dates stay texts: {', '.join(map(repr, date_columns))}; {listed}",
             DataWarning,
         )
 
@@ -550,10 +550,10 @@ def _from_capsule(df: Any) -> pa.RecordBatchReader:
         ) from error
 
 
-def _from_iterator(parts: Iterator[Any]) -> pa.RecordBatchReader:
-    first = next(parts, None)
+def _from_iterator(chunks: Iterator[Any]) -> pa.RecordBatchReader:
+    first = next(chunks, None)
     if first is None:
-        raise UnsupportedDataframe("The iterator gave nothing, so there are no columns.")
+        raise UnsupportedDataframe("The iterator is empty, so there are no columns.")
     is_row = isinstance(first, list | tuple) and not hasattr(first, "__arrow_c_array__")
     if is_row or isinstance(first, Mapping):
         raise UnsupportedDataframe(
@@ -561,12 +561,12 @@ def _from_iterator(parts: Iterator[Any]) -> pa.RecordBatchReader:
             "record batches is.",
             hint="hand over all rows at once: list(rows)",
         )
-    opened = open_stream(first)
-    schema, language = opened.schema, language_of(first)
+    readers = open_stream(first)
+    schema, language = readers.schema, language_of(first)
 
     def batches() -> Iterator[pa.RecordBatch]:
         row = 0
-        for part in itertools.chain([opened], parts):
+        for part in itertools.chain([readers], chunks):
             for batch in open_stream(part):
                 if batch.schema != schema:
                     batch = _like_first(batch, schema, row, language=language)
@@ -603,29 +603,29 @@ def _fitted(column: pa.Array, field: pa.Field, *, language: str) -> pa.Array:
     """Return a column of a later part with the type of the first, if each value has an equal."""
     if pat.is_null(column.type):
         return pa.nulls(len(column), field.type)
-    given, wanted = feature_schema(
+    column_type, target_type = feature_schema(
         pa.schema([(field.name, column.type), ("wanted", field.type)]), language=language
     ).types
-    if given == wanted:
+    if column_type == target_type:
         return convert_array(column, field.type, name=field.name, language=language)
-    column = convert_array(column, given, name=field.name, language=language)
-    problem = f"'{field.name}' is {describe(given)} where the rows before have {describe(wanted)}"
-    if not can_fit(given, wanted):
-        line = cast_line(language, field.name, given, wanted)
+    column = convert_array(column, column_type, name=field.name, language=language)
+    problem = f"'{field.name}' is {describe(column_type)} where the rows before have {describe(target_type)}"
+    if not can_fit(column_type, target_type):
+        line = cast_line(language, field.name, column_type, target_type)
         raise SchemaMismatch(f"{problem}.", hint=line or "cast the column")
     try:
-        return convert_array(cast_exactly(column, wanted), field.type, name=field.name)
+        return convert_array(cast_exactly(column, target_type), field.type, name=field.name)
     except Misfit as misfit:
-        line = cast_line(language, field.name, given, wanted)
+        line = cast_line(language, field.name, column_type, target_type)
         raise SchemaMismatch(
             f"{problem}, and {misfit}.", hint=line or "cast the column"
         ) from misfit
 
 
 def _refuse_other_shape(column: pa.Array, field: pa.Field, rows_before: int) -> None:
-    other = first_shape_mismatch(column, field.type)
-    if other is not None:
-        row, shape = other
+    frame_schema = first_shape_mismatch(column, field.type)
+    if frame_schema is not None:
+        row, shape = frame_schema
         raise UnsupportedType(
             f"The arrays of column {field.name!r} differ in shape: those of the first part "
             f"have {shape_of(field.type)}, row {rows_before + row} has {shape}.",
@@ -679,10 +679,10 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0].rstrip(".")
 
 
-def _target(given: pa.Schema, like: pa.Schema | None, *, language: str) -> pa.Schema:
+def _target(schema: pa.Schema, like: pa.Schema | None, *, language: str) -> pa.Schema:
     """Return feature types for given types, those of ``like`` where the values surely fit."""
-    check_nesting(given)
-    features = feature_schema(given, language=language)
+    check_nesting(schema)
+    features = feature_schema(schema, language=language)
     if like is None:
         return features
     fields = []

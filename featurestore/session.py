@@ -1,4 +1,4 @@
-"""What every handle holds: location, engine and registry of one connection, frozen."""
+"""The session of a connection, which every handle refers to: location, engine and registry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Session:
 
     @property
     def paths(self) -> StorePaths:
-        """Where things lie."""
+        """The paths of the store."""
         return StorePaths(self.location)
 
     def featuregroup_path(self, name: str, version: int) -> str:

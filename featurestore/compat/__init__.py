@@ -1,1 +1,1 @@
-"""Other stores' calls, said in terms of this one's public interface."""
+"""Adapters for the interfaces of other feature stores."""

@@ -1,7 +1,7 @@
 """The calls of ``hops.featurestore`` of 2019, in terms of this store's public interface.
 
 ``from featurestore.compat import hops as featurestore`` lets notebooks of that time run: argument
-names, version 1 where none is said, ``group_1`` for a group and its version, inner joins, Spark
+names, version 1 by default, ``group_1`` for a group and its version, inner joins, Spark
 dataframes from the Spark engine (frames from the embedded one, which ``show`` alike). What has no
 meaning here answers with a sentence. ``docs/coming-from/hopsworks.md`` lists it.
 """
@@ -36,7 +36,7 @@ _INSTEAD = {
     "disable_featuregroup_online": "there is no online store",
     "get_online_featurestore_connector": "there is no online store",
 }
-# Modules beside ``hops.featurestore``, and what does their work here.
+# The other modules of ``hops``, and their replacements here.
 _MODULES = {
     "experiment": "experiments.launch(train, dataset=...) runs a function, experiments.search(...) "
     "many: from featurestore import experiments",
@@ -52,7 +52,7 @@ _MODULES = {
 
 
 class _Module:
-    """Stands for a module of ``hops``: each call of it answers what does its work here."""
+    """A placeholder for a module of ``hops``: each call raises an error with the replacement."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -109,7 +109,7 @@ def create_featuregroup(
     partition_by: str | Sequence[str] = (),
     online: bool = False,
 ) -> None:
-    """Make a version of a feature group; statistics are counted when any of the flags asks."""
+    """Create a version of a feature group; any of the flags enables statistics."""
     _check_store(featurestore, online=online)
     flags = (descriptive_statistics, feature_correlation, feature_histograms, cluster_analysis)
     fs.create_featuregroup(
@@ -156,7 +156,7 @@ def insert_into_featuregroup(
     stat_columns: Sequence[str] | None = None,
     online: bool = False,
 ) -> None:
-    """Write rows into a feature group; the group itself says whether statistics are counted."""
+    """Write rows into a feature group; its definition decides whether statistics are counted."""
     _check_store(featurestore, online=online)
     if mode not in ("append", "overwrite"):
         raise InvalidArgument(f"mode={mode!r} is not one of 'append', 'overwrite'.")
@@ -204,7 +204,7 @@ def get_featuregroups(featurestore: str | None = None) -> list[str]:
 
 
 def get_latest_featuregroup_version(featuregroup: str, featurestore: str | None = None) -> int:
-    """Return the highest version of a feature group, 0 when there is none."""
+    """Return the highest version of a feature group, 0 without any."""
     _check_store(featurestore)
     return fs.get_latest_featuregroup_version(featuregroup)
 
@@ -295,7 +295,7 @@ def get_features(
     dataframe_type: str = "spark",
     online: bool = False,
 ) -> Any:
-    """Return features of several groups, joined on a column that all of them have: rows in all.
+    """Return features of several groups, inner-joined on a column that all groups have.
 
     ``join_key=None`` takes the primary key that they share, or else the first column.
     """
@@ -354,15 +354,15 @@ def create_training_dataset(
     Parquet, tsv becomes csv, each with a warning.
     """
     _check_store(featurestore)
-    written = _FORMATS.get(data_format, data_format)
-    if written != data_format and data_format != "tfrecords":
-        warnings.warn(f"{data_format!r} is not written here: {written!r} instead.", stacklevel=2)
+    dataset = _FORMATS.get(data_format, data_format)
+    if dataset != data_format and data_format != "tfrecords":
+        warnings.warn(f"{data_format!r} is not written here: {dataset!r} instead.", stacklevel=2)
     flags = (descriptive_statistics, feature_correlation, feature_histograms, cluster_analysis)
     fs.create_training_dataset(
         df,
         training_dataset,
         description=description,
-        data_format=written,
+        data_format=dataset,
         version=training_dataset_version,
         statistics=any(flags),
         progress=False,
@@ -377,8 +377,8 @@ def get_training_dataset(
 ) -> Any:
     """Return the rows of a training dataset."""
     _check_store(featurestore)
-    found = fs.get_training_dataset(training_dataset, version=training_dataset_version)
-    return _converted(found.read(found.splits[0]), dataframe_type)
+    dataset = fs.get_training_dataset(training_dataset, version=training_dataset_version)
+    return _converted(dataset.read(dataset.splits[0]), dataframe_type)
 
 
 def get_training_dataset_path(
@@ -386,8 +386,8 @@ def get_training_dataset_path(
 ) -> str:
     """Return the directory of a training dataset's files: that of its first split."""
     _check_store(featurestore)
-    found = fs.get_training_dataset(training_dataset, version=training_dataset_version)
-    return found.path_of(found.splits[0])
+    dataset = fs.get_training_dataset(training_dataset, version=training_dataset_version)
+    return dataset.path_of(dataset.splits[0])
 
 
 def get_training_datasets(featurestore: str | None = None) -> list[str]:
@@ -399,7 +399,7 @@ def get_training_datasets(featurestore: str | None = None) -> list[str]:
 def get_latest_training_dataset_version(
     training_dataset: str, featurestore: str | None = None
 ) -> int:
-    """Return the highest version of a training dataset, 0 when there is none."""
+    """Return the highest version of a training dataset, 0 without any."""
     _check_store(featurestore)
     return fs.get_latest_training_dataset_version(training_dataset)
 
@@ -431,9 +431,9 @@ def update_training_dataset_stats(
 ) -> None:
     """Make sure that a training dataset has statistics: it does not change, so they stay."""
     _check_store(featurestore)
-    found = fs.get_training_dataset(training_dataset, version=training_dataset_version)
-    for split in found.splits:
-        found.statistics(split)
+    dataset = fs.get_training_dataset(training_dataset, version=training_dataset_version)
+    for split in dataset.splits:
+        dataset.statistics(split)
 
 
 # -- pictures ---------------------------------------------------------------------------------
@@ -607,27 +607,29 @@ def _check_store(featurestore: str | None, *, online: bool = False) -> None:
         )
     if online:
         raise InvalidArgument(
-            "online=True: there is no online store.",
+            "online=True is not supported: the store has no online store.",
             hint="get_features(features, labels=[{...}], label_time=now) reads the latest values",
         )
 
 
 def _references(features: Sequence[str], versions: Mapping[str, int]) -> list[str]:
     """Return features as this store names them: ``group@v1.feature``."""
-    wanted = dict(versions)
-    if not wanted:
+    requested_columns = dict(versions)
+    if not requested_columns:
         for group in fs.get_featuregroups():
-            wanted[group.name] = min(group.version, wanted.get(group.name, group.version))
+            requested_columns[group.name] = min(
+                group.version, requested_columns.get(group.name, group.version)
+            )
     columns = {}
-    for name, version in wanted.items():
+    for name, version in requested_columns.items():
         columns[f"{name}@v{version}"] = fs.featuregroup(name, version=version).schema.names
     return [_reference(feature, columns) for feature in features]
 
 
 def _reference(feature: str, columns: Mapping[str, Sequence[str]]) -> str:
-    named = _REFERENCE.fullmatch(feature)
-    if named is not None:
-        return f"{named[1]}@v{named[2]}.{named[3]}"
+    matching_groups = _REFERENCE.fullmatch(feature)
+    if matching_groups is not None:
+        return f"{matching_groups[1]}@v{matching_groups[2]}.{matching_groups[3]}"
     if "." in feature:
         return feature
     having = [group for group, names in columns.items() if feature in names]
@@ -650,21 +652,21 @@ def _shared_column(groups: Sequence[str]) -> str:
         keys.update(group.primary_key)
         names = group.schema.names
         shared = names if shared is None else [each for each in shared if each in names]
-    found = sorted(shared or [], key=lambda name: name not in keys)
-    if not found:
+    shared_columns = sorted(shared or [], key=lambda name: name not in keys)
+    if not shared_columns:
         raise InvalidArgument(
             f"The feature groups {listing(groups)} have no column in common.",
             hint="join_key= names one",
         )
-    return found[0]
+    return shared_columns[0]
 
 
 def _tables(query: str) -> str:
     """Return a query whose tables ``group_1`` are groups with versions."""
-    known = {f"{group.name}_{group.version}" for group in fs.get_featuregroups()}
+    known_groups = {f"{group.name}_{group.version}" for group in fs.get_featuregroups()}
 
     def quoted(match: re.Match[str]) -> str:
-        if f"{match[2]}_{match[3]}".lower() not in known:
+        if f"{match[2]}_{match[3]}".lower() not in known_groups:
             return match[0]
         return f'{match[1]} "{match[2].lower()}@v{match[3]}"'
 

@@ -80,14 +80,14 @@ def connect(
             ``featurestore.plugins.lookup.engine``.
         registry: SQLAlchemy URL; default is SQLite in the location. A URI needs one: Postgres, or
             a SQLite file of this machine, which is a cache: ``featurestore registry rebuild`` makes
-            it from what lies at the URI.
+            it from the files at the URI.
         durability: "full" (default): a commit is on disk, with all files that it names, when the
             call returns. "fast": when the operating system writes it, so that a power loss may take
             or damage the last commits; else ``$FEATURESTORE_DURABILITY``. On Spark the file system
             decides. What an object store has taken is durable; of HDFS its datanodes decide.
         storage_options: How to reach the storage of a URI: ``aws_region``, ``aws_endpoint_url``,
             ``aws_access_key_id``, ..., or settings of Hadoop's client; else the environment and the
-            usual files say it. Credentials are never written down.
+            usual files. Credentials are never stored.
         token: What ``featurestore user token`` made, for a served store; else
             ``$FEATURESTORE_TOKEN``.
 
@@ -101,9 +101,9 @@ def connect(
         from featurestore.recovery import recover
         from featurestore.registry import is_store, open_registry
 
-    named = engine if isinstance(engine, str) or engine is None else None
+    engine_name = engine if isinstance(engine, str) or engine is None else None
     settings = config.resolve(
-        location=location, engine=named, registry=registry, durability=durability
+        location=location, engine=engine_name, registry=registry, durability=durability
     )
     if is_address(settings.location):
         _current.store = _connect_remotely(settings.location, token)
@@ -126,13 +126,15 @@ def connect(
     if not read_only:
         files.ensure_writable(directory)
     if isinstance(engine, str) or engine is None:
-        chosen = find_engine(settings.engine, durability=settings.durability)
+        engine_object = find_engine(settings.engine, durability=settings.durability)
     else:
-        chosen = engine
+        engine_object = engine
     durable = is_durable(settings.durability)
-    opened = open_registry(directory, url=settings.registry, read_only=read_only, durable=durable)
+    registry_object = open_registry(
+        directory, url=settings.registry, read_only=read_only, durable=durable
+    )
     lineage.start()
-    session = Session(directory, chosen, opened)
+    session = Session(directory, engine_object, registry_object)
     if not read_only:
         recover(session)
     _current.store = FeatureStore(session)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from featurestore.store.connected import Connected
+from featurestore.store.connected import StoreBase
 
 if TYPE_CHECKING:
     from featurestore.model.alert import Channel
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 __all__ = ["AlertCalls"]
 
 
-class AlertCalls(Connected):
+class AlertCalls(StoreBase):
     """The calls on alerts."""
 
     def add_alert_channel(self, name: str, uri: str, *, secret: str | None = None) -> Channel:
-        """Add a channel that jobs can tell (``alert=[name]``), or change it; return it.
+        """Add or change a channel for alerts of jobs (``alert=[name]``); return it.
 
-        It is used on machines where it was added, as a registry from elsewhere must not say where
-        secrets go or what is run.
+        It is used only on machines where it was added, since a registry from another machine must
+        not decide where secrets are sent or which command runs.
 
         Args:
             name: Name of the channel.

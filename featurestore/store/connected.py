@@ -1,4 +1,4 @@
-"""What every family of calls stands on: the session of one connection."""
+"""The base class of all families of store calls: the session of one connection."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from featurestore.model.arguments import suggest_arguments
 if TYPE_CHECKING:
     from featurestore.session import Session
 
-__all__ = ["Connected"]
+__all__ = ["StoreBase"]
 
 
-class Connected:
+class StoreBase:
     """A connection to one store."""
 
     def __init_subclass__(cls) -> None:
@@ -23,7 +23,7 @@ class Connected:
 
     @property
     def session(self) -> Session:
-        """What handles of this connection hold: location, engine and registry."""
+        """Location, engine and registry of this connection."""
         return self._session
 
     @property

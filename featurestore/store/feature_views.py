@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from featurestore.model.featuregroup import normalize_tags
-from featurestore.store.connected import Connected
+from featurestore.store.connected import StoreBase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["FeatureViewCalls"]
 
 
-class FeatureViewCalls(Connected):
+class FeatureViewCalls(StoreBase):
     """The calls on feature views."""
 
     def create_feature_view(
@@ -37,11 +37,11 @@ class FeatureViewCalls(Connected):
         description: str = "",
         tags: Mapping[str, str] | None = None,
     ) -> FeatureView:
-        """Keep a retrieval under a name, so that training and scoring ask for the same features.
+        """Store a retrieval under a name, so that training and scoring use the same features.
 
         References are pinned to the versions of groups of now, and ``group.*`` to the columns of
-        now. A second role of a group (the weather at the destination beside that at the origin) is
-        one more join: an object with its features and its join key behind the references.
+        now. A second role of a group (the weather at the destination and at the origin) is another
+        join: an object with its features and its join key after the references.
 
         Args:
             name: ``[a-z][a-z0-9_]{0,62}``.
@@ -107,7 +107,7 @@ class FeatureViewCalls(Connected):
         return [FeatureView(self._session, spec) for spec in catalog.every(self._session)]
 
     def delete_feature_view(self, name: str, *, version: int) -> None:
-        """Delete one version of a feature view; what was made of it stays.
+        """Delete one version of a feature view; training datasets made from it stay.
 
         >>> store.delete_feature_view("late_flights", version=1)
         >>> store.get_feature_views()

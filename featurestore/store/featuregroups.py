@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from featurestore.model.featuregroup import normalize_tags
-from featurestore.store.connected import Connected
+from featurestore.store.connected import StoreBase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["FeatureGroupCalls"]
 
 
-class FeatureGroupCalls(Connected):
+class FeatureGroupCalls(StoreBase):
     """The calls on feature groups."""
 
     def create_featuregroup(
@@ -53,8 +53,9 @@ class FeatureGroupCalls(Connected):
                 stream of batches.
             name: ``[a-z][a-z0-9_]{0,62}``.
             primary_key: Columns that identify an entity; never a float, never a time of the group.
-            event_time: Column that says when a row was true.
-            created_time: Column that says when a row became known; the store never fills it.
+            event_time: Column with the time at which a row was true.
+            created_time: Column with the time at which a row became known; the store never fills
+                it.
             partition_by: Columns whose values become folders.
             version: The version to make; None: the next one.
             ttl: How long a value may be used after its event time ("7d"); None: without limit;
@@ -64,10 +65,10 @@ class FeatureGroupCalls(Connected):
             tags: Texts to find the group by.
             expectations: Great Expectations objects, a suite, or plain dicts of type and kwargs.
             validation: "strict", "warn", "quarantine" or "off".
-            event_time_tolerance: How far ahead of the clock an event time may lie ("5min") before a
-                write warns of it.
+            event_time_tolerance: How far ahead of the clock an event time may be ("5min") without
+                a warning.
             statistics: Whether each write is counted.
-            compact: "auto" merges small files as they come, for groups that are written often.
+            compact: "auto" merges small files after writes, for groups that are written often.
             rename: New names of columns (``{"Country Name": "country_name"}``), or
                 ``"snake_case"`` for all of them.
             dtypes: Types of columns, as Arrow has them or by name: ``{"price": "decimal(20, 4)"}``.
@@ -183,7 +184,7 @@ class FeatureGroupCalls(Connected):
         validation: str | None = None,
         rename: Mapping[str, str] | str | None = None,
     ) -> Commit:
-        """Write rows into a feature group and return the commit; all of them land, or none.
+        """Write rows into a feature group atomically and return the commit.
 
         Args:
             df: Any dataframe; its columns match by name.
@@ -295,12 +296,14 @@ class FeatureGroupCalls(Connected):
         from featurestore.registry import featuregroups
 
         with self._session.registry.reading() as connection:
-            found = featuregroups.every(connection, limit=limit, offset=offset)
-        groups = [FeatureGroup(self._session, group.name, group.version) for group in found]
+            registered_groups = featuregroups.every(connection, limit=limit, offset=offset)
+        groups = [
+            FeatureGroup(self._session, group.name, group.version) for group in registered_groups
+        ]
         return Listing(groups)
 
     def get_latest_featuregroup_version(self, name: str) -> int:
-        """Return the greatest version of a feature group, 0 when there is none of this name.
+        """Return the highest version of a feature group, 0 if none has this name.
 
         >>> store.get_latest_featuregroup_version("weather")
         1
@@ -445,7 +448,7 @@ class FeatureGroupCalls(Connected):
 
         Raises:
             FeatureNotFound: The group has no such feature.
-            InvalidName: The new name is none, or taken.
+            InvalidName: The new name is invalid, or exists already.
 
         >>> renamed = store.rename_feature("weather", "wind", "wind_speed")
         >>> (renamed.version, renamed.schema.names, renamed.tags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
-from featurestore.store.connected import Connected
+from featurestore.store.connected import StoreBase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["FeatureCalls"]
 
 
-class FeatureCalls(Connected):
+class FeatureCalls(StoreBase):
     """The calls on features."""
 
     def get_feature(self, feature: str, *, dataframe_type: DataframeType | None = None) -> Any:
@@ -82,7 +82,7 @@ class FeatureCalls(Connected):
             FeatureNotFound: No such feature.
             AmbiguousFeature: A plain name is in several groups.
             NoJoinKey: A group's primary key is not in the columns of the left side.
-            LabelTimeRequired: The labels' time cannot be told.
+            LabelTimeRequired: The time column of the labels is ambiguous or missing.
             ColumnConflict: Two columns of the result would have one name.
 
         >>> features = ["weather.temp", "planes.seats as plane_seats"]
@@ -121,7 +121,7 @@ class FeatureCalls(Connected):
 
         The query is one SELECT in DuckDB's SQL, on any engine, over groups by their names:
         ``weather`` (its latest version) or ``"weather@v2"`` in double quotes. It reads groups and
-        nothing else, and its joins are what it says: nothing is joined as of a time unless it asks.
+        nothing else, and its joins are plain SQL joins, as of a time only with an explicit condition.
 
         Args:
             query: The query; every column of its result has a name of its own.
@@ -129,8 +129,8 @@ class FeatureCalls(Connected):
             dataframe_type: As in ``get_features``.
 
         Raises:
-            InvalidSql: It is no single SELECT over groups, reads files, asks the clock, or uses
-                what does not mean the same on the engine.
+            InvalidSql: It is not a single SELECT over groups, reads files or the clock, or uses an
+                expression with another meaning on the engine.
             FeatureGroupNotFound: It reads a group that does not exist.
 
         >>> store.sql("select origin, max(temp) as warmest from weather group by origin").columns

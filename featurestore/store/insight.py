@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from featurestore.store.connected import Connected
+from featurestore.store.connected import StoreBase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["InsightCalls"]
 
 
-class InsightCalls(Connected):
+class InsightCalls(StoreBase):
     """The calls on validation, statistics and pictures."""
 
     def validate_featuregroup(
@@ -67,7 +67,7 @@ class InsightCalls(Connected):
         version: int | None = None,
         dataframe_type: DataframeType | None = None,
     ) -> Any:
-        """Return the rows that ``validation="quarantine"`` put aside, each with its ``reasons``.
+        """Return the rows in quarantine (``validation="quarantine"``), each with its ``reasons``.
 
         Args:
             name: The group.
@@ -142,10 +142,15 @@ class InsightCalls(Connected):
         from featurestore.featuregroups.statistics import statistics_of, statistics_to_compare
         from featurestore.statistics import plots
 
-        found = statistics_of(self._session, name, version=version)
-        other = statistics_to_compare(self._session, name, compare_with)
+        statistics = statistics_of(self._session, name, version=version)
+        other_statistics = statistics_to_compare(self._session, name, compare_with)
         figure = plots.correlations(
-            found, other=other, method=method, figsize=figsize, cmap=cmap, annot=annot
+            statistics,
+            other=other_statistics,
+            method=method,
+            figsize=figsize,
+            cmap=cmap,
+            annot=annot,
         )
         return plots.shown(figure, plot=plot)
 
@@ -168,9 +173,11 @@ class InsightCalls(Connected):
         from featurestore.featuregroups.statistics import statistics_of, statistics_to_compare
         from featurestore.statistics import plots
 
-        found = statistics_of(self._session, name, version=version)
-        other = statistics_to_compare(self._session, name, compare_with)
-        figure = plots.distributions(found, other=other, columns=columns, figsize=figsize)
+        statistics = statistics_of(self._session, name, version=version)
+        other_statistics = statistics_to_compare(self._session, name, compare_with)
+        figure = plots.distributions(
+            statistics, other=other_statistics, columns=columns, figsize=figsize
+        )
         return plots.shown(figure, plot=plot)
 
     def visualize_featuregroup_clusters(
@@ -192,9 +199,9 @@ class InsightCalls(Connected):
         from featurestore.statistics import plots
         from featurestore.statistics.clusters import find_clusters
 
-        found = find_clusters(state_of(self._session, name, version=version), clusters=clusters)
+        state = find_clusters(state_of(self._session, name, version=version), clusters=clusters)
         source = statistics_of(self._session, name, version=version).source
-        figure = plots.clusters(found, source=source, figsize=figsize)
+        figure = plots.clusters(state, source=source, figsize=figsize)
         return plots.shown(figure, plot=plot)
 
     def visualize_featuregroup_descriptive_stats(
@@ -223,7 +230,7 @@ class InsightCalls(Connected):
         annot: bool | None = None,
         method: str = "pearson",
     ) -> Figure | None:
-        """Draw a heatmap of the correlations of a split, beside those of ``compare_with``.
+        """Draw a heatmap of the correlations of a split, next to those of ``compare_with``.
 
         Without ``split`` it is the first one.
 
@@ -234,9 +241,14 @@ class InsightCalls(Connected):
         from featurestore.training.statistics import statistics_of
 
         dataset = get(self._session, name, version)
-        found, other = statistics_of(dataset, split, compare_with)
+        statistics, other_statistics = statistics_of(dataset, split, compare_with)
         figure = plots.correlations(
-            found, other=other, method=method, figsize=figsize, cmap=cmap, annot=annot
+            statistics,
+            other=other_statistics,
+            method=method,
+            figsize=figsize,
+            cmap=cmap,
+            annot=annot,
         )
         return plots.shown(figure, plot=plot)
 
@@ -262,8 +274,10 @@ class InsightCalls(Connected):
         from featurestore.training.statistics import statistics_of
 
         dataset = get(self._session, name, version)
-        found, other = statistics_of(dataset, split, compare_with)
-        figure = plots.distributions(found, other=other, columns=columns, figsize=figsize)
+        statistics, other_statistics = statistics_of(dataset, split, compare_with)
+        figure = plots.distributions(
+            statistics, other=other_statistics, columns=columns, figsize=figsize
+        )
         return plots.shown(figure, plot=plot)
 
     def visualize_training_dataset_clusters(
@@ -304,5 +318,5 @@ class InsightCalls(Connected):
         from featurestore.training.catalog import get
         from featurestore.training.statistics import statistics_of
 
-        found, _ = statistics_of(get(self._session, name, version), split)
-        return descriptive_stats(found)
+        statistics, _ = statistics_of(get(self._session, name, version), split)
+        return descriptive_stats(statistics)

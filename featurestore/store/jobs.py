@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from featurestore.store.connected import Connected
+from featurestore.store.connected import StoreBase
 
 if TYPE_CHECKING:
     import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["JobCalls"]
 
 
-class JobCalls(Connected):
+class JobCalls(StoreBase):
     """The calls on jobs."""
 
     def register_jobs(
@@ -131,7 +131,7 @@ class JobCalls(Connected):
         resume: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Run]:
-        """Compute the windows that lie in ``[start, end)``, many in one commit; return the runs.
+        """Compute the windows within ``[start, end)``, many in one commit; return the runs.
 
         Of a monitor, the list that is returned has a ``note``: how many windows were judged and how
         many were out of bounds. Alerts are sent for the newest window only.
@@ -227,7 +227,7 @@ class JobCalls(Connected):
         return replay_stream(self._session, name)
 
     def unpause_job(self, name: str) -> None:
-        """Let a paused job go on; windows that it missed are due.
+        """Resume a paused job; windows that it missed are due.
 
         >>> registered = store.register_jobs("jobs.py")
         >>> store.pause_job("mean_temp")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from featurestore.store.connected import Connected
+from featurestore.store.connected import StoreBase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelCalls"]
 
 
-class ModelCalls(Connected):
+class ModelCalls(StoreBase):
     """The calls on registered models."""
 
     def score(
@@ -34,7 +34,7 @@ class ModelCalls(Connected):
 
         The rows have the columns of the labels, ``prediction`` (``prediction_<output>`` of several
         outputs) and ``model_version``; of one ``label_time`` for all rows also ``label_time``. They
-        are computed where rows are, when they are asked for, and anew at each reading.
+        are computed lazily by the engine, again at each reading.
 
         Args:
             model: A registered model, or its name: the latest version.

@@ -37,14 +37,14 @@ class MonitorCalls(JobCalls):
     ) -> MonitorReport:
         """Look now, record what was found, and return the report of the latest window.
 
-        Windows that are due are looked at, too, and alerts are sent as by the scheduler.
+        Due windows are evaluated, too, and alerts are sent as by the scheduler.
 
         Args:
             name: Name of the monitor.
             window: One window, or the time at which it begins, instead of the latest.
 
         Raises:
-            JobFailed: A window could not be looked at; the text says why.
+            JobFailed: A window could not be evaluated; the message has the reason.
             JobLeased: Another process runs the monitor.
 
         >>> registered = store.register_jobs("monitors.py")

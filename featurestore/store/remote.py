@@ -1,4 +1,4 @@
-"""A store that ``featurestore serve`` shows: the same calls, as far as they read."""
+"""A connection to ``featurestore serve``: the calls that a served store supports."""
 
 from __future__ import annotations
 
@@ -36,35 +36,35 @@ AsOf = datetime | str | Mapping[str, int | datetime | str]
 
 
 class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureStore):
-    """A connection to a served store; what needs its files says so."""
+    """A connection to a served store; calls that need its files raise UnsupportedRemotely."""
 
     def __init__(self, address: str, *, token: str | None = None) -> None:
         self._client = open_client(address.rstrip("/"), token=token)
         super().__init__(remote_session(self._client))
-        self._client.get("/store")  # who is not let in is told here, not at the first call
+        self._client.get("/store")  # refuse an invalid token here, not at the first call
 
     # -- groups -----------------------------------------------------------------------------------
 
     def featuregroup(self, name: str, *, version: int | None = None) -> FeatureGroup:
-        name, wanted = requested_version(name, version)
+        name, number = requested_version(name, version)
         path = f"/featuregroups/{check_name(name)}"
-        if wanted is not None:
-            path += f"/{wanted}"
-        found = self._client.get(path)
-        return self._group(found["name"], found["version"])
+        if number is not None:
+            path += f"/{number}"
+        record = self._client.get(path)
+        return self._group(record["name"], record["version"])
 
     def get_featuregroups(self, *, limit: int | None = None, offset: int = 0) -> list[FeatureGroup]:
         end = None if limit is None else offset + limit
-        found: list[FeatureGroup] = []
+        groups: list[FeatureGroup] = []
         for line in self._client.items("/featuregroups"):
-            if end is not None and len(found) >= end:
+            if end is not None and len(groups) >= end:
                 break
             versions = [line["version"]]
             if line["version"] > 1:
                 versions = self._client.get(f"/featuregroups/{line['name']}")["versions"]
             for version in sorted(versions):
-                found.append(self._group(line["name"], version))
-        return found[offset:end]
+                groups.append(self._group(line["name"], version))
+        return groups[offset:end]
 
     def get_featuregroup(
         self,
@@ -102,17 +102,12 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
         return self.featuregroup(name, version=version).statistics(delta_version=delta_version)
 
     def get_features_list(self) -> list[str]:
-        found = []
-        for item in self._client.items("/features"):
-            if item["role"] == "feature":
-                found.append(item["reference"])
-        return found
+        columns = self._client.items("/features")
+        return [column["reference"] for column in columns if column["role"] == "feature"]
 
     def search(self, text: str, *, limit: int | None = None) -> list[Match]:
-        found = []
-        for item in self._client.get("/matches", q=text, limit=limit)["items"]:
-            found.append(record_as(Match, item))
-        return found
+        page = self._client.get("/matches", q=text, limit=limit)
+        return [record_as(Match, match) for match in page["items"]]
 
     # -- features ---------------------------------------------------------------------------------
 
@@ -142,19 +137,19 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
             "features": _references(features),
             "label_time": _text(label_time),
             "versions": None if versions is None else dict(versions),
-            "join_key": _plain(join_key),
+            "join_key": _to_json(join_key),
             "join": join,
             "as_of": _text(as_of),
             "include_keys": include_keys,
             "created_time_filter": created_time_filter,
         }
-        sent = None
+        uploaded_labels = None
         if isinstance(labels, str):
             read["labels"] = labels
         elif labels is not None:
             read["uploaded"] = True
-            sent = ingest.to_reader(labels).read_all()
-        frame = RemoteFrame.of(self._session, Recipe(self._client, read, sent))
+            uploaded_labels = ingest.to_reader(labels).read_all()
+        frame = RemoteFrame.from_recipe(self._session, Recipe(self._client, read, uploaded_labels))
         return convert(frame, dataframe_type)
 
     def scheduler(self, options: Options | None = None) -> NoReturn:
@@ -171,36 +166,36 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
 
 
 def _references(features: object) -> list[str | dict[str, Any]]:
-    """Return references as texts; aggregates and on-demand features as JSON."""
-    given = [features]
+    """Return references as strings, aggregates and on-demand features as JSON objects."""
+    items = [features]
     if isinstance(features, Sequence) and not isinstance(features, str):
-        given = list(features)
-    found: list[str | dict[str, Any]] = []
-    for each in given:
+        items = list(features)
+    references: list[str | dict[str, Any]] = []
+    for each in items:
         if isinstance(each, WindowFeature):
-            found.append({"window": window_to_json(each)})
+            references.append({"window": window_to_json(each)})
         elif isinstance(each, OnDemandFeature):
-            found.append({"on_demand": {"name": each.name, "sql": each.sql}})
+            references.append({"on_demand": {"name": each.name, "sql": each.sql}})
         elif isinstance(each, str):
-            found.append(each)
+            references.append(each)
         else:
             raise InvalidReference(
-                f"{each!r} is no feature.", hint="get_features(['group.feature', ...])"
+                f"{each!r} is not a feature.", hint="get_features(['group.feature', ...])"
             )
-    return found
+    return references
 
 
-def _plain(value: Any) -> Any:
-    """Return names, lists and mappings as JSON has them."""
+def _to_json(value: Any) -> Any:
+    """Return names, lists and mappings as JSON values."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): _to_json(each) for name, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return list(map(_plain, value))
+        return list(map(_to_json, value))
     return value
 
 
 def _text(value: Any) -> Any:
-    """Return times as ISO texts, also those in a mapping."""
+    """Return times as ISO strings, also those in a mapping."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Training datasets of a served store: what their manifests say, their rows, and downloads."""
+"""Training datasets of a served store: manifests, rows and downloads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featurestore.model.names import check_name
 from featurestore.model.statistics import Statistics
 from featurestore.storage import files
 from featurestore.storage.shardcache import write_checked
-from featurestore.store.connected import Connected
+from featurestore.store.connected import StoreBase
 from featurestore.store.remote_handles import RemoteFrame
 from featurestore.store.remote_session import Recipe, client_of, record_as, unsupported
 from featurestore.training import TrainingDataset
@@ -43,28 +43,28 @@ class RemoteTrainingDataset(TrainingDataset):
         return f"{_FOLDER}/{self.name}/{self.version}"
 
     @property
-    def _told(self) -> Mapping[str, Any]:
-        told: Mapping[str, Any] = self.client.get(self._address)
-        return told
+    def _record(self) -> Mapping[str, Any]:
+        record: Mapping[str, Any] = self.client.get(self._address)
+        return record
 
     @property
     def description(self) -> str:
-        return str(self._told["description"])
+        return str(self._record["description"])
 
     @property
     def tags(self) -> dict[str, str]:
-        return dict(self._told["tags"])
+        return dict(self._record["tags"])
 
     @property
     def stale(self) -> bool | None:
-        found: bool | None = self._told["stale"]
-        return found
+        is_stale: bool | None = self._record["stale"]
+        return is_stale
 
     def read(self, split: str) -> RemoteFrame:
         self.manifest.split(split)
         assert self.session is not None
         read = {"kind": "split", "name": self.name, "version": self.version, "split": split}
-        return RemoteFrame.of(self.session, Recipe(self.client, read))
+        return RemoteFrame.from_recipe(self.session, Recipe(self.client, read))
 
     def statistics(self, split: str) -> Statistics:
         name = self.manifest.split(split).name
@@ -73,10 +73,10 @@ class RemoteTrainingDataset(TrainingDataset):
     def verify(self, *, recompute: bool = False) -> VerifyReport:
         if recompute:
             self._refuse("verify(recompute=True)", "verify()")
-        told = self.client.post(f"{self._address}/verify")
-        problems = tuple(record_as(Problem, each) for each in told["problems"])
-        notes = tuple(told["notes"])
-        return record_as(VerifyReport, {**told, "problems": problems, "notes": notes})
+        report = self.client.post(f"{self._address}/verify")
+        problems = tuple(record_as(Problem, each) for each in report["problems"])
+        notes = tuple(report["notes"])
+        return record_as(VerifyReport, {**report, "problems": problems, "notes": notes})
 
     @property
     def transformations(self) -> Transformations | None:
@@ -89,10 +89,12 @@ class RemoteTrainingDataset(TrainingDataset):
             return read_noted(folder, self.manifest)
 
     def download(self, path: str | os.PathLike[str]) -> TrainingDataset:
-        def pieces(file: str) -> Iterator[bytes]:
+        def file_content(file: str) -> Iterator[bytes]:
             return self.client.pieces(f"{self._address}/files/{file}")
 
-        return TrainingDataset(download(self.manifest, pieces, os.fspath(path)), self.manifest)
+        return TrainingDataset(
+            download(self.manifest, file_content, os.fspath(path)), self.manifest
+        )
 
     # -- what needs the files ---------------------------------------------------------------------
 
@@ -129,11 +131,11 @@ class RemoteTrainingDataset(TrainingDataset):
     def drift(self) -> NoReturn:
         raise unsupported(self.client.address, "drift()", hint="dataset.stale")
 
-    def _refuse(self, what: str, instead: str) -> NoReturn:
-        raise unsupported(self.client.address, what, hint=f"dataset.{instead}")
+    def _refuse(self, feature: str, instead: str) -> NoReturn:
+        raise unsupported(self.client.address, feature, hint=f"dataset.{instead}")
 
 
-class RemoteTrainingDatasetCalls(Connected):
+class RemoteTrainingDatasetCalls(StoreBase):
     """The calls on training datasets of a served store."""
 
     def get_training_dataset(self, name: str, *, version: int | None = None) -> TrainingDataset:
@@ -151,10 +153,10 @@ class RemoteTrainingDatasetCalls(Connected):
         self, *, limit: int | None = None, offset: int = 0
     ) -> list[TrainingDataset]:
         end = None if limit is None else offset + limit
-        found: list[TrainingDataset] = []
+        datasets: list[TrainingDataset] = []
         for line in client_of(self._session).items(_FOLDER)[offset:end]:
-            found.append(self.get_training_dataset(line["name"], version=line["version"]))
-        return Listing(found)
+            datasets.append(self.get_training_dataset(line["name"], version=line["version"]))
+        return Listing(datasets)
 
     def get_latest_training_dataset_version(self, name: str) -> int:
         try:

@@ -1,4 +1,4 @@
-"""Handles of a served store: the frame and the feature group, with what the server says."""
+"""Handles of a served store: the frame and the feature group."""
 
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ _MOST_COMMITS = 1000
 
 
 class RemoteFrame(FeatureFrame):
-    """A frame whose rows a server computes; each reading asks it anew."""
+    """A frame whose rows a server computes; each reading is a new request."""
 
     @classmethod
-    def of(cls, session: Session, recipe: Recipe) -> RemoteFrame:
-        """Return the frame of a recipe; what cannot be is said now, by the server."""
+    def from_recipe(cls, session: Session, recipe: Recipe) -> RemoteFrame:
+        """Return the frame of a recipe; the server checks the recipe now."""
         return cls(session, recipe.relation())
 
     def filter(self, sql: str) -> FeatureFrame:
-        fixed = fix_clock(sql, now=utc_now())
-        predicate(fixed, schema=self.schema, dialect=self._session.engine.dialect)
-        # The server reads what the caller wrote, by the same rules.
+        clocked_sql = fix_clock(sql, now=utc_now())
+        predicate(clocked_sql, schema=self.schema, dialect=self._session.engine.dialect)
+        # The server parses the caller's SQL by the same rules.
         relation = self.relation
-        return RemoteFrame(self._session, self._session.engine.filter(relation, fixed))
+        return RemoteFrame(self._session, self._session.engine.filter(relation, clocked_sql))
 
     def select(self, *columns: str) -> FeatureFrame:
-        chosen = super().select(*columns)
-        return RemoteFrame(self._session, chosen.relation)
+        selected_frame = super().select(*columns)
+        return RemoteFrame(self._session, selected_frame.relation)
 
     def sample(
         self, *, fraction: float, seed: int = 0, by: str | Sequence[str] | None = None
     ) -> FeatureFrame:
         recipe: Recipe = self.relation.native
         names = None if by is None else self._column_names([by])
-        cut = recipe.and_then(sample={"fraction": fraction, "seed": seed, "by": names})
-        cut.schema()  # the server says what is wrong with a share
-        return RemoteFrame(self._session, cut.relation(self.schema))
+        sampled_recipe = recipe.and_then(sample={"fraction": fraction, "seed": seed, "by": names})
+        sampled_recipe.schema()  # the server checks the fraction
+        return RemoteFrame(self._session, sampled_recipe.relation(self.schema))
 
     def native(self) -> Any:
         raise unsupported(self._session.location, "A DuckDB relation", hint="frame.to_arrow()")
 
 
 class RemoteFeatureGroup(FeatureGroup):
-    """One version of a feature group, as the server tells of it."""
+    """One version of a feature group of a served store."""
 
     def __init__(self, session: Session, client: Client, name: str, version: int) -> None:
         super().__init__(session, name, version)
@@ -70,9 +70,9 @@ class RemoteFeatureGroup(FeatureGroup):
         return f"/featuregroups/{self._name}/{self._version}"
 
     @property
-    def _told(self) -> dict[str, Any]:
-        told: dict[str, Any] = self._client.get(self._address)
-        return told
+    def _record(self) -> dict[str, Any]:
+        record: dict[str, Any] = self._client.get(self._address)
+        return record
 
     @cached_property
     def _columns(self) -> pa.Schema:
@@ -84,58 +84,57 @@ class RemoteFeatureGroup(FeatureGroup):
 
     @property
     def primary_key(self) -> tuple[str, ...]:
-        return tuple(self._told["primary_key"])
+        return tuple(self._record["primary_key"])
 
     @property
     def event_time(self) -> str | None:
-        found: str | None = self._told["event_time"]
-        return found
+        column: str | None = self._record["event_time"]
+        return column
 
     @property
     def created_time(self) -> str | None:
-        found: str | None = self._told["created_time"]
-        return found
+        column: str | None = self._record["created_time"]
+        return column
 
     @property
     def delta_version(self) -> int:
-        return int(self._told["delta_version"])
+        return int(self._record["delta_version"])
 
     @property
     def description(self) -> str:
-        return str(self._told["description"])
+        return str(self._record["description"])
 
     @property
     def descriptions(self) -> dict[str, str]:
-        found = {}
-        for column in self._told["columns"]:
-            if column["description"]:
-                found[column["name"]] = column["description"]
-        return found
+        columns = self._record["columns"]
+        return {
+            column["name"]: column["description"] for column in columns if column["description"]
+        }
 
     @property
     def tags(self) -> dict[str, str]:
-        return dict(self._told["tags"])
+        return dict(self._record["tags"])
 
     def _details(self) -> dict[str, Any]:
-        return self._told
+        return self._record
 
     def _summary(self) -> dict[str, object]:
-        told = self._told
-        columns = told["columns"]
+        record = self._record
+        columns = record["columns"]
         names = ("name", "version", "delta_version", "rows")
-        found = {name: told[name] for name in names}
-        found["features"] = sum(column["role"] == "feature" for column in columns)
+        summary = {name: record[name] for name in names}
+        summary["features"] = sum(column["role"] == "feature" for column in columns)
         for name in ("primary_key", "event_time", "description"):
-            found[name] = told[name]
-        return found
+            summary[name] = record[name]
+        return summary
 
     def read(self, *, as_of: datetime | str | int | None = None) -> FeatureFrame:
-        return RemoteFrame.of(self._session, self._recipe(as_of))
+        return RemoteFrame.from_recipe(self._session, self._recipe(as_of))
 
     def history(self, *, limit: int = 100, before: int | None = None) -> list[Commit]:
         path = f"{self._address}/commits"
-        told = self._client.get(path, limit=min(limit, _MOST_COMMITS), before=before)
-        return list(map(commit_of, told["items"]))
+        page = self._client.get(path, limit=min(limit, _MOST_COMMITS), before=before)
+        return list(map(commit_of, page["items"]))
 
     def insert(
         self,
@@ -147,14 +146,14 @@ class RemoteFeatureGroup(FeatureGroup):
         transaction: tuple[str, int] | None = None,
         validation: str | None = None,
     ) -> Commit:
-        asked = {
+        options = {
             "mode": mode,
             "schema_change": schema_change,
             "on_duplicates": on_duplicates,
             "transaction": transaction,
             "validation": validation,
         }
-        return insert(self._session, df, self, asked)
+        return insert(self._session, df, self, options)
 
     def statistics(self, *, delta_version: datetime | str | int | None = None) -> Statistics:
         if delta_version is not None:
@@ -162,6 +161,11 @@ class RemoteFeatureGroup(FeatureGroup):
         return Statistics.from_json(self._client.get(f"{self._address}/statistics"))
 
     def _recipe(self, as_of: datetime | str | int | None = None) -> Recipe:
-        at = as_of.isoformat() if isinstance(as_of, datetime) else as_of
-        read = {"kind": "featuregroup", "name": self._name, "version": self._version, "as_of": at}
+        timestamp = as_of.isoformat() if isinstance(as_of, datetime) else as_of
+        read = {
+            "kind": "featuregroup",
+            "name": self._name,
+            "version": self._version,
+            "as_of": timestamp,
+        }
         return Recipe(self._client, read)

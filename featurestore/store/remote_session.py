@@ -1,4 +1,4 @@
-"""What handles of a served store hold: a client where others have an engine and a registry."""
+"""The session of a served store: a client in the role of the engine and the registry."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ REMOTE = "remote"
 T = TypeVar("T")
 
 
-def unsupported(address: str, what: str, *, hint: str | None = None) -> UnsupportedRemotely:
-    """Return the error for what only those can do who have the store's files."""
+def unsupported(address: str, feature: str, *, hint: str | None = None) -> UnsupportedRemotely:
+    """Return the error for a feature that needs the store's files."""
     return UnsupportedRemotely(
-        f"{what} needs the files of the store, and {address} serves what can be read of it.",
+        f"{feature} needs the files of the store, and {address} serves what can be read of it.",
         hint=hint or "connect where the store's directory or bucket can be reached",
     )
 
 
-def record_as(kind: type[T], told: Mapping[str, Any]) -> T:
-    """Return a record of the server as a dataclass, without what only newer servers tell.
+def record_as(kind: type[T], record: Mapping[str, Any]) -> T:
+    """Return a record of the server as a dataclass; unknown fields of newer servers are ignored.
 
     Raises:
-        ServerUnavailable: It lacks what the dataclass needs.
+        ServerUnavailable: A field of the dataclass is missing.
     """
-    known = {each.name for each in fields(cast(Any, kind))}
-    given = {name: value for name, value in told.items() if name in known}
+    field_names = {each.name for each in fields(cast(Any, kind))}
+    known_values = {name: value for name, value in record.items() if name in field_names}
     try:
-        return kind(**given)
+        return kind(**known_values)
     except TypeError as error:
         raise ServerUnavailable(
-            f"The server tells less of a {kind.__name__} than this release reads: {error}.",
+            f"The server's {kind.__name__} has fewer fields than this release reads: {error}.",
             hint="pip install --upgrade featurestore, on the server, too",
         ) from error
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Rows as the server is asked for them: what is read, and what is cut from it."""
+    """A request for rows: the data to read, and the steps to apply."""
 
     client: Client = field(repr=False)
     read: Mapping[str, Any]
@@ -54,31 +54,31 @@ class Recipe:
     steps: tuple[Mapping[str, Any], ...] = ()
 
     def and_then(self, **step: Any) -> Recipe:
-        """Return the recipe with one more cut."""
+        """Return the recipe with one more step."""
         return replace(self, steps=(*self.steps, step))
 
-    def answer(self, kind: str = "rows", **more: Any) -> pa.RecordBatchReader:
-        """Return the answer of the server: "rows", "schema" or "count"."""
-        asked = {"read": dict(self.read), "steps": list(self.steps), "answer": kind, **more}
+    def fetch(self, kind: str = "rows", **more: Any) -> pa.RecordBatchReader:
+        """Return the server's response: "rows", "schema" or "count"."""
+        request = {"read": dict(self.read), "steps": list(self.steps), "answer": kind, **more}
         labels = None
         if self.labels is not None:
-            # Columns depend on the labels' types alone: none of their rows is sent for them.
-            sent = self.labels.slice(0, 0) if kind == "schema" else self.labels
-            labels = sent.to_reader()
-        return self.client.rows(asked, labels)
+            # The schema depends only on the labels' types, so no rows are sent for it.
+            sent_labels = self.labels.slice(0, 0) if kind == "schema" else self.labels
+            labels = sent_labels.to_reader()
+        return self.client.rows(request, labels)
 
     def schema(self) -> pa.Schema:
-        """Return the columns; no row comes or goes for it."""
-        with self.answer("schema") as reader:
+        """Return the columns without transferring rows."""
+        with self.fetch("schema") as reader:
             return reader.schema
 
     def relation(self, schema: pa.Schema | None = None) -> Relation:
-        """Return the rows as frames hold them."""
+        """Return the rows as a relation."""
         return Relation(REMOTE, self, self.schema() if schema is None else schema)
 
 
 class RemoteEngine:
-    """Reads rows of a served store; whatever else engines do is refused with a reason."""
+    """The engine of a served store: it reads rows; other calls raise UnsupportedRemotely."""
 
     name = REMOTE
     dialect = "duckdb"
@@ -100,14 +100,14 @@ class RemoteEngine:
 
     def count(self, relation: Relation) -> int:
         recipe: Recipe = relation.native
-        counted = recipe.answer("count").read_all()
-        return int(counted.column(0)[0].as_py())
+        count_table = recipe.fetch("count").read_all()
+        return int(count_table.column(0)[0].as_py())
 
     def stream(
         self, relation: Relation, *, batch_rows: int = 65_536, limit: int | None = None
     ) -> pa.RecordBatchReader:
         recipe: Recipe = relation.native
-        return recipe.answer(batch_rows=batch_rows, limit=limit)
+        return recipe.fetch(batch_rows=batch_rows, limit=limit)
 
     def adopt(self, frame: object) -> None:
         """No frame is one of this engine: labels are sent."""
@@ -128,7 +128,7 @@ class RemoteEngine:
 
 
 class _NoRegistry:
-    """Stands where the registry is, which the server does not give away."""
+    """The registry of a served store, which clients cannot access."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -146,12 +146,12 @@ class _NoRegistry:
 
 
 def client_of(session: Session) -> Client:
-    """Return the client that a session of a served store asks by."""
+    """Return the client of a session of a served store."""
     return cast(RemoteEngine, session.engine).client
 
 
 def remote_session(client: Client) -> Session:
-    """Return what handles hold."""
+    """Return the session of a client."""
     engine = cast(Engine, RemoteEngine(client))
     registry = cast(Registry, _NoRegistry(client.address))
     return Session(client.address, engine, registry)

@@ -1,4 +1,4 @@
-"""Writes of a served store: rows go as an Arrow stream, and land through the server's own gate."""
+"""Writes of a served store: rows are sent as an Arrow stream and committed by the server."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ if TYPE_CHECKING:
 
 
 def commit_of(record: Mapping[str, Any]) -> Commit:
-    """Return a commit as the server tells of it."""
-    at = datetime.fromisoformat(record["timestamp"])
-    return record_as(Commit, {**record, "timestamp": at})
+    """Return the commit of a server record."""
+    timestamp = datetime.fromisoformat(record["timestamp"])
+    return record_as(Commit, {**record, "timestamp": timestamp})
 
 
-def insert(session: Session, df: object, group: FeatureGroup, asked: Mapping[str, Any]) -> Commit:
-    """Send rows to a group; what they lack of types is the group's, as beside the store."""
+def insert(session: Session, df: object, group: FeatureGroup, options: Mapping[str, Any]) -> Commit:
+    """Send rows to a group; untyped columns get the group's types, as in a local write."""
     rows = ingest.to_reader(df, like=group.schema)
     path = f"/featuregroups/{group.name}/{group.version}/rows"
-    return commit_of(client_of(session).send(path, asked, rows))
+    return commit_of(client_of(session).send(path, options, rows))
 
 
 class RemoteWriteCalls(FeatureGroupCalls):
     """The calls that write feature groups of a served store."""
 
     def create_featuregroup(self, df: object, name: str, **declared: Any) -> FeatureGroup:
-        return self._make(df, name, {**declared, "may_exist": False})
+        return self._create(df, name, {**declared, "may_exist": False})
 
     def get_or_create_featuregroup(self, df: object, name: str, **declared: Any) -> FeatureGroup:
-        return self._make(df, name, {**declared, "may_exist": True})
+        return self._create(df, name, {**declared, "may_exist": True})
 
-    def _make(self, df: object, name: str, declared: Mapping[str, Any]) -> FeatureGroup:
-        asked = dict(declared)
-        df = renamed_frame(df, asked.pop("rename", None))
-        types = declared_types(asked.pop("dtypes", None), asked.pop("decimal_type", None))
+    def _create(self, df: object, name: str, declared: Mapping[str, Any]) -> FeatureGroup:
+        options = dict(declared)
+        df = renamed_frame(df, options.pop("rename", None))
+        types = declared_types(options.pop("dtypes", None), options.pop("decimal_type", None))
         for argument in ("ttl", "event_time_tolerance"):
-            if isinstance(asked.get(argument), timedelta):
-                asked[argument] = format_duration(asked[argument])
+            if isinstance(options.get(argument), timedelta):
+                options[argument] = format_duration(options[argument])
         for argument in ("primary_key", "partition_by"):
-            if argument in asked and not isinstance(asked[argument], str):
-                asked[argument] = list(asked[argument])
-        expectations = asked.get("expectations")
+            if argument in options and not isinstance(options[argument], str):
+                options[argument] = list(options[argument])
+        expectations = options.get("expectations")
         if expectations is not None and not _is_plain(expectations):
             raise unsupported(
                 self.location,
@@ -63,8 +63,8 @@ class RemoteWriteCalls(FeatureGroupCalls):
         path = f"/featuregroups/{check_name(name)}"
         df, language = ingest.with_language(df)
         rows = typed_reader(ingest.to_reader(df), types, name=name, library=language)
-        made = client_of(self._session).send(path, asked, rows)
-        return self.featuregroup(made["name"], version=made["version"])
+        record = client_of(self._session).send(path, options, rows)
+        return self.featuregroup(record["name"], version=record["version"])
 
     def insert_into_featuregroup(
         self,
@@ -92,8 +92,8 @@ class RemoteWriteCalls(FeatureGroupCalls):
     def delete_from_featuregroup(
         self, name: str, where: str, *, version: int | None = None
     ) -> Commit:
-        told = self._change(name, version, "deletions", where=where)
-        return commit_of(told)
+        record = self._change(name, version, "deletions", where=where)
+        return commit_of(record)
 
     def add_featuregroup_tag(
         self, name: str, key: str, value: str, *, version: int | None = None
@@ -103,10 +103,10 @@ class RemoteWriteCalls(FeatureGroupCalls):
     def remove_featuregroup_tag(self, name: str, key: str, *, version: int | None = None) -> None:
         self._change(name, version, "tags", key=key, value=None)
 
-    def _change(self, name: str, version: int | None, what: str, **asked: Any) -> Any:
+    def _change(self, name: str, version: int | None, resource: str, **values: Any) -> Any:
         group = self.featuregroup(name, version=version)
-        path = f"/featuregroups/{group.name}/{group.version}/{what}"
-        return client_of(self._session).send(path, asked)
+        path = f"/featuregroups/{group.name}/{group.version}/{resource}"
+        return client_of(self._session).send(path, values)
 
 
 def _is_plain(expectations: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from featurestore.model.featuregroup import normalize_tags
-from featurestore.store.connected import Connected
+from featurestore.store.connected import StoreBase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["SourceCalls"]
 
 
-class SourceCalls(Connected):
+class SourceCalls(StoreBase):
     """The calls on sources."""
 
     def add_source(
@@ -32,7 +32,7 @@ class SourceCalls(Connected):
     ) -> SourceSpec:
         """Register a place where rows come from, under a name.
 
-        Nothing is connected; ``check_source`` says whether it can be.
+        No connection is made; ``check_source`` tests it.
 
         Args:
             name: ``[a-z][a-z0-9_]{0,62}``.
@@ -87,7 +87,7 @@ class SourceCalls(Connected):
         return sources.check(self._session, name)
 
     def remove_source(self, name: str) -> None:
-        """Forget a source; what was read of it stays.
+        """Remove a source; data read from it stays.
 
         >>> store.remove_source("shop")
         >>> store.get_sources()
@@ -120,8 +120,8 @@ class SourceCalls(Connected):
     ) -> FeatureGroup:
         """Define a feature group over a source, without a copy of its rows; return its handle.
 
-        It is read at its source when rows are asked for, once for a retrieval, and joined as of the
-        labels' times as every other group. Statistics and validation are computed on request.
+        It is read lazily at its source, once for a retrieval, and joined as of the labels' times
+        like every other group. Statistics and validation are computed on request.
 
         Args:
             name: ``[a-z][a-z0-9_]{0,62}``.
@@ -131,8 +131,8 @@ class SourceCalls(Connected):
             path: Files below the source's folder.
             columns: The columns to take; None: all.
             primary_key: Columns that identify an entity; never a float, never a time of the group.
-            event_time: Column that says when a row was true.
-            created_time: Column that says when a row became known.
+            event_time: Column with the time at which a row was true.
+            created_time: Column with the time at which a row became known.
             rename: New names of columns (``{"Country Name": "country_name"}``), or
                 ``"snake_case"`` for all of them.
             version: The version to make; None: the next one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from featurestore.store.connected import Connected
+from featurestore.store.connected import StoreBase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["TrainingDatasetCalls"]
 
 
-class TrainingDatasetCalls(Connected):
+class TrainingDatasetCalls(StoreBase):
     """The calls on training datasets."""
 
     def create_training_dataset(
@@ -63,7 +63,7 @@ class TrainingDatasetCalls(Connected):
             data: A FeatureFrame (its sources are pinned in the manifest) or any dataframe.
             name: Name of the dataset.
             label: The label column or columns.
-            features: Further inputs beside the features that were asked for by name.
+            features: Further inputs in addition to the features requested by name.
             exclude: Inputs to leave out; they stay in the files and can be read by name.
             weight: A column of numbers that weighs rows; readers give it to the loss.
             data_format: "tfrecord", "petastorm", "parquet", "csv" or any entry point of
@@ -199,7 +199,7 @@ class TrainingDatasetCalls(Connected):
         return every(self._session, limit=limit, offset=offset)
 
     def get_latest_training_dataset_version(self, name: str) -> int:
-        """Return the highest version of a training dataset, 0 when there is none of this name.
+        """Return the highest version of a training dataset, 0 if none has this name.
 
         ``create_training_dataset`` takes the next version by itself.
 

@@ -1,4 +1,4 @@
-"""Feature views of a store: made, found, removed."""
+"""Feature views of a store: creation, lookup and deletion."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from featurestore.views.retrieval import rows_of
 
 
 def create(session: Session, spec: FeatureViewSpec, *, version: int | None) -> FeatureViewSpec:
-    """Write a checked view as the next version, or the one asked for; return it.
+    """Write a checked view as the next or the requested version; return it.
 
-    Its file appears under its name at once and whole, which is the moment of its publication.
+    Its file is linked atomically under its final name, which publishes the view.
 
     Raises:
         FeatureViewExists: The version exists, or another process is writing it.
@@ -29,52 +29,56 @@ def create(session: Session, spec: FeatureViewSpec, *, version: int | None) -> F
     if spec.labels is not None:
         check_label(spec, rows_of(session, spec).columns)
     with in_flight(session, kind=views.DEFINE, name=spec.name, version=version) as run:
-        made = replace(spec, version=run.version)
-        directory = session.paths.feature_view(made.name, made.version)
+        view = replace(spec, version=run.version)
+        directory = session.paths.feature_view(view.name, view.version)
         staged = views.view_file(run.staging)
-        files.write_atomically(staged, made.to_bytes())
+        files.write_atomically(staged, view.to_bytes())
         make_directory(os.path.dirname(directory))
         make_directory(directory)
         run.check_intent()
         with Publication() as publication:
             if not publication.link(staged, views.view_file(directory)):
                 raise FeatureViewExists(
-                    f"Version {made.version} of feature view {made.name!r} exists already.",
+                    f"Version {view.version} of feature view {view.name!r} exists already.",
                     hint="leave version= out to make the next one",
                 )
-        run.committed_version = made.version
-        with after_publication(f"Feature view {made.name!r} version {made.version}"):
+        run.committed_version = view.version
+        with after_publication(f"Feature view {view.name!r} version {view.version}"):
             with session.registry.transaction() as connection:
-                views.register(connection, made)
+                views.register(connection, view)
             run.registered = True
-    return made
+    return view
 
 
 def get(session: Session, name: str, version: int | None) -> FeatureViewSpec:
-    """Return a version of a view, None: the latest; FeatureViewNotFound lists what there is."""
+    """Return a version of a view, None: the latest.
+
+    Raises:
+        FeatureViewNotFound: Lists the available views or versions.
+    """
     with session.registry.reading() as connection:
-        found = feature_views.get(connection, name, version)
-    return _read(session, *found)
+        key = feature_views.get(connection, name, version)
+    return _read(session, *key)
 
 
 def every(session: Session) -> list[FeatureViewSpec]:
-    """Return every version of every view; a damaged one is left out with a warning."""
+    """Return every version of every view; damaged ones are skipped with a warning."""
     with session.registry.reading() as connection:
-        listed = feature_views.every(connection)
-    found = []
-    for name, version in listed:
+        keys = feature_views.every(connection)
+    views_read = []
+    for name, version in keys:
         try:
-            found.append(_read(session, name, version))
+            views_read.append(_read(session, name, version))
         except FeatureStoreError as error:
             warnings.warn(
                 f"The feature view {name} version {version} is left out: {error.message}",
                 stacklevel=2,
             )
-    return found
+    return views_read
 
 
 def remove(session: Session, name: str, version: int) -> None:
-    """Delete a version; training datasets that were made of it stay and remember its name."""
+    """Delete a version; training datasets made from it stay and keep its name."""
     if version is None:
         raise InvalidArgument("delete_feature_view needs a version.", hint="version=1")
     with session.registry.reading() as connection:
@@ -87,7 +91,7 @@ def remove(session: Session, name: str, version: int) -> None:
 
 
 def datasets_of(session: Session, name: str, version: int) -> list[tuple[str, int]]:
-    """Return name and version of the training datasets that were made of a view."""
+    """Return name and version of the training datasets that were made from a view."""
     with session.registry.reading() as connection:
         return feature_views.datasets_of(connection, name, version)
 

@@ -1,4 +1,4 @@
-"""What ``create_feature_view`` was asked, checked and pinned to versions of groups."""
+"""Definition of a feature view: checked arguments, pinned to versions of groups."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from featurestore.transform.chain_json import chains_to_json
 from featurestore.transform.steps import Chain
 from featurestore.usersql import check_column_expression
 
-Asked = str | WindowFeature | OnDemandFeature
-Features = Asked | Sequence[Asked | Mapping[str, Any]]
-_STEP = ("features", "join_key", "join")
+FeatureItem = str | WindowFeature | OnDemandFeature
+Features = FeatureItem | Sequence[FeatureItem | Mapping[str, Any]]
+_STEP_KEYS = ("features", "join_key", "join")
 
 
 def define(
@@ -42,34 +42,34 @@ def define(
     tags: Mapping[str, str],
     transformations: Mapping[str, Chain],
 ) -> FeatureViewSpec:
-    """Return a view as it can be served; its version is still to be claimed.
+    """Return the spec of a view; its version is claimed later.
 
     Raises:
-        InvalidArgument: An argument is not what a view can hold.
+        InvalidArgument: A view does not support an argument.
         FeatureNotFound: A feature or label does not exist.
     """
     check_name(name, noun="feature view")
     check_tags(tags)
     specs = RegisteredSpecs(session)
     steps = []
-    for asked in _steps(features):
-        steps.append(_step(asked, specs))
-    side = None
+    for step in _split_steps(features):
+        steps.append(_parse_step(step, specs))
+    label_group = None
     if labels is not None:
-        side = _label_side(labels, specs)
+        label_group = _label_side(labels, specs)
     _check_label_time(label_time)
-    written = chains_to_json(transformations, _feature_types(steps))
+    transformation_records = chains_to_json(transformations, _feature_types(steps))
     return FeatureViewSpec(
         name=name,
         version=1,
         steps=tuple(steps),
-        labels=side,
-        label=_names(label),
+        labels=label_group,
+        label=_label_names(label),
         label_time=label_time,
         description=description,
         tags=dict(tags),
         created=utc_now().isoformat(),
-        transformations=written,
+        transformations=transformation_records,
     )
 
 
@@ -84,93 +84,93 @@ def _feature_types(steps: Sequence[ViewStep]) -> pa.Schema:
 
 
 def check_label(spec: FeatureViewSpec, columns: Sequence[str]) -> None:
-    """Make sure that the rows of a view hold its labels."""
-    absent = [name for name in spec.label if name not in columns]
-    if absent:
+    """Check that the rows of a view have its label columns."""
+    missing_columns = [name for name in spec.label if name not in columns]
+    if missing_columns:
         raise FeatureNotFound(
-            f"The rows of feature view {spec.name!r} have no columns {listing(absent)} to be its "
+            f"The rows of feature view {spec.name!r} have no columns {listing(missing_columns)} to be its "
             f"label; they have {listing(columns, limit=30)}."
         )
 
 
-def _steps(features: Features) -> list[Mapping[str, Any]]:
-    """Return the calls that a list says: its references are the first, each object is one more."""
+def _split_steps(features: Features) -> list[Mapping[str, Any]]:
+    """Split a list into steps: the references are the first step, each object is another one."""
     if isinstance(features, str | WindowFeature | OnDemandFeature | Mapping):
         features = [features]
-    first: list[Asked] = []
-    further: list[Mapping[str, Any]] = []
+    leading_items: list[FeatureItem] = []
+    further_steps: list[Mapping[str, Any]] = []
     for each in features:
         if isinstance(each, Mapping):
-            further.append(each)
-        elif further:
+            further_steps.append(each)
+        elif further_steps:
             raise InvalidArgument(
-                f"The reference {each!r} stands behind an object.",
+                f"The reference {each!r} comes after an object.",
                 hint="references first; those of one more join: {'features': [...], 'join_key': "
                 "...}",
             )
         elif not isinstance(each, str | WindowFeature | OnDemandFeature):
             raise InvalidArgument(
-                f"{each!r} is no reference, which is all that a feature view keeps.",
+                f"{each!r} is not a reference; a feature view stores only references.",
                 hint="write its rows to a group, and name that group's features",
             )
         else:
-            first.append(each)
-    if first:
-        return [{"features": first}, *further]
-    return further
+            leading_items.append(each)
+    if leading_items:
+        return [{"features": leading_items}, *further_steps]
+    return further_steps
 
 
-def _step(asked: Mapping[str, Any], specs: RegisteredSpecs) -> ViewStep:
-    unknown = [name for name in asked if name not in _STEP]
-    join = asked.get("join", "left")
-    if unknown or "features" not in asked or join not in JOINS:
+def _parse_step(step: Mapping[str, Any], specs: RegisteredSpecs) -> ViewStep:
+    unknown = [name for name in step if name not in _STEP_KEYS]
+    join = step.get("join", "left")
+    if unknown or "features" not in step or join not in JOINS:
         raise InvalidArgument(
-            f"{dict(asked)!r} is no step of a feature view.",
+            f"{dict(step)!r} is not a step of a feature view.",
             hint="{'features': ['airports.altitude as dest_altitude'], 'join_key': {'dest': "
             "'faa'}, 'join': 'left'}",
         )
-    found = []
+    view_features = []
     on_demand = []
-    for wanted in _listed(asked["features"]):
-        if isinstance(wanted, OnDemandFeature):
-            check_column_expression(wanted.sql)
-            on_demand.append(wanted)
+    for feature_item in _parse_items(step["features"]):
+        if isinstance(feature_item, OnDemandFeature):
+            check_column_expression(feature_item.sql)
+            on_demand.append(feature_item)
             continue
-        if isinstance(wanted, WindowFeature):
-            found.append(_window(wanted, specs))
+        if isinstance(feature_item, WindowFeature):
+            view_features.append(_pinned_window(feature_item, specs))
             continue
-        for feature in resolve(wanted, specs=specs, groups_with=specs.groups_with):
+        for feature in resolve(feature_item, specs=specs, groups_with=specs.groups_with):
             group, version = feature.group
             kind = type_to_json(feature.spec.schema.field(feature.column).type)
-            found.append(ViewFeature(group, version, feature.column, feature.name, kind))
-    return ViewStep(tuple(found), _plain(asked.get("join_key")), join, tuple(on_demand))
+            view_features.append(ViewFeature(group, version, feature.column, feature.name, kind))
+    return ViewStep(tuple(view_features), _to_json(step.get("join_key")), join, tuple(on_demand))
 
 
-def _listed(features: Any) -> list[Asked]:
-    """Return references and aggregates in order, aggregates that were written as text read."""
-    given = [features] if isinstance(features, Asked) else list(features)
-    found: list[Asked] = []
-    for each in given:
+def _parse_items(features: Any) -> list[FeatureItem]:
+    """Return references and aggregates in order, with aggregates parsed from strings."""
+    items = [features] if isinstance(features, FeatureItem) else list(features)
+    parsed_items: list[FeatureItem] = []
+    for each in items:
         if isinstance(each, str) and "|" in each:
             each = parse_window(each)
-        found.append(each)
-    return found
+        parsed_items.append(each)
+    return parsed_items
 
 
-def _window(wanted: WindowFeature, specs: RegisteredSpecs) -> ViewFeature:
-    """Return an aggregate of the version of its group that is the latest now."""
-    (feature,) = resolve(str(wanted.reference), specs=specs)
-    aggregate_type(feature, wanted)  # raises where the function has no meaning for the column
+def _pinned_window(window: WindowFeature, specs: RegisteredSpecs) -> ViewFeature:
+    """Return an aggregate, pinned to the latest version of its group."""
+    (feature,) = resolve(str(window.reference), specs=specs)
+    aggregate_type(feature, window)  # raises where the function has no meaning for the column
     group, version = feature.group
-    pinned = replace(wanted, reference=replace(wanted.reference, version=version))
+    pinned_window = replace(window, reference=replace(window.reference, version=version))
     kind = type_to_json(feature.spec.schema.field(feature.column).type)
-    return ViewFeature(group, version, feature.column, wanted.name, kind, pinned)
+    return ViewFeature(group, version, feature.column, window.name, kind, pinned_window)
 
 
-def _plain(join_key: Any) -> Any:
-    """Return ``join_key=`` as JSON holds it."""
+def _to_json(join_key: Any) -> Any:
+    """Return ``join_key=`` as JSON values."""
     if isinstance(join_key, Mapping):
-        return {name: _plain(value) for name, value in join_key.items()}
+        return {name: _to_json(value) for name, value in join_key.items()}
     if join_key is None or isinstance(join_key, str):
         return join_key
     return list(join_key)
@@ -197,7 +197,7 @@ def _check_label_time(label_time: object) -> None:
         )
 
 
-def _names(label: str | Sequence[str] | None) -> tuple[str, ...]:
+def _label_names(label: str | Sequence[str] | None) -> tuple[str, ...]:
     if label is None:
         return ()
     if isinstance(label, str):

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class FeatureView:
     """One version of a feature view: a retrieval that training and scoring share.
 
-    It is immutable, and names versions of groups, not Delta versions: what it means stays, and its
-    rows are those of the groups when they are asked for.
+    It is immutable and names versions of groups, not Delta versions: the definition is fixed, and
+    the rows are the current ones of the groups.
 
     >>> view = store.get_feature_view("late_flights")
     >>> (view.name, view.version, view.labels, view.label)
@@ -75,7 +75,7 @@ class FeatureView:
 
     @property
     def labels(self) -> str | None:
-        """The group on the label side, where the view has one."""
+        """The group with the labels, if the view has one."""
         return self._spec.labels
 
     @property
@@ -85,12 +85,12 @@ class FeatureView:
 
     @property
     def label_time(self) -> str | None:
-        """The time column of the label side, where the view names one."""
+        """The time column of the labels, if the view names one."""
         return self._spec.label_time
 
     @property
     def transformations(self) -> dict[str, Chain]:
-        """What training datasets of the view do to their columns.
+        """The transformations of columns in training datasets of the view.
 
         >>> from featurestore import transform as t
         >>> view = store.create_feature_view(
@@ -120,7 +120,7 @@ class FeatureView:
 
     @property
     def problems(self) -> list[str]:
-        """What the groups no longer have of what the view reads; empty for a view that works.
+        """The features that the groups no longer have; empty for a view that works.
 
         >>> store.get_feature_view("late_flights").problems
         []
@@ -145,7 +145,7 @@ class FeatureView:
                 "spark".
 
         Raises:
-            FeatureViewBroken: A group no longer has what the view reads.
+            FeatureViewBroken: A group no longer has a feature of the view.
 
         >>> view = store.get_feature_view("late_flights")
         >>> view.get_features().columns
@@ -277,8 +277,8 @@ class FeatureView:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FeatureView):
             return NotImplemented
-        here = (self._session.location, self.name, self.version)
-        return here == (other._session.location, other.name, other.version)
+        identity = (self._session.location, self.name, self.version)
+        return identity == (other._session.location, other.name, other.version)
 
     def __hash__(self) -> int:
         return hash((self._session.location, self.name, self.version))

@@ -1,4 +1,4 @@
-"""The rows of a feature view: its calls of get_features, one over the result of the other."""
+"""The rows of a feature view: chained calls of get_features, one for each step."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ def rows_of(
     Columns of labels without a type have that of ``label_types``, else of the view's label group.
 
     Raises:
-        FeatureViewBroken: A group no longer has what the view reads.
+        FeatureViewBroken: A group no longer has a feature of the view.
     """
     registered = RegisteredSpecs(session)
-    found = problems(spec, registered)
-    if found:
+    view_problems = problems(spec, registered)
+    if view_problems:
         raise FeatureViewBroken(
             f"Feature view {spec.name!r} version {spec.version} cannot be read: "
-            f"{'; '.join(found)}.",
+            f"{'; '.join(view_problems)}.",
             hint="restore the group, or make the next version of the view",
         )
-    side = labels
-    if side is None:
-        side = spec.labels
+    rows = labels
+    if rows is None:
+        rows = spec.labels
     time = label_time
     if time is None:
         time = spec.label_time
     pins = Pins(session, registered, as_of=as_of)
     types = {**_types(spec, registered), **(label_types or {})}
     for step in spec.steps:
-        side = get_features(
+        rows = get_features(
             session,
             step.requests,
-            labels=side,
+            labels=rows,
             label_time=time,
             join_key=step.join_key,
             join=step.join,
@@ -60,8 +60,8 @@ def rows_of(
             label_types=types,
         )
     pins.check_used()
-    assert isinstance(side, FeatureFrame)
-    return side.of_view(spec.name, spec.version)
+    assert isinstance(rows, FeatureFrame)
+    return rows.of_view(spec.name, spec.version)
 
 
 def _types(spec: FeatureViewSpec, registered: RegisteredSpecs) -> dict[str, pa.DataType]:
@@ -74,19 +74,21 @@ def _types(spec: FeatureViewSpec, registered: RegisteredSpecs) -> dict[str, pa.D
 
 
 def problems(spec: FeatureViewSpec, registered: RegisteredSpecs) -> list[str]:
-    """Return what the groups of a view no longer have, one line for each group."""
-    asked: dict[tuple[str, int], list[ViewFeature]] = {group: [] for group in spec.groups}
+    """Return the missing features of a view, one line for each group."""
+    features_by_group: dict[tuple[str, int], list[ViewFeature]] = {
+        group: [] for group in spec.groups
+    }
     for feature in spec.features:
-        asked[feature.group, feature.version].append(feature)
-    found = []
-    for (name, version), features in asked.items():
+        features_by_group[feature.group, feature.version].append(feature)
+    messages = []
+    for (name, version), features in features_by_group.items():
         reference = format_group_reference(name, version)
         try:
             group = find_spec(name, version=version, specs=registered)
         except FeatureGroupNotFound:
-            found.append(f"{reference} is gone")
+            messages.append(f"{reference} is gone")
             continue
         missing = incompatible_features(features, group)
         if missing:
-            found.append(f"of {reference} {', '.join(missing)}")
-    return found
+            messages.append(f"of {reference} {', '.join(missing)}")
+    return messages

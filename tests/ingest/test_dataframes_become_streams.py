@@ -138,7 +138,7 @@ def test_a_stream_is_read_batch_by_batch() -> None:
         ({"a": [1], "b": [1, 2]}, "'a' has 1, 'b' has 2"),
         (np.zeros((2, 0)), "no columns"),
         (pl.LazyFrame({"a": [1]}), "LazyFrame"),
-        (iter([]), "gave nothing"),
+        (iter([]), "iterator is empty"),
         (iter([{"a": 1}]), "iterator of dict"),
     ],
 )

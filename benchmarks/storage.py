@@ -28,9 +28,9 @@ import numpy as np
 import pandas as pd
 
 import featurestore
+from featurestore.storage import files
 from featurestore.storage.connections import object_store_for, use_options
-from featurestore.storage.interface import Storage
-from featurestore.storage.local import LocalStorage
+from featurestore.storage.selection import storage_for
 from featurestore.store import FeatureStore
 from featurestore.training.dataset import TrainingDataset
 
@@ -149,17 +149,12 @@ def measure_listing(stores: dict[str, FeatureStore], *, count: int) -> None:
     """List a folder of so many shards; the objects are empty, since a list does not see more."""
     print(f"\n{'objects listed':22} {'ms':>9}")
     for place, store in stores.items():
-        storage: Storage
-        if place == "disk":
-            storage, folder = LocalStorage(store.location, durable=False), "listed"
-        else:
-            storage, name = object_store_for(store.location)
-            folder = f"{name}/listed"
+        folder = f"{store.location}/listed"
         with ThreadPoolExecutor(8) as pool:
-            names = [f"{folder}/part-{number:05d}" for number in range(count)]
-            list(pool.map(storage.put, names, repeat(b"")))
+            paths = [f"{folder}/part-{number:05d}" for number in range(count)]
+            list(pool.map(storage_for(folder).replace, paths, repeat(b"")))
         begun = time.perf_counter()
-        found = sum(1 for _ in storage.list(folder))
+        found = sum(1 for _ in files.statuses_below(folder))
         print(f"{count:,} {place:15} {1000 * (time.perf_counter() - begun):9.1f}")
         assert found == count
 

@@ -31,12 +31,10 @@ EXCEPTIONS = {
     "featurestore/config.py": "featurestore.toml, below storage in the order of packages",
     "featurestore/usersql/queries.py": "a file of the package",
     "connectors/featurestore_connectors/csv.py": "a range of a shard",
-    "connectors/featurestore_connectors/duckdb_delta/commits.py": "a commit before its publication",
     "connectors/featurestore_connectors/duckdb_delta/files.py": "links instead of copies of staged rows",
     "connectors/featurestore_connectors/great_expectations/pages.py": "files of the package",
     "connectors/featurestore_connectors/spark_delta/java.py": "the path of java",
     "connectors/featurestore_connectors/spark_delta/files.py": "temporary folders that executors read",
-    "connectors/featurestore_connectors/spark_delta/tables.py": "a commit before its publication",
 }
 
 

@@ -17,7 +17,7 @@ from featurestore.model.alert import Channel, validate_channel
 from featurestore.model.secrets import parse_secret
 from featurestore.registry import alerts
 from featurestore.session import Session
-from featurestore.storage.receipts import find_receipt, write_receipt
+from featurestore.storage.grants import find_grant, write_grant
 from featurestore.storage.secrets import allow_secret
 
 _RECEIPTS = "alert-channels"
@@ -28,7 +28,7 @@ def add_channel(session: Session, name: str, uri: str, *, secret: str | None = N
     channel = validate_channel(name, uri, secret)
     with session.registry.transaction() as connection:
         alerts.put_channel(connection, channel)
-    write_receipt(_RECEIPTS, session.location, name, {"sha256": _hash(channel)})
+    write_grant(_RECEIPTS, session.location, name, {"sha256": _hash(channel)})
     if secret is not None:
         reference = parse_secret(secret)
         allow_secret(reference, location=session.location, name=secret_name(channel), uri=uri)
@@ -52,7 +52,7 @@ def is_trusted(session: Session, channel: Channel) -> bool:
     if channel.scheme == "log":
         return True
     try:
-        receipt = find_receipt(_RECEIPTS, session.location, channel.name)
+        receipt = find_grant(_RECEIPTS, session.location, channel.name)
     except (StorageError, ValueError):
         return False
     return receipt is not None and receipt.get("sha256") == _hash(channel)

@@ -24,7 +24,7 @@ from featurestore.plugins.engine import find_engine
 from featurestore.plugins.lookup import plugin_names
 from featurestore.storage import files
 from featurestore.storage.inspection import inspect as inspect_location
-from featurestore.storage.location import is_uri
+from featurestore.storage.selection import storage_for
 
 app = typer.Typer()
 
@@ -159,7 +159,7 @@ def _store(options: Settings) -> Iterator[Check]:
         )
         yield Check("engine chosen", OK, resolved.engine)
         directory = files.location_of(resolved.location)
-        if is_uri(directory):
+        if not storage_for(directory).is_local:
             yield from _remote(directory, resolved.registry)
             return
         if not files.exists(directory):
@@ -176,7 +176,7 @@ def _remote(location: str, registry: str | None) -> Iterator[Check]:
     """Check everything that a store at a URI needs."""
     for inspection in inspect_location(location):
         state = OK if inspection.passed else PROBLEM
-        yield Check(f"location: {inspection.what}", state, inspection.detail, inspection.hint)
+        yield Check(f"location: {inspection.check}", state, inspection.detail, inspection.hint)
     yield from _sessions(location)
     if registry is None:
         hint = "--registry postgresql://user@host/database, or sqlite:////path/to/cache.db"

@@ -16,7 +16,7 @@ from featurestore.delta import protocol
 from featurestore.delta.log import damaged_file
 from featurestore.errors import FeatureStoreError, TableDamaged
 from featurestore.storage import files
-from featurestore.storage.location import absolute, is_uri
+from featurestore.storage.location import absolute
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/")
 _LEADING_ROW_COUNT = re.compile(r'\{\s*"numRecords"\s*:\s*(\d+)\s*[,}]')
@@ -98,8 +98,7 @@ def file_path(path: str, log_path: str) -> str:
     joined_path = os.path.join(path, decoded_path)
     if not decoded_path.startswith("/") and ".." not in decoded_path:
         return joined_path
-    if is_uri(path):
-        raise protocol.refusal(path, f"files outside its folder ({log_path})")
+    # normpath changes a URI: there all paths that are not plain are refused.
     joined_path = os.path.normpath(joined_path)
     if not joined_path.startswith(os.path.join(path, "")):
         raise protocol.refusal(path, f"files outside its folder ({log_path})")
@@ -146,6 +145,6 @@ def _footer_rows(file: str) -> int:
     from pyarrow import parquet
 
     try:
-        return int(parquet.read_metadata(files.opened_by_ranges(file)).num_rows)
+        return int(parquet.read_metadata(files.open_ranges(file)).num_rows)
     except (OSError, pa.ArrowInvalid) as error:
         raise damaged_file(file, "is missing or not a Parquet file") from error

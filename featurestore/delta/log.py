@@ -16,8 +16,8 @@ from typing import Any
 
 from featurestore.errors import StorageError, TableDamaged, refusal_hint
 from featurestore.storage import files
-from featurestore.storage.listing import listed_once
-from featurestore.storage.location import absolute, is_uri
+from featurestore.storage.location import absolute
+from featurestore.storage.selection import storage_for
 
 LOG_FOLDER = "_delta_log"
 Action = Mapping[str, Any]
@@ -96,7 +96,7 @@ def cached_listing(path: str, *, back: int | None = _RELISTED_COMMITS) -> Iterat
     after = ""
     if last_version is not None and back is not None and back < last_version:
         after = f"{last_version - back:0{_VERSION_DIGITS}d}"
-    with listed_once(os.path.join(path, LOG_FOLDER), after=after):
+    with files.listed_once(os.path.join(path, LOG_FOLDER), after=after):
         yield
 
 
@@ -107,7 +107,7 @@ def commits_to_list(path: str, version: int, count: int) -> int:
 
 def is_delta_table(path: str) -> bool:
     """Return True if there is a Delta table at ``path``."""
-    if is_uri(path) and path in _LAST_VERSIONS and latest_version(path) >= 0:
+    if storage_for(path).prefers_listing and path in _LAST_VERSIONS and latest_version(path) >= 0:
         return True
     if files.exists(commit_path(path, 0)):
         return True
@@ -160,7 +160,7 @@ def latest_version(path: str) -> int:
     """
     path = absolute(path)
     last_version = _LAST_VERSIONS.get(path)
-    if is_uri(path):
+    if storage_for(path).prefers_listing:
         return _latest_listed(path, last_version)
     if last_version is None or not files.exists(commit_path(path, last_version)):
         log_files = list_log(path)

@@ -35,7 +35,7 @@ def check_files(snapshot: Snapshot, data_files: Iterable[DataFile] | None = None
     checked_files = snapshot.files if data_files is None else list(data_files)
     listed_sizes: Mapping[str, int] = {}
     if len(checked_files) > 1:
-        listed_sizes = files.sizes_below(snapshot.path)
+        listed_sizes = files.listed_sizes(snapshot.path)
     for file in checked_files:
         try:
             size = listed_sizes.get(file.path)

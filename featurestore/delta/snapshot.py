@@ -33,7 +33,8 @@ from featurestore.delta.protocol import Protocol
 from featurestore.delta.replay import Replay
 from featurestore.delta.schema import UnknownTypeError, arrow_schema
 from featurestore.errors import TableDamaged, UnsupportedTable, VersionNotFound
-from featurestore.storage.location import absolute, is_uri
+from featurestore.storage.location import absolute
+from featurestore.storage.selection import storage_for
 
 _log = logging.getLogger("featurestore.delta")
 # Cached snapshots, and the most versions between a cached snapshot and one based on it.
@@ -156,7 +157,7 @@ class _CachedSnapshot:
     sources: tuple[FileState, ...]
 
     def is_current(self) -> bool:
-        if is_uri(self.snapshot.path):
+        if storage_for(self.snapshot.path).prefers_listing:
             # Object stores do not overwrite commits; a new table at this path has other commits.
             return self.sources[-1].is_current()
         return all(source.is_current() for source in self.sources)

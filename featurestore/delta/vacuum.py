@@ -17,8 +17,8 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import VersionNotFound
 from featurestore.model.times import utc_now
 from featurestore.storage import files
-from featurestore.storage.connections import object_store_for
-from featurestore.storage.location import absolute, is_uri
+from featurestore.storage.location import absolute
+from featurestore.storage.selection import storage_for
 
 # A file without a commit may belong to a running write.
 _LONGEST_WRITE = timedelta(days=1)
@@ -42,10 +42,8 @@ def remove_unneeded_files(
     for file in sorted(candidates):
         if files.remove(file, below=absolute(path)):  # else another vacuum removed it
             removed.append(file)
-    if is_uri(path):
-        storage, folder = object_store_for(path)
-        abandoned = datetime.fromtimestamp(orphaned_before(retain), UTC)
-        storage.remove_unfinished(folder, before=abandoned)
+    orphaned = datetime.fromtimestamp(orphaned_before(retain), UTC)
+    storage_for(path).remove_unfinished(path, before=orphaned)
     return removed
 
 

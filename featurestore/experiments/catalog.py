@@ -20,7 +20,7 @@ from featurestore.registry import experiments as index
 from featurestore.registry.hidden import words_of
 from featurestore.registry.stored_errors import shown, unlisted
 from featurestore.storage import files
-from featurestore.storage.publication import after_publication
+from featurestore.storage.failures import after_publication
 
 if TYPE_CHECKING:
     from featurestore.session import Session

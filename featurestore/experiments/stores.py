@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from featurestore.errors import UnsupportedLocation
-from featurestore.storage.location import is_uri
+from featurestore.storage.selection import storage_for
 
 if TYPE_CHECKING:
     from featurestore.session import Session
@@ -21,7 +21,7 @@ def session_of(store: FeatureStore | None, dataset: TrainingDataset | None) -> S
     """
     session = _resolve_session(store, dataset)
     # Workers append to files and wait for one another by them; an object store has neither.
-    if is_uri(session.location):
+    if not storage_for(session.location).supports_appending:
         raise UnsupportedLocation(
             f"Runs of experiments need a directory, and the store at {session.location!r} is not in one.",
             hint="store=featurestore.connect('/shared/runs') records the runs in a directory that "

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import re
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,7 +22,6 @@ from featurestore.model.source import SourceSpec
 from featurestore.plugins.source import Source, SourceConfig, find_source
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.location import is_uri
 from featurestore.storage.secrets import resolve_secret
 
 _log = logging.getLogger("featurestore.sources")
@@ -51,23 +49,12 @@ class StoredDecisions:
         """Store a decision and return it, or the one that another process stored first."""
         path = self._path(key)
         try:
-            self._write(path, decision)
+            files.write_new(path, files.json_bytes(decision))
         except OSError as error:
             # Users with read-only access to the store read its sources, too.
             _log.warning("the decision about source %r is not stored: %s", self.source, error)
         existing = self.get(key)
         return decision if existing is None else existing
-
-    def _write(self, path: str, decision: Mapping[str, Any]) -> None:
-        files.make_directory(os.path.dirname(path))
-        temporary = path if is_uri(path) else f"{path}.{uuid.uuid4().hex}"
-        if temporary == path:
-            files.write_new(path, files.json_bytes(decision))
-        else:
-            files.write_json(temporary, decision)
-            if not files.add_name(temporary, path) and not files.exists(path):
-                files.write_json(path, decision)
-            files.remove(temporary, below=self.location)
 
     def _path(self, key: str) -> str:
         if not _KEY.fullmatch(key):

@@ -12,7 +12,7 @@ from featurestore.recovery import groups
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import featuregroups
 from featurestore.session import Session
-from featurestore.storage.publication import after_publication
+from featurestore.storage.failures import after_publication
 
 OPERATION = "snapshot"
 

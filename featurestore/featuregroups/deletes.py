@@ -14,7 +14,7 @@ from featurestore.recovery import groups
 from featurestore.recovery.in_flight import in_flight
 from featurestore.recovery.pins import RECLAIM, pinned_by, pinned_by_exports
 from featurestore.session import Session
-from featurestore.storage.publication import after_publication
+from featurestore.storage.failures import after_publication
 from featurestore.usersql import fix_clock, predicate
 
 

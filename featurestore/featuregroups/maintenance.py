@@ -19,7 +19,7 @@ from featurestore.model.times import shifted, utc_now
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import RECLAIM, pinned_versions
 from featurestore.session import Session
-from featurestore.storage.publication import after_publication
+from featurestore.storage.failures import after_publication
 
 
 def compact(session: Session, name: str, *, version: int | None = None) -> Commit:

@@ -25,7 +25,7 @@ from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight
 from featurestore.registry import featuregroups, reports
 from featurestore.session import Session
-from featurestore.storage.publication import after_publication, warn_published
+from featurestore.storage.failures import after_publication, warn_published
 
 # ``Commit.rows`` if the log cannot be read after the commit.
 UNKNOWN = -1

@@ -22,7 +22,7 @@ from featurestore.plugins.engine import Accumulator, Engine, Relation
 from featurestore.recovery.in_flight import InFlight
 from featurestore.registry import featuregroups
 from featurestore.session import Session
-from featurestore.storage.publication import after_publication
+from featurestore.storage.failures import after_publication
 
 MOST_DIGITS = 38
 # The digits before and behind the point of a column of decimals.

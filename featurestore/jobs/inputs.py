@@ -245,7 +245,7 @@ def time_bounds(file: str, column: str) -> TimeBounds | None:
     """Return the bounds of a column of a Parquet file, None if its footer lacks them."""
     from pyarrow import parquet
 
-    metadata = parquet.read_metadata(files.opened_by_ranges(file))
+    metadata = parquet.read_metadata(files.open_ranges(file))
     index = metadata.schema.to_arrow_schema().get_field_index(column)
     if index < 0:
         return None
@@ -274,7 +274,7 @@ def file_volume(file: str, column: str | None) -> tuple[int, int, tuple[int, int
     """
     from pyarrow import parquet
 
-    rows = parquet.read_metadata(files.opened_by_ranges(file)).num_rows
+    rows = parquet.read_metadata(files.open_ranges(file)).num_rows
     size = files.status(file).size
     if column is None:
         return rows, size, None

@@ -2,7 +2,7 @@
 
 A registry names the file or module of each job. It may be imported from elsewhere, so its files are
 executed only if a user of this machine registered them: registering writes a grant with the file's
-hash (``storage/receipts.py``), and a run compares the hash before it executes the file.
+hash (``storage/grants.py``), and a run compares the hash before it executes the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import ModuleType
 from featurestore.errors import FeatureStoreError, InvalidJob, listing
 from featurestore.jobs.definitions import DEFINED_JOBS, JobDefinition
 from featurestore.storage import files
-from featurestore.storage.receipts import find_receipt, write_receipt
+from featurestore.storage.grants import find_grant, write_grant
 
 _GRANTS = "registered-jobs"
 # Threads that need the same file wait until it is loaded completely.
@@ -81,7 +81,7 @@ def grant_execution(location: str, file: JobFile) -> None:
         "file": file.file,
         "sha256": file.sha256,
     }
-    write_receipt(_GRANTS, location, file.origin, receipt)
+    write_grant(_GRANTS, location, file.origin, receipt)
 
 
 def load_registered(location: str, name: str, origin: str) -> JobDefinition:
@@ -103,7 +103,7 @@ def load_registered(location: str, name: str, origin: str) -> JobDefinition:
 
 
 def _registered_module(location: str, name: str, origin: str) -> ModuleType:
-    receipt = find_receipt(_GRANTS, location, origin)
+    receipt = find_grant(_GRANTS, location, origin)
     if receipt is None:
         raise InvalidJob(
             f"Job {name!r} comes from {origin}, which was not registered on this machine for "

@@ -19,7 +19,7 @@ def logging_to(path: str, *, without_names: Callable[[str], str]) -> Iterator[No
 
     ``without_names`` removes lists of names from warnings, errors and tracebacks.
     """
-    with files.written_here(path) as local_path, _records_into(local_path, without_names):
+    with files.growing_file(path) as local_path, _records_into(local_path, without_names):
         yield
 
 

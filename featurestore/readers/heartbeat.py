@@ -22,7 +22,7 @@ from typing import Any, Literal
 from featurestore.errors import StorageError, WorkerStalled
 from featurestore.storage import files
 from featurestore.storage.appending import OverwrittenFile
-from featurestore.storage.location import is_uri
+from featurestore.storage.selection import storage_for
 
 EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: try again
 _WRITE_SECONDS = 1.0
@@ -130,7 +130,7 @@ class Heartbeat:
         try:
             if self._file is not None:
                 self._file.sync()
-            elif is_uri(self.directory):
+            elif not storage_for(self.directory).supports_appending:
                 files.write_atomically(
                     _step_file(self.directory, self.worker), self._line(last_step)
                 )
@@ -140,7 +140,7 @@ class Heartbeat:
 
     def _overwrite(self, step: tuple[int, int]) -> None:
         """Write a step into the file of this worker, which the first step creates."""
-        if is_uri(self.directory) or self._is_unwritable:
+        if self._is_unwritable or not storage_for(self.directory).supports_appending:
             return
         try:
             if self._file is None:

@@ -57,7 +57,7 @@ from featurestore.readers.transformed import (
     transformed_columns,
 )
 from featurestore.readers.windowblocks import WindowBlocks
-from featurestore.storage.location import is_uri
+from featurestore.storage.selection import storage_for
 from featurestore.storage.shardcache import ShardCache
 
 if TYPE_CHECKING:
@@ -683,7 +683,7 @@ class Reader:
     def files(self) -> ShardFiles:
         """Return the files of the split."""
         split_files = shard_files(self.path, self.manifest, self.split)
-        if split_files.access is None or self.cache is not None or not is_uri(self.path):
+        if split_files.access is None or self.cache is not None or storage_for(self.path).is_local:
             return replace(split_files, row_ranges=self.row_ranges, cache=self.cache)
         order = self.order
         window_blocks = order.lanes * (order.window_rows // order.block_rows + 1)

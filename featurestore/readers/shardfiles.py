@@ -21,7 +21,7 @@ from featurestore.model.manifest import Manifest, ManifestShard, ManifestSplit
 from featurestore.plugins.format import DatasetFormat, RecordAccess, ShardReader
 from featurestore.readers.order import EpochOrder, Rows
 from featurestore.storage import files
-from featurestore.storage.location import is_uri
+from featurestore.storage.selection import storage_for
 from featurestore.storage.shardcache import ShardCache, local_path
 
 _OPEN_READERS = 64
@@ -162,7 +162,7 @@ class ShardFiles:
 
     def _local_path(self, entry: ManifestShard) -> AbstractContextManager[str]:
         """Yield the local path of a shard or of its cached copy."""
-        if self.cache is None and not is_uri(self.directory):
+        if self.cache is None and storage_for(self.directory).is_local:
             check_shard(self.directory, entry)
         return local_path(self.directory, entry, self.cache)
 
@@ -215,8 +215,8 @@ def _check_rows(directory: str, shard: ManifestShard, rows: int) -> None:
 
 def check_shards(directory: str, split: ManifestSplit) -> None:
     """Raise DatasetDamaged unless every shard of a split has its size in the manifest."""
-    if is_uri(directory):
-        sizes = files.sizes_below(os.path.join(directory, split.name))
+    if storage_for(directory).prefers_listing:
+        sizes = files.listed_sizes(os.path.join(directory, split.name))
         for shard in split.shards:
             _check_size(shard, files.inside(directory, shard.path), sizes)
         return

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.recovery import lease_objects
 from featurestore.storage import files, machine
-from featurestore.storage.location import is_uri
+from featurestore.storage.selection import storage_for
 
 _SUFFIX = ".claim"
 _OUTCOME = ".end"
@@ -33,7 +33,7 @@ def claim(connection: Connection, path: str) -> bool:
 
     On a disk the registry is part of the location, so that no claim is needed.
     """
-    if not is_uri(path):
+    if not storage_for(path).needs_claims:
         return True
     identity = _identity(connection).encode()
     return files.write_new(path + _SUFFIX, identity) or files.read_bytes(path + _SUFFIX) == identity
@@ -41,7 +41,7 @@ def claim(connection: Connection, path: str) -> bool:
 
 def claim_once(connection: Connection, path: str, run: str) -> bool:
     """Claim the directory of a version for one export; False if it was claimed before."""
-    if not is_uri(path):
+    if not storage_for(path).needs_claims:
         return True
     return files.write_new(path + _SUFFIX, f"{_identity(connection)} {run}".encode())
 
@@ -52,7 +52,7 @@ def can_clean(connection: Connection, location: str, path: str) -> bool:
     It may do so for its own claims, since it knows which of its processes are alive. Versions of
     other registries are considered dead if neither the lease nor the files were written recently.
     """
-    if not is_uri(path):
+    if not storage_for(path).needs_claims:
         return True
     if not files.exists(path + _SUFFIX):
         return lease_objects.is_expired(location, os.path.basename(path), path)
@@ -67,7 +67,9 @@ def try_publish(path: str) -> bool:
 
     A dead export is revoked before its files are removed, so that it cannot publish later.
     """
-    return not is_uri(path) or files.write_new(path + _OUTCOME, _outcome_content(_PUBLISHED))
+    return not storage_for(path).needs_claims or files.write_new(
+        path + _OUTCOME, _outcome_content(_PUBLISHED)
+    )
 
 
 def revoke(path: str, *, certain: bool) -> bool:
@@ -76,14 +78,16 @@ def revoke(path: str, *, certain: bool) -> bool:
     In this case the manifest may still appear, so nothing may be removed, unless the process is dead
     for ``certain``, or a day has passed.
     """
-    if not is_uri(path) or files.write_new(path + _OUTCOME, _outcome_content(_REVOKED)):
+    if not storage_for(path).needs_claims or files.write_new(
+        path + _OUTCOME, _outcome_content(_REVOKED)
+    ):
         return True
     if files.read_bytes(path + _OUTCOME).decode("utf-8", "replace").startswith(_REVOKED):
         return True
     if certain:
         return True
     published_at = files.last_written(path + _OUTCOME)
-    return published_at is not None and files.time_of_store(path) - published_at > _MAX_REQUEST_TIME
+    return published_at is not None and files.current_time(path) - published_at > _MAX_REQUEST_TIME
 
 
 def directory_of_claim(entry: str) -> str:
@@ -97,7 +101,7 @@ def directory_of_claim(entry: str) -> str:
 
 def release(path: str, *, below: str) -> None:
     """Release the claim on a deleted version."""
-    if is_uri(path):
+    if storage_for(path).needs_claims:
         files.remove(path + _OUTCOME, below=below)
         files.remove(path + _SUFFIX, below=below)
 

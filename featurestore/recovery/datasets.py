@@ -15,7 +15,7 @@ from featurestore.recovery.owners import versions_in_flight
 from featurestore.registry import manifests, reports, tags, training_datasets
 from featurestore.registry.locking import lock
 from featurestore.storage import files, publication
-from featurestore.storage.described import Described, read_described
+from featurestore.storage.annotations import Annotations, read_annotations
 from featurestore.storage.manifests import is_finished, manifest_path, read_manifest
 
 EXPORT, REMOVE = "export", "remove"
@@ -47,11 +47,11 @@ def register_from_files(connection: Connection, directory: str, name: str, versi
     """Register the finished dataset of a directory, with its annotations."""
     manifest = read(directory, name, version)
     register(connection, manifest)
-    apply_annotations(connection, name, version, read_described(directory, manifest))
+    apply_annotations(connection, name, version, read_annotations(directory, manifest))
 
 
 def apply_annotations(
-    connection: Connection, name: str, version: int, annotations: Described
+    connection: Connection, name: str, version: int, annotations: Annotations
 ) -> None:
     """Update the description and tags of a registered dataset from its annotations file."""
     training_datasets.describe(connection, name, version, annotations.description)

@@ -20,7 +20,7 @@ from featurestore.recovery.resolve import resolve
 from featurestore.registry import Registry, intents
 from featurestore.registry import owners as heartbeats
 from featurestore.storage import files
-from featurestore.storage.location import is_uri
+from featurestore.storage.selection import storage_for
 
 # Kinds that are reported to observers; the other intents are parts of these, or change no rows.
 _WORK_KINDS: Mapping[str, WorkKind] = {
@@ -77,7 +77,7 @@ class InFlight:
         Below a URI it is a local directory, unless other machines read the rows.
         """
         if self._rows is None:
-            if is_uri(self.stage) and self.stages_locally():
+            if self.stages_locally() and not storage_for(self.stage).is_local:
                 self._rows = files.temporary_directory()
             else:
                 self._rows = self.staging

@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 
 from featurestore.errors import StorageError
 from featurestore.storage import files
-from featurestore.storage.location import is_uri
+from featurestore.storage.selection import storage_for
 
 RENEWAL_SECONDS = 15.0
 # Forty renewals, and longer than the retries of a request.
@@ -33,7 +33,7 @@ _log = logging.getLogger("featurestore.recovery")
 @contextmanager
 def renewed_lease(location: str, run: str) -> Iterator[None]:
     """Renew the lease of a write while the block runs; nothing is done on a disk."""
-    if not is_uri(location):
+    if not storage_for(location).needs_claims:
         yield
         return
     path = _path(location, run)
@@ -68,18 +68,18 @@ def is_expired(location: str, run: str, *paths: str, now: datetime | None = None
             last_written = written_at
     if last_written is None:
         return True
-    return (now or files.time_of_store(location)) - last_written > LEASE_TIMEOUT
+    return (now or files.current_time(location)) - last_written > LEASE_TIMEOUT
 
 
 def remove_expired(location: str) -> None:
     """Remove the leases of dead processes."""
-    if not is_uri(location):
+    if not storage_for(location).needs_claims:
         return
     folder = os.path.join(location, _FOLDER)
     runs = files.list_directory(folder)
     if not runs:
         return
-    now = files.time_of_store(location)
+    now = files.current_time(location)
     for run in runs:
         if is_expired(location, run, now=now):
             files.remove(_path(location, run), below=location)

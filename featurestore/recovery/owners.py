@@ -28,7 +28,7 @@ from featurestore.errors import RegistryError, StorageError
 from featurestore.model.paths import StorePaths
 from featurestore.registry import Registry, intents, owners
 from featurestore.storage import files, locks, machine
-from featurestore.storage.location import is_uri
+from featurestore.storage.selection import storage_for
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=60)
 # An owner may miss three heartbeats before it is considered dead.
@@ -224,11 +224,13 @@ def _lock_file(location: str, name: str) -> str:
 
 
 def _machine_id(location: str) -> str:
-    return machine.machine_id(_lock_folder(location) if is_uri(location) else location)
+    return machine.machine_id(
+        location if storage_for(location).is_local else _lock_folder(location)
+    )
 
 
 def _lock_folder(location: str) -> str:
     """Return the folder of the lock files: in the store, or a local one for a URI."""
-    if is_uri(location):
+    if not storage_for(location).is_local:
         return machine.lock_folder(location)
     return StorePaths(location).owners

@@ -14,7 +14,7 @@ from featurestore.recovery.resolve import resolve
 from featurestore.registry import intents
 from featurestore.registry import owners as heartbeats
 from featurestore.storage import files
-from featurestore.storage.location import is_uri
+from featurestore.storage.selection import storage_for
 
 _INTENT = re.compile(r"[0-9a-f]{32}")
 _log = logging.getLogger("featurestore.recovery")
@@ -74,9 +74,10 @@ def remove_unclaimed_stages(store: Store) -> list[str]:
             is_claimed = intents.find(connection, name) is not None
         path = os.path.join(staging, name)
         if is_claimed or (
-            is_uri(path) and not lease_objects.is_expired(store.location, name, path)
+            storage_for(path).needs_claims
+            and not lease_objects.is_expired(store.location, name, path)
         ):
-            continue  # below a URI it may belong to a write of another registry
+            continue  # it may belong to a write of another registry
         try:
             files.remove(path, below=store.location)
         except StorageError as error:

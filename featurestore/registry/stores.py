@@ -21,7 +21,7 @@ from featurestore.errors import ConfigurationError, RegistryError, listing
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.registry import tables
 from featurestore.storage import files
-from featurestore.storage.location import is_uri
+from featurestore.storage.selection import storage_for
 
 MEMORY_FILE = "registry.json"
 # What a place in an object store remembers of a registry that is a SQLite file of some machine.
@@ -157,7 +157,7 @@ def claim(
 
 def _to_remember(url: sa.URL, directory: str) -> str:
     """Return what a location remembers of its registry: a file is of one machine, a URI of many."""
-    if is_uri(directory) and url.get_backend_name() == "sqlite":
+    if not storage_for(directory).is_local and url.get_backend_name() == "sqlite":
         return CACHE
     return without_secrets(url)
 

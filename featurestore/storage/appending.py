@@ -12,7 +12,7 @@ from featurestore.storage.failures import reading, writing
 
 
 class AppendedFile:
-    """A file of one process, written without buffering: what was written outlives a kill."""
+    """A log file of one process, written without buffering, so that its content survives a kill."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -21,7 +21,7 @@ class AppendedFile:
             self._file = FileIO(path, "a")
 
     def write(self, data: bytes) -> int:
-        """Append bytes in one call of the system."""
+        """Append bytes in one system call."""
         with writing(self._path):
             return self._file.write(data)
 
@@ -31,10 +31,10 @@ class AppendedFile:
 
 
 class OverwrittenFile:
-    """A small file whose content a process overwrites: what was written last outlives a kill.
+    """A small file that a process overwrites in place; the last content survives a kill.
 
-    Other processes of the machine see it at once, other machines when it was synced. All contents
-    have one size in the file, filled up with spaces.
+    Other processes of the machine see a new content at once, other machines after ``sync``. Every
+    content is padded with spaces to the same size.
     """
 
     def __init__(self, path: str, *, size: int) -> None:
@@ -45,7 +45,7 @@ class OverwrittenFile:
         self.close = weakref.finalize(self, os.close, self._descriptor)
 
     def write(self, data: bytes) -> None:
-        """Overwrite the content in one call of the system."""
+        """Overwrite the content in one system call."""
         with writing(self._path):
             os.pwrite(self._descriptor, data.ljust(self._size), 0)
 
@@ -56,19 +56,19 @@ class OverwrittenFile:
 
 
 def open_log(path: str) -> IO[bytes]:
-    """Return a file that a process may write its output to, behind what is there."""
+    """Open a file to which a process appends its output."""
     files.make_directory(os.path.dirname(path))
     with writing(path):
         return open(path, "ab", buffering=0)
 
 
-def read_from(path: str, offset: int, *, most: int = 1 << 20) -> bytes:
-    """Return what a file holds from an offset on, at most some bytes; nothing where there is none."""
+def read_from(path: str, offset: int, *, max_bytes: int = 1 << 20) -> bytes:
+    """Return at most ``max_bytes`` of a file from an offset on; empty without the file."""
     if not os.path.exists(path):
         return b""
     with reading(path), open(path, "rb") as file:
         file.seek(offset)
-        return file.read(most)
+        return file.read(max_bytes)
 
 
 def last_lines(path: str, count: int) -> list[str]:

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from featurestore.storage.location import HDFS, root_of, scheme_of, with_owner
+from featurestore.storage import settings
+from featurestore.storage.location import HDFS, Location, root_of, scheme_of, with_owner
 
 if TYPE_CHECKING:
-    from featurestore.storage.interface import Storage
+    from featurestore.storage.interface import ObjectStore
 
 # Module and class by scheme; each takes the URI of a bucket and the options for it.
 _CLASSES = {
@@ -26,7 +27,7 @@ _CLASSES = {
 # Options and connections by scheme and host. Options may hold credentials: they stay in memory and
 # are never written to a file.
 _options: dict[str, dict[str, str]] = {}
-_connections: dict[str, Storage] = {}
+_connections: dict[str, ObjectStore] = {}
 
 
 def use_options(location: str, options: Mapping[str, str] | None) -> None:
@@ -66,7 +67,7 @@ def options_of(path: str) -> Mapping[str, str]:
     return _options.get(root_of(path), {})
 
 
-def object_store_for(path: str) -> tuple[Storage, str]:
+def object_store_for(path: str) -> tuple[ObjectStore, str]:
     """Return the connection to the bucket of a URI, and the object name of the URI in it.
 
     The name of the bucket itself is "".
@@ -78,6 +79,37 @@ def object_store_for(path: str) -> tuple[Storage, str]:
         connection = getattr(import_module(module), name)(root, _options.get(root, {}))
         _connections[root] = connection
     return connection, path[len(root) + 1 :]
+
+
+def delta_options(path: str) -> dict[str, str] | None:
+    """Return the settings of a URI for delta-rs; None for a local path."""
+    scheme = scheme_of(path)
+    if scheme == "file":
+        return None
+    if scheme != "s3":
+        return dict(options_of(path))
+    return settings.delta_options(settings.s3_settings(options_of(path)))
+
+
+def s3a_options(path: str) -> dict[str, str]:
+    """Return the settings of an ``s3://`` URI for Hadoop's S3A client; credentials included."""
+    s3_settings = settings.s3_settings(options_of(path))
+    return settings.s3a_options(s3_settings, Location.parse(path).bucket)
+
+
+def options_of_connections() -> dict[str, dict[str, str]]:
+    """Return the options of each bucket in use, for a process on another machine.
+
+    They include credentials from this machine's environment and files.
+    """
+    options_by_root = {}
+    for root in connected_roots():
+        options = dict(options_of(root))
+        if scheme_of(root) == "s3":
+            s3_settings = settings.s3_settings(options)
+            options = {**s3_settings.store, **s3_settings.client}
+        options_by_root[root] = options
+    return options_by_root
 
 
 def _forget_parent() -> None:

@@ -1,8 +1,9 @@
-"""Files below URIs as a file system of fsspec, by which DuckDB reads them.
+"""The fsspec file system through which DuckDB reads files below URIs.
 
-DuckDB shares one handle among its threads, which seek and then read; compressed files it reads on
-from where another thread stopped. So what a thread seeks is for its own next read, and reads without
-a seek go on behind the last one. Size and time of a file are asked for once.
+DuckDB shares one handle among its threads, which seek and then read; in a compressed file a thread
+continues after the read of another thread. So a seek applies to the next read of its thread, and a
+read without a seek continues after the last read of any thread. Size and time of a file are
+requested once.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from featurestore.storage.location import SCHEMES
 
 Guard = Callable[[], AbstractContextManager[None]]
 
-_REMEMBERED = 10_000
-# Wildcards are taken literally by brackets around them.
+_MAX_CACHED = 10_000
+# DuckDB escapes wildcards by brackets.
 _LITERAL = re.compile(r"\[(.)\]")
 
 
 def file_systems(guard: Guard) -> list[Any]:
-    """Return what ``register_filesystem`` of a connection of DuckDB takes, one for each scheme.
+    """Return file systems for ``register_filesystem`` of a DuckDB connection, one for each scheme.
 
-    They read only. Each call runs in a context of ``guard``, which sees its errors before DuckDB
-    does.
+    They are read-only. Each call runs in a context of ``guard``, which sees its errors before
+    DuckDB does.
 
     Raises:
         MissingExtra: fsspec is not installed.
@@ -41,8 +42,8 @@ def file_systems(guard: Guard) -> list[Any]:
     except ModuleNotFoundError as error:
         raise missing_extra("fsspec", "s3") from error
 
-    # The base class is only there when it is needed. One for each scheme: of several DuckDB would
-    # put the first before every path.
+    # The base class is imported when it is needed. DuckDB would put the first of several schemes
+    # before every path, so each scheme has its own file system.
     systems = []
     for scheme in SCHEMES:
         system = type("StorageFiles", (_Files, AbstractFileSystem), {"protocol": scheme})
@@ -51,12 +52,12 @@ def file_systems(guard: Guard) -> list[Any]:
 
 
 class _Files:
-    """The calls that DuckDB makes on a file system."""
+    """The methods of a file system that DuckDB calls."""
 
     def __init__(self, guard: Guard) -> None:
         super().__init__()
         self._guard = guard
-        self._known: OrderedDict[str, StoredObject] = OrderedDict()
+        self._objects: OrderedDict[str, StoredObject] = OrderedDict()
         self._lock = threading.Lock()
 
     def open(self, path: str, mode: str = "rb", **_: object) -> _Handle:
@@ -66,7 +67,7 @@ class _Files:
             return _Handle(path, self._find(path).size, self._guard)
 
     def glob(self, path: str, **_: object) -> list[str]:
-        """Return the one file that a pattern means, as DuckDB wants it: without its scheme."""
+        """Return the file of an escaped path, without its scheme as DuckDB expects."""
         return [_LITERAL.sub(r"\1", path).partition("://")[2]]
 
     def exists(self, path: str, **_: object) -> bool:
@@ -89,22 +90,22 @@ class _Files:
 
     def _find(self, path: str) -> StoredObject:
         with self._lock:
-            known = self._known.get(path)
-        if known is not None:
-            return known
-        storage, name = object_store_for(path)
-        found = storage.find(name)
-        if found is None:
+            cached = self._objects.get(path)
+        if cached is not None:
+            return cached
+        store, name = object_store_for(path)
+        stored = store.find(name)
+        if stored is None:
             raise FileNotFoundError(f"There is no {path!r}.")
         with self._lock:
-            self._known[path] = found
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-        return found
+            self._objects[path] = stored
+            while len(self._objects) > _MAX_CACHED:
+                self._objects.popitem(last=False)
+        return stored
 
 
 class _Handle:
-    """An open file: where each thread wants to read, where the last read ended, bytes by ranges."""
+    """An open file with a position for each thread, and the end of the last read."""
 
     closed = False
 
@@ -113,32 +114,32 @@ class _Handle:
         self._guard = guard
         self._size = size
         self._end = 0
-        self._wanted = threading.local()
+        self._thread = threading.local()
 
     def seek(self, offset: int, whence: int = 0) -> int:
         if whence == 1:
             offset += self.tell()
         elif whence == 2:
             offset += self._size
-        self._wanted.position = self._end = offset
+        self._thread.position = self._end = offset
         return offset
 
     def tell(self) -> int:
-        return int(getattr(self._wanted, "position", self._end))
+        return int(getattr(self._thread, "position", self._end))
 
     def read(self, count: int = -1) -> bytes:
         start = self.tell()
-        left = max(self._size - start, 0)
-        length = left if count < 0 else min(count, left)
+        remaining = max(self._size - start, 0)
+        length = remaining if count < 0 else min(count, remaining)
         with self._guard():
-            storage, name = object_store_for(self._path)
-            (data,) = storage.ranges(name, [(start, length)])
-        self._wanted.__dict__.pop("position", None)
+            store, name = object_store_for(self._path)
+            (data,) = store.ranges(name, [(start, length)])
+        self._thread.__dict__.pop("position", None)
         self._end = start + length
         return data
 
     def flush(self) -> None:
-        """Do nothing: files are read only."""
+        """Do nothing: files are read-only."""
 
     def close(self) -> None:
-        """Do nothing: between two ranges nothing is open."""
+        """Do nothing: no connection is open between two reads."""

@@ -1,7 +1,8 @@
-"""The storage in an HDFS: files of a namenode, written beside their place and renamed.
+"""Files in HDFS, written under a temporary name in the same folder and renamed.
 
-A rename without overwrite is what a conditional put is elsewhere: the namenode decides who was
-first. A file is visible there while it is written, so it has a name with a dot until it is whole.
+A rename without overwrite corresponds to a conditional put of object stores: the namenode decides
+which writer is first. HDFS shows a file while it is written, so its temporary name starts with a
+dot.
 """
 
 from __future__ import annotations
@@ -19,45 +20,45 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from featurestore.errors import StorageError
 from featurestore.storage import hdfs_failures
-from featurestore.storage.attempts import repeated
+from featurestore.storage.buffers import fill, total_bytes
 from featurestore.storage.failures import reading
-from featurestore.storage.hdfs_client import knock, noted, opened
-from featurestore.storage.hdfs_failures import LostAnswerError
+from featurestore.storage.hdfs_client import check_namenode, open_client, recorded_use
+from featurestore.storage.hdfs_failures import LostResponseError
 from featurestore.storage.interface import StoredObject, Writer
 from featurestore.storage.location import check_name
-from featurestore.storage.targets import bytes_of, fill
+from featurestore.storage.retry import with_retries
 
 if TYPE_CHECKING:
-    from featurestore.storage.interface import Storage
+    from featurestore.storage.interface import ObjectStore
 
 Result = TypeVar("Result")
 
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")
-# Ranges that lie closer together are read as one.
+# Ranges with smaller gaps are read as one.
 _COALESCED_BYTES = 256 << 10
-_PIECE_BYTES = 4 << 20
-_AT_ONCE = 8
-_TRUST_SECONDS = 10
-_LOOKS = 40
-_FIRST_LOOK_SECONDS = 0.005
+_CHUNK_BYTES = 4 << 20
+_PARALLEL_READS = 8
+_NAMENODE_CHECK_INTERVAL = 10
+_COMPLETION_CHECKS = 40
+_FIRST_CHECK_DELAY = 0.005
 
 
 class HdfsStorage:
     """Files of an HDFS, below its root.
 
-    HDFS keeps times in milliseconds and no tag: an object that takes the place of one of the same
-    size, written at the same millisecond, has the same ``etag``. Writing takes longer than that.
+    HDFS has times in milliseconds and no tag: an object that replaces one of the same size in the
+    same millisecond has the same ``etag``. Writing takes longer than that.
 
     Args:
         root: The URI of the file system, such as "hdfs://namenode:8020".
-        options: Settings of Hadoop's client, as ``storage_options=`` gives them; else those of
+        options: Settings of Hadoop's client from ``storage_options=``; others come from
             ``$HADOOP_CONF_DIR``.
     """
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
         self.root = root
-        self._client = opened(root, options)
-        self._trusted_until = 0.0
+        self._client = open_client(root, options)
+        self._namenode_checked_until = 0.0
 
     def read(self, name: str) -> bytes:
         path = self._path(name)
@@ -65,10 +66,10 @@ class HdfsStorage:
         def call() -> bytes:
             size = self._client.get_file_info(path).length
             reader = self._client.read(path)
-            _check_whole(reader, size)
+            _check_complete(reader, size)
             return bytes(reader.read())
 
-        return self._repeated("read", name, call)
+        return self._with_retries("read", name, call)
 
     def ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         path = self._path(name)
@@ -77,23 +78,23 @@ class HdfsStorage:
             end = max((start + length for start, length in ranges if length > 0), default=0)
             return _read_ranges(self._reader(path, end), ranges)
 
-        return self._repeated("read", name, call)
+        return self._with_retries("read", name, call)
 
-    def read_into(self, name: str, start: int, targets: Sequence[memoryview]) -> None:
-        path, length = self._path(name), bytes_of(targets)
+    def read_into(self, name: str, start: int, buffers: Sequence[memoryview]) -> None:
+        path, length = self._path(name), total_bytes(buffers)
 
         def call() -> None:
             reader = self._reader(path, start + length)
-            if not fill(targets, reader.read_range_stream(start, length)):
-                raise StorageError(f"Cannot read {self.root + path!r}: it came incomplete.")
+            if not fill(buffers, reader.read_range_stream(start, length)):
+                raise StorageError(f"Cannot read {self.root + path!r}: the response is incomplete.")
 
-        self._repeated("read", name, call)
+        self._with_retries("read", name, call)
 
     def put(self, name: str, data: bytes) -> None:
         path = self._path(name)
 
         def call() -> None:
-            with _Unfinished(self._client, path) as file:
+            with _TemporaryFile(self._client, path) as file:
                 file.write(data)
                 file.publish(overwrite=True)
 
@@ -104,52 +105,52 @@ class HdfsStorage:
 
         def call() -> bool:
             try:
-                with _Unfinished(self._client, path) as file:
+                with _TemporaryFile(self._client, path) as file:
                     file.write(data)
                     file.publish(overwrite=False)
             except FileExistsError:
-                # The answer to an earlier rename of this call may have been lost on the way.
-                return self._is_there(name, data)
-            except LostAnswerError:
-                if not self._is_there(name, data):
+                # The response to an earlier rename of this call may have been lost.
+                return self._has_content(name, data)
+            except LostResponseError:
+                if not self._has_content(name, data):
                     raise
             return True
 
-        # Looked at first, since a file that is written in vain takes half a second, too.
+        # Checked first: writing a file takes half a second, even in vain.
         if self.find(name) is not None or not self._write(name, call):
             raise FileExistsError(f"There is {self.root + path!r} already.")
 
     @contextmanager
     def writer(self, name: str) -> Iterator[Writer]:
         path = self._path(name)
-        with self._write(name, partial(_Unfinished, self._client, path)) as file:
-            yield _Piecewise(file, self.root + path)
+        with self._write(name, partial(_TemporaryFile, self._client, path)) as file:
+            yield _NamedErrors(file, self.root + path)
             self._write(name, partial(file.publish, overwrite=True))
 
     def upload(self, name: str, path: str) -> None:
         target = self._path(name)
 
         def call() -> None:
-            with _Unfinished(self._client, target) as file:
+            with _TemporaryFile(self._client, target) as file:
                 source.seek(0)
-                while piece := source.read(_PIECE_BYTES):
-                    file.write(piece)
+                while chunk := source.read(_CHUNK_BYTES):
+                    file.write(chunk)
                 file.publish(overwrite=True)
 
         with reading(path), open(path, "rb", buffering=0) as source:
             self._write(name, call)
 
     def copy(self, source: str, target: str) -> None:
-        path, place = self._path(source), self._path(target)
+        path, target_path = self._path(source), self._path(target)
 
         def call() -> None:
             reader = self._client.read(path)
-            with _Unfinished(self._client, place) as file:
-                for piece in reader.read_range_stream(0, len(reader)):
-                    file.write(piece)
+            with _TemporaryFile(self._client, target_path) as file:
+                for chunk in reader.read_range_stream(0, len(reader)):
+                    file.write(chunk)
                 file.publish(overwrite=True)
 
-        self._repeated("copy", source, call)
+        self._with_retries("copy", source, call)
 
     def children(self, folder: str) -> list[str]:
         names = []
@@ -158,42 +159,44 @@ class HdfsStorage:
             if entry.isdir:
                 folders.append(entry.path)
             else:
-                names.append(_last(entry.path))
-        with ThreadPoolExecutor(min(_AT_ONCE, max(len(folders), 1))) as pool:
-            for path, holds in zip(folders, pool.map(self._holds, folders), strict=True):
-                if holds:
-                    names.append(_last(path))
+                names.append(_last_part(entry.path))
+        with ThreadPoolExecutor(min(_PARALLEL_READS, max(len(folders), 1))) as pool:
+            for path, has_objects in zip(
+                folders, pool.map(self._has_objects, folders), strict=True
+            ):
+                if has_objects:
+                    names.append(_last_part(path))
         return sorted(names)
 
     def find(self, name: str) -> StoredObject | None:
         path = self._path(name)
         try:
-            found = self._repeated("find", name, partial(self._client.get_file_info, path))
+            info = self._with_retries("find", name, partial(self._client.get_file_info, path))
         except FileNotFoundError:
             return None
-        return None if found.isdir else _stored(found)
+        return None if info.isdir else _stored(info)
 
     def remove(self, name: str) -> bool:
         if self.find(name) is None:
             return False
-        self._repeated("remove", name, partial(self._client.delete, self._path(name)))
+        self._with_retries("remove", name, partial(self._client.delete, self._path(name)))
         return True
 
     def remove_below(self, folder: str) -> int:
-        found = sum(1 for _ in self.list(check_name(folder)))
-        # An object of that name is no folder. What killed writers left goes with the folder.
+        count = sum(1 for _ in self.list(check_name(folder)))
+        # An object of that name is not a folder. The folder's temporary files are removed, too.
         if self.find(folder) is None:
             delete = partial(self._client.delete, self._path(folder), recursive=True)
             with suppress(FileNotFoundError):
-                self._repeated("remove", folder, delete)
-        return found
+                self._with_retries("remove", folder, delete)
+        return count
 
     def remove_unfinished(self, folder: str, *, before: datetime) -> int:
         removed = 0
-        for entry in self._listed(folder, recursive=True):
+        for entry in self._list(folder, recursive=True):
             if _is_temporary(entry) and _stored(entry).modified < before:
                 delete = partial(self._client.delete, entry.path)
-                removed += self._repeated("remove", entry.path[1:], delete)
+                removed += self._with_retries("remove", entry.path[1:], delete)
         return removed
 
     def list(self, folder: str, *, after: str = "") -> Iterator[StoredObject]:
@@ -206,71 +209,72 @@ class HdfsStorage:
                 yield from self.list(name, after=after)
 
     def _reader(self, path: str, end: int) -> Any:
-        """Open a file that has bytes up to ``end``."""
+        """Open a file that has at least ``end`` bytes."""
         reader = self._client.read(path)
         if end > len(reader):
-            _check_whole(reader, self._client.get_file_info(path).length)
+            _check_complete(reader, self._client.get_file_info(path).length)
             raise StorageError(f"Cannot read {self.root + path!r}: it ends before byte {end}.")
         return reader
 
     def _path(self, name: str) -> str:
         return f"/{check_name(name)}"
 
-    def _repeated(self, action: str, name: str, call: Callable[[], Result]) -> Result:
-        def understood() -> Result:
-            if time.monotonic() > self._trusted_until:
-                knock(self.root)
-            with noted(), hdfs_failures.nothing_below_files():
-                found = call()
-            self._trusted_until = time.monotonic() + _TRUST_SECONDS
-            return found
+    def _with_retries(self, action: str, name: str, call: Callable[[], Result]) -> Result:
+        def attempt() -> Result:
+            if time.monotonic() > self._namenode_checked_until:
+                check_namenode(self.root)
+            with recorded_use(), hdfs_failures.missing_below_files():
+                result = call()
+            self._namenode_checked_until = time.monotonic() + _NAMENODE_CHECK_INTERVAL
+            return result
 
-        place = f"{self.root}/{name}"
-        return repeated(action, place, understood, answers=hdfs_failures.ANSWERS)
+        uri = f"{self.root}/{name}"
+        return with_retries(action, uri, attempt, policy=hdfs_failures.POLICY)
 
     def _write(self, name: str, call: Callable[[], Result]) -> Result:
         try:
-            return self._repeated("write", name, call)
+            return self._with_retries("write", name, call)
         except FileNotFoundError:
             raise StorageError(
                 f"Cannot write {self.root}/{name}: a part of its path is a file.",
                 hint="choose another name",
             ) from None
 
-    def _listed(self, folder: str, *, recursive: bool = False) -> Sequence[Any]:
-        """Return the status of what is in a folder, or of all below it; nothing where it is not."""
+    def _list(self, folder: str, *, recursive: bool = False) -> Sequence[Any]:
+        """Return the status of a folder's entries, or of all below it; empty without a folder."""
         path = self._path(folder) if folder else "/"
 
         def call() -> Sequence[Any]:
             return list(self._client.list_status(path, recursive))
 
         try:
-            return self._repeated("list", folder, call)
+            return self._with_retries("list", folder, call)
         except FileNotFoundError:
             return []
 
     def _entries(self, folder: str) -> Sequence[Any]:
-        """Return the status of what is in a folder, in the order of the names of all below it."""
-        found = []
-        for entry in self._listed(folder):
+        """Return the status of a folder's entries, in the order of the names of all below it."""
+        entries = [
+            entry
+            for entry in self._list(folder)
             # The list of a file is the file itself.
-            if entry.path != f"/{folder}" and not _is_temporary(entry):
-                found.append(entry)
-        return sorted(found, key=lambda entry: entry.path + "/" * entry.isdir)
+            if entry.path != f"/{folder}" and not _is_temporary(entry)
+        ]
+        return sorted(entries, key=lambda entry: entry.path + "/" * entry.isdir)
 
-    def _holds(self, path: str) -> bool:
-        """Tell whether there is an object below a folder: empty folders are not there."""
+    def _has_objects(self, path: str) -> bool:
+        """Return True if a folder has an object below it: empty folders do not count."""
         return next(self.list(path[1:]), None) is not None
 
-    def _is_there(self, name: str, data: bytes) -> bool:
+    def _has_content(self, name: str, data: bytes) -> bool:
         try:
             return self.read(name) == data
         except FileNotFoundError:
             return False
 
 
-class _Unfinished:
-    """A new file beside its place, under a temporary name; removed unless it was published."""
+class _TemporaryFile:
+    """A new file under a temporary name in its folder; removed unless it is published."""
 
     def __init__(self, client: Any, path: str) -> None:
         self._client = client
@@ -278,7 +282,7 @@ class _Unfinished:
         self._temporary = f"{path.rpartition('/')[0]}/.{uuid.uuid4().hex}.tmp"
         self._file = client.create(self._temporary)
         self._size = 0
-        self._whole: Any = None
+        self._complete: Any = None
         self._published = False
 
     def write(self, data: bytes) -> int:
@@ -287,40 +291,40 @@ class _Unfinished:
         return len(data)
 
     def publish(self, *, overwrite: bool) -> None:
-        """Close the file, which makes it whole, and give it its name; may be repeated.
+        """Close the file, which completes it, and rename it; may be repeated.
 
         Raises:
             FileExistsError: The name is taken.
-            LostAnswerError: The temporary file is gone, and whether it was renamed nobody knows.
+            LostResponseError: The temporary file does not exist; it may have been renamed.
         """
         self._file.close()
         try:
-            self._wait_until_whole()
+            self._wait_until_complete()
             self._client.rename(self._temporary, self._path, overwrite)
         except FileNotFoundError:
-            # The library sends a rename again when its answer was lost.
-            if not overwrite or not self._has_moved():
-                raise LostAnswerError(f"{self._temporary} is gone") from None
+            # hdfs-native repeats a rename whose response was lost.
+            if not overwrite or not self._is_renamed():
+                raise LostResponseError(f"{self._temporary} is gone") from None
         self._published = True
 
-    def _wait_until_whole(self) -> None:
-        """Wait until readers get all bytes: a namenode may close a file a moment earlier."""
-        for attempt in range(_LOOKS):
+    def _wait_until_complete(self) -> None:
+        """Wait until readers get all bytes: a namenode may close a file slightly earlier."""
+        for attempt in range(_COMPLETION_CHECKS):
             reader = self._client.read(self._temporary)
             if len(reader) == self._size:
-                self._whole = self._client.get_file_info(self._temporary)
+                self._complete = self._client.get_file_info(self._temporary)
                 return
-            time.sleep(_FIRST_LOOK_SECONDS * (attempt + 1))
-        _check_whole(reader, self._size)
+            time.sleep(_FIRST_CHECK_DELAY * (attempt + 1))
+        _check_complete(reader, self._size)
 
-    def _has_moved(self) -> bool:
+    def _is_renamed(self) -> bool:
         try:
-            there = self._client.get_file_info(self._path)
+            info = self._client.get_file_info(self._path)
         except FileNotFoundError:
             return False
-        return self._whole is not None and _stored(there).etag == _stored(self._whole).etag
+        return self._complete is not None and _stored(info).etag == _stored(self._complete).etag
 
-    def __enter__(self) -> _Unfinished:
+    def __enter__(self) -> _TemporaryFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -331,73 +335,73 @@ class _Unfinished:
                 self._client.delete(self._temporary)
 
 
-class _Piecewise:
+class _NamedErrors:
     """A writer whose errors name the object."""
 
-    def __init__(self, file: _Unfinished, place: str) -> None:
+    def __init__(self, file: _TemporaryFile, uri: str) -> None:
         self._file = file
-        self._place = place
+        self._uri = uri
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         try:
             return self._file.write(bytes(data))
         except hdfs_failures.errors() as error:
-            raise hdfs_failures.failure("write", self._place, error) from None
+            raise hdfs_failures.failure("write", self._uri, error) from None
 
 
-def _check_whole(reader: Any, size: int) -> None:
-    """Raise an error that passes unless an open file has the size that the namenode tells.
+def _check_complete(reader: Any, size: int) -> None:
+    """Raise a transient error unless an open file has the size that the namenode reports.
 
-    Where a file may be closed before its last block is known, a reader gets less for a moment.
+    A file may be closed before its last block is known; until then readers get fewer bytes.
     """
     if len(reader) != size:
         raise OSError(f"{len(reader)} bytes can be read of {size}")
 
 
 def _read_ranges(reader: Any, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Return ranges of an open file, which has them: neighbors together, others side by side."""
-    wanted = _coalesced(ranges)
-    starts = [start for start, _ in wanted]
-    with ThreadPoolExecutor(min(_AT_ONCE, max(len(wanted), 1))) as pool:
-        parts = list(pool.map(lambda part: reader.read_range(*part), wanted))
-    found = []
-    for start, length in ranges:
+    """Return ranges of an open file: neighbors in one read, distant ranges in parallel."""
+    merged = _merge(ranges)
+    starts = [start for start, _ in merged]
+    with ThreadPoolExecutor(min(_PARALLEL_READS, max(len(merged), 1))) as pool:
+        chunks = list(pool.map(lambda merged_range: reader.read_range(*merged_range), merged))
+
+    def slice_of(start: int, length: int) -> bytes:
         if length <= 0:
-            found.append(b"")
-            continue
-        number = bisect_right(starts, start) - 1
-        offset = start - starts[number]
-        found.append(bytes(parts[number][offset : offset + length]))
-    return found
+            return b""
+        index = bisect_right(starts, start) - 1
+        offset = start - starts[index]
+        return bytes(chunks[index][offset : offset + length])
+
+    return [slice_of(start, length) for start, length in ranges]
 
 
-def _coalesced(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges that hold the given ones, first byte and length, ascending and apart."""
+def _merge(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Merge ranges (first byte and length) with small gaps; the result ascends."""
     merged: list[tuple[int, int]] = []
     for start, length in sorted(ranges):
         if length <= 0:
             continue
         if merged and start <= sum(merged[-1]) + _COALESCED_BYTES:
-            first, before = merged[-1]
-            merged[-1] = (first, max(before, start + length - first))
+            first, merged_length = merged[-1]
+            merged[-1] = (first, max(merged_length, start + length - first))
         else:
             merged.append((start, length))
     return merged
 
 
-def _stored(found: Any) -> StoredObject:
-    modified = datetime.fromtimestamp(found.modification_time / 1000, UTC)
-    etag = f"{found.modification_time}-{found.length}"
-    return StoredObject(found.path[1:], found.length, modified, etag)
+def _stored(info: Any) -> StoredObject:
+    modified = datetime.fromtimestamp(info.modification_time / 1000, UTC)
+    etag = f"{info.modification_time}-{info.length}"
+    return StoredObject(info.path[1:], info.length, modified, etag)
 
 
-def _is_temporary(found: Any) -> bool:
-    return _TEMPORARY.fullmatch(_last(found.path)) is not None
+def _is_temporary(info: Any) -> bool:
+    return _TEMPORARY.fullmatch(_last_part(info.path)) is not None
 
 
-def _last(path: str) -> str:
+def _last_part(path: str) -> str:
     return path.rpartition("/")[2]
 
 
 if TYPE_CHECKING:
-    _contract: type[Storage] = HdfsStorage
+    _contract: type[ObjectStore] = HdfsStorage

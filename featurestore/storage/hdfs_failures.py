@@ -1,7 +1,7 @@
-"""What the errors of HDFS mean: which pass, and what to say of those that do not.
+"""Errors of HDFS: which are transient, and the errors of the library for the others.
 
-Namenodes answer with the name of a Java class and a text; of that the class alone goes into an
-error, since the text may hold a stack of the server.
+Namenodes respond with the name of a Java class and a text. Only the class goes into an error, since
+the text may contain a stack of the server.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from featurestore.errors import StorageError
-from featurestore.storage.attempts import Answers
+from featurestore.storage.retry import RetryPolicy
 
-# What hdfs-native shows of an error: its kind, then the class that the namenode answered with.
+# The text of an error of hdfs-native: its kind, then the Java class of the namenode's response.
 _KIND = re.compile(r'(?P<kind>\w+)(?:\("(?:[\w$]+\.)*(?P<name>[\w$]+)", ")?')
-_PASSING_KINDS = (
+_TRANSIENT_KINDS = (
     "BlocksNotFound",
     "ChecksumError",
     "DataTransferError",
     "InvalidRPCResponse",
     "OperationFailed",
 )
-_PASSING_CLASSES = (
+_TRANSIENT_CLASSES = (
     "IOException",
     "LeaseExpiredException",
     "NotReplicatedYetException",
@@ -50,43 +50,43 @@ _HINTS = {
 }
 
 
-class LostAnswerError(OSError):
-    """A file to be renamed is gone: that was done, or its folder was removed meanwhile."""
+class LostResponseError(OSError):
+    """The source of a rename does not exist: it was renamed, or its folder was removed."""
 
 
 def errors() -> tuple[type[Exception], ...]:
-    """Return the classes of errors that calls of hdfs-native fail with."""
+    """Return the error classes of hdfs-native."""
     return (OSError, RuntimeError)
 
 
 @contextmanager
-def nothing_below_files() -> Iterator[None]:
-    """Say of a path that leads through a file that there is no such object."""
+def missing_below_files() -> Iterator[None]:
+    """Raise FileNotFoundError for a path that leads through a file."""
     try:
         yield
     except RuntimeError as error:
-        # Some calls say it as a refused permission.
-        name = _names(error)[1]
+        # Some calls report it as a refused permission.
+        name = _kind_and_class(error)[1]
         refused = name == "AccessControlException" and "is not a directory" in str(error).lower()
         if not refused and name != "ParentNotDirectoryException":
             raise
         raise FileNotFoundError("a part of the path is a file") from None
 
 
-def passes(error: BaseException) -> bool:
-    """Tell whether a call that failed may succeed when it is repeated."""
+def is_transient(error: BaseException) -> bool:
+    """Return True if a failed call may succeed when it is repeated."""
     if isinstance(error, OSError):
         return not isinstance(error, FileExistsError | IsADirectoryError)
-    kind, name = _names(error)
-    return kind in _PASSING_KINDS or name in _PASSING_CLASSES
+    kind, name = _kind_and_class(error)
+    return kind in _TRANSIENT_KINDS or name in _TRANSIENT_CLASSES
 
 
-def failure(action: str, place: str, error: BaseException) -> StorageError:
-    """Return the error for a call that failed for good."""
-    kind, name = _names(error)
+def failure(action: str, uri: str, error: BaseException) -> StorageError:
+    """Return the error for a call that failed permanently."""
+    kind, name = _kind_and_class(error)
     if isinstance(error, FileExistsError | IsADirectoryError):
         reason, hint = "there is a folder of that name", "choose another name"
-    elif isinstance(error, LostAnswerError):
+    elif isinstance(error, LostResponseError):
         reason, hint = "its folder was removed meanwhile", "try again; nothing is lost"
     elif isinstance(error, OSError):
         reason = "the namenode or a datanode cannot be reached or did not answer"
@@ -94,15 +94,15 @@ def failure(action: str, place: str, error: BaseException) -> StorageError:
     else:
         reason = f"the answer was {name or kind}"
         hint = _HINTS.get(name or kind, "the log of the namenode says more")
-    return StorageError(f"Cannot {action} {place!r}: {reason}.", hint=hint)
+    return StorageError(f"Cannot {action} {uri!r}: {reason}.", hint=hint)
 
 
-def _names(error: BaseException) -> tuple[str, str]:
-    """Return the kind of an error and the namenode's class, "" where there is none."""
-    found = _KIND.match(str(error))
-    if isinstance(error, OSError) or found is None:
+def _kind_and_class(error: BaseException) -> tuple[str, str]:
+    """Return the kind of an error and the class of the namenode's response, "" without one."""
+    match = _KIND.match(str(error))
+    if isinstance(error, OSError) or match is None:
         return type(error).__name__, ""
-    return found["kind"], found["name"] or ""
+    return match["kind"], match["name"] or ""
 
 
-ANSWERS = Answers(errors, passes, failure)
+POLICY = RetryPolicy(errors, is_transient, failure)

@@ -1,193 +1,373 @@
-"""The storage in a directory: POSIX files, written under a temporary name and synced."""
+"""Files of this machine: atomic writes, durable names, and removal that follows no links."""
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
-from featurestore.errors import StorageError
-from featurestore.storage import files
-from featurestore.storage.failures import reading, writing
-from featurestore.storage.interface import StoredObject, Writer
-from featurestore.storage.location import check_name
-from featurestore.storage.publication import Publication, make_directory, sync_path
+from featurestore.errors import LocationNotWritable, StorageError
+from featurestore.storage.failures import after_publication, writing
+from featurestore.storage.interface import FileStatus, Writer
 
 if TYPE_CHECKING:
     from featurestore.storage.interface import Storage
 
-# What is being written, and what a killed process left: no object yet.
+_CHUNK_BYTES = 1 << 20
 _TEMPORARY = ".tmp"
+# Disks serve several requests at a time; more than this many gain nothing.
+_SYNC_THREADS = 8
+# The kernel begins to write new bytes of a growing file each time there are so many.
+_WRITEBACK_BYTES = 4 << 20
 
 
 class LocalStorage:
-    """Files below a directory. Symbolic links are not followed out of it.
+    """Files in local and shared POSIX directories."""
 
-    Args:
-        directory: An absolute path; made when it is first written to.
-        durable: Sync each object and its name to disk before the call returns.
-    """
+    is_local = True
+    supports_appending = True
+    prefers_listing = False
+    needs_claims = False
 
-    def __init__(self, directory: str, *, durable: bool = True) -> None:
-        self.root = directory
-        self._durable = durable
-
-    def read(self, name: str) -> bytes:
-        path = self._existing(name)
-        with reading(path), open(path, "rb") as file:
-            return file.read()
-
-    def ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        path = self._existing(name)
-        found = []
-        with reading(path), open(path, "rb", buffering=0) as file:
-            for start, length in ranges:
-                data = os.pread(file.fileno(), length, start)
-                if len(data) != length:
-                    raise _ends(path, start, length)
-                found.append(data)
-        return found
-
-    def read_into(self, name: str, start: int, targets: Sequence[memoryview]) -> None:
-        path, position = self._existing(name), start
-        with reading(path), open(path, "rb", buffering=0) as file:
-            for target in targets:
-                if os.preadv(file.fileno(), [target], position) != len(target):
-                    raise _ends(path, position, len(target))
-                position += len(target)
-
-    def put(self, name: str, data: bytes) -> None:
-        with self.writer(name) as writer:
-            writer.write(data)
-
-    def put_new(self, name: str, data: bytes) -> None:
-        path = self._path(name)
-        with self._temporary(path) as temporary:
-            with writing(path), open(temporary, "xb") as file:
-                file.write(data)
-            with Publication(durable=self._durable) as publication:
-                publication.add(temporary)
-                if not publication.link(temporary, path):
-                    raise FileExistsError(f"There is {path!r} already.")
-
-    @contextmanager
-    def writer(self, name: str) -> Iterator[Writer]:
-        path = self._path(name)
-        with self._temporary(path) as temporary:
-            with ExitStack() as opened:
-                with writing(path):
-                    file = opened.enter_context(open(temporary, "xb"))
-                yield file
-                with writing(path):
-                    file.flush()
-                    if self._durable:
-                        os.fsync(file.fileno())
-            with writing(path):
-                os.replace(temporary, path)
-            if self._durable:
-                sync_path(os.path.dirname(path))
-
-    def upload(self, name: str, path: str) -> None:
-        with reading(path), open(path, "rb") as source, self.writer(name) as writer:
-            shutil.copyfileobj(source, writer, 1 << 20)
-
-    def copy(self, source: str, target: str) -> None:
-        self.upload(target, self._existing(source))
-
-    def children(self, folder: str) -> list[str]:
-        top = self.root if folder == "" else self._path(folder)
-        found = []
-        for name in files.list_directory(top):
-            if not _is_temporary(name) and self._holds(os.path.join(top, name)):
-                found.append(name)
-        return found
-
-    def find(self, name: str) -> StoredObject | None:
-        path = self._path(name)
-        with reading(path):
-            try:
-                found = os.stat(path, follow_symlinks=False)
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-        if stat.S_ISDIR(found.st_mode):
-            return None
-        modified = datetime.fromtimestamp(found.st_mtime, UTC)
-        return StoredObject(name, found.st_size, modified, f"{found.st_ino}-{found.st_mtime_ns}")
-
-    def remove(self, name: str) -> bool:
-        if self.find(name) is None:
-            return False
-        return files.remove(self._path(name), below=self.root)
-
-    def remove_below(self, folder: str) -> int:
-        found = sum(1 for _ in self.list(check_name(folder)))
-        files.remove(self._path(folder), below=self.root)
-        return found
-
-    def remove_unfinished(self, folder: str, *, before: datetime) -> int:
-        removed = 0
-        for path in files.walk(self._path(folder)):
-            if _is_temporary(path):
-                with suppress(FileNotFoundError):
-                    if os.stat(path).st_mtime < before.timestamp():
-                        removed += files.remove(path, below=self.root)
-        return removed
-
-    def list(self, folder: str, *, after: str = "") -> Iterator[StoredObject]:
-        top = self.root if folder == "" else self._path(folder)
-        names = []
-        for path in files.walk(top):
-            name = os.path.relpath(path, self.root)
-            if name > after and not _is_temporary(name):
-                names.append(name)
-        for name in sorted(names):
-            found = self.find(name)
-            if found is not None:
-                yield found
-
-    def _path(self, name: str) -> str:
-        return os.path.join(self.root, check_name(name))
-
-    def _existing(self, name: str) -> str:
-        """Return the path of an object; FileNotFoundError, as the caller expects it, for none."""
-        path = self._path(name)
-        if not os.path.isfile(path):
-            raise FileNotFoundError(f"There is no {path!r}.")
-        return path
-
-    def _holds(self, path: str) -> bool:
-        """Tell whether a path is an object, or a folder with one: empty folders are not there."""
-        if not os.path.isdir(path):
-            return True
-        return any(not _is_temporary(each) for each in files.walk(path))
-
-    @contextmanager
-    def _temporary(self, path: str) -> Iterator[str]:
-        """Give a temporary path beside one, and remove what is left there."""
-        folder, name = os.path.split(path)
-        make_directory(folder, durable=self._durable)
-        temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}{_TEMPORARY}")
+    def ensure_writable(self, directory: str) -> None:
         try:
-            yield temporary
+            os.makedirs(directory, exist_ok=True)
+            probe = os.path.join(directory, f".probe-{uuid.uuid4().hex}")
+            with open(probe, "wb"):
+                pass
+            os.remove(probe)
+        except OSError as error:
+            raise LocationNotWritable(
+                f"The location {directory!r} cannot be written: {error.strerror or error}.",
+                hint="choose another directory: featurestore.connect('path') or "
+                "$FEATURESTORE_LOCATION",
+            ) from error
+
+    def make_directory(self, path: str) -> None:
+        with writing(path):
+            os.makedirs(path, exist_ok=True)
+
+    def write_atomically(self, path: str, data: bytes) -> None:
+        self._write(path, data, durable=True)
+        with after_publication(f"The file {path!r}"):
+            _sync_directory(os.path.dirname(path))
+
+    def replace(self, path: str, data: bytes) -> None:
+        self._write(path, data, durable=False)
+
+    def write_new(self, path: str, data: bytes) -> bool:
+        temporary = _temporary_path(path)
+        self.make_directory(os.path.dirname(path))
+        try:
+            with writing(path):
+                _write_file(temporary, data, durable=True)
+                try:
+                    os.link(temporary, path)
+                except OSError:
+                    # The name is taken, or the file system has no hard links.
+                    if os.path.exists(path):
+                        return False
+                    os.replace(temporary, path)
         finally:
             with suppress(OSError):
                 os.unlink(temporary)
+        with after_publication(f"The file {path!r}"):
+            _sync_directory(os.path.dirname(path))
+        return True
+
+    @contextmanager
+    def writer(self, path: str) -> Iterator[Writer]:
+        folder = os.path.dirname(path)
+        temporary = _temporary_path(path)
+        try:
+            with ExitStack() as opened:
+                with writing(path):
+                    make_directory(folder)
+                    file = opened.enter_context(open(temporary, "wb", buffering=0))
+                yield _EarlyWriteback(file)
+                with writing(path):
+                    os.fsync(file.fileno())
+            with writing(path):
+                os.replace(temporary, path)
+                sync_path(folder)
+        finally:
+            if os.path.exists(temporary):
+                os.remove(temporary)
+
+    def upload(self, source: str, path: str) -> None:
+        with open(source, "rb") as file, self.writer(path) as writer:
+            shutil.copyfileobj(file, writer, _CHUNK_BYTES)
+
+    @contextmanager
+    def growing_file(self, path: str) -> Iterator[str]:
+        self.make_directory(os.path.dirname(path))
+        yield path
+
+    def read(self, path: str) -> bytes:
+        return Path(path).read_bytes()
+
+    def read_into(self, path: str, start: int, buffers: Sequence[memoryview]) -> None:
+        position = start
+        with open(path, "rb", buffering=0) as file:
+            for buffer in buffers:
+                if os.preadv(file.fileno(), [buffer], position) != len(buffer):
+                    raise StorageError(
+                        f"Cannot read {path!r} from byte {position} to {position + len(buffer)}: "
+                        "the file is shorter."
+                    )
+                position += len(buffer)
+
+    def read_chunks(self, path: str, *, start: int = 0) -> Iterator[bytes]:
+        with open(path, "rb") as file:
+            file.seek(start)
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+
+    def open_whole(self, path: str) -> str | io.BytesIO:
+        return path
+
+    def open_ranges(self, path: str) -> str | IO[bytes]:
+        return path
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def status(self, path: str) -> FileStatus:
+        status = os.stat(path)
+        return FileStatus(status.st_size, status.st_mtime_ns, status.st_ino)
+
+    def is_readable(self, path: str) -> bool:
+        return os.access(path, os.R_OK)
+
+    def is_file(self, path: str) -> bool:
+        return os.path.isfile(path)
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def is_link(self, path: str) -> bool:
+        return os.path.islink(path)
+
+    def is_same(self, left: str, right: str) -> bool:
+        try:
+            return os.path.samefile(left, right)
+        except OSError:
+            return False
+
+    def lies_below(self, path: str, directory: str) -> bool:
+        return os.path.realpath(path).startswith(os.path.realpath(directory) + os.sep)
+
+    def resolve(self, path: str) -> str:
+        return os.path.realpath(path)
+
+    def as_uri(self, path: str) -> str:
+        return Path(path).absolute().as_uri()
+
+    def list_directory(self, path: str, *, after: str = "") -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(path) if name > after)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def walk(self, directory: str, *, enter: Callable[[str], bool] | None = None) -> Iterator[str]:
+        for parent, folders, names in os.walk(directory):
+            folders[:] = sorted(name for name in folders if enter is None or enter(name))
+            for name in sorted(names):
+                yield os.path.join(parent, name)
+
+    def statuses_below(self, directory: str) -> Iterator[tuple[str, FileStatus]]:
+        for path in self.walk(directory):
+            with suppress(FileNotFoundError):  # a temporary file that was just renamed
+                yield path, self.status(path)
+
+    def listed_once(self, directory: str, *, after: str = "") -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def last_written(self, path: str) -> datetime | None:
+        paths = [path] if os.path.isfile(path) else list(self.walk(path))
+        latest = max((os.stat(each).st_mtime for each in paths), default=None)
+        return None if latest is None else datetime.fromtimestamp(latest, UTC)
+
+    def current_time(self, location: str) -> datetime:
+        return datetime.now(UTC)
+
+    def remove(self, path: str, names: Sequence[str], *, below: str) -> bool:
+        with ExitStack() as opened:
+            try:
+                parent = _open_directory(below, None, opened)
+                for name in names[:-1]:
+                    parent = _open_directory(name, parent, opened)
+                status = os.stat(names[-1], dir_fd=parent, follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    _remove_tree(names[-1], parent)
+                else:
+                    os.unlink(names[-1], dir_fd=parent)
+            except FileNotFoundError:
+                return False
+            except OSError as error:
+                raise StorageError(
+                    f"Cannot remove {path!r}: {_refusal(error)}.",
+                    hint="directories of a store are no symbolic links; check permissions",
+                ) from error
+        return True
+
+    def remove_file(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def remove_unfinished(self, directory: str, *, before: datetime) -> int:
+        return 0
+
+    def add_name(self, source: str, target: str) -> bool:
+        try:
+            os.link(source, target)
+        except OSError:
+            return False
+        return True
+
+    def _write(self, path: str, data: bytes, *, durable: bool) -> None:
+        self.make_directory(os.path.dirname(path))
+        temporary = _temporary_path(path)
+        try:
+            with writing(path):
+                _write_file(temporary, data, durable=durable)
+                os.replace(temporary, path)
+        except StorageError:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
 
 
-def _ends(path: str, start: int, length: int) -> StorageError:
-    return StorageError(
-        f"Cannot read {path!r} from byte {start} to {start + length}: it ends before."
-    )
+def _temporary_path(path: str) -> str:
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}.{uuid.uuid4().hex}{_TEMPORARY}")
 
 
-def _is_temporary(path: str) -> bool:
-    name = os.path.basename(path)
-    return name.startswith(".") and name.endswith(_TEMPORARY)
+def _write_file(path: str, data: bytes, *, durable: bool) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+
+
+class _EarlyWriteback:
+    """A file whose bytes go to the disk while it grows, so that the final sync is short.
+
+    Otherwise all bytes of a shard wait until then, and the processors with them.
+    """
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self._size = self._started = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        written = self._file.write(data)
+        self._size += written
+        if self._size - self._started >= _WRITEBACK_BYTES:
+            self._start_writeback()
+        return written
+
+    def _start_writeback(self) -> None:
+        """Let the kernel write the newest bytes.
+
+        Linux does so on the advice that they are not needed; bytes that are not on the disk yet
+        remain in its cache. A refused advice is harmless.
+        """
+        started, self._started = self._started, self._size
+        if not hasattr(os, "posix_fadvise"):  # macOS has none
+            return
+        with suppress(OSError):
+            os.posix_fadvise(
+                self._file.fileno(), started, self._size - started, os.POSIX_FADV_DONTNEED
+            )
+
+
+def make_directory(path: str, *, durable: bool = True) -> None:
+    """Create a directory and its parents, and bring their names to the disk."""
+    created = []
+    missing = os.path.abspath(path)
+    while not os.path.isdir(missing):
+        created.append(missing)
+        missing = os.path.dirname(missing)
+    with writing(path):
+        os.makedirs(path, exist_ok=True)
+    if durable:
+        for folder in reversed(created):
+            sync_path(os.path.dirname(folder))
+
+
+def sync(paths: Iterable[str]) -> None:
+    """Bring files, and their names in their directories, to the disk.
+
+    Several at a time, each directory once.
+    """
+    written = list(paths)
+    folders = sorted({os.path.dirname(path) for path in written})
+    for batch in (written, folders):
+        if len(batch) == 1:
+            sync_path(batch[0])
+        elif batch:
+            with ThreadPoolExecutor(min(_SYNC_THREADS, len(batch))) as pool:
+                list(pool.map(sync_path, batch))
+
+
+def sync_path(path: str) -> None:
+    """Bring the content of a file, or the names in a directory, to the disk."""
+    with writing(path):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            # Some network file systems cannot sync a directory: its names are safe there.
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(handle)
+
+
+def _sync_directory(directory: str) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _remove_tree(name: str, parent: int) -> None:
+    """Remove a directory and as many of its files as possible; OSError if any remain."""
+    shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
+    with suppress(FileNotFoundError):  # nothing remains, or another process removes it, too
+        shutil.rmtree(name, dir_fd=parent)
+
+
+def _refusal(error: OSError) -> str:
+    """Return the reason of an error, with the name of the file that it concerns."""
+    if error.filename is None:
+        return error.strerror or str(error)
+    return f"{error.strerror} ({error.filename})"
+
+
+def _open_directory(name: str, parent: int | None, opened: ExitStack) -> int:
+    """Open a directory by its name in an open one; refuse a symbolic link."""
+    flags = os.O_RDONLY | os.O_DIRECTORY
+    if parent is not None:
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if not stat.S_ISDIR(status.st_mode) and not stat.S_ISLNK(status.st_mode):
+            raise FileNotFoundError(name)  # a file has no files below it
+        flags |= os.O_NOFOLLOW
+    handle = os.open(name, flags, dir_fd=parent)
+    opened.callback(os.close, handle)
+    return handle
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Locks on files, which the operating system drops when their process dies."""
+"""Locks on files, which the operating system releases when their process dies."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from featurestore.storage import failures, files
 
 
 def hold(path: str) -> int:
-    """Make a file that this process holds, and return the handle.
+    """Create a file that this process locks, and return the handle.
 
-    Closing it, or the end of the process, lets go.
+    Closing the handle, or the end of the process, releases the lock.
 
-    The lock belongs to the process: a child made by ``fork`` does not hold it. Within the process
-    that holds a file nobody may open it again, since closing that would let go, too.
+    The lock belongs to the process; a child made by ``fork`` does not have it. The process must not
+    open the file again, since closing that handle would release the lock, too.
     """
     directory, name = os.path.split(path)
     files.make_directory(directory)
@@ -22,7 +22,7 @@ def hold(path: str) -> int:
     with failures.writing(path):
         handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
-            # Held before it has its name: whoever sees the name never sees it free.
+            # Locked before it gets its name, so that no process sees the name unlocked.
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.rename(temporary, path)
         except OSError:
@@ -32,13 +32,13 @@ def hold(path: str) -> int:
 
 
 def is_held(path: str) -> bool:
-    """Tell whether another living process holds a file."""
+    """Return True if another living process has locked a file."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        # Shared, so that several who look at once do not take one another for the holder.
+        # Shared, so that concurrent checks do not see each other's lock.
         fcntl.lockf(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return True
@@ -48,5 +48,5 @@ def is_held(path: str) -> bool:
 
 
 def release(handle: int) -> None:
-    """Let go of a file that this process holds."""
+    """Release the lock of this process on a file."""
     os.close(handle)

@@ -1,4 +1,4 @@
-"""Which machine this is: processes of one machine see one another's locks at once."""
+"""The identity of this machine: processes of one machine see each other's locks at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def host_name() -> str:
 
 
 def lock_folder(location: str) -> str:
-    """Return the folder of this machine for lock files of the processes that use a URI; made."""
+    """Create and return the local folder for lock files of processes that use a URI."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     key = hashlib.sha256(location.encode()).hexdigest()[:32]
     folder = os.path.join(state, "featurestore", "owners", key)
@@ -25,10 +25,10 @@ def lock_folder(location: str) -> str:
 
 
 def machine_id(directory: str) -> str:
-    """Return eight digits, equal where processes share a kernel and a directory's file system.
+    """Return eight hex digits, equal for processes that share a kernel and a directory's file system.
 
-    Containers of one machine that mount one volume share both, and so does a container that was
-    started again. After a reboot the digits are others.
+    Containers of one machine that mount the same volume share both, and so does a restarted
+    container. After a reboot the digits differ.
     """
     try:
         kernel = _BOOT.read_text(encoding="ascii").strip()

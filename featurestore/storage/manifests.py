@@ -1,4 +1,4 @@
-"""The manifest's file of a training dataset: written last, read whole, checked at every opening."""
+"""The manifest file of a training dataset: written last, checked whenever it is read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from featurestore.errors import TrainingDatasetNotFound, WriteConflict
 from featurestore.model.manifest import MANIFEST_FILE, Manifest
 from featurestore.storage import files
-from featurestore.storage.location import is_uri
+from featurestore.storage.selection import storage_for
 
 
 def manifest_path(directory: str) -> str:
@@ -16,7 +16,7 @@ def manifest_path(directory: str) -> str:
 
 
 def is_finished(directory: str) -> bool:
-    """Tell whether a version's directory holds a dataset: an export writes the manifest last."""
+    """Return True if a directory holds a dataset: an export writes the manifest last."""
     return files.exists(manifest_path(directory))
 
 
@@ -26,7 +26,7 @@ def read_manifest(directory: str) -> Manifest:
     Raises:
         TrainingDatasetNotFound: There is no manifest, so no finished dataset; or a newer release
             wrote it.
-        DatasetDamaged: The manifest is not what was written.
+        DatasetDamaged: The manifest was changed or truncated.
     """
     path = manifest_path(directory)
     if not files.exists(path):
@@ -38,13 +38,13 @@ def read_manifest(directory: str) -> Manifest:
 
 
 def write_manifest(directory: str, manifest: Manifest) -> None:
-    """Write the manifest: from now on the directory is a dataset.
+    """Write the manifest, which makes the directory a dataset.
 
     Raises:
-        WriteConflict: Below a URI there is one already, of another export.
+        WriteConflict: At a URI, another export has published its manifest.
     """
     path = manifest_path(directory)
-    if not is_uri(directory):
+    if not storage_for(path).needs_claims:
         files.write_atomically(path, manifest.to_bytes())
     elif not files.write_new(path, manifest.to_bytes()):
         raise WriteConflict(

@@ -1,4 +1,4 @@
-"""A folder of this machine into which files below a URI are fetched, for libraries that know no URI."""
+"""A local folder into which files below a URI are fetched, for libraries without URI support."""
 
 from __future__ import annotations
 
@@ -7,53 +7,52 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from featurestore.errors import StorageError
-from featurestore.storage import files, remote
+from featurestore.storage import files
 from featurestore.storage.failures import writing
-from featurestore.storage.interface import StoredObject
 
-_FILES_AT_ONCE = 4
+_PARALLEL_FETCHES = 4
 
 
 class Mirror:
-    """The files below a URI as they were listed, those that were asked for at the same names here."""
+    """The files below a URI when they were listed; fetched ones have the same names locally."""
 
     def __init__(self, uri: str) -> None:
-        """List the files, and make the folder, which ``close`` removes."""
+        """List the files and create the folder, which ``close`` removes."""
         self._uri = uri
-        self._listed: dict[str, StoredObject] = {}
-        for path, found in remote.listed(uri):
-            self._listed[path[len(uri) + 1 :]] = found
+        statuses = files.statuses_below(uri)
+        self._sizes = {path[len(uri) + 1 :]: status.size for path, status in statuses}
         self.folder = files.temporary_directory()
 
     @property
     def names(self) -> list[str]:
-        """The names of all files there, whether they were fetched or not."""
-        return list(self._listed)
+        """The names of all listed files, fetched or not."""
+        return list(self._sizes)
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Fetch files that are not here yet, several at a time; names that are not there are passed over.
+        """Fetch files that were not fetched yet, several at a time; ignore unknown names.
 
         Raises:
-            StorageError: One cannot be read, or is another one than when they were listed.
+            StorageError: A file cannot be read, or has changed since it was listed.
         """
-        wanted = []
-        for name in names:
-            if name in self._listed and not os.path.exists(files.inside(self.folder, name)):
-                wanted.append(name)
-        with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
-            list(pool.map(self._fetch, wanted))
+        missing_names = [
+            name
+            for name in names
+            if name in self._sizes and not os.path.exists(files.inside(self.folder, name))
+        ]
+        with ThreadPoolExecutor(_PARALLEL_FETCHES) as pool:
+            list(pool.map(self._fetch, missing_names))
 
     def close(self) -> None:
         """Remove the folder."""
         files.remove_temporary(self.folder)
 
     def _fetch(self, name: str) -> None:
-        source, place = f"{self._uri}/{name}", files.inside(self.folder, name)
-        with writing(place):
-            os.makedirs(os.path.dirname(place), exist_ok=True)
-            with open(place, "wb") as file:
-                for piece in remote.pieces(source):
-                    file.write(piece)
+        source, target = f"{self._uri}/{name}", files.inside(self.folder, name)
+        with writing(target):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with open(target, "wb") as file:
+                for chunk in files.read_chunks(source):
+                    file.write(chunk)
                 size = file.tell()
-        if size != self._listed[name].size:
+        if size != self._sizes[name]:
             raise StorageError(f"{source!r} changed while it was read.", hint="read again")

@@ -1,4 +1,4 @@
-"""The storage in a bucket: S3, and the other object stores that obstore knows."""
+"""Objects in a bucket of S3, or of another object store that obstore supports."""
 
 from __future__ import annotations
 
@@ -11,26 +11,29 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from featurestore.errors import StorageError, missing_extra
-from featurestore.storage import attempts
-from featurestore.storage.attempts import repeated
+from featurestore.storage import retry
+from featurestore.storage.buffers import fill, total_bytes
 from featurestore.storage.failures import reading
 from featurestore.storage.interface import StoredObject, Writer
 from featurestore.storage.location import check_name, without_owner
+from featurestore.storage.retry import with_retries
 from featurestore.storage.settings import SECRET, TOKEN, USER, s3_settings
-from featurestore.storage.targets import bytes_of, fill
 
 if TYPE_CHECKING:
-    from featurestore.storage.interface import Storage
+    from featurestore.storage.interface import ObjectStore
 
-# Ranges that lie closer together come in one request.
+# Ranges with smaller gaps are fetched in one request.
 _COALESCED_BYTES = 1 << 20
-# Beyond this, what is written waits on disk and not in memory.
+# Larger objects wait for their upload on the disk, not in memory.
 _IN_MEMORY_BYTES = 8 << 20
 _PART_BYTES = 8 << 20
-_LISTED_AT_ONCE = 1000
-# The library repeats a request a few times by itself; all calls here are tried again besides.
-_RETRIES = {
-    "max_retries": 2,
+_LIST_PAGE = 1000
+# Requests are retried by this module, not by obstore too: obstore repeats neither conditional puts
+# nor removals whose response was lost.
+_NO_RETRIES = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
+# Except the parts of a large upload: only obstore can repeat a part instead of the whole upload.
+_PART_RETRIES = {
+    "max_retries": retry.ATTEMPTS - 1,
     "retry_timeout": timedelta(seconds=60),
     "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2)},
 }
@@ -40,13 +43,14 @@ class ObjectStorage:
     """Objects of a bucket.
 
     Args:
-        root: The URI of the bucket, such as "s3://models", with its owner where it has one.
-        options: Settings as ``storage_options=`` gives them; else those of the environment.
+        root: The URI of the bucket, such as "s3://models", with its owner if it has one.
+        options: The ``storage_options=``; other settings come from the environment.
     """
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
         self.root = root
-        self._store = _opened(without_owner(root), options)
+        self._store = _connect(without_owner(root), options, _NO_RETRIES)
+        self._part_store = _connect(without_owner(root), options, _PART_RETRIES)
 
     def read(self, name: str) -> bytes:
         from obstore import get
@@ -54,20 +58,17 @@ class ObjectStorage:
         def call() -> bytes:
             return bytes(get(self._store, name).bytes())
 
-        return repeated("read", self._place(name), call)
+        return with_retries("read", self._uri(name), call)
 
     def ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         from obstore import get_ranges
 
-        place = self._place(name)
-        starts, lengths = [], []
-        for start, length in ranges:
-            if length > 0:
-                starts.append(start)
-                lengths.append(length)
+        uri = self._uri(name)
+        starts = [start for start, length in ranges if length > 0]
+        lengths = [length for _, length in ranges if length > 0]
 
         def call() -> list[Any]:
-            with _ends_before(place):
+            with _short_objects_refused(uri):
                 return get_ranges(
                     self._store,
                     name,
@@ -76,56 +77,56 @@ class ObjectStorage:
                     coalesce=_COALESCED_BYTES,
                 )
 
-        found = [bytes(each) for each in repeated("read", place, call)] if starts else []
-        if [len(each) for each in found] != lengths:
-            raise _ends(place)
-        parts = iter(found)
-        return [next(parts) if length > 0 else b"" for _, length in ranges]
+        fetched = [bytes(each) for each in with_retries("read", uri, call)] if starts else []
+        if [len(each) for each in fetched] != lengths:
+            raise _object_too_short(uri)
+        remaining = iter(fetched)
+        return [next(remaining) if length > 0 else b"" for _, length in ranges]
 
-    def read_into(self, name: str, start: int, targets: Sequence[memoryview]) -> None:
+    def read_into(self, name: str, start: int, buffers: Sequence[memoryview]) -> None:
         from obstore import get
 
-        place = self._place(name)
-        end = start + bytes_of(targets)
+        uri = self._uri(name)
+        end = start + total_bytes(buffers)
 
         def call() -> None:
-            with _ends_before(place):
-                answer = get(self._store, name, options={"range": (start, end)})
-                if not fill(targets, answer.stream(min_chunk_size=1)):
-                    raise _ends(place)
+            with _short_objects_refused(uri):
+                response = get(self._store, name, options={"range": (start, end)})
+                if not fill(buffers, response.stream(min_chunk_size=1)):
+                    raise _object_too_short(uri)
 
-        repeated("read", place, call)
+        with_retries("read", uri, call)
 
     def put(self, name: str, data: bytes) -> None:
         from obstore import put
 
-        place = self._place(name)
-        self._write(place, partial(put, self._store, name, data, use_multipart=False))
+        uri = self._uri(name)
+        self._write(uri, partial(put, self._store, name, data, use_multipart=False))
 
     def put_new(self, name: str, data: bytes) -> None:
         from obstore import put
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        place = self._place(name)
-        for attempt in range(1, attempts.ATTEMPTS + 1):
+        uri = self._uri(name)
+        for attempt in range(1, retry.ATTEMPTS + 1):
             try:
                 put(self._store, name, data, mode="create", use_multipart=False)
                 return
             except (AlreadyExistsError, PreconditionError):
-                # The answer to an earlier request of this call may have been lost on the way.
-                if self._is_there(name, data):
+                # The response to an earlier request of this call may have been lost.
+                if self._has_content(name, data):
                     return
-                raise FileExistsError(f"There is {place!r} already.") from None
-            except attempts.request_errors() as error:
-                # Done or not, nobody knows. Sent again it finds its own bytes.
-                if attempt == attempts.ATTEMPTS or not attempts.passes(error):
-                    raise attempts.failure("write", place, error) from None
-            attempts.pause(attempt)
+                raise FileExistsError(f"There is {uri!r} already.") from None
+            except retry.request_errors() as error:
+                # The object may exist already; then the next attempt finds its own bytes.
+                if attempt == retry.ATTEMPTS or not retry.is_transient(error):
+                    raise retry.failure("write", uri, error) from None
+            retry.pause(attempt)
 
     @contextmanager
     def writer(self, name: str) -> Iterator[Writer]:
         check_name(name)
-        # Kept until it is whole: a stream cannot be sent again when the connection breaks.
+        # Buffered until complete: a stream cannot be repeated after a broken connection.
         with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as file:
             yield file
             self._send(name, file)
@@ -137,42 +138,38 @@ class ObjectStorage:
     def copy(self, source: str, target: str) -> None:
         from obstore import copy
 
-        place = self._place(source)
-        repeated("copy", place, partial(copy, self._store, source, check_name(target)))
+        uri = self._uri(source)
+        with_retries("copy", uri, partial(copy, self._store, source, check_name(target)))
 
     def children(self, folder: str) -> list[str]:
         from obstore import list_with_delimiter
 
         call = partial(list_with_delimiter, self._store, folder or None)
-        found: Any = repeated("list", self._folder(folder), call)
-        names = set()
-        for path in found["common_prefixes"]:
-            names.add(path.rpartition("/")[2])
-        for each in found["objects"]:
-            names.add(each["path"].rpartition("/")[2])
-        return sorted(names)
+        result: Any = with_retries("list", self._folder_uri(folder), call)
+        paths = [*result["common_prefixes"], *(each["path"] for each in result["objects"])]
+        return sorted({path.rpartition("/")[2] for path in paths})
 
     def find(self, name: str) -> StoredObject | None:
         from obstore import head
 
         try:
-            found = repeated("find", self._place(name), partial(head, self._store, name))
+            metadata = with_retries("find", self._uri(name), partial(head, self._store, name))
         except FileNotFoundError:
             return None
-        return _stored(found)
+        return _stored(metadata)
 
     def remove(self, name: str) -> bool:
-        was_there = self.find(name) is not None
-        if was_there:
+        exists = self.find(name) is not None
+        if exists:
             self._delete([name])
-        return was_there
+        return exists
 
     def remove_below(self, folder: str) -> int:
         removed = 0
         names: list[str] = []
-        for found in self.list(check_name(folder)):
-            names.append(found.name)
-            if len(names) == _LISTED_AT_ONCE:
+        for stored in self.list(check_name(folder)):
+            names.append(stored.name)
+            if len(names) == _LIST_PAGE:
                 self._delete(names)
                 removed += len(names)
                 names = []
@@ -185,117 +182,120 @@ class ObjectStorage:
         return 0
 
     def list(self, folder: str, *, after: str = "") -> Iterator[StoredObject]:
-        place = self._folder(folder)
+        uri = self._folder_uri(folder)
         last = after
-        for attempt in range(1, attempts.ATTEMPTS + 1):
+        for attempt in range(1, retry.ATTEMPTS + 1):
             try:
-                for found in self._listed(folder, last):
-                    yield found
-                    last = found.name
+                for stored in self._list(folder, last):
+                    yield stored
+                    last = stored.name
                 return
-            except attempts.request_errors() as error:
-                if attempt == attempts.ATTEMPTS or not attempts.passes(error):
-                    raise attempts.failure("list", place, error) from None
-            attempts.pause(attempt)
+            except retry.request_errors() as error:
+                if attempt == retry.ATTEMPTS or not retry.is_transient(error):
+                    raise retry.failure("list", uri, error) from None
+            retry.pause(attempt)
 
-    def _place(self, name: str) -> str:
+    def _uri(self, name: str) -> str:
         return f"{without_owner(self.root)}/{check_name(name)}"
 
-    def _folder(self, folder: str) -> str:
-        return self._place(folder) if folder else without_owner(self.root)
+    def _folder_uri(self, folder: str) -> str:
+        return self._uri(folder) if folder else without_owner(self.root)
 
     def _send(self, name: str, file: IO[bytes]) -> None:
         from obstore import put
 
-        place = self._place(name)
+        uri = self._uri(name)
+        is_multipart = file.seek(0, os.SEEK_END) > _PART_BYTES
+        store = self._part_store if is_multipart else self._store
 
         def call() -> object:
             file.seek(0)
-            return put(self._store, name, file, chunk_size=_PART_BYTES)
+            return put(store, name, file, chunk_size=_PART_BYTES, use_multipart=is_multipart)
 
-        self._write(place, call)
+        self._write(uri, call)
 
-    def _write(self, place: str, call: Callable[[], object]) -> None:
+    def _write(self, uri: str, call: Callable[[], object]) -> None:
         try:
-            repeated("write", place, call)
+            with_retries("write", uri, call)
         except FileNotFoundError as error:
             raise StorageError(
-                f"Cannot write {place!r}: there is no such bucket.",
+                f"Cannot write {uri!r}: there is no such bucket.",
                 hint="make the bucket, or check its name",
             ) from error
 
-    def _is_there(self, name: str, data: bytes) -> bool:
+    def _has_content(self, name: str, data: bytes) -> bool:
         try:
             return self.read(name) == data
         except FileNotFoundError:
             return False
 
-    def _listed(self, folder: str, after: str) -> Iterator[StoredObject]:
+    def _list(self, folder: str, after: str) -> Iterator[StoredObject]:
         import obstore
 
-        listed = obstore.list(
+        pages = obstore.list(
             self._store,
             folder or None,
             offset=after or None,
-            chunk_size=_LISTED_AT_ONCE,
+            chunk_size=_LIST_PAGE,
         )
-        for chunk in listed:
-            for each in chunk:
+        for page in pages:
+            for each in page:
                 yield _stored(each)
 
     def _delete(self, names: Sequence[str]) -> None:
         from obstore import delete
 
         try:
-            repeated("remove", self._place(names[0]), partial(delete, self._store, list(names)))
+            with_retries("remove", self._uri(names[0]), partial(delete, self._store, list(names)))
         except FileNotFoundError:
-            return  # some storages say so; what matters is that it is gone
+            return  # some servers report missing objects as errors
 
 
-def _opened(root: str, options: Mapping[str, str]) -> Any:
+def _connect(root: str, options: Mapping[str, str], retries: Mapping[str, Any]) -> Any:
     try:
         from obstore import store
     except ModuleNotFoundError as error:
         raise missing_extra("obstore", "s3") from error
-    from_url: Any = store.from_url  # its types want each setting by name
+    from_url: Any = store.from_url  # its type requires each setting as a keyword
     if not root.startswith("s3://"):
-        return from_url(root, config=dict(options), retry_config=_RETRIES)
+        return from_url(root, config=dict(options), retry_config=retries)
     settings = s3_settings(options)
-    given = dict(settings.store)
-    own: dict[str, Any] = {}
-    if USER in given and SECRET in given and TOKEN not in given and TOKEN.upper() in os.environ:
-        # The library would add the token of the environment, which belongs to other credentials.
-        pair = {"access_key_id": given.pop(USER), "secret_access_key": given.pop(SECRET)}
-        own["credential_provider"] = lambda: {**pair, "expires_at": None}
+    config = dict(settings.store)
+    provider: dict[str, Any] = {}
+    if USER in config and SECRET in config and TOKEN not in config and TOKEN.upper() in os.environ:
+        # obstore would add the token of the environment, which belongs to other credentials.
+        pair = {"access_key_id": config.pop(USER), "secret_access_key": config.pop(SECRET)}
+        provider["credential_provider"] = lambda: {**pair, "expires_at": None}
     return from_url(
         root,
-        config=given,
+        config=config,
         client_options=dict(settings.client),
-        retry_config=_RETRIES,
-        **own,
+        retry_config=retries,
+        **provider,
     )
 
 
-def _stored(found: Mapping[str, Any]) -> StoredObject:
-    tag = found["e_tag"] or found["version"] or str(found["last_modified"])
-    return StoredObject(found["path"], found["size"], found["last_modified"], tag)
+def _stored(metadata: Mapping[str, Any]) -> StoredObject:
+    modified = metadata["last_modified"]
+    tag = metadata["e_tag"] or metadata["version"] or str(modified)
+    return StoredObject(metadata["path"], metadata["size"], modified, tag)
 
 
 @contextmanager
-def _ends_before(place: str) -> Iterator[None]:
-    """Say of the library's panic that the object is shorter than what was asked of it."""
+def _short_objects_refused(uri: str) -> Iterator[None]:
+    """Raise StorageError for the panic of obstore when an object is shorter than a range."""
     try:
         yield
     except BaseException as error:
-        # It is no Exception, and its class has no public name.
+        # It is not an Exception, and its class has no public name.
         if type(error).__name__ == "PanicException":
-            raise _ends(place) from None
+            raise _object_too_short(uri) from None
         raise
 
 
-def _ends(place: str) -> StorageError:
-    return StorageError(f"Cannot read {place!r}: it ends before the bytes that were asked for.")
+def _object_too_short(uri: str) -> StorageError:
+    return StorageError(f"Cannot read {uri!r}: it ends before the requested bytes.")
 
 
 if TYPE_CHECKING:
-    _contract: type[Storage] = ObjectStorage
+    _contract: type[ObjectStore] = ObjectStorage

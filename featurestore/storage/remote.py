@@ -1,113 +1,322 @@
-"""Files below a URI: the calls of ``files`` over the storage that the URI lies in.
+"""Files below URIs: the ``Storage`` over the object stores and HDFS of this process.
 
-There are no directories there: one exists as long as something lies below it.
+Object stores have no directories: one exists as long as a file is below it.
 """
 
 from __future__ import annotations
 
 import io
+import logging
+import os
+import shutil
+import tempfile
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 from featurestore.errors import LocationNotWritable, StorageError
-from featurestore.storage import settings
-from featurestore.storage.connections import connected_roots, object_store_for, options_of
-from featurestore.storage.interface import StoredObject
-from featurestore.storage.listing import listing_of, names_in
-from featurestore.storage.location import Location, is_uri
+from featurestore.model.paths import is_relative_path
+from featurestore.storage.connections import object_store_for
+from featurestore.storage.failures import writing
+from featurestore.storage.interface import FileStatus, StoredObject, Writer
 
+if TYPE_CHECKING:
+    from featurestore.storage.interface import Storage
+
+_log = logging.getLogger("featurestore.storage")
 _CHUNK_BYTES = 8 << 20
-_FETCHES = 4
+_PARALLEL_FETCHES = 4
+_BUFFER_BYTES = 64 << 10
 
 
-def ensure_writable(directory: str) -> None:
-    """Make sure that objects can be written, and that a name can be taken once only.
+class RemoteStorage:
+    """Files in object stores and HDFS; each call goes to the connection of its bucket."""
 
-    Raises:
-        LocationNotWritable: Says why.
-    """
-    storage, folder = object_store_for(directory)
-    probe = f"{folder}/.probe-{uuid.uuid4().hex}".lstrip("/")
-    try:
-        storage.put_new(probe, b"first")
+    is_local = False
+    supports_appending = False
+    prefers_listing = True
+    needs_claims = True
+
+    def ensure_writable(self, directory: str) -> None:
+        """Check that objects can be written, and that the server refuses to write a name twice."""
+        store, folder = object_store_for(directory)
+        probe = _probe_name(folder)
         try:
-            storage.put_new(probe, b"second")
-        except FileExistsError:
-            return
-        finally:
-            with suppress(StorageError):
-                storage.remove(probe)
-    except StorageError as error:
+            store.put_new(probe, b"first")
+            try:
+                store.put_new(probe, b"second")
+            except FileExistsError:
+                return
+            finally:
+                with suppress(StorageError):
+                    store.remove(probe)
+        except StorageError as error:
+            raise LocationNotWritable(
+                f"The location {directory!r} cannot be written: {error.message}", hint=error.hint
+            ) from error
         raise LocationNotWritable(
-            f"The location {directory!r} cannot be written: {error.message}", hint=error.hint
-        ) from error
-    raise LocationNotWritable(
-        f"The server of {directory!r} overwrites where it was told not to (If-None-Match): two "
-        "writers would lose one another's commits.",
-        hint="use a server with conditional puts: S3 itself, MinIO, Ceph, versitygw",
-    )
+            f"The server of {directory!r} overwrites objects despite If-None-Match: two writers "
+            "would lose one another's commits.",
+            hint="use a server with conditional puts: S3 itself, MinIO, Ceph, versitygw",
+        )
 
+    def make_directory(self, path: str) -> None:
+        return
 
-def write(path: str, data: bytes) -> None:
-    """Write an object whole, in place of what was there."""
-    storage, name = object_store_for(path)
-    storage.put(name, data)
+    def write_atomically(self, path: str, data: bytes) -> None:
+        store, name = object_store_for(path)
+        store.put(name, data)
 
+    def replace(self, path: str, data: bytes) -> None:
+        self.write_atomically(path, data)
 
-def write_new(path: str, data: bytes) -> bool:
-    """Write an object whole; False when the name is taken."""
-    storage, name = object_store_for(path)
-    try:
-        storage.put_new(name, data)
-    except FileExistsError:
+    def write_new(self, path: str, data: bytes) -> bool:
+        store, name = object_store_for(path)
+        try:
+            store.put_new(name, data)
+        except FileExistsError:
+            return False
+        return True
+
+    def writer(self, path: str) -> AbstractContextManager[Writer]:
+        store, name = object_store_for(path)
+        return store.writer(name)
+
+    @contextmanager
+    def growing_file(self, path: str) -> Iterator[str]:
+        """Provide a temporary file that is uploaded when the block ends.
+
+        A failed upload is logged and does not fail the block.
+        """
+        with writing(tempfile.gettempdir()):
+            folder = tempfile.mkdtemp(prefix="featurestore-")
+        temporary = os.path.join(folder, os.path.basename(path))
+        try:
+            yield temporary
+        finally:
+            try:
+                self.upload(temporary, path)
+            except StorageError as error:
+                _log.warning("A file could not be uploaded: %s", error.message)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def upload(self, source: str, path: str) -> None:
+        """Write a local file, or an object of the same bucket, as an object."""
+        store, name = object_store_for(path)
+        if source.startswith(f"{store.root}/"):
+            store.copy(object_store_for(source)[1], name)
+        else:
+            store.upload(name, source)
+
+    def read(self, path: str) -> bytes:
+        store, name = object_store_for(path)
+        return store.read(name)
+
+    def read_into(self, path: str, start: int, buffers: Sequence[memoryview]) -> None:
+        store, name = object_store_for(path)
+        store.read_into(name, start, buffers)
+
+    def read_chunks(self, path: str, *, start: int = 0) -> Iterator[bytes]:
+        """Yield the bytes of an object in chunks; the next ones are fetched meanwhile."""
+        store, name = object_store_for(path)
+        size = self.status(path).size
+
+        def fetch(position: int) -> bytes:
+            return store.ranges(name, [(position, min(_CHUNK_BYTES, size - position))])[0]
+
+        pending: deque[Future[bytes]] = deque()
+        with ThreadPoolExecutor(_PARALLEL_FETCHES) as pool:
+            for position in range(start, size, _CHUNK_BYTES):
+                pending.append(pool.submit(fetch, position))
+                if len(pending) == _PARALLEL_FETCHES:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+
+    def open_whole(self, path: str) -> str | io.BytesIO:
+        return io.BytesIO(self.read(path))
+
+    def open_ranges(self, path: str) -> str | IO[bytes]:
+        return io.BufferedReader(_RangedFile(path, self.status(path).size), _BUFFER_BYTES)
+
+    def exists(self, path: str) -> bool:
+        if _find(path) is not None:
+            return True
+        # A list that covers the path has its object; callers look at no folders inside it.
+        return _listing_that_covers(path) is None and self.is_directory(path)
+
+    def status(self, path: str) -> FileStatus:
+        stored = _find(path)
+        if stored is None:
+            raise FileNotFoundError(f"There is no {path!r}.")
+        return _status(stored)
+
+    def is_readable(self, path: str) -> bool:
+        return self.exists(path)
+
+    def is_file(self, path: str) -> bool:
+        return _find(path) is not None
+
+    def is_directory(self, path: str) -> bool:
+        store, name = object_store_for(path)
+        return next(iter(store.list(name)), None) is not None
+
+    def is_link(self, path: str) -> bool:
         return False
-    return True
+
+    def is_same(self, left: str, right: str) -> bool:
+        return left == right
+
+    def lies_below(self, path: str, directory: str) -> bool:
+        relative = path.removeprefix(f"{directory}/")
+        return relative != path and is_relative_path(relative)
+
+    def resolve(self, path: str) -> str:
+        return path
+
+    def as_uri(self, path: str) -> str:
+        return path
+
+    def list_directory(self, path: str, *, after: str = "") -> list[str]:
+        """Return the names in a directory; with ``after`` of objects only, not of folders."""
+        listing = _listing.get()
+        if listing is not None and listing.folder == path and listing.after <= after:
+            return listing.names(after)
+        store, name = object_store_for(path)
+        if not after:
+            return store.children(name)
+        return [each.name[len(name) + 1 :] for each in store.list(name, after=f"{name}/{after}")]
+
+    def walk(self, directory: str, *, enter: Callable[[str], bool] | None = None) -> Iterator[str]:
+        for path, _ in self.statuses_below(directory):
+            folders = path[len(directory) + 1 :].split("/")[:-1]
+            if enter is None or all(map(enter, folders)):
+                yield path
+
+    def statuses_below(self, directory: str) -> Iterator[tuple[str, FileStatus]]:
+        store, name = object_store_for(directory)
+        for stored in store.list(name):
+            yield f"{store.root}/{stored.name}", _status(stored)
+
+    @contextmanager
+    def listed_once(self, directory: str, *, after: str = "") -> Iterator[None]:
+        outer = _listing.get()
+        if outer is not None and outer.folder == directory and outer.after <= after:
+            yield
+            return
+        store, name = object_store_for(directory)
+        stored = store.list(name, after=f"{name}/{after}" if after else "")
+        objects = {f"{store.root}/{each.name}": each for each in stored}
+        token = _listing.set(_Listing(directory, after, objects))
+        try:
+            yield
+        finally:
+            _listing.reset(token)
+
+    def last_written(self, path: str) -> datetime | None:
+        store, name = object_store_for(path)
+        stored = store.find(name)
+        times = [each.modified for each in store.list(name)]
+        if stored is not None:
+            times.append(stored.modified)
+        return max(times, default=None)
+
+    def current_time(self, location: str) -> datetime:
+        """Return the time that the server gives to an object that is written now."""
+        store, folder = object_store_for(location)
+        probe = _probe_name(folder)
+        store.put(probe, b"time")
+        try:
+            stored = store.find(probe)
+        finally:
+            store.remove(probe)
+        if stored is None:
+            raise StorageError(f"The object just written to {location!r} does not exist.")
+        return stored.modified
+
+    def remove(self, path: str, names: Sequence[str], *, below: str) -> bool:
+        store, name = object_store_for(path)
+        return store.remove(name) or store.remove_below(name) > 0
+
+    def remove_file(self, path: str) -> None:
+        store, name = object_store_for(path)
+        store.remove(name)
+
+    def remove_unfinished(self, directory: str, *, before: datetime) -> int:
+        store, folder = object_store_for(directory)
+        return store.remove_unfinished(folder, before=before)
+
+    def add_name(self, source: str, target: str) -> bool:
+        return False
 
 
-def upload(source: str, path: str) -> None:
-    """Write a file of this machine, or an object of the same bucket, as an object."""
-    storage, name = object_store_for(path)
-    if source.startswith(f"{storage.root}/"):
-        storage.copy(object_store_for(source)[1], name)
-    else:
-        storage.upload(name, source)
+@dataclass(frozen=True)
+class _Listing:
+    """The objects of a folder whose names are greater than ``after``, by path.
 
-
-def read(path: str) -> bytes:
-    """Return an object; FileNotFoundError when there is none."""
-    storage, name = object_store_for(path)
-    return storage.read(name)
-
-
-def read_into(path: str, start: int, targets: Sequence[memoryview]) -> None:
-    """Fill memory with the bytes of an object from ``start`` on."""
-    storage, name = object_store_for(path)
-    storage.read_into(name, start, targets)
-
-
-def delta_options(path: str) -> dict[str, str] | None:
-    """Return the settings of a URI as delta-rs takes them; None for a path of this machine."""
-    if not path.startswith("s3://"):
-        return dict(options_of(path)) if is_uri(path) else None
-    return settings.delta_options(settings.s3_settings(options_of(path)))
-
-
-class RangedFile(io.RawIOBase):
-    """An object as a file to read and seek in, for libraries that read some parts of it.
-
-    It does not change under its name while it is read. One thread reads it.
+    An operation on a Delta table looks at many files of the log, one by one. Each look is a request
+    to the server, while one list covers a thousand files. Files that are written after the list are
+    not in it, so it serves readers of one state and never decides a race.
     """
 
-    def __init__(self, path: str) -> None:
+    folder: str
+    after: str
+    objects: Mapping[str, StoredObject]
+
+    def covers(self, path: str) -> bool:
+        """Return True if the list would contain this path."""
+        folder, _, name = path.rpartition("/")
+        return folder == self.folder and name > self.after
+
+    def names(self, after: str) -> list[str]:
+        """Return the names that are greater than a name, sorted."""
+        start = len(self.folder) + 1
+        names = [path[start:] for path in self.objects]
+        return sorted(name for name in names if name > after and "/" not in name)
+
+
+_listing: ContextVar[_Listing | None] = ContextVar("listing", default=None)
+
+
+def _listing_that_covers(path: str) -> _Listing | None:
+    listing = _listing.get()
+    return listing if listing is not None and listing.covers(path) else None
+
+
+def _find(path: str) -> StoredObject | None:
+    """Return size, time and tag of an object, None if it does not exist."""
+    listing = _listing_that_covers(path)
+    if listing is not None:
+        return listing.objects.get(path)
+    store, name = object_store_for(path)
+    return store.find(name) if name else None
+
+
+def _status(stored: StoredObject) -> FileStatus:
+    return FileStatus(stored.size, int(stored.modified.timestamp() * 1e9), stored.etag)
+
+
+def _probe_name(folder: str) -> str:
+    return f"{folder}/.probe-{uuid.uuid4().hex}".lstrip("/")
+
+
+class _RangedFile(io.RawIOBase):
+    """An object as a seekable file, for libraries that read some ranges of it.
+
+    The object must not change while it is read. One thread reads it.
+    """
+
+    def __init__(self, path: str, size: int) -> None:
         super().__init__()
-        self._storage, self._name = object_store_for(path)
-        self._size = status(path).size
-        self._at = 0
+        self._store, self._name = object_store_for(path)
+        self._size = size
+        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -116,154 +325,21 @@ class RangedFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}
-        self._at = max(starts[whence] + offset, 0)
-        return self._at
+        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
+        self._position = max(starts[whence] + offset, 0)
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
-        room = memoryview(buffer).cast("B")
-        length = max(min(len(room), self._size - self._at), 0)
-        (data,) = self._storage.ranges(self._name, [(self._at, length)])
-        room[:length] = data
-        self._at += length
+        target = memoryview(buffer).cast("B")
+        length = max(min(len(target), self._size - self._position), 0)
+        (data,) = self._store.ranges(self._name, [(self._position, length)])
+        target[:length] = data
+        self._position += length
         return length
 
 
-def s3a_options(path: str) -> dict[str, str]:
-    """Return the settings of an ``s3://`` URI as Hadoop's S3A takes them; credentials included."""
-    found = settings.s3_settings(options_of(path))
-    return settings.s3a_options(found, Location.parse(path).bucket)
-
-
-def options_of_open() -> dict[str, dict[str, str]]:
-    """Return how this process reaches each bucket that it opened, for a process elsewhere.
-
-    Credentials that the environment or a file of this machine tells are among the options.
-    """
-    found = {}
-    for root in connected_roots():
-        options = dict(options_of(root))
-        if root.startswith("s3://"):
-            known = settings.s3_settings(options)
-            options = {**known.store, **known.client}
-        found[root] = options
-    return found
-
-
-def find(path: str) -> StoredObject | None:
-    """Return size, time and tag of an object, None when there is none."""
-    known = listing_of(path)
-    if known is not None:
-        return known.found.get(path)
-    storage, name = object_store_for(path)
-    return storage.find(name) if name else None
-
-
-def status(path: str) -> StoredObject:
-    """Return size, time and tag of an object; FileNotFoundError when there is none."""
-    found = find(path)
-    if found is None:
-        raise FileNotFoundError(f"There is no {path!r}.")
-    return found
-
-
-def exists(path: str) -> bool:
-    """Tell whether there is an object, or something below a path."""
-    if find(path) is not None:
-        return True
-    # Where a list knows of no object, there is no folder that anybody asks for, either.
-    return listing_of(path) is None and is_directory(path)
-
-
-def is_directory(path: str) -> bool:
-    """Tell whether something lies below a path."""
-    storage, name = object_store_for(path)
-    return next(iter(storage.list(name)), None) is not None
-
-
-def names(path: str, *, after: str) -> list[str]:
-    """Return the names in a directory, sorted; with ``after`` objects alone, greater than it."""
-    known = names_in(path, after=after)
-    if known is not None:
-        return known
-    storage, name = object_store_for(path)
-    if not after:
-        return storage.children(name)
-    found = []
-    for each in storage.list(name, after=f"{name}/{after}"):
-        found.append(each.name[len(name) + 1 :])
-    return found
-
-
-def walk(directory: str, *, enter: Callable[[str], bool] | None) -> Iterator[str]:
-    """Yield the paths of all objects below a directory; see ``files.walk``."""
-    for path, _ in listed(directory):
-        folders = path[len(directory) + 1 :].split("/")[:-1]
-        if enter is None or all(enter(folder) for folder in folders):
-            yield path
-
-
-def listed(directory: str) -> Iterator[tuple[str, StoredObject]]:
-    """Yield path and status of all objects below a directory."""
-    storage, name = object_store_for(directory)
-    for each in storage.list(name):
-        yield f"{storage.root}/{each.name}", each
-
-
-def last_written(path: str) -> datetime | None:
-    """Return when an object or one below it was written last, None where there is none."""
-    storage, name = object_store_for(path)
-    itself = storage.find(name)
-    times = [] if itself is None else [itself.modified]
-    times.extend(each.modified for each in storage.list(name))
-    return max(times, default=None)
-
-
-def time_of_store(location: str) -> datetime:
-    """Return what time the server of a URI gives to an object that is written now."""
-    storage, folder = object_store_for(location)
-    probe = f"{folder}/.probe-{uuid.uuid4().hex}".lstrip("/")
-    storage.put(probe, b"time")
-    try:
-        found = storage.find(probe)
-    finally:
-        storage.remove(probe)
-    if found is None:
-        raise StorageError(f"What was written to {location!r} is not there.")
-    return found.modified
-
-
-def remove(path: str) -> bool:
-    """Remove an object, or all below a path; tell whether there was something."""
-    storage, name = object_store_for(path)
-    return storage.remove(name) or storage.remove_below(name) > 0
-
-
-def remove_file(path: str) -> None:
-    """Remove one object; nothing happens where there is none."""
-    storage, name = object_store_for(path)
-    storage.remove(name)
-
-
-def pieces(path: str, *, start: int = 0) -> Iterator[bytes]:
-    """Yield the bytes of an object, some megabytes at a time, the next ones fetched meanwhile.
-
-    ``start``: the first byte that is wanted.
-    """
-    storage, name = object_store_for(path)
-    size = status(path).size
-
-    def fetch(position: int) -> bytes:
-        return storage.ranges(name, [(position, min(_CHUNK_BYTES, size - position))])[0]
-
-    waiting: deque[Future[bytes]] = deque()
-    with ThreadPoolExecutor(_FETCHES) as pool:
-        for position in range(start, size, _CHUNK_BYTES):
-            waiting.append(pool.submit(fetch, position))
-            if len(waiting) == _FETCHES:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+if TYPE_CHECKING:
+    _contract: type[Storage] = RemoteStorage

@@ -1,9 +1,9 @@
-"""Copies of shards on this machine, for what reads files and cannot read objects.
+"""Local copies of shards, for readers of files that cannot read objects.
 
 A cache is a folder that all processes of a machine may share: each shard is fetched once, checked
-against its SHA-256 while it comes, and named by it. What was used longest ago goes first when there
-is more than the cache may hold. Who opens a copy holds it by a shared lock while it does, so nobody
-removes it then; what is open stays readable after it is gone.
+against its SHA-256 while it arrives, and named by it. The least recently used copies are evicted
+when the cache is full. A shared lock protects a copy from eviction while it is opened; an open file
+remains readable after its eviction.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from featurestore.errors import DatasetDamaged, InvalidArgument
 from featurestore.model.manifest import ManifestFile, ManifestShard
 from featurestore.storage import files
 from featurestore.storage.failures import writing
-from featurestore.storage.location import is_uri
+from featurestore.storage.selection import storage_for
 
 DEFAULT_CACHE_BYTES = 20 * 10**9
 _LOCKS = "locks"
 _SHA256_DIGITS = 64
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# What the cache itself writes: nothing else in the folder is counted or removed.
+# Names of the cache's own files: no others in the folder are counted or removed.
 _COPY = re.compile(r"[0-9a-f]{64}(\.[A-Za-z0-9]+)?")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}(\.[A-Za-z0-9]+)?\.[0-9a-f]{32}\.tmp")
 _ABANDONED_SECONDS = 24 * 3600
@@ -36,100 +36,101 @@ _ABANDONED_SECONDS = 24 * 3600
 
 @dataclass(frozen=True)
 class ShardCache:
-    """A folder of shards and the bytes that it may hold; one shard is kept however large."""
+    """A folder of shards and its maximal size; one shard is stored even if it is larger."""
 
     folder: str
     max_bytes: int = DEFAULT_CACHE_BYTES
 
     @contextmanager
-    def held(self, directory: str, shard: ManifestShard) -> Iterator[str]:
-        """Give the path of a shard's copy, which stays while the block runs, with its sidecars.
+    def locked_copy(self, directory: str, shard: ManifestShard) -> Iterator[str]:
+        """Provide the path of a shard's copy, which is not evicted while the block runs.
+
+        Its sidecars have the same path with their suffixes.
 
         Raises:
-            DatasetDamaged: The bytes are not those that the manifest names.
-            StorageError: It cannot be fetched, or this machine refuses the copy.
+            DatasetDamaged: The bytes differ from the manifest.
+            StorageError: The shard cannot be fetched, or the copy cannot be written.
         """
-        wanted = self._copies(shard)
-        target = wanted[-1][1]
+        copies = self._copies(shard)
+        target = copies[-1][1]
         with ExitStack() as opened:
             while True:
-                self._fetch(directory, shard, wanted)
-                handle = _shared(target)
+                self._fetch(directory, shard, copies)
+                handle = _open_with_shared_lock(target)
                 if handle is None:
                     continue
-                # Another process may have removed one of them before it was held.
-                if all(_is_there(path, file.bytes) for file, path in wanted) and _is_same(
-                    handle, target
-                ):
+                # Another process may have evicted one of them before the lock.
+                is_complete = all(_has_size(path, file.bytes) for file, path in copies)
+                if is_complete and _is_same(handle, target):
                     opened.callback(os.close, handle)
                     break
                 os.close(handle)
             yield target
 
     def path_of(self, directory: str, shard: ManifestShard) -> str:
-        """Return the path of a shard's copy, fetched if need be; another process may remove it."""
-        with self.held(directory, shard) as path:
+        """Return the path of a shard's copy, fetched if necessary; another process may evict it."""
+        with self.locked_copy(directory, shard) as path:
             return path
 
     def _copies(self, shard: ManifestShard) -> list[tuple[ManifestFile, str]]:
         """Return the files of a shard and the paths of their copies, the shard last."""
         if not _SHA256.fullmatch(shard.sha256):
-            raise DatasetDamaged(f"{shard.sha256!r} of {shard.path!r} is no SHA-256.")
+            raise DatasetDamaged(f"{shard.sha256!r} of {shard.path!r} is not a SHA-256.")
         target = os.path.join(self.folder, shard.sha256)
-        wanted = []
+        copies = []
         for sidecar in shard.sidecars:
-            ending = sidecar.path.removeprefix(shard.path)
-            if not re.fullmatch(r"\.[A-Za-z0-9]+", ending):
-                raise DatasetDamaged(f"{sidecar.path!r} does not stand beside {shard.path!r}.")
-            wanted.append((sidecar, target + ending))
-        return [*wanted, (ManifestFile(shard.path, shard.bytes, shard.sha256), target)]
+            suffix = sidecar.path.removeprefix(shard.path)
+            if not re.fullmatch(r"\.[A-Za-z0-9]+", suffix):
+                raise DatasetDamaged(f"{sidecar.path!r} is not a sidecar of {shard.path!r}.")
+            copies.append((sidecar, target + suffix))
+        return [*copies, (ManifestFile(shard.path, shard.bytes, shard.sha256), target)]
 
     def _fetch(
-        self, directory: str, shard: ManifestShard, wanted: list[tuple[ManifestFile, str]]
+        self, directory: str, shard: ManifestShard, copies: list[tuple[ManifestFile, str]]
     ) -> None:
         with self._locked(shard.sha256):
-            fetched = False
-            for file, path in wanted:
-                if not _is_there(path, file.bytes):
+            has_fetched = False
+            for file, path in copies:
+                if not _has_size(path, file.bytes):
                     source = files.inside(directory, file.path)
-                    write_checked(files.pieces(source), path, sha256=file.sha256)
-                    fetched = True
+                    write_checked(files.read_chunks(source), path, sha256=file.sha256)
+                    has_fetched = True
             with suppress(FileNotFoundError):
-                os.utime(wanted[-1][1])
-        if fetched:
-            self._make_room(keep=shard.sha256)
+                os.utime(copies[-1][1])
+        if has_fetched:
+            self._evict_oldest(keep=shard.sha256)
 
     @contextmanager
     def _locked(self, sha256: str) -> Iterator[None]:
-        """Let one process or thread of this machine fetch a shard."""
+        """Let only one process or thread of this machine fetch a shard."""
         locks = os.path.join(self.folder, _LOCKS)
         files.make_directory(locks)
         with writing(locks), open(os.path.join(locks, sha256[:2]), "wb") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
-    def _make_room(self, *, keep: str) -> None:
-        """Remove copies used longest ago, and what a killed process began a day ago."""
-        found = []
+    def _evict_oldest(self, *, keep: str) -> None:
+        """Evict the least recently used copies, and day-old temporary files of killed processes."""
+        copies = []
         abandoned = time.time() - _ABANDONED_SECONDS
         for name in files.list_directory(self.folder):
             path = os.path.join(self.folder, name)
             with suppress(FileNotFoundError):
                 status = os.stat(path)
                 if _COPY.fullmatch(name):
-                    found.append((status.st_mtime_ns, status.st_size, name))
+                    copies.append((status.st_mtime_ns, status.st_size, name))
                 elif _UNFINISHED.fullmatch(name) and status.st_mtime < abandoned:
                     os.remove(path)
-        total = sum(size for _, size, _ in found)
-        for _, size, name in sorted(found):
+        total = sum(size for _, size, _ in copies)
+        for _, size, name in sorted(copies):
             if total <= self.max_bytes:
                 return
             if not name.startswith(keep) and self._evict(name):
                 total -= size
 
     def _evict(self, name: str) -> bool:
-        """Remove a copy that nobody holds; tell whether it is gone."""
-        handle = _opened(os.path.join(self.folder, name[:_SHA256_DIGITS]))
+        """Remove a copy unless a process has locked it; return True if it was removed."""
+        handle = _open(os.path.join(self.folder, name[:_SHA256_DIGITS]))
         try:
             if handle is not None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,16 +144,16 @@ class ShardCache:
 
 
 def default_cache() -> ShardCache:
-    """Return the cache of this user on this machine."""
+    """Return the default cache of this user on this machine."""
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return ShardCache(os.path.join(caches, "featurestore", "shards"))
 
 
 def cache_at(folder: str | os.PathLike[str] | None, max_bytes: int) -> ShardCache | None:
-    """Return the cache in a folder of this machine, None for no folder.
+    """Return the cache in a local folder, None without a folder.
 
     Raises:
-        InvalidArgument: A cache of no bytes.
+        InvalidArgument: The cache has a size of zero.
         UnsupportedLocation: The folder is a URI.
     """
     if folder is None:
@@ -166,22 +167,22 @@ def cache_at(folder: str | os.PathLike[str] | None, max_bytes: int) -> ShardCach
 def local_path(
     directory: str, shard: ManifestShard, cache: ShardCache | None = None
 ) -> Iterator[str]:
-    """Give the path of a shard on this machine: its own, or below a URI that of its copy.
+    """Provide the local path of a shard: its own, or for a URI that of its copy.
 
-    A copy may be removed when the block has ended; what was opened in it stays readable.
+    A copy may be evicted when the block has ended; files opened in the block remain readable.
     """
-    if not is_uri(directory) and cache is None:
+    if cache is None and storage_for(directory).is_local:
         yield files.inside(directory, shard.path)
         return
-    with (cache or default_cache()).held(directory, shard) as path:
+    with (cache or default_cache()).locked_copy(directory, shard) as path:
         yield path
 
 
-def write_checked(pieces: Iterator[bytes], target: str, *, sha256: str) -> None:
-    """Write bytes as they come to a file, which appears when they have a SHA-256.
+def write_checked(chunks: Iterator[bytes], target: str, *, sha256: str) -> None:
+    """Write chunks to a file, which appears only if they have the expected SHA-256.
 
     Raises:
-        DatasetDamaged: They have another one.
+        DatasetDamaged: They have another SHA-256.
     """
     folder, name = os.path.split(target)
     files.make_directory(folder)
@@ -189,16 +190,16 @@ def write_checked(pieces: Iterator[bytes], target: str, *, sha256: str) -> None:
     digest, size = hashlib.sha256(), 0
     try:
         with writing(target):
-            with open(temporary, "xb") as written:
-                for piece in pieces:
-                    digest.update(piece)
-                    size += len(piece)
-                    written.write(piece)
+            with open(temporary, "xb") as file:
+                for chunk in chunks:
+                    digest.update(chunk)
+                    size += len(chunk)
+                    file.write(chunk)
             if digest.hexdigest() != sha256:
                 raise DatasetDamaged(
-                    f"What came for {target!r} is not what the manifest names: {size:,} bytes with "
+                    f"The content for {target!r} differs from the manifest: {size:,} bytes with "
                     f"SHA-256 {digest.hexdigest()}, not {sha256}.",
-                    hint="TrainingDataset.open(path).verify() where it came from says more",
+                    hint="TrainingDataset.open(path).verify() at its source lists the damage",
                 )
             os.replace(temporary, target)
     finally:
@@ -206,16 +207,16 @@ def write_checked(pieces: Iterator[bytes], target: str, *, sha256: str) -> None:
             os.remove(temporary)
 
 
-def _opened(path: str) -> int | None:
+def _open(path: str) -> int | None:
     try:
         return os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
 
 
-def _shared(path: str) -> int | None:
-    """Return a handle that holds a copy; None where it is gone."""
-    handle = _opened(path)
+def _open_with_shared_lock(path: str) -> int | None:
+    """Open a copy and lock it against eviction; None if it was evicted."""
+    handle = _open(path)
     if handle is not None:
         fcntl.flock(handle, fcntl.LOCK_SH)
     return handle
@@ -228,7 +229,7 @@ def _is_same(handle: int, path: str) -> bool:
         return False
 
 
-def _is_there(path: str, size: int) -> bool:
+def _has_size(path: str, size: int) -> bool:
     try:
         return os.stat(path).st_size == size
     except FileNotFoundError:

@@ -1,20 +1,15 @@
-"""Files that are whole or absent, as every format writes its shards."""
+"""Files of shards: hashed while they are written, complete or absent afterwards."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from io import FileIO
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from featurestore.plugins.format import WrittenFile
-from featurestore.storage import failures, remote
-from featurestore.storage.connections import object_store_for
-from featurestore.storage.location import is_uri
-from featurestore.storage.publication import make_directory, sync_path
+from featurestore.storage.failures import writing
+from featurestore.storage.selection import storage_for
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -22,38 +17,35 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 1 << 20
 _PREFIX_DIGITS = 8
-# The disk is told of so many new bytes at a time.
-_WRITEBACK_BYTES = 4 << 20
 _TEMPORARY = ".tmp"
 
 
 def is_temporary(name: str) -> bool:
-    """Tell whether a file's name is one that ``ShardFile`` gives until the file is whole."""
+    """Return True for the name that a file has until it is complete."""
     return name.startswith(".") and name.endswith(_TEMPORARY)
 
 
 class FileDigest:
-    """SHA-256 of bytes as they come, and of their first 1, 2, ... MiB.
+    """SHA-256 of a stream of bytes, and of its first 1, 2, ... MiB.
 
-    The whole proves, the prefixes find a fault.
-
-    The prefixes cost nothing, since SHA-256 goes from front to back. Eight digits of each are kept.
+    The final hash detects damage, the prefixes locate it. They cost nothing, since SHA-256 reads
+    from front to back. Eight digits of each are stored.
     """
 
     def __init__(self) -> None:
         self._sha256 = hashlib.sha256()
-        self._room = PIECE_BYTES
+        self._until_prefix = PIECE_BYTES
         self.prefixes: list[str] = []
 
     def update(self, view: memoryview) -> None:
         """Append bytes."""
         while len(view):
-            piece, view = view[: self._room], view[self._room :]
-            self._sha256.update(piece)
-            self._room -= len(piece)
-            if self._room == 0:
+            block, view = view[: self._until_prefix], view[self._until_prefix :]
+            self._sha256.update(block)
+            self._until_prefix -= len(block)
+            if self._until_prefix == 0:
                 self.prefixes.append(self._sha256.copy().hexdigest()[:_PREFIX_DIGITS])
-                self._room = PIECE_BYTES
+                self._until_prefix = PIECE_BYTES
 
     def hexdigest(self) -> str:
         """Return the SHA-256 of all bytes so far."""
@@ -63,26 +55,17 @@ class FileDigest:
 def digest_of(path: str) -> FileDigest:
     """Return the digest of a file."""
     digest = FileDigest()
-    for piece in _pieces(path):
-        digest.update(memoryview(piece))
+    for chunk in storage_for(path).read_chunks(path):
+        digest.update(memoryview(chunk))
     return digest
 
 
-def _pieces(path: str) -> Iterator[bytes]:
-    if is_uri(path):
-        yield from remote.pieces(path)
-        return
-    with open(path, "rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            yield piece
-
-
 class ShardFile:
-    """A file that a format writes: hashed as it grows, under a temporary name until it is whole.
+    """The file of a shard: hashed while it grows, under a temporary name until it is complete.
 
     Leaving the ``with`` block syncs and renames it, an exception removes it, so a retried or killed
-    task leaves either nothing or the whole file. Below a URI it is an object from that moment on.
-    It has what ``pyarrow`` asks of a sink.
+    task leaves either nothing or the complete file. For a URI the object appears then. It has the
+    methods that ``pyarrow`` requires of a sink.
     """
 
     def __init__(self, directory: str, path: str) -> None:
@@ -94,7 +77,7 @@ class ShardFile:
         self.closed = True
 
     def __enter__(self) -> ShardFile:
-        self._file = self._opened.enter_context(_until_whole(self._final))
+        self._file = self._opened.enter_context(storage_for(self._final).writer(self._final))
         self.closed = False
         return self
 
@@ -103,7 +86,7 @@ class ShardFile:
         view = memoryview(data).cast("B")
         self._digest.update(view)
         written = 0
-        with failures.writing(self._final):
+        with writing(self._final):
             while written < len(view):
                 written += self._file.write(view[written:])
         self.size += len(view)
@@ -121,7 +104,7 @@ class ShardFile:
 
     @property
     def written(self) -> WrittenFile:
-        """What was written: path, size and SHA-256."""
+        """Path, size and SHA-256 of the file."""
         return WrittenFile(
             self.path, self.size, self._digest.hexdigest(), tuple(self._digest.prefixes)
         )
@@ -134,60 +117,3 @@ class ShardFile:
     ) -> None:
         self.closed = True
         self._opened.__exit__(kind, error, trace)
-
-
-class _EarlyWriteback:
-    """A local file whose bytes go to the disk while it grows, so that the sync waits for the last.
-
-    Else all of a shard waits until then, and the processors with it.
-    """
-
-    def __init__(self, file: FileIO) -> None:
-        self._file = file
-        self._size = self._begun = 0
-
-    def write(self, data: memoryview) -> int:
-        """Append what the system takes of bytes; return their number."""
-        written = self._file.write(data)
-        self._size += written
-        if self._size - self._begun >= _WRITEBACK_BYTES:
-            self._begin()
-        return written
-
-    def _begin(self) -> None:
-        """Let the system write the newest bytes.
-
-        Linux begins that where it is told that they are not needed; what is not on the disk yet
-        stays in its cache. An advice that is not taken fails nothing.
-        """
-        begun, self._begun = self._begun, self._size
-        if not hasattr(os, "posix_fadvise"):  # macOS has none
-            return
-        with suppress(OSError):
-            os.posix_fadvise(self._file.fileno(), begun, self._size - begun, os.POSIX_FADV_DONTNEED)
-
-
-@contextmanager
-def _until_whole(path: str) -> Iterator[Any]:
-    """Give a file to write to that gets its name where the block ends, and is gone on an error."""
-    if is_uri(path):
-        storage, name = object_store_for(path)
-        with storage.writer(name) as writer:
-            yield writer
-        return
-    folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}{_TEMPORARY}")
-    try:
-        with ExitStack() as opened:
-            with failures.writing(path):
-                make_directory(folder)
-                file = opened.enter_context(open(temporary, "wb", buffering=0))
-            yield _EarlyWriteback(file)
-            with failures.writing(path):
-                os.fsync(file.fileno())
-        with failures.writing(path):
-            os.replace(temporary, path)
-            sync_path(folder)
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)

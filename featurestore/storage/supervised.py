@@ -1,4 +1,4 @@
-"""Worker processes under a supervisor: their output in a file, their end told as a reason."""
+"""Worker processes under a supervisor, with their output in a file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PATIENCE_SECONDS = 20
 
 
 class SupervisedProcess:
-    """A command that ends, with all that it started, when this process ends.
+    """A command that ends, with all its descendants, when this process ends.
 
     Args:
-        command: What to run.
-        given: What it reads as its standard input.
-        log: The file that its output is appended to.
-        environment: All of its environment.
-        directory: Its working directory, made if need be.
+        command: The command line.
+        given: The bytes of its standard input.
+        log: The file to which its output is appended.
+        environment: Its complete environment.
+        directory: Its working directory; it is created if necessary.
     """
 
     def __init__(
@@ -35,26 +35,26 @@ class SupervisedProcess:
         directory: str,
     ) -> None:
         files.make_directory(directory)
-        watched = [sys.executable, "-I", supervisor.__file__, *command]
+        command_line = [sys.executable, "-I", supervisor.__file__, *command]
         with open_log(log) as output:
             self._process = subprocess.Popen(
-                watched,
+                command_line,
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
                 cwd=directory,
-                start_new_session=True,  # Ctrl-C is for the caller, which then ends its workers
+                start_new_session=True,  # Ctrl-C ends the caller, which then ends its workers
             )
-        self._give(len(given).to_bytes(8, "big") + given)
+        self._send(len(given).to_bytes(8, "big") + given)
 
-    def _give(self, data: bytes) -> None:
+    def _send(self, data: bytes) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(data)
             self._process.stdin.flush()
         except BrokenPipeError:
-            return  # it ended at once; its exit status says so
+            return  # the process has ended already; its exit status has the reason
 
     def poll(self) -> int | None:
         """Return the exit status, negative for a signal, None while it runs."""
@@ -64,7 +64,7 @@ class SupervisedProcess:
         return status
 
     def stop(self) -> None:
-        """End it and all that it started; they are gone when this returns."""
+        """End the process and all its descendants, and wait for their end."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -75,7 +75,7 @@ class SupervisedProcess:
 
 
 def exit_text(status: int) -> str:
-    """Return how a process ended, for people.
+    """Return the end of a process as readable text.
 
     >>> exit_text(-9), exit_text(3)
     ('killed by SIGKILL', 'exit code 3')
@@ -90,4 +90,4 @@ def exit_text(status: int) -> str:
 
 def search_path() -> str:
     """Return this process's import path as PYTHONPATH takes it."""
-    return os.pathsep.join(os.path.abspath(each) for each in sys.path)
+    return os.pathsep.join(os.path.abspath(entry) for entry in sys.path)

@@ -1,10 +1,10 @@
-"""A process that runs another and ends it, with all that it started, when its own caller is gone.
+"""A process that runs a command and ends it, with all its descendants, when its caller ends.
 
 Run by its path with the standard library alone: ``python -I supervisor.py COMMAND...``. Standard
-input brings eight bytes, the length of what COMMAND gets as its standard input, then that, and then
-nothing: it stays open as long as the caller lives. Whatever descends from COMMAND belongs to the
-supervisor (a subreaper), also what has left its session, and is killed when COMMAND ends or the
-caller does. A supervisor that is killed itself takes COMMAND with it.
+input has eight bytes, the length of COMMAND's standard input, then that input; afterwards it stays
+open as long as the caller lives. All descendants of COMMAND belong to the supervisor (a subreaper),
+also those that have left its session, and are killed when COMMAND or the caller ends. If the
+supervisor is killed, COMMAND is killed with it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _PAUSE_SECONDS = 0.01
 def main(command: list[str]) -> int:
     """Run a command to its end and return its exit status, 128 and more for signals."""
     _control(_SET_SUBREAPER, 1)
-    given = _read(int.from_bytes(_read(8), "big"))
+    command_input = _read(int.from_bytes(_read(8), "big"))
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, preexec_fn=_die_with_parent, start_new_session=True
     )
     threading.Thread(target=_end_with_caller, args=(process.pid,), daemon=True).start()
     try:
-        process.communicate(given)
+        process.communicate(command_input)
     except BrokenPipeError:
         process.wait()
     end_descendants(process.pid)
@@ -44,27 +44,27 @@ def main(command: list[str]) -> int:
 
 
 def _read(size: int) -> bytes:
-    """Return so many bytes of standard input, without a buffer that threads would share."""
-    parts = []
+    """Read bytes of standard input, without a buffer that threads would share."""
+    chunks = []
     while size:
-        part = os.read(0, min(size, 1 << 20))
-        if not part:
+        chunk = os.read(0, min(size, 1 << 20))
+        if not chunk:
             break
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+        chunks.append(chunk)
+        size -= len(chunk)
+    return b"".join(chunks)
 
 
 def end_descendants(group: int) -> None:
-    """Kill a process group, and all that descends from this process, until nothing is left."""
+    """Kill a process group and all descendants of this process, until none remain."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-    empty = 0
-    # A process may change its parent while the list is read: once empty is not enough.
-    while empty < _EMPTY_LISTS:
-        found = _descendants(os.getpid())
-        empty = 0 if found else empty + 1
-        for pid in found:
+    empty_lists = 0
+    # A process may change its parent while the list is read: one empty list is not enough.
+    while empty_lists < _EMPTY_LISTS:
+        descendants = _descendants(os.getpid())
+        empty_lists = 0 if descendants else empty_lists + 1
+        for pid in descendants:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with suppress(ChildProcessError):
@@ -84,31 +84,31 @@ def _die_with_parent() -> None:
 
 
 def _control(option: int, value: int) -> None:
-    """Call prctl, where the system has it."""
+    """Call prctl on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _descendants(root: int) -> list[int]:
-    """Return the living processes below one, as far as the system tells."""
+    """Return the living descendants of a process that the system lists."""
     children: dict[int, list[int]] = {}
     ended = set()
     for entry in _PROC.glob("[0-9]*/stat"):
         try:
             fields = entry.read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended meanwhile
         pid = int(entry.parent.name)
         children.setdefault(int(fields[1]), []).append(pid)
         if fields[0] in "ZX":
             ended.add(pid)
-    found: set[int] = set()
-    waiting = [root]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found.update(below)
-        waiting += below
-    return sorted(found - ended)
+    descendants: set[int] = set()
+    pending = [root]
+    while pending:
+        direct = children.get(pending.pop(), [])
+        descendants.update(direct)
+        pending += direct
+    return sorted(descendants - ended)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from featurestore.plugins.remote import is_address
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.connections import use_options
-from featurestore.storage.location import is_uri
 from featurestore.storage.publication import is_durable
+from featurestore.storage.selection import storage_for
 from featurestore.store.alerts import AlertCalls
 from featurestore.store.feature_views import FeatureViewCalls
 from featurestore.store.featuregroups import FeatureGroupCalls
@@ -114,7 +114,7 @@ def connect(
             hint="featurestore.connect('http://host:8787', token='fs_...')",
         )
     directory = files.location_of(settings.location)
-    if is_uri(directory):
+    if not storage_for(directory).is_local:
         check_remote(directory, settings)
         use_options(directory, storage_options)
     elif storage_options:

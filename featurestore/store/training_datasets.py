@@ -110,7 +110,7 @@ class TrainingDatasetCalls(StoreBase):
         (1, 4)
         """
         from featurestore.model.requests import TrainingDatasetRequest
-        from featurestore.storage.publication import after_publication
+        from featurestore.storage.failures import after_publication
         from featurestore.training.create import create
 
         request = TrainingDatasetRequest(

@@ -28,7 +28,7 @@ from featurestore.plugins.stream import MicroBatch, StreamSource, Topic
 from featurestore.registry import featuregroups
 from featurestore.registry import streams as registered
 from featurestore.session import Session
-from featurestore.storage.publication import after_publication
+from featurestore.storage.failures import after_publication
 from featurestore.streams.micro_batches import Committed, Decoding, commit_micro_batch
 from featurestore.streams.opening import decoder_of, streams_of
 from featurestore.streams.positions import (

@@ -11,7 +11,7 @@ from featurestore.registry import models, training_datasets
 from featurestore.registry.training_datasets import RegisteredDataset
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.publication import after_publication
+from featurestore.storage.failures import after_publication
 from featurestore.training.dataset import TrainingDataset
 
 

@@ -12,7 +12,7 @@ from featurestore.recovery.pins import check_pinned, pin_sources
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.publication import after_publication
+from featurestore.storage.failures import after_publication
 from featurestore.training.dataset import TrainingDataset
 from featurestore.training.export.audit import export_checks, register_report
 from featurestore.training.export.data import check_typed, export_data

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import DatasetDamaged, InvalidArgument
@@ -18,10 +17,11 @@ from featurestore.model.manifest import Manifest, source_text
 from featurestore.model.roles import DatasetRoles
 from featurestore.plugins.format import NativeReading, find_format
 from featurestore.storage import files
+from featurestore.storage.annotations import read_annotations
 from featurestore.storage.connections import use_options
-from featurestore.storage.described import read_described
-from featurestore.storage.location import is_uri, require_local
+from featurestore.storage.location import require_local
 from featurestore.storage.manifests import read_manifest
+from featurestore.storage.selection import storage_for
 from featurestore.storage.shardcache import DEFAULT_CACHE_BYTES, cache_at
 from featurestore.training.model_inputs import ModelInputs
 
@@ -139,17 +139,17 @@ class TrainingDataset(ModelInputs):
         'file:///.../late_flights/v1/train'
         """
         path = self.path_of(split)
-        return path if is_uri(path) else Path(path).absolute().as_uri()
+        return storage_for(path).as_uri(path)
 
     @property
     def description(self) -> str:
         """What the dataset is for; ``update_training_dataset`` changes it."""
-        return read_described(self.path, self.manifest).description
+        return read_annotations(self.path, self.manifest).description
 
     @property
     def tags(self) -> dict[str, str]:
         """The tags; ``add_training_dataset_tag`` adds one."""
-        return dict(read_described(self.path, self.manifest).tags)
+        return dict(read_annotations(self.path, self.manifest).tags)
 
     def num_rows(self, split: str) -> int:
         """Return the number of rows of a split.

@@ -9,8 +9,8 @@ from featurestore.errors import InvalidArgument, listing
 from featurestore.model.featuregroup import check_tags
 from featurestore.recovery import datasets
 from featurestore.session import Session
-from featurestore.storage.described import Described, read_described, write_described
-from featurestore.storage.publication import after_publication
+from featurestore.storage.annotations import Annotations, read_annotations, write_annotations
+from featurestore.storage.failures import after_publication
 from featurestore.training.catalog import get
 from featurestore.training.dataset import TrainingDataset
 
@@ -64,12 +64,12 @@ def _say(
 ) -> None:
     """Write the file, then the registry, which is only an index of it."""
     with session.registry.transaction():  # one after the other: what is there is read and changed
-        said: Described = read_described(dataset.path, dataset.manifest)
+        said: Annotations = read_annotations(dataset.path, dataset.manifest)
         if description is not None:
             said = replace(said, description=description)
         if tags is not None:
             said = replace(said, tags=tags)
-        write_described(dataset.path, said)
+        write_annotations(dataset.path, said)
     with (
         after_publication(f"What is said of training dataset {dataset.name!r}"),
         session.registry.transaction() as connection,

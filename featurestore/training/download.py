@@ -77,7 +77,7 @@ def stored_pieces(directory: str) -> Pieces:
     """Return the files of a dataset's directory or URI, as ``download`` takes them."""
 
     def pieces(path: str) -> Iterator[bytes]:
-        return files.pieces(os.path.join(directory, path))
+        return files.read_chunks(os.path.join(directory, path))
 
     return pieces
 

@@ -13,7 +13,8 @@ from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import feature_views
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.publication import Publication, after_publication, make_directory
+from featurestore.storage.failures import after_publication
+from featurestore.storage.publication import Publication, make_directory
 from featurestore.views.definition import check_label
 from featurestore.views.retrieval import rows_of
 

@@ -26,7 +26,7 @@ from featurestore.errors import (
     WriteConflict,
 )
 from featurestore.recovery import lease_objects
-from featurestore.storage import attempts, objects
+from featurestore.storage import retry
 from featurestore.storage.shardcache import ShardCache
 from featurestore.training.catalog import clean_all
 from featurestore.training.dataset import TrainingDataset
@@ -318,9 +318,7 @@ def test_an_export_works_over_a_faulty_network(
     rate: float,
 ) -> None:
     """Every dataset that was acknowledged is there, and every one that is there is whole."""
-    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0.002)
-    backoff = {"init_backoff": timedelta(milliseconds=2)}
-    monkeypatch.setattr(objects, "_RETRIES", {**objects._RETRIES, "backoff": backoff})
+    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.002)
     store = connect()
     store.create_featuregroup(labeled(), "weather", primary_key="id")
     expected = export(store)
@@ -382,14 +380,14 @@ def test_a_copy_that_another_process_needs_the_room_of_stays_while_it_is_opened(
     expected = batches_of(dataset)
     cache = ShardCache(str(tmp_path / "small"), max_bytes=1)
     shards = [each for split in dataset.manifest.splits for each in split.shards]
-    with cache.held(dataset.path, shards[0]) as held:
+    with cache.locked_copy(dataset.path, shards[0]) as copy:
         for shard in shards[1:]:
             cache.path_of(dataset.path, shard)
-        assert Path(held).stat().st_size == shards[0].bytes
+        assert Path(copy).stat().st_size == shards[0].bytes
         for sidecar in shards[0].sidecars:
-            assert Path(held + sidecar.path.removeprefix(shards[0].path)).exists()
+            assert Path(copy + sidecar.path.removeprefix(shards[0].path)).exists()
     cache.path_of(dataset.path, shards[1])
-    assert not Path(held).exists()
+    assert not Path(copy).exists()
 
     def epoch(_: int) -> list[list[Any]]:
         reader = dataset.reader(

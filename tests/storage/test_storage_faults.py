@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from featurestore.errors import StorageError
-from featurestore.storage import attempts, objects
+from featurestore.storage import retry
 from featurestore.storage.objects import ObjectStorage
 from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer, free_port, options_for
 from tests.storage.faulty_proxy import FAULTS, faulty
@@ -22,9 +21,7 @@ _WRITERS = 4
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real pauses would only make the tests slow."""
-    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0.002)
-    backoff = {"init_backoff": timedelta(milliseconds=2)}
-    monkeypatch.setattr(objects, "_RETRIES", {**objects._RETRIES, "backoff": backoff})
+    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.002)
 
 
 def test_a_lost_answer_to_a_conditional_put_is_found_out(
@@ -76,6 +73,34 @@ def test_each_fault_is_survived_by_each_operation(
         assert storage.remove_below("a") == 4
         assert list(storage.list("a")) == []
         assert proxy.faults[kind] >= 5
+
+
+@pytest.mark.parametrize("call", ["read", "find", "put", "put_new", "remove"])
+def test_failing_requests_are_retried_by_one_party_only(
+    call: str, bucket: str, object_server: ObjectServer
+) -> None:
+    """Retries of the library inside our own would multiply them, and the wait of the caller."""
+    with faulty(object_server.port, rate=1.0, kinds=("503",), seed=1) as (proxy, endpoint):
+        storage = ObjectStorage(bucket, options_for(endpoint))
+        arguments = (b"data",) if call.startswith("put") else ()
+        with pytest.raises(StorageError, match="503"):
+            getattr(storage, call)("name", *arguments)
+        assert proxy.requests.total() == retry.ATTEMPTS
+
+
+@pytest.mark.parametrize("kind", ["503", "cut"])
+def test_large_upload_repeats_failed_parts_instead_of_all(
+    kind: str, bucket: str, object_server: ObjectServer, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(50 << 20))
+    with faulty(object_server.port, rate=0.2, kinds=(kind,), seed=7) as (proxy, endpoint):
+        storage = ObjectStorage(bucket, options_for(endpoint))
+        storage.upload("large", str(tmp_path / "file"))
+        assert proxy.faults[kind] > 0
+        assert proxy.requests["PUT"] <= 7 + proxy.faults[kind]
+    stored = ObjectStorage(bucket, object_server.options).find("large")
+    assert stored is not None
+    assert stored.size == 50 << 20
 
 
 def race(bucket: str, object_server: ObjectServer, *, commits: int, rate: float) -> int:

@@ -1,23 +1,14 @@
-"""Every storage passes the suite that the package ships."""
+"""Every object store passes the suite that the package ships."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from featurestore.storage.hdfs import HdfsStorage
-from featurestore.storage.local import LocalStorage
 from featurestore.storage.objects import ObjectStorage
 from featurestore.testing.storage_conformance import StorageConformance
 from tests.hdfs_server import HdfsServer
 from tests.object_server import ObjectServer
-
-
-class TestLocalStorage(StorageConformance):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> LocalStorage:
-        return LocalStorage(str(tmp_path / "store"), durable=False)
 
 
 class TestS3Storage(StorageConformance):

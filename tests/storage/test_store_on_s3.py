@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,7 +29,7 @@ from featurestore.errors import (
     UnsupportedLocation,
 )
 from featurestore.recovery.rebuild import rebuild
-from featurestore.storage import attempts, objects
+from featurestore.storage import retry
 from featurestore.store import FeatureStore
 from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer, free_port, options_for
 from tests.storage.faulty_proxy import STALE, faulty
@@ -98,7 +97,7 @@ def test_what_does_not_work_at_a_uri_is_refused_before_anything_is_written(
         ("s3://absent-bucket/a", {}, StorageError, "NoSuchBucket"),
         ("s3://key:secret@{bucket}/a", {}, UnsupportedLocation, r"s3://\*\*\*@"),
         ("s3://{bucket}/a/../b", {}, UnsupportedLocation, "s3://bucket/prefix"),
-        ("ftp://host/a", {}, UnsupportedLocation, "kind"),
+        ("ftp://host/a", {}, UnsupportedLocation, "not a location"),
         ("s3://{bucket}/a", {"storage_options": {"regoin": "x"}}, ConfigurationError, "region"),
         ("{folder}", {"storage_options": {}}, None, ""),
         ("{folder}", {"storage_options": {"aws_region": "x"}}, InvalidArgument, "URIs"),
@@ -177,9 +176,7 @@ def test_credentials_are_written_down_nowhere(
 def test_a_store_works_on_over_a_faulty_network(
     connect: Connect, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0.002)
-    backoff = {"init_backoff": timedelta(milliseconds=2)}
-    monkeypatch.setattr(objects, "_RETRIES", {**objects._RETRIES, "backoff": backoff})
+    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.002)
     store = connect()
     store.create_featuregroup(rows(0, 10), "weather", primary_key="id")
     landed = 10

@@ -23,7 +23,7 @@ import featurestore
 from featurestore import FeatureStore
 from featurestore.errors import PublicationWarning, StorageError, TrainingDatasetExists
 from featurestore.recovery.in_flight import in_flight
-from featurestore.storage import files
+from featurestore.storage import local
 from featurestore.storage.manifests import is_finished
 
 Example = Callable[..., pa.Table]
@@ -180,14 +180,14 @@ def test_a_running_export_is_never_taken_for_a_dead_one(duckdb_store: FeatureSto
 def test_a_directory_that_cannot_be_synced_after_the_manifest_is_a_warning(
     duckdb_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sync_directory = files._sync_directory
+    sync_directory = local._sync_directory
 
     def failing(directory: str) -> None:
         if is_finished(directory):
             raise OSError(5, "Input/output error", directory)
         sync_directory(directory)
 
-    monkeypatch.setattr(files, "_sync_directory", failing)
+    monkeypatch.setattr(local, "_sync_directory", failing)
     with pytest.warns(PublicationWarning, match="landed, and then"):
         made = duckdb_store.create_training_dataset(example(100), "d", key=["at"])
     assert made.verify().ok

@@ -13,7 +13,7 @@ import pytest
 from featurestore import TrainingDataset
 from featurestore.errors import DatasetDamaged, InvalidArgument, InvalidSplit
 from featurestore.recovery.rebuild import rebuild
-from featurestore.storage.described import DESCRIBED_FILE
+from featurestore.storage.annotations import ANNOTATIONS_FILE
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -101,8 +101,8 @@ def test_a_rebuilt_registry_knows_what_was_said_since(duckdb_store: FeatureStore
     with session.registry.reading() as connection:
         assert training_datasets.get(connection, "d").description == "later"
         assert tags.of(connection, training_datasets.KIND, "d", 1) == {"owner": "ops"}
-    Path(dataset.path, DESCRIBED_FILE).write_text('{"description": 1}')
-    with pytest.raises(DatasetDamaged, match=DESCRIBED_FILE):
+    Path(dataset.path, ANNOTATIONS_FILE).write_text('{"description": 1}')
+    with pytest.raises(DatasetDamaged, match=ANNOTATIONS_FILE):
         _ = dataset.tags
 
 

@@ -13,7 +13,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -40,14 +40,11 @@ from featurestore.errors import (
     refusal_hint,
 )
 from featurestore.model.times import to_micros, utc_now
-from featurestore.storage.location import is_uri
-from featurestore.storage.publication import (
-    Publication,
-    after_publication,
-    make_directory,
-    sync,
-)
-from featurestore.storage.remote import delta_options
+from featurestore.storage import files
+from featurestore.storage.connections import delta_options
+from featurestore.storage.failures import after_publication
+from featurestore.storage.publication import Publication, make_directory
+from featurestore.storage.selection import storage_for
 from featurestore_connectors.duckdb_delta.files import NewFile
 
 ATTEMPTS = 40
@@ -276,9 +273,7 @@ def _add(state: Snapshot, file: NewFile, *, now: int, data_change: bool) -> dict
 
 
 def _relative(path: str, table: str) -> str:
-    if is_uri(table):
-        return path[len(table) + 1 :]
-    return os.path.relpath(path, table)
+    return path.removeprefix(os.path.join(table, ""))
 
 
 def _remove(state: Snapshot, file: DataFile, *, now: int, data_change: bool) -> dict[str, Any]:
@@ -332,37 +327,20 @@ def _put(
 ) -> bool:
     """Link a commit under its name; False when the name is taken."""
     target = commit_path(path, version)
-    temporary = os.path.join(os.path.dirname(target), f".{uuid.uuid4().hex}.tmp")
     lines = []
     for action in actions:
         lines.append(json.dumps(action, separators=(",", ":")))
     text = "\n".join(lines) + "\n"
-    if is_uri(target):
-        return publication.put(target, text.encode())
     try:
-        with _removed(temporary):
-            with open(temporary, "x", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                if publication.durable:
-                    os.fsync(file.fileno())
-            return publication.link(temporary, target)
+        return publication.publish(target, text.encode())
     except OSError as error:
+        if not storage_for(target).is_local:
+            raise  # the commit may exist
         raise StorageError(
             f"The commit {target} could not be written: {error}; the table is as it was before.",
             hint=refusal_hint(error)
             or "is the disk full, the folder read-only, or the file system without hard links?",
         ) from error
-
-
-@contextmanager
-def _removed(path: str) -> Iterator[None]:
-    """Remove a temporary file in the end; one that cannot be removed is only in nobody's way."""
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            os.unlink(path)
 
 
 def _check_still_true(change: Change, winner: Sequence[Mapping[str, Any]]) -> None:
@@ -409,4 +387,4 @@ def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
             DeltaTable(state.path, version=version, storage_options=options).create_checkpoint()
             if durable:
                 _, written = log.checkpoint_before(state.path, version)
-                sync(written)
+                files.sync(written)

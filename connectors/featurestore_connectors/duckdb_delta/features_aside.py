@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.arrow.arrow_rows import concat_arrays, take_values
-from featurestore.storage.setaside import BatchFile
+from featurestore.storage.spool import BatchFile
 
 Int64s = npt.NDArray[np.int64]
 

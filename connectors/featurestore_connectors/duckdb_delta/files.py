@@ -22,8 +22,8 @@ import pyarrow.types as pat
 from featurestore.arrow.types import is_nested
 from featurestore.errors import InvalidArgument, StorageError
 from featurestore.storage import files as storage
-from featurestore.storage.location import is_uri
 from featurestore.storage.publication import Publication, make_directory
+from featurestore.storage.selection import storage_for
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.interrupts import interruptible
 from featurestore_connectors.duckdb_delta.session import Database
@@ -55,7 +55,7 @@ def scratch(path: str) -> Iterator[str]:
 
     Of a table below a URI it is a temporary folder of this machine.
     """
-    if is_uri(path):
+    if not storage_for(path).is_local:
         temporary = storage.temporary_directory()
         try:
             yield temporary
@@ -130,6 +130,7 @@ def move_into_table(
     ``folder`` is what their partition folders are relative to.
     """
     run = uuid.uuid4()
+    is_local = storage_for(path).is_local
     placed = []
     moves = []
     for number, file in enumerate(files):
@@ -141,21 +142,21 @@ def move_into_table(
         publication.add(target)
         placed.append(replace(file, path=target))
         moves.append((file.path, target))
-        if is_uri(path):
+        if not is_local:
             continue
         try:
             make_directory(directory, durable=publication.durable)
             _link(file.path, target)
         except OSError as error:
             raise StorageError(f"{file.path} could not be moved to {target}: {error}.") from error
-    if is_uri(path):
+    if not is_local:
         storage.upload(moves)
     return placed
 
 
 def stage(database: Database, query: str, folder: str, *, schema: pa.Schema) -> list[NewFile]:
     """Write the rows of a query into a new folder of a stage, which may lie below a URI."""
-    if not is_uri(folder):
+    if storage_for(folder).is_local:
         return write(database, query, folder, schema=schema)
     with scratch(folder) as local:
         written = write(database, query, os.path.join(local, "rows"), schema=schema)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.arrow_rows import concat_arrays, take_values
-from featurestore.storage.setaside import BatchFile
+from featurestore.storage.spool import BatchFile
 
 ROW = "__fs_row"
 # A batch that is put together has about so many bytes: few, which stay in the caches and in memory

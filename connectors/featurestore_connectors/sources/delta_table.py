@@ -27,7 +27,7 @@ from featurestore.errors import (
 from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore.storage import remote
+from featurestore.storage.connections import delta_options
 from featurestore.storage.location import HDFS, without_owner
 from featurestore.storage.mirror import Mirror
 from featurestore_connectors.sources import places
@@ -83,7 +83,7 @@ class DeltaSnapshot(TypedColumns):
         self._old_layout = polars.CompatLevel.oldest()
         self._mirror = _mirror_of(path) if path.startswith(f"{HDFS}:") else None
         place = without_owner(path) if self._mirror is None else self._mirror.folder
-        options = remote.delta_options(path) if self._mirror is None else None
+        options = delta_options(path) if self._mirror is None else None
         try:
             self._rows = scan_delta(place, version=version, storage_options=options)
             self._empty = self._rows.head(0).collect().to_arrow(compat_level=self._old_layout)

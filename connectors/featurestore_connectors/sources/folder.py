@@ -36,9 +36,10 @@ from featurestore.plugins.source import (
     SourceSnapshot,
 )
 from featurestore.storage import files
-from featurestore.storage.files import FileStatus
 from featurestore.storage.filesystem import file_systems
-from featurestore.storage.location import is_uri, without_owner
+from featurestore.storage.interface import FileStatus
+from featurestore.storage.location import without_owner
+from featurestore.storage.selection import storage_for
 from featurestore_connectors.sources import duckdb_rows, places
 from featurestore_connectors.sources.folders.bad_rows import BadRows, TableName
 from featurestore_connectors.sources.folders.csv_table import CsvTable
@@ -98,7 +99,7 @@ class FolderSnapshot:
 
     def __init__(self, config: SourceConfig, path: str) -> None:
         self._config = config
-        self._root = path if is_uri(path) else os.path.realpath(path)
+        self._root = files.resolve(path)
         with places.reached(config):
             self._statuses = places.below(self._root)
         self._decided_tables: dict[str, _DecidedTable] = {}
@@ -129,7 +130,9 @@ class FolderSnapshot:
                 continue
             if "=" in name and name not in self._statuses:
                 name = "."
-            first[name] = SourceTable(name, is_uri(path) or files.is_readable(path))
+            first[name] = SourceTable(
+                name, storage_for(path).prefers_listing or files.is_readable(path)
+            )
         return [first[name] for name in sorted(first)]
 
     def query_of(self, table: SourceTable) -> SourceQuery:
@@ -176,7 +179,7 @@ class FolderSnapshot:
     def _connection(self) -> duckdb.DuckDBPyConnection:
         """The connection that reads Parquet files."""
         connection = duckdb_rows.connect(self._config)
-        if is_uri(self._root):
+        if not storage_for(self._root).is_local:
             for system in file_systems(nullcontext):
                 connection.register_filesystem(system)
         return connection

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from featurestore.errors import InvalidArgument, SourceUnavailable, StorageError, listing
 from featurestore.model.paths import is_relative_path
 from featurestore.plugins.source import SourceConfig
-from featurestore.storage import files, remote
+from featurestore.storage import files
 from featurestore.storage.connections import use_options_for_owner
-from featurestore.storage.files import FileStatus
-from featurestore.storage.location import Location, is_uri, without_owner
+from featurestore.storage.interface import FileStatus
+from featurestore.storage.location import Location, without_owner
+from featurestore.storage.selection import storage_for
 from featurestore.storage.settings import SECRET, USER, check_options
 
 # Where requests go: what the environment holds as credentials is not sent there.
@@ -62,7 +63,7 @@ def place_of(config: SourceConfig, *, prefix: str, noun: str, own: Sequence[str]
         if name not in own:
             given[name] = value
     uri = config.uri.removeprefix(f"{prefix}+")
-    is_remote = is_uri(uri) and not uri.startswith(("file:", f"{prefix}:"))
+    is_remote = not storage_for(uri).is_local and not uri.startswith(("file:", f"{prefix}:"))
     location = Location.parse(uri) if is_remote else None
     if location is None or location.scheme != "s3":
         if given:
@@ -110,7 +111,7 @@ def existing(config: SourceConfig, path: str) -> str:
     """Return a path that is there; SourceUnavailable where it is not."""
     if not files.exists(path):
         hint = "is it mounted here, and spelled so?"
-        if is_uri(path):
+        if not storage_for(path).is_local:
             hint = "check the bucket and what stands behind it"
         raise SourceUnavailable(
             f"Source {config.name!r} cannot be reached: {without_owner(path)} does not exist.",
@@ -136,7 +137,7 @@ def inside(root: str, path: str) -> str | None:
 
     On this machine links are followed.
     """
-    if is_uri(root):
+    if not storage_for(root).is_local:
         path = path.strip("/")
         if path == ".":
             return root
@@ -151,23 +152,12 @@ def below(place: str) -> dict[str, FileStatus]:
     """Return the files at or below a place, by path in their order; hidden ones are left out."""
     if files.is_file(place):
         return {place: files.status(place)}
-    if is_uri(place):
-        return _listed(place)
-    found = {}
-    for path in files.walk(place, enter=_is_shown):
-        if _is_shown(os.path.basename(path)):
-            found[path] = files.status(path)
-    return found
-
-
-def _listed(place: str) -> dict[str, FileStatus]:
-    found = {}
-    for path, there in remote.listed(place):
-        parts = path[len(place) + 1 :].split("/")
-        if all(map(_is_shown, parts)):
-            modified = int(there.modified.timestamp() * 1e9)
-            found[path] = FileStatus(there.size, modified, there.etag)
-    return found
+    if storage_for(place).prefers_listing:
+        listed = files.statuses_below(place)
+        start = len(place) + 1
+        return {path: each for path, each in listed if all(map(_is_shown, path[start:].split("/")))}
+    paths = files.walk(place, enter=_is_shown)
+    return {path: files.status(path) for path in paths if _is_shown(os.path.basename(path))}
 
 
 def _is_shown(name: str) -> bool:
@@ -185,7 +175,7 @@ def statuses(paths: Iterable[str]) -> dict[str, FileStatus]:
 
 def are_unchanged(place: str, known: Mapping[str, FileStatus]) -> bool:
     """Tell whether files at or below a place are what they were; others may have come."""
-    now = below(place) if is_uri(place) else statuses(known)
+    now = below(place) if storage_for(place).prefers_listing else statuses(known)
     return all(now.get(path) == status for path, status in known.items())
 
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from featurestore.errors import ConfigurationError, UnsupportedLocation
-from featurestore.storage.connections import options_of
-from featurestore.storage.location import HDFS, Location, is_uri
-from featurestore.storage.remote import s3a_options
+from featurestore.storage.connections import options_of, s3a_options
+from featurestore.storage.location import HDFS, Location
+from featurestore.storage.selection import storage_for
 from featurestore_connectors.spark_delta import s3a
 from featurestore_connectors.spark_delta.session import check_log_store, has_class, session_hint
 
@@ -31,7 +31,7 @@ def use_location(session: Any, path: str) -> None:
             settings.
         UnsupportedLocation: Spark does not reach places of this kind.
     """
-    if not is_uri(path):
+    if storage_for(path).is_local:
         return
     place = Location.parse(path)
     if place.scheme == HDFS:

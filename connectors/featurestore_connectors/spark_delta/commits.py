@@ -24,7 +24,7 @@ from featurestore.errors import (
     VersionVacuumed,
     WriteConflict,
 )
-from featurestore.storage.publication import warn_published
+from featurestore.storage.failures import warn_published
 from featurestore_connectors.spark_delta.buckets import use_table
 from featurestore_connectors.spark_delta.failures import as_store_error, full_text
 

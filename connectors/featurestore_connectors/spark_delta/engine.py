@@ -25,8 +25,9 @@ from featurestore.plugins.engine import (
 )
 from featurestore.plugins.records import RecordShard, RecordTask, WritesRecords
 from featurestore.plugins.row_hashes import HashCounts, HashesRows
-from featurestore.storage.location import is_uri
+from featurestore.storage.location import scheme_of
 from featurestore.storage.publication import is_durable
+from featurestore.storage.selection import storage_for
 from featurestore_connectors.spark_delta import (
     buckets,
     files,
@@ -100,7 +101,7 @@ class SparkEngine:
         return not is_local(self.session)
 
     def session_settings(self, location: str) -> Mapping[str, str]:
-        if is_uri(location) and not location.startswith(("s3://", "hdfs://")):
+        if scheme_of(location) not in ("file", "s3", "hdfs"):
             return {}
         return settings_of_builders(location)
 
@@ -212,7 +213,7 @@ class SparkEngine:
         properties: Mapping[str, str],
         commit_metadata: Mapping[str, Any],
     ) -> None:
-        if is_uri(path):  # no group is begun that the session could not write
+        if not storage_for(path).is_local:  # no group is begun that the session could not write
             buckets.use_table(self.session, path)
         tables.create_table(
             path,

@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.types as pat
 from pyarrow import parquet
 
-from featurestore.delta.snapshot import Snapshot, read_snapshot
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.storage import files
-from featurestore.storage.location import is_uri
+from featurestore.storage.selection import storage_for
 from featurestore_connectors.spark_delta.commits import CommitSession
 from featurestore_connectors.spark_delta.staged import StagedRelation
 from featurestore_connectors.spark_delta.transactions import Transaction
@@ -41,10 +41,13 @@ def append(commit: CommitSession, path: str, given: StagedRelation, write: Table
     """Append staged rows by their files. Return False where Delta's writer has to write them."""
     if write.mode != "append" or write.add_columns is not None or write.offsets:
         return False
-    if not given.is_whole or is_uri(path) or is_uri(given.files.folder):
+    if not given.is_whole or not (
+        storage_for(path).is_local and storage_for(given.files.folder).is_local
+    ):
         return False
     snapshot = read_snapshot(path)
-    if not _is_plain(snapshot) or not _same_columns(commit.session, path, given):
+    is_plain = snapshot.protocol.writer <= _PLAIN_WRITER and not snapshot.partition_by
+    if not is_plain or not _same_columns(commit.session, path, given):
         return False
     footers = given.files.footers
     if footers is None:
@@ -63,10 +66,6 @@ def append(commit: CommitSession, path: str, given: StagedRelation, write: Table
         mode = commit.session._jvm.org.apache.spark.sql.SaveMode.Append
         transaction.commit("Write", mode, nothing, nothing, nothing)
     return True
-
-
-def _is_plain(snapshot: Snapshot) -> bool:
-    return snapshot.protocol.writer <= _PLAIN_WRITER and not snapshot.partition_by
 
 
 def _same_columns(session: Any, path: str, given: Relation) -> bool:

@@ -50,7 +50,7 @@ class ParquetRows:
 
     def _read(self, path: str, share: int, shares: int) -> Iterator[pa.RecordBatch]:
         with _damage_told(path):
-            opened = files.opened_by_ranges(path)
+            opened = files.open_ranges(path)
             # Spark may keep times in 96 bits, which Arrow would take for nanoseconds.
             with parquet.ParquetFile(opened, coerce_int96_timestamp_unit="us") as file:
                 there = file.schema_arrow.names
@@ -95,7 +95,7 @@ def footer_of(path: str) -> parquet.FileMetaData:
         StorageError: The file cannot be read.
     """
     with _damage_told(path):
-        return parquet.read_metadata(files.opened_by_ranges(path))
+        return parquet.read_metadata(files.open_ranges(path))
 
 
 def _rows_of_a_batch(metadata: Any) -> int:

@@ -24,8 +24,8 @@ from featurestore.plugins.records import (
     RecordTask,
     ValueLengths,
 )
-from featurestore.storage.location import is_uri
 from featurestore.storage.publication import make_directory
+from featurestore.storage.selection import storage_for
 from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.row_hashes import has_functions
 from featurestore_connectors.spark_delta.shards import spread
@@ -35,7 +35,7 @@ from featurestore_connectors.spark_delta.sqltext import column
 def can_write(session: Any, schema: pa.Schema, directory: str) -> bool:
     """Tell whether the JVM reads all types of a schema and reaches the directory as files."""
     known = all(value_kind(kind) is not None for kind in schema.types)
-    return known and not is_uri(directory) and has_functions(session)
+    return known and storage_for(directory).is_local and has_functions(session)
 
 
 def write(given: Relation, task: RecordTask) -> list[RecordShard]:

@@ -102,10 +102,6 @@ def plain_frame(session: Any, snapshot: Snapshot, chosen: Sequence[DataFile]) ->
     return reader.parquet(*[file.path for file in chosen])
 
 
-def _typing(columns: pa.Schema) -> str:
-    return f"write the files with a type: {sql_casts(columns)}"
-
-
 def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:
     """Return the rows of Parquet files and folders, to any depth, columns matched by name.
 
@@ -121,7 +117,11 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
     first, old = _first_schema(paths)
     if schema is None:
         # Spark takes columns without a type for integers.
-        refuse_untyped(first, what=paths[0], hint=_typing)
+        refuse_untyped(
+            first,
+            what=paths[0],
+            hint=lambda columns: f"write the files with a type: {sql_casts(columns)}",
+        )
     fine = []  # in nanoseconds, which Spark reads as plain integers or not at all
     for field in first:
         if pat.is_timestamp(field.type) and field.type.unit == "ns" and field.name not in old:
@@ -161,7 +161,7 @@ def _first_schema(paths: Sequence[str]) -> tuple[pa.Schema, set[str]]:
     if first is None:
         return pa.schema([]), set()
     try:
-        metadata = parquet.read_metadata(files.opened_by_ranges(first))
+        metadata = parquet.read_metadata(files.open_ranges(first))
     except pa.ArrowInvalid as error:
         raise TableDamaged(f"The file {first!r} is no readable Parquet file: {error}") from error
     except OSError as error:

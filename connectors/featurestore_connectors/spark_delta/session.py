@@ -20,7 +20,7 @@ from typing import Any
 from featurestore.errors import ConfigurationError, EngineError, missing_extra
 from featurestore.model.cores import usable_cores
 from featurestore.storage import files
-from featurestore.storage.location import HDFS, is_uri
+from featurestore.storage.location import HDFS, scheme_of
 from featurestore_connectors.spark_delta import s3a
 from featurestore_connectors.spark_delta.java import check_java
 
@@ -102,7 +102,7 @@ def check_log_store(session: Any, path: str) -> None:
         ConfigurationError: The session commits by another log store; the hint is what to build it
             with.
     """
-    scheme = path.partition("://")[0] if is_uri(path) else "file"
+    scheme = scheme_of(path)
     # What the JVM was started with: Delta does not look at what a session sets later.
     configuration = session.sparkContext._jsc.getConf()
     if scheme == HDFS and _log_store_of(configuration, scheme) in (None, _LOG_STORE_OF_HDFS):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from featurestore.plugins.engine import Relation, Result, ShardFunction
-from featurestore.storage.remote import options_of_open
+from featurestore.storage.connections import options_of_connections
 from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.relations import map_in_arrow
 from featurestore_connectors.spark_delta.session import is_local
@@ -42,7 +42,7 @@ def write_shards(
         # By one number Spark sorts without comparing rows.
         keys = list(order)
     rows = spread(given, shard, shard_count).sortWithinPartitions(*map(column, keys))
-    task = ShardsTask(write, shard, given.schema, options_of_open())
+    task = ShardsTask(write, shard, given.schema, options_of_connections())
     with translated():
         answers = map_in_arrow(rows, given.schema.names, task, RESULT_FIELDS).collect()
     in_order = sorted(answers, key=lambda row: row["shard"])

@@ -89,7 +89,7 @@ def _touched(candidates: Sequence[DataFile], keys: pa.Table) -> tuple[list[DataF
     touched, copied = [], 0
     for file in candidates:
         found = parquet.read_table(
-            files.opened_by_ranges(file.path), columns=keys.schema.names, partitioning=None
+            files.open_ranges(file.path), columns=keys.schema.names, partitioning=None
         )
         present = found.select(keys.schema.names).rename_columns(numbers).cast(wanted.schema)
         matching = present.join(wanted, numbers, join_type="left semi").num_rows

@@ -98,7 +98,7 @@ class StagedRelation(Relation):
         """The rows as their files have them; None where Spark alone reads them."""
         if not self.files.paths:
             return None
-        sizes = files.sizes_below(self.files.folder)
+        sizes = files.listed_sizes(self.files.folder)
         found = tuple((path, sizes.get(path) or files.size(path)) for path in self.files.paths)
         return ParquetRows(found, tuple(self.columns.values()), self.schema)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from featurestore.model.cores import usable_cores
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
-from featurestore.storage.remote import options_of_open
+from featurestore.storage.connections import options_of_connections
 from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.parquet_relations import rows_of
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
@@ -94,7 +94,7 @@ def _aggregate_here(rows: ParquetRows, accumulator: Accumulator[State, Result]) 
 def _states_of_files(session: Any, rows: ParquetRows, accumulator: Accumulator[State, Any]) -> Any:
     """Return a frame of the states that tasks count of files."""
     parts = max(int(session.sparkContext.defaultParallelism), rows.bytes // _TASK_BYTES)
-    task = AccumulateFilesTask(accumulator, rows, parts, options_of_open())
+    task = AccumulateFilesTask(accumulator, rows, parts, options_of_connections())
     return map_in_arrow(session.range(0, parts, 1, parts), ["id"], task, STATE_FIELDS)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -20,8 +18,7 @@ from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import SchemaMismatch, StorageError, listing
 from featurestore.model.times import to_micros, utc_now
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
-from featurestore.storage.files import write_new
-from featurestore.storage.location import is_uri
+from featurestore.storage.files import read_bytes, write_new
 from featurestore.storage.publication import Publication, make_directory
 from featurestore_connectors.spark_delta import (
     linked_files,
@@ -76,10 +73,7 @@ def create_table(
     # Readers manage without; Spark is slower then.
     with suppress(OSError):
         summary = target.removesuffix(".json") + ".crc"
-        if is_uri(path):
-            write_new(summary, _summary_of_nothing(commit))
-        else:
-            _write_through(summary, _summary_of_nothing(commit))
+        write_new(summary, _summary_of_nothing(commit))
 
 
 def write(
@@ -215,7 +209,7 @@ def _commit_zero(
             raise_if_key_not_exists=False,
             commit_properties=CommitProperties(custom_metadata={"userMetadata": text}),
         )
-        return Path(commit_path(folder, 0)).read_bytes()
+        return read_bytes(commit_path(folder, 0))
 
 
 def _commit_of_properties(state: Snapshot, properties: Mapping[str, str]) -> bytes:
@@ -245,17 +239,9 @@ def _commit_of_properties(state: Snapshot, properties: Mapping[str, str]) -> byt
 
 
 def _put(target: str, commit: bytes, *, durable: bool) -> bool:
-    """Give a commit its name; False when the name is taken."""
-    if is_uri(target):
-        return write_new(target, commit)
-    temporary = os.path.join(os.path.dirname(target), f".{uuid.uuid4().hex}.tmp")
-    try:
-        _write_through(temporary, commit)
-        with Publication(durable=durable) as publication:
-            return publication.link(temporary, target)
-    finally:
-        with suppress(OSError):
-            os.unlink(temporary)
+    """Publish a commit; return False if the version exists."""
+    with Publication(durable=durable) as publication:
+        return publication.publish(target, commit)
 
 
 def _summary_of_nothing(commit: bytes) -> bytes:
@@ -280,10 +266,3 @@ def _summary_of_nothing(commit: bytes) -> bytes:
         "protocol": actions["protocol"],
     }
     return json.dumps(summary).encode()
-
-
-def _write_through(path: str, content: bytes) -> None:
-    with open(path, "xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

@@ -18,7 +18,8 @@ from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import models as index
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.publication import Publication, after_publication, make_directory
+from featurestore.storage.failures import after_publication
+from featurestore.storage.publication import Publication, make_directory
 
 ARTIFACT = "artifact"
 

@@ -67,7 +67,7 @@ def flavor_of(path: str) -> Flavor:
 def _keras_flavor(path: str) -> Flavor:
     """Return the flavor of Keras that wrote a file."""
     try:
-        with zipfile.ZipFile(files.opened(path)) as archive:
+        with zipfile.ZipFile(files.open_whole(path)) as archive:
             metadata = json.loads(archive.read("metadata.json"))
         version = str(metadata["keras_version"])
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:

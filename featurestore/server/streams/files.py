@@ -38,7 +38,7 @@ def file_response(dataset: TrainingDataset, path: str, range_header: str) -> Str
     if range_match is not None:
         start, status = int(range_match[1]), 206
         headers["content-range"] = f"bytes {start}-{size - 1}/{size}"
-    content: Iterator[bytes] = files.pieces(full_path, start=start)
+    content: Iterator[bytes] = files.read_chunks(full_path, start=start)
     if range_match is not None and start >= size:
         status, content = 416, iter(())
         headers["content-range"] = f"bytes */{size}"

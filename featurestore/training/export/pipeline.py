@@ -19,8 +19,8 @@ from featurestore.plugins.engine import Engine, HoldsRows, Relation
 from featurestore.readers.shardfiles import check_shards
 from featurestore.statistics import StatisticsState
 from featurestore.storage import files
-from featurestore.storage.location import is_uri
 from featurestore.storage.manifests import write_manifest
+from featurestore.storage.selection import storage_for
 from featurestore.storage.shardfile import is_temporary
 from featurestore.training.export.assignment import SHARD
 from featurestore.training.export.audit import (
@@ -166,15 +166,15 @@ def _nulls(manifest: Manifest) -> dict[str, int]:
 
 def publish(manifest: Manifest, request: ExportRequest, target: ExportTarget) -> Manifest:
     """Write the format's own files and then, last and atomically, the manifest."""
-    written = request.format.finish(target.directory, manifest)
+    format_files = request.format.finish(target.directory, manifest)
     manifest = replace(
         manifest,
-        files=tuple(map(manifest_file, written)),
-        prefixes={**manifest.prefixes, **prefixes_of(written)},
+        files=tuple(map(manifest_file, format_files)),
+        prefixes={**manifest.prefixes, **prefixes_of(format_files)},
     )
     target.check_publishable()
-    if is_uri(target.directory):
-        # Nobody removes them from here on; another registry may have done so before.
+    if storage_for(target.directory).needs_claims:
+        # Another registry may have removed shards before; from here on none is removed.
         for split in manifest.splits:
             check_shards(target.directory, split)
     write_manifest(target.directory, manifest)

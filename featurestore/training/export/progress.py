@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from featurestore.storage import files
-from featurestore.storage.location import is_uri
+from featurestore.storage.selection import storage_for
 
 Report = Callable[[str, int, int], None]
 _INTERVAL = 0.2
@@ -61,16 +61,17 @@ class ExportProgress:
         self, stop: threading.Event, directory: str, rows: int, bytes_per_row: float
     ) -> None:
         assert self._report is not None
-        interval = _INTERVAL_OF_URIS if is_uri(directory) else _INTERVAL
+        interval = _INTERVAL_OF_URIS if storage_for(directory).prefers_listing else _INTERVAL
         while not stop.wait(interval):
-            self._report("write shards", min(rows, int(_size(directory) / bytes_per_row)), rows)
+            size = sum(status.size for _, status in files.statuses_below(directory))
+            self._report("write shards", min(rows, int(size / bytes_per_row)), rows)
 
 
 @contextmanager
 def open_progress(progress: bool | Report | None) -> Iterator[ExportProgress]:
-    """Give the progress that the caller wants.
+    """Report the progress of an export.
 
-    True draws a bar, None does so on a terminal, a function is called.
+    True draws a bar, None draws one on a terminal, a function is called.
     """
     if callable(progress):
         yield ExportProgress(progress)
@@ -108,15 +109,3 @@ def _bar() -> Iterator[Report]:
             bar.update(task, description=phase, completed=done, total=total or None, speed=text)
 
         yield report
-
-
-def _size(directory: str) -> int:
-    if is_uri(directory):
-        return sum(files.sizes_below(directory).values())
-    total = 0
-    for path in files.walk(directory):
-        try:
-            total += files.status(path).size
-        except FileNotFoundError:
-            continue  # a temporary file that was just renamed
-    return total

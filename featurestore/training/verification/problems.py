@@ -45,9 +45,10 @@ class VerifyReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
-        problems = []
-        for each in self.problems:
-            problems.append({"file": each.file, "message": each.message, "offset": each.offset})
+        problems = [
+            {"file": each.file, "message": each.message, "offset": each.offset}
+            for each in self.problems
+        ]
         return {
             "dataset": self.dataset,
             "ok": self.ok,

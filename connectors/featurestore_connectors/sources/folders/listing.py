@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from featurestore.errors import InvalidArgument, listing
 from featurestore.storage import files
-from featurestore.storage.files import FileStatus
+from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import without_owner
 from featurestore_connectors.sources.folders.options import COMPRESSIONS, ENDINGS, FolderOptions
 
@@ -43,7 +43,7 @@ class FolderFile:
 
     def open(self) -> pa.NativeFile:
         """Return the content, decompressed, from its first byte on."""
-        source_file = files.opened_by_ranges(self.path)
+        source_file = files.open_ranges(self.path)
         stream = (
             pa.OSFile(source_file)
             if isinstance(source_file, str)

@@ -153,7 +153,7 @@ class ParquetTable(FolderTable):
     def _arrow_schema(self, file: FolderFile) -> pa.Schema | None:
         """Return the schema as Arrow has it; None where it cannot read one."""
         try:
-            return parquet.read_schema(files.opened_by_ranges(file.path))
+            return parquet.read_schema(files.open_ranges(file.path))
         except (pa.ArrowException, OSError):
             return None
 
@@ -219,7 +219,7 @@ class ParquetTable(FolderTable):
 
     def _by_arrow(self, file: FolderFile, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         try:
-            parquet_file = parquet.ParquetFile(files.opened_by_ranges(file.path))
+            parquet_file = parquet.ParquetFile(files.open_ranges(file.path))
             missing = parquet_file.metadata.num_rows
             for batch in parquet_file.iter_batches(_BATCH_ROWS, columns=list(names) or None):
                 missing -= batch.num_rows

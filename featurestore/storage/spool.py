@@ -1,4 +1,4 @@
-"""Record batches set aside on disk while a process runs: written once, then read."""
+"""Record batches spooled to a temporary file: written once, then read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _BUFFER_BYTES = 1 << 20
 
 
 class BatchFile:
-    """Batches of one schema in a file that has no name any more once it is read, or closed.
+    """Batches of one schema in a temporary file, which is unlinked when it is read or closed.
 
     Args:
-        directory: Where the file is made; the directory itself is made if need be.
-        schema: Of the batches.
+        directory: The directory of the file; it is created if necessary.
+        schema: The schema of the batches.
     """
 
     def __init__(self, directory: str, schema: pa.Schema) -> None:
@@ -30,7 +30,7 @@ class BatchFile:
                 handle, self._path = tempfile.mkstemp(".arrow", "featurestore-rows-", directory)
                 os.close(handle)
                 opened.callback(self._unlink)
-                # Batches of many columns are many small writes.
+                # A batch of many columns consists of many small writes.
                 sink = pa.output_stream(self._path, compression=None, buffer_size=_BUFFER_BYTES)
             self._sink = opened.enter_context(sink)
             self._writer = pa.ipc.new_file(self._sink, schema)
@@ -42,23 +42,23 @@ class BatchFile:
             self._writer.write_batch(batch)
 
     def read(self) -> list[pa.RecordBatch]:
-        """End writing and return the batches, whose values stay on disk until they are looked at."""
-        reader = self._ended(pa.memory_map)
-        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        """Finish writing and return the batches, which are mapped from the disk."""
+        reader = self._finish(pa.memory_map)
+        return [reader.get_batch(index) for index in range(reader.num_record_batches)]
 
     def reader(self) -> pa.RecordBatchFileReader:
-        """End writing and return a reader that takes a batch into memory when it is asked for it."""
-        return self._ended(pa.OSFile)
+        """Finish writing and return a reader that loads one batch at a time."""
+        return self._finish(pa.OSFile)
 
     def close(self) -> None:
-        """Let go of the file; batches that were read stay as long as they are held."""
+        """Close the file; batches that were read remain valid."""
         self._opened.close()
 
-    def _ended(self, opened: Callable[[str], pa.NativeFile]) -> pa.RecordBatchFileReader:
+    def _finish(self, open_file: Callable[[str], pa.NativeFile]) -> pa.RecordBatchFileReader:
         with writing(self._path):
             self._writer.close()
             self._sink.flush()
-            reader = pa.ipc.open_file(opened(self._path))
+            reader = pa.ipc.open_file(open_file(self._path))
         self._unlink()
         return reader
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from featurestore.storage.setaside import BatchFile
+from featurestore.storage.spool import BatchFile
 
 BATCH = pa.RecordBatch.from_pydict({"a": [1, 2, None], "b": ["x", None, "z"]})
 

@@ -1,0 +1,24 @@
+"""Choose the storage of a path: directories of this machine, or URIs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from featurestore.storage.local import LocalStorage
+from featurestore.storage.location import is_uri
+from featurestore.storage.remote import RemoteStorage
+
+if TYPE_CHECKING:
+    from featurestore.storage.interface import Storage
+
+LOCAL = LocalStorage()
+REMOTE = RemoteStorage()
+
+
+def storage_for(path: str) -> Storage:
+    """Return the storage that holds the files of a path.
+
+    >>> storage_for("/data/store").is_local, storage_for("s3://models/features").is_local
+    (True, False)
+    """
+    return REMOTE if is_uri(path) else LOCAL

@@ -1,0 +1,139 @@
+"""Files by path: the same calls give the same on a disk and at a URI."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from featurestore.errors import StorageError
+from featurestore.storage import files
+from featurestore.storage.connections import use_options
+from featurestore.storage.publication import Publication
+from featurestore.storage.selection import storage_for
+
+
+@pytest.fixture(params=["disk", "s3"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty directory, or a folder of a bucket."""
+    if request.param == "disk":
+        yield str(tmp_path / "root")
+        return
+    bucket = request.getfixturevalue("bucket")
+    use_options(bucket, request.getfixturevalue("object_server").options)
+    yield f"{bucket}/root"
+
+
+def test_storage_for_disk_and_uri_differs_in_properties(tmp_path: Path) -> None:
+    disk, bucket = storage_for(str(tmp_path)), storage_for("s3://bucket/a")
+    assert (disk.is_local, disk.supports_appending) == (True, True)
+    assert (disk.prefers_listing, disk.needs_claims) == (False, False)
+    assert (bucket.is_local, bucket.supports_appending) == (False, False)
+    assert (bucket.prefers_listing, bucket.needs_claims) == (True, True)
+
+
+def test_files_written_are_read_and_replaced(root: str) -> None:
+    path = f"{root}/a/b.json"
+    files.write_json(path, {"a": 1})
+    assert files.read_json(path) == {"a": 1}
+    files.replace_json(path, {"a": 2})
+    assert files.read_text(path) == '{\n  "a": 2\n}\n'
+    assert files.size(path) == len(files.read_bytes(path))
+    assert files.status(path).size == files.size(path)
+    assert b"".join(files.read_chunks(path, start=4)) == files.read_bytes(path)[4:]
+    buffers = [bytearray(2), bytearray(3)]
+    files.read_into(path, 1, [memoryview(each) for each in buffers])
+    assert b"".join(buffers) == files.read_bytes(path)[1:6]
+    with pytest.raises(StorageError):
+        files.read_into(path, 10, [memoryview(bytearray(100))])
+
+
+def test_write_new_of_racing_writers_has_one_winner(root: str) -> None:
+    files.make_directory(root)
+    start = threading.Barrier(6)
+
+    def race(number: int) -> list[int]:
+        start.wait()
+        return [turn for turn in range(8) if files.write_new(f"{root}/{turn}", b"%d" % number)]
+
+    with ThreadPoolExecutor(6) as pool:
+        wins = list(pool.map(race, range(6)))
+    assert files.list_directory(root) == [str(turn) for turn in range(8)]
+    for turn in range(8):
+        winners = [b"%d" % number for number, turns in enumerate(wins) if turn in turns]
+        assert winners == [files.read_bytes(f"{root}/{turn}")]
+
+
+def test_writer_that_fails_leaves_nothing(root: str) -> None:
+    storage = storage_for(root)
+
+    def fail() -> None:
+        with storage.writer(f"{root}/x") as writer:
+            writer.write(b"part")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert list(files.walk(root)) == []
+    with storage.writer(f"{root}/x") as writer:
+        writer.write(b"all")
+    assert files.read_bytes(f"{root}/x") == b"all"
+
+
+def test_lists_have_files_and_their_statuses(root: str) -> None:
+    for name in ("b", "a/2", "a/1", "_log/x"):
+        files.write_atomically(f"{root}/{name}", name.encode())
+    assert files.list_directory(root) == ["_log", "a", "b"]
+    assert files.list_directory(f"{root}/a", after="1") == ["2"]
+    assert files.list_directory(f"{root}/none") == []
+    names = sorted(path[len(root) + 1 :] for path in files.walk(root))
+    assert names == ["_log/x", "a/1", "a/2", "b"]
+    entered = files.walk(root, enter=lambda name: name != "_log")
+    assert sorted(path[len(root) + 1 :] for path in entered) == ["a/1", "a/2", "b"]
+    sizes = {path[len(root) + 1 :]: status.size for path, status in files.statuses_below(root)}
+    assert sizes == {"_log/x": 6, "a/1": 3, "a/2": 3, "b": 1}
+    assert files.is_directory(f"{root}/a")
+    assert files.is_file(f"{root}/b")
+    assert not files.exists(f"{root}/none")
+    now = files.current_time(root)
+    assert abs(now - datetime.now(UTC)) < timedelta(minutes=1)
+    written = files.last_written(f"{root}/a")
+    assert written is not None
+    assert abs(now - written) < timedelta(minutes=1)
+    assert files.last_written(f"{root}/none") is None
+
+
+def test_remove_refuses_paths_outside_and_removes_directories(root: str) -> None:
+    files.write_atomically(f"{root}/a/b/c", b"1")
+    files.write_atomically(f"{root}/a/d", b"1")
+    for path in (root, f"{root}/a/../a", f"{root}2/a"):
+        with pytest.raises(StorageError, match="Refused"):
+            files.remove(path, below=root)
+    assert files.remove(f"{root}/a/b", below=root)
+    assert not files.remove(f"{root}/a/b", below=root)
+    assert [path[len(root) + 1 :] for path in files.walk(root)] == ["a/d"]
+
+
+def test_uploads_and_growing_files_appear_at_their_paths(root: str, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"source")
+    files.upload(
+        [(str(tmp_path / "source"), f"{root}/up"), (str(tmp_path / "source"), f"{root}/2")]
+    )
+    assert files.read_bytes(f"{root}/up") == files.read_bytes(f"{root}/2") == b"source"
+    with files.growing_file(f"{root}/log") as path, open(path, "ab") as file:
+        file.write(b"line")
+    assert files.read_bytes(f"{root}/log") == b"line"
+
+
+def test_publication_publishes_once_and_removes_unpublished_files(root: str) -> None:
+    for content, wins in ((b"first", True), (b"second", False)):
+        with Publication() as publication:
+            publication.add(f"{root}/data-{content.decode()}")
+            files.write_atomically(f"{root}/data-{content.decode()}", content)
+            assert publication.publish(f"{root}/commit", content) is wins
+    assert files.read_bytes(f"{root}/commit") == b"first"
+    assert files.list_directory(root) == ["commit", "data-first"]

@@ -152,7 +152,7 @@ class Context:
         """Return the reader of a split for this worker; see ``dataset.reader`` for arguments."""
         from featurestore.experiments.reading import RunReader, columns_without
         from featurestore.readers import open_reader
-        from featurestore.training.transformations import of_dataset
+        from featurestore.training.transformations import resolve_transformations
 
         dataset = self.dataset
         if columns is None:
@@ -174,7 +174,7 @@ class Context:
             nulls=nulls,
             lanes=lanes,
             window_rows=window_rows,
-            transform=of_dataset(dataset, transformed),
+            transform=resolve_transformations(dataset, transformed),
             rows=rows,
             class_weights=class_weights,
         )

@@ -238,10 +238,10 @@ class InsightCalls(StoreBase):
         """
         from featurestore.statistics import plots
         from featurestore.training.catalog import get
-        from featurestore.training.statistics import statistics_of
+        from featurestore.training.statistics import split_statistics
 
         dataset = get(self._session, name, version)
-        statistics, other_statistics = statistics_of(dataset, split, compare_with)
+        statistics, other_statistics = split_statistics(dataset, split, compare_with)
         figure = plots.correlations(
             statistics,
             other=other_statistics,
@@ -271,10 +271,10 @@ class InsightCalls(StoreBase):
         """
         from featurestore.statistics import plots
         from featurestore.training.catalog import get
-        from featurestore.training.statistics import statistics_of
+        from featurestore.training.statistics import split_statistics
 
         dataset = get(self._session, name, version)
-        statistics, other_statistics = statistics_of(dataset, split, compare_with)
+        statistics, other_statistics = split_statistics(dataset, split, compare_with)
         figure = plots.distributions(
             statistics, other=other_statistics, columns=columns, figsize=figsize
         )
@@ -316,7 +316,7 @@ class InsightCalls(StoreBase):
         """
         from featurestore.statistics.describe import descriptive_stats
         from featurestore.training.catalog import get
-        from featurestore.training.statistics import statistics_of
+        from featurestore.training.statistics import split_statistics
 
-        statistics, _ = statistics_of(get(self._session, name, version), split)
+        statistics, _ = split_statistics(get(self._session, name, version), split)
         return descriptive_stats(statistics)

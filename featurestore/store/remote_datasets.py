@@ -20,7 +20,7 @@ from featurestore.store.remote_handles import RemoteFrame
 from featurestore.store.remote_session import Recipe, client_of, record_as, unsupported
 from featurestore.training import TrainingDataset
 from featurestore.training.download import download
-from featurestore.training.transformations import read_noted
+from featurestore.training.transformations import read_registered
 from featurestore.training.verification.problems import Problem, VerifyReport
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class RemoteTrainingDataset(TrainingDataset):
         with tempfile.TemporaryDirectory() as folder:
             content = self.client.pieces(f"{self._address}/files/{noted['path']}")
             write_checked(content, files.inside(folder, noted["path"]), sha256=noted["sha256"])
-            return read_noted(folder, self.manifest)
+            return read_registered(folder, self.manifest)
 
     def download(self, path: str | os.PathLike[str]) -> TrainingDataset:
         def file_content(file: str) -> Iterator[bytes]:

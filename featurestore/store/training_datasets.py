@@ -194,9 +194,9 @@ class TrainingDatasetCalls(StoreBase):
         >>> [dataset.name for dataset in store.get_training_datasets()]
         ['late_flights']
         """
-        from featurestore.training.catalog import every
+        from featurestore.training.catalog import list_datasets
 
-        return every(self._session, limit=limit, offset=offset)
+        return list_datasets(self._session, limit=limit, offset=offset)
 
     def get_latest_training_dataset_version(self, name: str) -> int:
         """Return the highest version of a training dataset, 0 if none has this name.

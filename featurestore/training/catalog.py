@@ -1,4 +1,4 @@
-"""Training datasets of a store: listed, opened, removed."""
+"""List, open and remove the training datasets of a store."""
 
 from __future__ import annotations
 
@@ -16,32 +16,35 @@ from featurestore.training.dataset import TrainingDataset
 
 
 def get(session: Session, name: str, version: int | None) -> TrainingDataset:
-    """Return a version of a dataset, None.
+    """Return a version of a dataset; None means the latest.
 
-    The latest. TrainingDatasetNotFound lists what there is.
+    Raises:
+        TrainingDatasetNotFound: Lists the available names and versions.
     """
     with session.registry.reading() as connection:
-        found = training_datasets.get(connection, name, version)
-    return _open(session, found)
+        registration = training_datasets.get(connection, name, version)
+    return _open(session, registration)
 
 
-def every(session: Session, *, limit: int | None = None, offset: int = 0) -> list[TrainingDataset]:
-    """Return versions of datasets, by name and version: all of them, or a page.
+def list_datasets(
+    session: Session, *, limit: int | None = None, offset: int = 0
+) -> list[TrainingDataset]:
+    """Return dataset versions ordered by name and version: all, or one page.
 
-    A damaged one is left out with a warning.
+    Damaged datasets are skipped with a warning.
     """
     with session.registry.reading() as connection:
-        found = training_datasets.every(connection, limit=limit, offset=offset)
-    opened = []
-    for each in found:
+        registrations = training_datasets.every(connection, limit=limit, offset=offset)
+    readable_datasets = []
+    for registration in registrations:
         try:
-            opened.append(_open(session, each))
+            readable_datasets.append(_open(session, registration))
         except FeatureStoreError as error:
             warn_caller(
-                f"The training dataset {each.name} version {each.version} is left out: "
+                f"The training dataset {registration.name} version {registration.version} is skipped: "
                 f"{error.message}"
             )
-    return Listing(opened)
+    return Listing(readable_datasets)
 
 
 def last_version(session: Session, name: str) -> int:
@@ -53,19 +56,19 @@ def last_version(session: Session, name: str) -> int:
 def remove(session: Session, name: str, version: int, *, force: bool = False) -> None:
     """Delete a version.
 
-    A kill meanwhile leaves the whole dataset, or none after the next connect.
+    The deletion is atomic: after a crash, the next connect completes it or the dataset is intact.
 
     Raises:
-        UsedByModel: Models were trained on it; ``force`` deletes it all the same.
+        UsedByModel: Registered models were trained on it; ``force`` deletes it anyway.
     """
     with session.registry.reading() as connection:
         training_datasets.get(connection, name, version)
-        trained = models.of_dataset(connection, name, version)
-    if trained and not force:
-        used_by = listing([f"{model} version {number}" for model, number in trained])
+        model_versions = models.of_dataset(connection, name, version)
+    if model_versions and not force:
+        model_names = listing([f"{model} version {number}" for model, number in model_versions])
         raise UsedByModel(
-            f"Training dataset {name!r} version {version} is what registered models were trained "
-            f"on: {used_by}.",
+            f"Registered models were trained on training dataset {name!r} version {version}: "
+            f"{model_names}.",
             hint=f"delete_training_dataset({name!r}, version={version}, force=True)",
         )
     with in_flight(session, kind="remove", name=name, version=version) as run:
@@ -78,19 +81,22 @@ def remove(session: Session, name: str, version: int, *, force: bool = False) ->
 
 
 def clean_all(session: Session) -> list[str]:
-    """Remove what killed exports left, of every dataset, and their staged rows.
+    """Remove the files and staged rows of interrupted exports, for every dataset.
 
-    Return what was done.
+    Returns:
+        A description of each action.
     """
-    done = recover(session)
+    actions = recover(session)
     for name in files.list_directory(session.paths.training_datasets):
         with session.registry.transaction() as connection:
-            done += datasets.remove_abandoned(connection, session.location, name)
-    done += remove_unclaimed_stages(session)
+            actions += datasets.remove_abandoned(connection, session.location, name)
+    actions += remove_unclaimed_stages(session)
     lease_objects.remove_expired(session.location)
-    return done
+    return actions
 
 
-def _open(session: Session, found: RegisteredDataset) -> TrainingDataset:
-    directory = session.training_dataset_path(found.name, found.version)
-    return TrainingDataset(directory, datasets.read(directory, found.name, found.version), session)
+def _open(session: Session, registration: RegisteredDataset) -> TrainingDataset:
+    directory = session.training_dataset_path(registration.name, registration.version)
+    return TrainingDataset(
+        directory, datasets.read(directory, registration.name, registration.version), session
+    )

@@ -25,7 +25,7 @@ from featurestore.training.export.request import check_request
 def create(
     session: Session,
     data: object,
-    asked: TrainingDatasetRequest,
+    options: TrainingDatasetRequest,
     *,
     progress: bool | Report | None = None,
 ) -> TrainingDataset:
@@ -33,20 +33,22 @@ def create(
 
     ``FeatureStore.create_training_dataset`` describes the request.
     """
-    check_name(asked.name, noun="training dataset")
+    check_name(options.name, noun="training dataset")
     rows = export_data(session, data)
-    # The labels of a frame have lost their library; pandas is the most frequent.
+    # A frame does not record the library of its labels; pandas is the most frequent.
     language = "pandas" if isinstance(data, FeatureFrame) else language_of(data)
     check_typed(rows.schema, language=language)
-    request = check_request(asked, schema=rows.schema, known=rows.roles, default_key=rows.key)
-    checks = export_checks(asked)
+    request = check_request(
+        options, schema=rows.schema, known_roles=rows.roles, default_key=rows.key
+    )
+    checks = export_checks(options)
     with (
-        in_flight(session, kind="export", name=request.name, version=asked.version) as run,
+        in_flight(session, kind="export", name=request.name, version=options.version) as run,
         open_progress(progress) as reports,
     ):
         files.make_directory(session.paths.staging)
-        settled, reads = with_snapshots(session, data)
-        rows = export_data(session, settled, reads=reads)
+        snapshot_data, reads = with_snapshots(session, data)
+        rows = export_data(session, snapshot_data, reads=reads)
         pin_sources(session, run, rows.sources)
 
         def check_publishable() -> None:
@@ -54,9 +56,9 @@ def create(
             check_pinned(rows.sources)
             if not claims.try_publish(directory):
                 raise WriteConflict(
-                    f"This export was taken for dead and given up: {directory!r} heard nothing of "
-                    "it for minutes.",
-                    hint="export again; leave version= out to make the next one",
+                    f"The claim of this export on {directory!r} expired: its heartbeat was not "
+                    "renewed for minutes.",
+                    hint="export again; omit version= to create the next version",
                 )
 
         directory = session.training_dataset_path(request.name, run.version)

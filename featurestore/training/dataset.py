@@ -1,6 +1,6 @@
 """TrainingDataset: the handle of one finished dataset.
 
-On a worker it needs its path and nothing of the store.
+On a worker it needs only the path of the dataset, no store.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class TrainingDataset(ModelInputs):
     """
 
     path: str
-    """The directory of the version. Its rows lie in a folder for each split: ``path_of("train")``
-    and ``url_of("train")`` are what other programs open."""
+    """The directory of the version, with one folder for each split. Other programs open
+    ``path_of("train")`` or ``url_of("train")``."""
     manifest: Manifest = field(repr=False)
     session: Session | None = field(default=None, repr=False, compare=False)
-    # Gets the settings of each matrix; runs of experiments record them.
+    # Collects the settings of each matrix; experiment runs record them.
     matrices: list[dict[str, Any]] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -66,10 +66,10 @@ class TrainingDataset(ModelInputs):
 
         Args:
             path: The directory of a version, such as "s3://bucket/store/trainingdatasets/late/v1".
-            storage_options: Settings of the bucket; else those of the environment.
+            storage_options: Settings of the bucket; by default those of the environment.
 
         Raises:
-            TrainingDatasetNotFound: There is no manifest, so no finished dataset.
+            TrainingDatasetNotFound: The directory has no manifest, so no finished dataset.
 
         >>> path = store.get_training_dataset("late_flights").path
         >>> TrainingDataset.open(path).num_rows("train")
@@ -103,7 +103,7 @@ class TrainingDataset(ModelInputs):
 
     @property
     def roles(self) -> DatasetRoles:
-        """Which columns feed the model, and what the others are.
+        """The role of each column: input, label, weight, key or time.
 
         >>> store.get_training_dataset("late_flights").roles
         inputs:   temp, seats
@@ -126,14 +126,14 @@ class TrainingDataset(ModelInputs):
         True
 
         Raises:
-            InvalidSplit: Lists the splits there are.
+            InvalidSplit: Lists the available splits.
         """
         return files.inside(self.path, self.manifest.split(split).name)
 
     def url_of(self, split: str) -> str:
-        """Return the directory of a split as a URL, which petastorm's own readers take.
+        """Return the directory of a split as a URL, as petastorm's own readers expect it.
 
-        A petastorm dataset is one split: its readers refuse the directory above.
+        A petastorm dataset is one split: its readers refuse the parent directory.
 
         >>> store.get_training_dataset("late_flights").url_of("train")
         'file:///.../late_flights/v1/train'
@@ -143,7 +143,7 @@ class TrainingDataset(ModelInputs):
 
     @property
     def description(self) -> str:
-        """What the dataset is for; ``update_training_dataset`` changes it."""
+        """The description; ``update_training_dataset`` changes it."""
         return read_annotations(self.path, self.manifest).description
 
     @property
@@ -188,9 +188,10 @@ class TrainingDataset(ModelInputs):
     def _repr_html_(self) -> str:
         caption = f"Training dataset {self.name} v{self.version}"
         more = {"path": self.path, "sources": list(map(source_text, self.manifest.sources))}
-        columns: list[dict[str, object]] = []
-        for column in self.manifest.columns:
-            columns.append({"name": column.name, "type": column.tf_type, "role": column.role})
+        columns: list[dict[str, object]] = [
+            {"name": column.name, "type": column.tf_type, "role": column.role}
+            for column in self.manifest.columns
+        ]
         return html.properties_table(
             {**self._summary(), **more}, caption=caption
         ) + html.records_table(columns)
@@ -199,18 +200,18 @@ class TrainingDataset(ModelInputs):
     def class_weights(self) -> dict[Any, Any]:
         """The balanced weight of each class of the training split: rows / (classes * its rows).
 
-        ``{class: weight}``, or ``{label: {class: weight}}`` of several labels. Classes are the
+        ``{class: weight}``, or ``{label: {class: weight}}`` for several labels. Classes are the
         values that ``reader`` yields: 0 and 1 for booleans, and codes from 0 for a label whose
-        transformation makes codes. Rows without a label do not count.
+        transformation encodes it. Rows without a label do not count.
         ``reader(..., class_weights="balanced")`` applies them.
 
         >>> store.get_training_dataset("late_flights").class_weights
         {0: 1.0, 1: 1.0}
         """
         from featurestore.training.tabular import class_weights
-        from featurestore.training.transformations import of_dataset
+        from featurestore.training.transformations import resolve_transformations
 
-        return class_weights(self.manifest, of_dataset(self, None))
+        return class_weights(self.manifest, resolve_transformations(self, None))
 
     def matrix(
         self,
@@ -219,29 +220,29 @@ class TrainingDataset(ModelInputs):
         columns: Sequence[str] | None = None,
         transformed: bool | Transformations | None = None,
     ) -> Matrix:
-        """Return a split as arrays, for models that take a whole table.
+        """Return a split as arrays, for models that train on a complete table.
 
-        ``x`` is float32 of shape (rows, inputs), ``y`` the label, ``names`` those of the inputs.
-        Rows are in canonical order; null is NaN; each cell of a list, an image or a one-hot code is
-        a column. The values are those that the readers give.
+        ``x`` is float32 of shape (rows, inputs), ``y`` the label, ``names`` the names of the
+        inputs. Rows are in canonical order; null is NaN; each cell of a list, an image or a one-hot
+        code is a column. The values equal those of the readers.
 
         Args:
             split: Name of the split.
-            columns: What to take as inputs; None: the inputs.
-            transformed: None applies the transformations that the dataset was made with, if it
-                was; False gives the stored values; those of ``fit`` can be given, too.
+            columns: The input columns; None means all columns with the role of an input.
+            transformed: None applies the transformations that the dataset was created with, if
+                any; False returns the stored values; pass the result of ``fit`` to apply it.
 
         Raises:
-            UnsupportedType: Inputs are texts or times; all are named.
+            UnsupportedType: Inputs are strings or times; lists all of them.
 
         >>> x, y, names = store.get_training_dataset("late_flights").matrix("train")
         >>> names, x.dtype, x.shape, y.shape
         (('temp', 'seats'), dtype('float32'), (4, 2), (4,))
         """
         from featurestore.training.tabular import matrix
-        from featurestore.training.transformations import of_dataset
+        from featurestore.training.transformations import resolve_transformations
 
-        fitted = of_dataset(self, transformed)
+        fitted = resolve_transformations(self, transformed)
         arrays = matrix(self.path, self.manifest, split, columns=columns, transform=fitted)
         if self.matrices is not None:
             self.matrices.append(
@@ -254,7 +255,7 @@ class TrainingDataset(ModelInputs):
         return arrays
 
     def read(self, split: str) -> FeatureFrame:
-        """Return the rows of a split, every column, in canonical order.
+        """Return all columns of the rows of a split, in canonical order.
 
         >>> frame = store.get_training_dataset("late_flights").read("train")
         >>> frame.select(["late", "temp"]).columns
@@ -265,7 +266,7 @@ class TrainingDataset(ModelInputs):
         return split_frame(self, split)
 
     def verify(self, *, recompute: bool = False) -> VerifyReport:
-        """Re-read everything and return what differs from the manifest.
+        """Read all files again and report what differs from the manifest.
 
         Args:
             recompute: Also run the plan again at the pinned Delta versions and compare every byte.
@@ -278,29 +279,29 @@ class TrainingDataset(ModelInputs):
         return verify(self.path, self.manifest, session=self.session, recompute=recompute)
 
     def download(self, path: str | os.PathLike[str]) -> TrainingDataset:
-        """Copy the dataset to a directory of this machine, and open it there.
+        """Copy the dataset to a local directory and open the copy.
 
-        Each file is checked against the manifest, which comes last. A call that was cut off goes on
-        where it was: repeat it. Programs that read files alone (TensorFlow's TFRecordDataset,
-        petastorm) get a dataset at a URI this way.
+        Each file is checked against the manifest, which is written last. An interrupted call can
+        be repeated and continues. Use it for programs that read local files only (TensorFlow's
+        TFRecordDataset, petastorm) when the dataset is at a URI.
 
         Raises:
             InvalidArgument: The directory holds another dataset.
-            DatasetDamaged: A file is not the one that the manifest names.
+            DatasetDamaged: A file does not have the SHA-256 of the manifest.
 
         >>> copy = store.get_training_dataset("late_flights").download("late-flights-here")
         >>> copy.verify().ok
         True
         """
-        from featurestore.training.download import download, stored_pieces
+        from featurestore.training.download import download, stored_bytes
 
-        directory = download(self.manifest, stored_pieces(self.path), os.fspath(path))
+        directory = download(self.manifest, stored_bytes(self.path), os.fspath(path))
         return TrainingDataset(directory, self.manifest, self.session)
 
     def drift(self) -> DatasetDrift:
-        """Return what changed in the feature groups that the dataset was made from.
+        """Return what changed in the feature groups that the dataset was created from.
 
-        Their statistics at the Delta versions that it pins are compared with those of today.
+        Compares their statistics at the pinned Delta versions with their present statistics.
 
         >>> dataset = store.get_training_dataset("late_flights")
         >>> dataset.drift().stale
@@ -312,26 +313,24 @@ class TrainingDataset(ModelInputs):
         Raises:
             InvalidArgument: The dataset was opened without a store.
         """
-        from featurestore.training.drift import drift_of
+        from featurestore.training.drift import dataset_drift
 
         if self.session is None:
             raise InvalidArgument(
                 "drift() needs the store; this dataset was opened by its path alone.",
                 hint="featurestore.connect(...).get_training_dataset(name).drift()",
             )
-        return drift_of(self.session, self.manifest)
+        return dataset_drift(self.session, self.manifest)
 
     @property
     def stale(self) -> bool | None:
-        """Whether a source changed since, by the logs alone; None where it is opened by path."""
+        """Whether a source changed since, from the logs only; None if opened by path."""
         from featurestore.training.drift import is_stale
 
         return None if self.session is None else is_stale(self.session, self.manifest)
 
     def diff(self, other: TrainingDataset) -> DatasetDiff:
-        """Return what changed from this dataset to another.
-
-        Columns, sources, rows per split, statistics.
+        """Return what changed from this dataset to another: columns, sources, rows, statistics.
 
         >>> dataset = store.get_training_dataset("late_flights")
         >>> print(dataset.diff(dataset))
@@ -353,7 +352,7 @@ class TrainingDataset(ModelInputs):
         return find_format(self.manifest.data_format).feature_spec(self.manifest)
 
     def statistics(self, split: str) -> Statistics:
-        """Return the statistics of a split, made at export, or counted now where it made none.
+        """Return the statistics of a split, computed at export, or now if the export skipped them.
 
         >>> store.get_training_dataset("late_flights").statistics("train").column("seats").mean
         150.0
@@ -367,8 +366,8 @@ class TrainingDataset(ModelInputs):
         path = files.inside(self.path, entry["path"])
         if files.sha256(path) != entry["sha256"]:
             raise DatasetDamaged(
-                f"The statistics {path!r} are not those that the manifest names.",
-                hint="restore the file from a copy, or make the dataset again",
+                f"The statistics {path!r} do not have the SHA-256 of the manifest.",
+                hint="restore the file from a copy, or create the dataset again",
             )
         return Statistics.from_json(files.read_json(path))
 
@@ -392,24 +391,24 @@ class TrainingDataset(ModelInputs):
         """Return the reader of a split.
 
         ``class_weights`` become sample weights, in every framework and strategy: "balanced" (of the
-        training split), ``{class: weight}``, or ``{label: {class: weight}}`` of several labels.
-        They multiply a weight column; padding weighs 0.
+        training split), ``{class: weight}``, or ``{label: {class: weight}}`` for several labels.
+        They multiply a weight column; padding has the weight 0.
 
-        ``cache`` is a folder of this machine for copies of the shards, which all its workers share:
-        each is fetched once and checked, and beyond ``cache_bytes`` those used longest ago go.
-        Without it random-access TFRecord at a URI is read by ranges, a window ahead; shards of other
-        formats go through ``$XDG_CACHE_HOME/featurestore/shards``.
+        ``cache`` is a local folder for copies of the shards, shared by all workers of a machine:
+        each shard is fetched once and checked, and above ``cache_bytes`` the least recently used
+        ones are removed. Without it random-access TFRecord at a URI is read by ranges with
+        prefetching; shards of other formats go through ``$XDG_CACHE_HOME/featurestore/shards``.
 
         Equal steps, exactly once, any worker count (see docs/training.md). ``transformed``: None
-        applies the transformations that the dataset was made with, if it was; False gives the
-        stored values; those of ``fit`` can be given, too.
+        applies the transformations that the dataset was created with, if any; False returns the
+        stored values; pass the result of ``fit`` to apply it.
 
         >>> dataset = store.get_training_dataset("late_flights")
         >>> dataset.reader("train", global_batch_size=2).steps_per_epoch
         2
         """
         from featurestore.readers import open_reader
-        from featurestore.training.transformations import of_dataset
+        from featurestore.training.transformations import resolve_transformations
 
         return open_reader(
             self.path,
@@ -423,7 +422,7 @@ class TrainingDataset(ModelInputs):
             nulls=nulls,
             lanes=lanes,
             window_rows=window_rows,
-            transform=of_dataset(self, transformed),
+            transform=resolve_transformations(self, transformed),
             cache=cache_at(cache, cache_bytes),
             class_weights=class_weights,
         )
@@ -435,9 +434,9 @@ class TrainingDataset(ModelInputs):
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> tuple[Reader, int, int]:
-        """Return (reader, epoch, step) of a state that ``reader.state`` gave; ``cache`` as there.
+        """Return (reader, epoch, step) for a state of ``reader.state``; ``cache`` as in ``reader``.
 
-        Another manifest is refused.
+        A state of another manifest is refused.
 
         >>> dataset = store.get_training_dataset("late_flights")
         >>> state = dataset.reader("train", global_batch_size=2).state(epoch=0, step=1)
@@ -462,13 +461,13 @@ class TrainingDataset(ModelInputs):
     def petastorm_reader(
         self, split: str, *, worker: int = 0, workers: int = 1, **options: Any
     ) -> Any:
-        """Return petastorm's own batch reader of one worker's share of a split's row groups.
+        """Return petastorm's own batch reader over one worker's row groups of a split.
 
         Args:
             split: Name of the split.
             worker: Number of this worker, from 0.
             workers: Number of workers; divides the row groups.
-            options: Those of ``petastorm.make_batch_reader``.
+            options: Passed to ``petastorm.make_batch_reader``.
 
         >>> frame = store.get_featuregroup("weather")
         >>> dataset = store.create_training_dataset(frame, "weather_rows", data_format="petastorm")
@@ -482,13 +481,13 @@ class TrainingDataset(ModelInputs):
         require_local(
             self.path, "petastorm's own readers", "dataset.download(path).petastorm_reader(...)"
         )
-        chosen = find_format(self.manifest.data_format)
-        if not isinstance(chosen, NativeReading):
+        dataset_format = find_format(self.manifest.data_format)
+        if not isinstance(dataset_format, NativeReading):
             raise InvalidArgument(
                 f"Training dataset {self.name!r} version {self.version} is "
                 f"{self.manifest.data_format}, not petastorm.",
                 hint="create it with data_format='petastorm', or use .reader()",
             )
-        return chosen.native_reader(
+        return dataset_format.native_reader(
             self.path, self.manifest, split=split, worker=worker, workers=workers, **options
         )

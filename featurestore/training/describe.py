@@ -1,4 +1,4 @@
-"""Descriptions and tags of training datasets, changed after they were made."""
+"""Change the descriptions and tags of finished training datasets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from featurestore.training.dataset import TrainingDataset
 
 
 def tags_of(session: Session, name: str, *, version: int | None = None) -> dict[str, str]:
-    """Return the tags of a dataset (None: the latest version)."""
+    """Return the tags of a dataset; ``version=None`` means the latest."""
     return get(session, name, version).tags
 
 
@@ -26,11 +26,11 @@ def add_tag(
     """Set a tag of a dataset."""
     check_tags({key: value})
     dataset = get(session, name, version)
-    _say(session, dataset, tags={**dataset.tags, key: value})
+    _write_annotations(session, dataset, tags={**dataset.tags, key: value})
 
 
 def remove_tag(session: Session, name: str, key: str, *, version: int | None = None) -> None:
-    """Remove a tag of a dataset; InvalidArgument lists those there are."""
+    """Remove a tag of a dataset; InvalidArgument lists the existing tags."""
     dataset = get(session, name, version)
     tags = dataset.tags
     if key not in tags:
@@ -39,7 +39,7 @@ def remove_tag(session: Session, name: str, key: str, *, version: int | None = N
             f"{listing(tags)}."
         )
     del tags[key]
-    _say(session, dataset, tags=tags)
+    _write_annotations(session, dataset, tags=tags)
 
 
 def describe(
@@ -48,30 +48,30 @@ def describe(
     """Change the description of a dataset and return it."""
     if not isinstance(description, str):
         raise InvalidArgument(
-            f"description={description!r} is no text.", hint="description='flights of 2013'"
+            f"description={description!r} is not a string.", hint="description='flights of 2013'"
         )
     dataset = get(session, name, version)
-    _say(session, dataset, description=description)
+    _write_annotations(session, dataset, description=description)
     return dataset
 
 
-def _say(
+def _write_annotations(
     session: Session,
     dataset: TrainingDataset,
     *,
     description: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the file, then the registry, which is only an index of it."""
-    with session.registry.transaction():  # one after the other: what is there is read and changed
-        said: Annotations = read_annotations(dataset.path, dataset.manifest)
+    """Write the file, then the registry, which only indexes it."""
+    with session.registry.transaction():  # serializes writers: the file is read and replaced
+        annotations: Annotations = read_annotations(dataset.path, dataset.manifest)
         if description is not None:
-            said = replace(said, description=description)
+            annotations = replace(annotations, description=description)
         if tags is not None:
-            said = replace(said, tags=tags)
-        write_annotations(dataset.path, said)
+            annotations = replace(annotations, tags=tags)
+        write_annotations(dataset.path, annotations)
     with (
-        after_publication(f"What is said of training dataset {dataset.name!r}"),
+        after_publication(f"The annotations of training dataset {dataset.name!r}"),
         session.registry.transaction() as connection,
     ):
-        datasets.apply_annotations(connection, dataset.name, dataset.version, said)
+        datasets.apply_annotations(connection, dataset.name, dataset.version, annotations)

@@ -1,4 +1,4 @@
-"""Download: a dataset copied to a directory of this machine, checked, and gone on with when cut off."""
+"""Resumable download of a dataset into a local directory."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from featurestore.storage import files
 from featurestore.storage.manifests import is_finished, read_manifest, write_manifest
 from featurestore.storage.shardcache import write_checked
 
-Pieces = Callable[[str], Iterator[bytes]]
-"""Gives the bytes of a file of the dataset, named by its path in it."""
+ByteReader = Callable[[str], Iterator[bytes]]
+"""Yields the bytes of a file, by its path relative to the dataset."""
 
-_FILES_AT_ONCE = 4
+_PARALLEL_FILES = 4
 
 
-def download(manifest: Manifest, pieces: Pieces, target: str) -> str:
-    """Copy the files of a dataset to a directory of this machine, and return its path.
+def download(manifest: Manifest, read_bytes: ByteReader, target: str) -> str:
+    """Copy the files of a dataset to a local directory and return its path.
 
-    The manifest comes last: until then the directory is no dataset. Files that are there already
-    and have the SHA-256 that the manifest names are kept, so that a call that was cut off is
-    repeated. Wherever the bytes come from, nothing that differs from the manifest gets its name.
+    The manifest is written last: until then the directory is not a dataset. Existing files with the
+    SHA-256 of the manifest are not fetched again, so an interrupted call can be repeated. Bytes
+    that differ from the manifest are never written under the final name.
 
     Args:
         manifest: The manifest of the dataset.
-        pieces: Where the bytes come from; called by several threads.
-        target: A directory, made if need be; empty, or of an earlier download.
+        read_bytes: Yields the bytes of a file; called from several threads.
+        target: A directory, created if missing; empty, or of an earlier download.
 
     Raises:
         InvalidArgument: The directory holds another dataset, or other files.
-        DatasetDamaged: A file is not the one that the manifest names.
-        StorageError: Something cannot be read or written.
+        DatasetDamaged: A file does not have the SHA-256 of the manifest.
+        StorageError: A file cannot be read or written.
     """
     directory = files.local_directory(target)
     if is_finished(directory) and read_manifest(directory) != manifest:
@@ -41,20 +41,20 @@ def download(manifest: Manifest, pieces: Pieces, target: str) -> str:
             f"{directory!r} holds another training dataset.",
             hint="download into a new directory",
         )
-    wanted = files_of(manifest)
-    _check_ours(directory, [*wanted, MANIFEST_FILE])
+    expected_hashes = manifest_hashes(manifest)
+    _check_directory(directory, [*expected_hashes, MANIFEST_FILE])
 
     def get(path: str) -> None:
-        place = files.inside(directory, path)
-        if not files.exists(place) or files.sha256(place) != wanted[path]:
-            write_checked(pieces(path), place, sha256=wanted[path])
+        target_path = files.inside(directory, path)
+        if not files.exists(target_path) or files.sha256(target_path) != expected_hashes[path]:
+            write_checked(read_bytes(path), target_path, sha256=expected_hashes[path])
 
-    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
-        # One that fails stops those that have not begun.
-        waiting = [pool.submit(get, path) for path in wanted]
+    with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
+        # The first failure cancels the downloads that are still queued.
+        downloads = [pool.submit(get, path) for path in expected_hashes]
         try:
-            for each in waiting:
-                each.result()
+            for future in downloads:
+                future.result()
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -62,40 +62,40 @@ def download(manifest: Manifest, pieces: Pieces, target: str) -> str:
     return directory
 
 
-def _check_ours(directory: str, wanted: list[str]) -> None:
-    """Raise before anything is written where a directory holds what no download put there."""
-    ours = {path.partition("/")[0] for path in wanted}
+def _check_directory(directory: str, expected_paths: list[str]) -> None:
+    """Raise before the first write if the directory holds files of no download."""
+    expected_names = {path.partition("/")[0] for path in expected_paths}
     for name in files.list_directory(directory):
-        if name not in ours and not name.endswith(".tmp"):
+        if name not in expected_names and not name.endswith(".tmp"):
             raise InvalidArgument(
-                f"{directory!r} holds {name!r}, which is not of this training dataset.",
+                f"{directory!r} holds {name!r}, which is not a file of this training dataset.",
                 hint="download into a new directory",
             )
 
 
-def stored_pieces(directory: str) -> Pieces:
-    """Return the files of a dataset's directory or URI, as ``download`` takes them."""
+def stored_bytes(directory: str) -> ByteReader:
+    """Return a reader of the files of a dataset's directory or URI, for ``download``."""
 
-    def pieces(path: str) -> Iterator[bytes]:
+    def read_bytes(path: str) -> Iterator[bytes]:
         return files.read_chunks(os.path.join(directory, path))
 
-    return pieces
+    return read_bytes
 
 
-def files_of(manifest: Manifest) -> dict[str, str]:
-    """Return the SHA-256 of each file that a manifest names, by its path."""
-    found = {}
+def manifest_hashes(manifest: Manifest) -> dict[str, str]:
+    """Return the SHA-256 of each file in a manifest, by its path."""
+    hashes = {}
     for split in manifest.splits:
         for shard in split.shards:
             for sidecar in shard.sidecars:
-                found[sidecar.path] = sidecar.sha256
-            found[shard.path] = shard.sha256
+                hashes[sidecar.path] = sidecar.sha256
+            hashes[shard.path] = shard.sha256
     for file in manifest.files:
-        found[file.path] = file.sha256
+        hashes[file.path] = file.sha256
     entries = [manifest.transformations]
     for statistics in manifest.statistics.values():
         entries += [statistics, statistics.get("sample")]
     for entry in entries:
         if entry:
-            found[entry["path"]] = entry["sha256"]
-    return found
+            hashes[entry["path"]] = entry["sha256"]
+    return hashes

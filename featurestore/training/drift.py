@@ -1,4 +1,4 @@
-"""What a training dataset was made from, beside what its sources hold today."""
+"""Drift of a training dataset: its pinned sources compared with their present state."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from featurestore.statistics import (
 
 @dataclass(frozen=True)
 class SourceDrift:
-    """One source of a dataset: the Delta version it was read at, and the present one.
+    """One source of a dataset: its pinned Delta version and the present one.
 
-    ``commits`` counts the commits since that changed rows. ``report`` compares the statistics of
-    both; None where nothing changed, or where one of them cannot be read any more (``problem``).
+    ``commits`` counts the later commits that changed rows. ``report`` compares the statistics of
+    both versions; None if nothing changed, or if one cannot be read any more (``problem``).
     """
 
     featuregroup: str
@@ -41,7 +41,7 @@ class SourceDrift:
 
     @property
     def stale(self) -> bool:
-        """Whether the source changed since, or is gone."""
+        """Whether the source changed since, or was deleted."""
         return self.commits > 0 or self.delta_version_now is None
 
     @property
@@ -54,7 +54,7 @@ class SourceDrift:
 
 @dataclass(frozen=True, repr=False)
 class DatasetDrift:
-    """What changed in the sources of a training dataset since it was made."""
+    """The changes in the sources of a training dataset since its creation."""
 
     name: str
     version: int
@@ -67,7 +67,7 @@ class DatasetDrift:
 
     @property
     def ok(self) -> bool:
-        """Whether no feature drifted and every source is there."""
+        """Whether no feature drifted and every source still exists."""
         for each in self.sources:
             changed = each.report is not None and not each.report.ok
             if changed or each.problem is not None or each.delta_version_now is None:
@@ -79,61 +79,68 @@ class DatasetDrift:
             return f"{self.name} v{self.version} has no feature groups as sources"
         lines = [f"{self.name} v{self.version}: {'stale' if self.stale else 'up to date'}"]
         for each in self.sources:
-            lines.append(f"  {each.featuregroup}@v{each.version}: {_told(each)}")
+            lines.append(f"  {each.featuregroup}@v{each.version}: {_drift_text(each)}")
         return "\n".join(lines)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        rows: list[dict[str, object]] = []
-        for each in self.sources:
-            rows.append(
-                {
-                    "source": f"{each.featuregroup}@v{each.version}",
-                    "delta_version": each.delta_version,
-                    "now": each.delta_version_now,
-                    "commits": each.commits,
-                    "drifted": list(each.drifted),
-                    "problem": each.problem,
-                }
-            )
+        rows: list[dict[str, object]] = [
+            {
+                "source": f"{each.featuregroup}@v{each.version}",
+                "delta_version": each.delta_version,
+                "now": each.delta_version_now,
+                "commits": each.commits,
+                "drifted": list(each.drifted),
+                "problem": each.problem,
+            }
+            for each in self.sources
+        ]
         return html.records_table(rows, caption=str(self).partition("\n")[0])
 
 
 def is_stale(session: Session, manifest: Manifest) -> bool:
-    """Tell whether any source of a dataset changed since, from the logs alone."""
-    return any(_looked_at(session, source).stale for source in manifest.sources)
+    """Return whether any source of a dataset changed since, from the logs only."""
+    return any(_commits_since(session, source).stale for source in manifest.sources)
 
 
-def drift_of(session: Session, manifest: Manifest) -> DatasetDrift:
-    """Return how the sources of a dataset differ from what it was made from."""
-    found = []
+def dataset_drift(session: Session, manifest: Manifest) -> DatasetDrift:
+    """Return the drift of each source of a dataset since its creation."""
+    drifts = []
     for source in manifest.sources:
-        looked_at = _looked_at(session, source)
-        if looked_at.commits:
-            looked_at = _compared(session, looked_at)
-        found.append(looked_at)
-    return DatasetDrift(manifest.name, manifest.version, tuple(found))
+        drift = _commits_since(session, source)
+        if drift.commits:
+            drift = _compared(session, drift)
+        drifts.append(drift)
+    return DatasetDrift(manifest.name, manifest.version, tuple(drifts))
 
 
-def _looked_at(session: Session, source: Mapping[str, Any]) -> SourceDrift:
-    name, version, seen = source["featuregroup"], source["version"], source["delta_version"]
+def _commits_since(session: Session, source: Mapping[str, Any]) -> SourceDrift:
+    name, version, pinned_version = (
+        source["featuregroup"],
+        source["version"],
+        source["delta_version"],
+    )
     path = session.featuregroup_path(name, version)
     if not is_delta_table(path):
-        return SourceDrift(name, version, seen, None, problem="the group is gone")
+        return SourceDrift(name, version, pinned_version, None, problem="the group is gone")
     latest = latest_version(path)
     snapshot = read_snapshot(path, latest)
     if source.get("live"):
-        return SourceDrift(name, version, seen, None, problem="external, and no snapshot was kept")
-    made = source.get("table_id")
-    if made is not None and made != snapshot.table_id:
-        return SourceDrift(name, version, seen, None, problem="another group has its name")
+        return SourceDrift(
+            name, version, pinned_version, None, problem="external, and no snapshot was kept"
+        )
+    pinned_table_id = source.get("table_id")
+    if pinned_table_id is not None and pinned_table_id != snapshot.table_id:
+        return SourceDrift(
+            name, version, pinned_version, None, problem="another group has its name"
+        )
     changed = 0
-    last = commits.latest_data_version(path, latest)
-    while last > seen:
+    data_version = commits.latest_data_version(path, latest)
+    while data_version > pinned_version:
         changed += 1
-        last = commits.latest_data_version(path, last - 1)
-    return SourceDrift(name, version, seen, latest, changed)
+        data_version = commits.latest_data_version(path, data_version - 1)
+    return SourceDrift(name, version, pinned_version, latest, changed)
 
 
 def _compared(session: Session, source: SourceDrift) -> SourceDrift:
@@ -141,11 +148,11 @@ def _compared(session: Session, source: SourceDrift) -> SourceDrift:
         before = _statistics(session, source, source.delta_version)
         now = _statistics(session, source, source.delta_version_now or 0)
     except FeatureStoreError as error:
-        return _with(source, problem=error.message)
-    return _with(source, report=compare_statistics(before, now))
+        return _with_comparison(source, problem=error.message)
+    return _with_comparison(source, report=compare_statistics(before, now))
 
 
-def _with(
+def _with_comparison(
     source: SourceDrift, *, report: DriftReport | None = None, problem: str | None = None
 ) -> SourceDrift:
     return SourceDrift(
@@ -160,21 +167,24 @@ def _with(
 
 
 def _statistics(session: Session, source: SourceDrift, delta_version: int) -> Statistics:
-    """Return the statistics of a source: those stored, or counted now."""
+    """Return the statistics of a source at a Delta version: stored ones, or computed now."""
     path = session.featuregroup_path(source.featuregroup, source.version)
-    told = {"featuregroup": source.featuregroup, "version": source.version}
-    counted = commits.latest_data_version(path, delta_version)
-    found = StatisticsFiles(path, told).get(counted)
+    group_key = {"featuregroup": source.featuregroup, "version": source.version}
+    data_version = commits.latest_data_version(path, delta_version)
+    stored_statistics = StatisticsFiles(path, group_key).get(data_version)
     snapshot = read_snapshot(path, delta_version)
     spec = commits.spec_of(snapshot)
-    if found is not None and [each.name for each in found.columns] == spec.schema.names:
-        return found
+    if (
+        stored_statistics is not None
+        and [each.name for each in stored_statistics.columns] == spec.schema.names
+    ):
+        return stored_statistics
     rows = session.engine.read_table(path, version=delta_version, schema=spec.schema)
     state = count_statistics(session.engine, rows, spec, rows=snapshot.rows)
-    return finish(state, source={**told, "delta_version": counted})
+    return finish(state, source={**group_key, "delta_version": data_version})
 
 
-def _told(source: SourceDrift) -> str:
+def _drift_text(source: SourceDrift) -> str:
     if source.problem is not None:
         return source.problem
     if not source.commits:

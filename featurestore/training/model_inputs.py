@@ -1,4 +1,4 @@
-"""What a training dataset says of a model's inputs: transformations, Keras inputs, preprocessors."""
+"""Model inputs of a training dataset: transformations, Keras input layers, preprocessors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FRAMEWORKS = ("numpy", "keras", "tf_keras", "torch")
 
 
 class ModelInputs:
-    """The methods of a training dataset for what stands between its columns and a model."""
+    """The methods of a training dataset that prepare its columns for a model."""
 
     @property
     def transformations(self) -> Transformations | None:
-        """The transformations that the dataset was made with; None where it was made without.
+        """The transformations that the dataset was created with, if any.
 
         >>> from featurestore import transform as t
         >>> frame = store.get_features(["weather.temp", "planes.seats"], labels="questions")
@@ -32,22 +32,22 @@ class ModelInputs:
         input  rule                         fitted on train        output
         seats  min_max(low=0.0, high=1.0)  (x - 100) * 0.01       float32
         """
-        from featurestore.training.transformations import read_noted
+        from featurestore.training.transformations import read_registered
 
         dataset = cast("TrainingDataset", self)
-        return read_noted(dataset.path, dataset.manifest)
+        return read_registered(dataset.path, dataset.manifest)
 
     def fit(self, transformations: Mapping[str, Any], *, fit_on: str = "train") -> Transformations:
-        """Return transformations fitted on one split, and keep their file beside the manifest.
+        """Return transformations fitted on one split, and store their file with the dataset.
 
-        The files and the manifest stay as they are; a dataset may have several.
+        The data files and the manifest do not change; a dataset may have several fits.
 
         Args:
             transformations: ``{column: chain of featurestore.transform}``.
-            fit_on: The split, the only one whose values are looked at.
+            fit_on: The split to fit on; no other split is read.
 
         Raises:
-            InvalidArgument: A chain cannot take its column, or has nothing to be fitted on.
+            InvalidArgument: A chain does not support its column, or the split has no values.
 
         >>> from featurestore import transform as t
         >>> dataset = store.get_training_dataset("late_flights")
@@ -63,13 +63,13 @@ class ModelInputs:
     def preprocessor(
         self, framework: str = "numpy", *, transformed: Transformations | None = None
     ) -> Any:
-        """Return the transformations as something to put in front of a model at serving.
+        """Return the transformations as a preprocessor for serving a model.
 
         Args:
             framework: "numpy": a callable over ``{column: array}``; "keras" or "tf_keras": a layer
-                over a dict of tensors, which is saved with a model and holds all that it needs;
-                "torch": a module over ``{column: tensor, or list of texts}``.
-            transformed: Transformations of ``fit``; None: those that the dataset was made with.
+                over a dict of tensors, which is self-contained and saved with a model;
+                "torch": a module over ``{column: tensor, or list of strings}``.
+            transformed: Transformations of ``fit``; None: those that the dataset was created with.
 
         >>> from featurestore import transform as t
         >>> dataset = store.get_training_dataset("late_flights")
@@ -78,14 +78,14 @@ class ModelInputs:
         >>> preprocess({"seats": [150], "temp": [38.0]})
         {'seats': array([0.5], dtype=float32), 'temp': [38.0]}
         """
-        from featurestore.training.transformations import of_dataset
+        from featurestore.training.transformations import resolve_transformations
 
         if framework not in FRAMEWORKS:
             raise InvalidArgument(
                 f"framework={framework!r} is not one of {listing(FRAMEWORKS)}.",
                 hint=did_you_mean(framework, FRAMEWORKS, write="framework={!r}"),
             )
-        fitted = of_dataset(cast("TrainingDataset", self), transformed or True)
+        fitted = resolve_transformations(cast("TrainingDataset", self), transformed or True)
         assert fitted is not None
         if framework == "numpy":
             return fitted.apply
@@ -108,9 +108,9 @@ class ModelInputs:
         """Return a Keras input layer for each feature as ``reader.tf_dataset`` yields it.
 
         Args:
-            columns: As of ``reader``.
-            nulls: As of ``reader``; "mask" adds the inputs ``<column>_present``.
-            transformed: As of ``reader``; False gives the inputs of a model with a preprocessor.
+            columns: As in ``reader``.
+            nulls: As in ``reader``; "mask" adds the inputs ``<column>_present``.
+            transformed: As in ``reader``; False returns the inputs of a model with a preprocessor.
             framework: "keras" or "tf_keras".
 
         >>> dataset = store.get_training_dataset("late_flights")
@@ -119,7 +119,7 @@ class ModelInputs:
         {'temp': ((None,), 'float64'), 'seats': ((None,), 'int64')}
         """
         from featurestore.readers.inputs import input_forms
-        from featurestore.training.transformations import of_dataset
+        from featurestore.training.transformations import resolve_transformations
         from featurestore.transform.keras import input_layers
 
         dataset = cast("TrainingDataset", self)
@@ -127,6 +127,6 @@ class ModelInputs:
             dataset.manifest,
             columns=columns,
             nulls=nulls,
-            transform=of_dataset(dataset, transformed),
+            transform=resolve_transformations(dataset, transformed),
         )
         return input_layers(forms, framework)

@@ -1,7 +1,4 @@
-"""Rows of a training dataset read back from its files, in canonical order.
-
-As batches, as a FeatureFrame.
-"""
+"""Read the rows of a training dataset in canonical order, as batches or as a FeatureFrame."""
 
 from __future__ import annotations
 
@@ -54,14 +51,14 @@ def shard_batches(
     columns: Sequence[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one shard."""
-    chosen = find_format(manifest.data_format)
-    refused = chosen.refuse_reading(manifest.layout)
-    if refused is not None:
-        raise InvalidArgument(refused)
+    dataset_format = find_format(manifest.data_format)
+    refusal = dataset_format.refuse_reading(manifest.layout)
+    if refusal is not None:
+        raise InvalidArgument(refusal)
     if columns is None:
         columns = [column.name for column in manifest.columns]
     with local_path(directory, shard) as path:
-        reader = chosen.open_shard(path, layout=manifest.layout)
+        reader = dataset_format.open_shard(path, layout=manifest.layout)
     try:
         for start in range(0, shard.rows, READ_ROWS):
             yield reader.read(start, min(shard.rows, start + READ_ROWS), list(columns))
@@ -70,7 +67,7 @@ def shard_batches(
 
 
 def split_frame(dataset: TrainingDataset, split: str) -> FeatureFrame:
-    """Return the rows of a split; a dataset opened by its path is read with the embedded engine."""
+    """Return the rows of a split; a dataset opened by path is read with the embedded engine."""
     from featurestore.retrieval import FeatureFrame
 
     dataset.manifest.split(split)
@@ -83,7 +80,7 @@ def split_frame(dataset: TrainingDataset, split: str) -> FeatureFrame:
         return replace(session.engine.from_arrow(reader), schema=schema)
 
     frame = FeatureFrame(session, relation, schema=schema)
-    if dataset.session is None:  # of a directory that no store is known of
+    if dataset.session is None:  # without a store there is no lineage to record
         return frame
     source = f"{TRAININGDATASETS}/{dataset.name}"
     return frame.made_of({"source": source, "version": dataset.version})

@@ -1,4 +1,4 @@
-"""How the columns of a dataframe would stand in TFRecord files."""
+"""The TFRecord schema of a dataframe."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _BLOCK_ROWS = 1024
 
 
 def record_schema(session: Session, df: object) -> dict[str, Any]:
-    """Return ``{column: tf.io feature}`` for records of a dataframe's rows.
+    """Return ``{column: tf.io feature}`` for the rows of a dataframe.
 
-    The rows are read once, for nulls and lengths; nothing is written.
+    The rows are read once, for nulls and lengths; no file is written.
 
     Raises:
         UnsupportedType: TFRecord cannot hold some columns; all are listed.
@@ -49,7 +49,7 @@ def record_schema(session: Session, df: object) -> dict[str, Any]:
             )
         )
     split = ManifestSplit("all", rows=profiles[0].rows, bytes=0, shards=(), nulls=nulls)
-    described = Manifest(
+    manifest = Manifest(
         name="dataframe",
         version=1,
         data_format="tfrecord",
@@ -68,4 +68,4 @@ def record_schema(session: Session, df: object) -> dict[str, Any]:
         reproducible=False,
         reproducible_reason="it is a dataframe",
     )
-    return tfrecord.feature_spec(described)
+    return tfrecord.feature_spec(manifest)

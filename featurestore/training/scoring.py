@@ -1,4 +1,4 @@
-"""A dataset's transformations on any rows, where the rows are."""
+"""Apply the transformations of a dataset to other rows, inside the engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.untyped_rows import typed_relation, typed_schema
 from featurestore.session import Session
 from featurestore.training.dataset import TrainingDataset
-from featurestore.training.transformations import of_dataset
+from featurestore.training.transformations import resolve_transformations
 from featurestore.transform.batches import TransformBatch, check_frame
 from featurestore.transform.fitted import Transformations
 
@@ -19,7 +19,7 @@ from featurestore.transform.fitted import Transformations
 def transform_frame(
     session: Session, frame: object, dataset: TrainingDataset | Transformations
 ) -> FeatureFrame:
-    """Return a frame with transformations applied; nothing is read yet.
+    """Return a lazy frame with the transformations applied.
 
     Raises:
         FeatureNotFound: Inputs are missing.
@@ -27,7 +27,7 @@ def transform_frame(
     labels: list[str] = []
     fitted: Transformations | None
     if isinstance(dataset, TrainingDataset):
-        fitted = of_dataset(dataset, True)
+        fitted = resolve_transformations(dataset, True)
         labels = [name for name, role in dataset.roles.items() if role == "label"]
         types = dict(zip(dataset.schema.names, dataset.schema.types, strict=True))
     elif isinstance(dataset, Transformations):
@@ -42,18 +42,18 @@ def transform_frame(
     if isinstance(frame, FeatureFrame):
         rows = frame
     else:
-        given = to_relation(frame, engine=session.engine)
-        schema = typed_schema(given.schema, lambda _: types)
-        rows = FeatureFrame(session, typed_relation(session.engine, given, schema))
+        loose_rows = to_relation(frame, engine=session.engine)
+        schema = typed_schema(loose_rows.schema, lambda _: types)
+        rows = FeatureFrame(session, typed_relation(session.engine, loose_rows, schema))
     absent = [name for name in labels if name not in rows.columns]
     fitted = fitted.portable(without=absent)
     check_frame(fitted, rows.schema)
-    transformed, function = fitted.schema(rows.schema), TransformBatch(fitted)
+    output_schema, transform_batch = fitted.schema(rows.schema), TransformBatch(fitted)
 
     def relation() -> Relation:
-        return session.engine.map_batches(rows.relation, function, schema=transformed)
+        return session.engine.map_batches(rows.relation, transform_batch, schema=output_schema)
 
     inputs = list(rows.inputs)
     if isinstance(dataset, TrainingDataset):
         inputs.append({"source": f"{TRAININGDATASETS}/{dataset.name}", "version": dataset.version})
-    return FeatureFrame(session, relation, schema=transformed).made_of(*inputs)
+    return FeatureFrame(session, relation, schema=output_schema).made_of(*inputs)

@@ -1,4 +1,4 @@
-"""Statistics of the splits of a training dataset, as the export counted them."""
+"""Statistics of the splits of a training dataset, computed at export or from its rows."""
 
 from __future__ import annotations
 
@@ -17,27 +17,22 @@ from featurestore.storage import files
 from featurestore.training.dataset import TrainingDataset
 
 
-def statistics_of(
+def split_statistics(
     dataset: TrainingDataset, split: str | None, compare_with: str | None = None
 ) -> tuple[Statistics, Statistics | None]:
-    """Return the statistics of a split (None.
-
-    The first), and those of the split to compare with.
-    """
-    found = dataset.statistics(split or dataset.splits[0])
+    """Return the statistics of a split (by default the first) and of the one to compare with."""
+    statistics = dataset.statistics(split or dataset.splits[0])
     if compare_with is None:
-        return found, None
-    return found, dataset.statistics(compare_with)
+        return statistics, None
+    return statistics, dataset.statistics(compare_with)
 
 
 def cluster_sample(
     dataset: TrainingDataset, split: str | None
 ) -> tuple[pa.RecordBatch, dict[str, Any]]:
-    """Return the rows that the export sampled of a split (None.
+    """Return the sampled rows of a split (by default the first) for clustering, and their source.
 
-    The first) for clusters, and what they are of.
-
-    Where the export counted no statistics, the split is read.
+    If the export computed no statistics, the split is read.
     """
     name = split or dataset.splits[0]
     source = {"training_dataset": dataset.name, "version": dataset.version, "split": name}

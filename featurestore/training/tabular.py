@@ -1,4 +1,4 @@
-"""A split as arrays in memory, as tabular models take them, and the weights of its classes."""
+"""A split as in-memory arrays for tabular models, and the weights of its classes."""
 
 from __future__ import annotations
 
@@ -42,49 +42,51 @@ def matrix(
     """Return a split as arrays, rows in canonical order.
 
     Raises:
-        UnsupportedType: Inputs are texts or times, which are no float32; all are named.
-        NullsInColumns: Labels, or values inside of lists, are null.
+        UnsupportedType: Inputs are strings or times, which float32 cannot hold; lists all of them.
+        NullsInColumns: Labels, or values inside lists, are null.
     """
-    inputs = [_Input(column, _form(column, transform)) for column in _chosen(manifest, columns)]
-    _refuse_others(inputs)
+    inputs = [
+        _Input(column, _form(column, transform)) for column in _input_columns(manifest, columns)
+    ]
+    _check_numeric(inputs)
     labels = [column for column in manifest.columns if column.role == "label"]
     rows = manifest.split(split).rows
     x = np.empty((rows, sum(each.cells for each in inputs)), dtype=np.float32)
-    parts: dict[str, list[npt.NDArray[Any]]] = {label.name: [] for label in labels}
-    read = [*(each.column.name for each in inputs), *parts]
+    label_batches: dict[str, list[npt.NDArray[Any]]] = {label.name: [] for label in labels}
+    column_names = [*(each.column.name for each in inputs), *label_batches]
     start = 0
-    for batch in split_batches(directory, manifest, split, columns=read):
+    for batch in split_batches(directory, manifest, split, columns=column_names):
         stop = start + batch.num_rows
         _fill(x[start:stop], batch, inputs, transform)
-        for name, values in parts.items():
+        for name, values in label_batches.items():
             values.append(_label(batch.column(name), name, transform))
         start = stop
     names = [name for each in inputs for name in each.names]
-    return Matrix(x, _joined(list(parts.values())), tuple(names))
+    return Matrix(x, _stack_labels(list(label_batches.values())), tuple(names))
 
 
 @dataclass(frozen=True)
 class _Input:
-    """A column of a matrix, with numpy type and shape of one value."""
+    """An input column, with the numpy type and shape of one value."""
 
     column: ManifestColumn
     form: tuple[np.dtype[Any], tuple[int, ...]]
 
     @property
     def cells(self) -> int:
-        """Number of columns of the matrix that it becomes."""
+        """The number of its columns in the matrix."""
         return int(np.prod(self.form[1], dtype=np.int64))
 
     @property
     def names(self) -> list[str]:
-        """The names of these columns."""
+        """The names of its columns in the matrix."""
         if not self.form[1]:
             return [self.column.name]
         return [f"{self.column.name}_{cell}" for cell in range(self.cells)]
 
     @property
     def is_number(self) -> bool:
-        """Whether float32 holds its values, and all have one shape."""
+        """Whether its values fit float32 and have one shape."""
         dtype, shape = self.form
         return dtype.kind != "O" and -1 not in shape
 
@@ -92,7 +94,7 @@ class _Input:
 def _form(
     column: ManifestColumn, transform: Transformations | None
 ) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return numpy type and shape of one value; times count as objects."""
+    """Return the numpy type and shape of one value; times count as objects."""
     kind = type_from_json(column.type)
     transformed = None if transform is None else transform.form(column.name)
     if transformed is not None:
@@ -104,10 +106,10 @@ def _form(
 
 
 def class_weights(manifest: Manifest, transform: Transformations | None) -> dict[Any, Any]:
-    """Return the balanced weight of each class of the training split, by label if there are several.
+    """Return the balanced weight of each class of the training split, by label if several.
 
     Raises:
-        InvalidArgument: There is no label, or it has too many values to be classes.
+        InvalidArgument: The dataset has no label, or its label has too many values.
     """
     labels = [column.name for column in manifest.columns if column.role == "label"]
     if not labels:
@@ -119,33 +121,33 @@ def class_weights(manifest: Manifest, transform: Transformations | None) -> dict
     return weights[labels[0]] if len(labels) == 1 else weights
 
 
-def _chosen(manifest: Manifest, columns: Sequence[str] | None) -> list[ManifestColumn]:
+def _input_columns(manifest: Manifest, columns: Sequence[str] | None) -> list[ManifestColumn]:
     if columns is None:
         return [column for column in manifest.columns if column.role == "feature"]
-    known = {column.name: column for column in manifest.columns}
-    wrong = [name for name in columns if name not in known]
-    if wrong or isinstance(columns, str):
+    columns_by_name = {column.name: column for column in manifest.columns}
+    unknown_names = [name for name in columns if name not in columns_by_name]
+    if unknown_names or isinstance(columns, str):
         raise InvalidArgument(
-            f"columns={columns!r}: there is no column {listing(wrong)}; training dataset "
-            f"{manifest.name!r} has {listing(known, limit=50)}.",
+            f"columns={columns!r}: unknown column {listing(unknown_names)}. Training dataset "
+            f"{manifest.name!r} has {listing(columns_by_name, limit=50)}.",
             hint="columns=['name', ...]",
         )
-    return [known[name] for name in columns]
+    return [columns_by_name[name] for name in columns]
 
 
-def _refuse_others(inputs: Sequence[_Input]) -> None:
-    """Refuse texts, times and lists of varying length; all are named."""
-    refused = [
+def _check_numeric(inputs: Sequence[_Input]) -> None:
+    """Refuse strings, times and lists of varying length; the error lists all of them."""
+    unsupported = [
         f"{each.column.name} ({type_from_json(each.column.type)})"
         for each in inputs
         if not each.is_number
     ]
-    if refused:
-        others = [each.column.name for each in inputs if each.is_number]
+    if unsupported:
+        numeric_names = [each.column.name for each in inputs if each.is_number]
         raise UnsupportedType(
-            f"A matrix of float32 cannot hold {listing(refused, limit=50)}.",
-            hint=f"matrix(split, columns={others}), or make numbers of them: "
-            f"transformations={{{refused[0].split(' ')[0]!r}: t.one_hot()}}",
+            f"A matrix of float32 cannot hold {listing(unsupported, limit=50)}.",
+            hint=f"matrix(split, columns={numeric_names}), or convert them to numbers: "
+            f"transformations={{{unsupported[0].split(' ')[0]!r}: t.one_hot()}}",
         )
 
 
@@ -176,7 +178,7 @@ def _label(array: Any, name: str, transform: Transformations | None) -> npt.NDAr
     if array.null_count:
         raise InvalidArgument(
             f"The label {name!r} has nulls.",
-            hint=f"leave these rows out: frame.filter('{name} is not null')",
+            hint=f"filter these rows: frame.filter('{name} is not null')",
         )
     if transform is not None and name in transform:
         values = transform.apply_chain(name, to_numpy(array, name=name)[0], None)
@@ -186,9 +188,9 @@ def _label(array: Any, name: str, transform: Transformations | None) -> npt.NDAr
     return to_numpy(array, name=name)[0]
 
 
-def _joined(parts: list[list[npt.NDArray[Any]]]) -> npt.NDArray[Any] | None:
+def _stack_labels(label_batches: list[list[npt.NDArray[Any]]]) -> npt.NDArray[Any] | None:
     """Return one label as (rows,), several as (rows, labels)."""
-    columns = [np.concatenate(of_label) for of_label in parts if of_label]
+    columns = [np.concatenate(batches) for batches in label_batches if batches]
     if not columns:
         return None
     if len(columns) == 1:

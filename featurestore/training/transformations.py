@@ -1,8 +1,8 @@
-"""The transformations of a training dataset: checked, fitted on its files, kept beside them.
+"""The transformations of a training dataset: check, fit on its files, store with it.
 
-Those that a dataset was made with are named by its manifest. Others may be fitted later; their
-files are named by their own hash, so that what two programs fit at the same time is one file, and
-nothing is ever overwritten with something else.
+The manifest names the transformations that a dataset was created with. Others may be fitted later;
+their files are named by their own hash, so concurrent programs that fit the same transformations
+write the same file, and no file is overwritten with other content.
 """
 
 from __future__ import annotations
@@ -39,39 +39,41 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def check_transformations(
-    asked: Mapping[str, Any],
+    chains: Mapping[str, Any],
     schema: pa.Schema,
     *,
     roles: Mapping[str, str],
     fit_on: str,
     splits: Sequence[str],
 ) -> tuple[ColumnChain, ...]:
-    """Return what is asked for, checked against columns, roles and splits.
+    """Return the requested chains, checked against columns, roles and splits.
 
     Raises:
-        InvalidSplit: There is no split to fit on.
-        InvalidArgument: A chain cannot take its column, or the column is no input or label.
+        InvalidSplit: The split to fit on does not exist.
+        InvalidArgument: A chain does not support its column, or the column is not an input or
+            label.
     """
-    columns = check_chains(asked, schema)
+    columns = check_chains(chains, schema)
     if columns and fit_on not in splits:
         raise InvalidSplit(
-            f"Transformations are fitted on the split {fit_on!r}; there are {listing(splits)}.",
+            f"Unknown split fit_on={fit_on!r}. Available: {listing(splits)}.",
             hint=did_you_mean(fit_on, splits, write="fit_on={!r}") or f"fit_on={splits[0]!r}",
         )
-    others = []
-    for column in columns:
-        if roles[column.name] not in ("feature", "label"):
-            others.append(f"{column.name} ({roles[column.name]})")
-    if others:
+    wrong_roles = [
+        f"{column.name} ({roles[column.name]})"
+        for column in columns
+        if roles[column.name] not in ("feature", "label")
+    ]
+    if wrong_roles:
         raise InvalidArgument(
-            f"Transformations are of inputs and labels, not of {listing(others)}.",
-            hint=f"features={[name.split(' ')[0] for name in others]} makes inputs of them",
+            f"Transformations apply to inputs and labels, not to {listing(wrong_roles)}.",
+            hint=f"features={[name.split(' ')[0] for name in wrong_roles]} makes them inputs",
         )
     return columns
 
 
 def fit_columns(
-    asked: Sequence[ColumnChain],
+    requested_columns: Sequence[ColumnChain],
     manifest: Manifest,
     statistics: Mapping[str, ColumnStatistics],
     count: Callable[[Sequence[str]], Mapping[str, ColumnState]],
@@ -79,18 +81,20 @@ def fit_columns(
     """Return the fitted columns.
 
     Args:
-        asked: What is asked for.
-        manifest: Of the dataset, which says how its files hold the columns.
-        statistics: Of the split, by column; empty where none were counted.
-        count: Counts the different values of some columns, ``(names) -> {name: ColumnState}``;
-            called once, and only where statistics do not tell enough.
+        requested_columns: The columns with their chains.
+        manifest: The manifest of the dataset, with the stored type of each column.
+        statistics: Statistics of the split by column; empty if none were computed.
+        count: Counts the distinct values of columns, ``(names) -> {name: ColumnState}``;
+            called at most once, only if the statistics do not suffice.
     """
-    chains, columns, known = {}, [], {}
-    for column in asked:
+    chains, columns, statistics_by_name = {}, [], {}
+    for column in requested_columns:
         column = replace(column, narrow=manifest.column(column.name).tf_type == "float32")
         columns.append(column)
-        known[column.name] = _narrowed(statistics.get(column.name), narrow=column.narrow)
-        chains[column.name] = fit_without_rows(column, known[column.name])
+        statistics_by_name[column.name] = _narrowed(
+            statistics.get(column.name), narrow=column.narrow
+        )
+        chains[column.name] = fit_without_rows(column, statistics_by_name[column.name])
     counts: Mapping[str, ColumnState] = {}
     missing = [name for name, chain in chains.items() if chain is None]
     if missing:
@@ -100,14 +104,14 @@ def fit_columns(
         chain = chains[column.name]
         if chain is None:
             sample = to_sample(counts[column.name], column.form, narrow=column.narrow)
-            chain = fit_on_sample(column, sample, known[column.name])
+            chain = fit_on_sample(column, sample, statistics_by_name[column.name])
         kind = type_to_json(column.type)
         fitted.append(FittedColumn(column.name, kind, chain, column.narrow))
     return tuple(fitted)
 
 
 def _narrowed(column: ColumnStatistics | None, *, narrow: bool) -> ColumnStatistics | None:
-    """Return statistics with the ends of the range as files hold them."""
+    """Return statistics whose minimum and maximum are rounded as in the files."""
     if column is None or not narrow:
         return column
     ends: dict[str, Any] = {}
@@ -119,23 +123,23 @@ def _narrowed(column: ColumnStatistics | None, *, narrow: bool) -> ColumnStatist
 
 
 def statistics_by_column(directory: str, manifest: Manifest, split: str) -> dict[str, Any]:
-    """Return the statistics that the export counted of a split's columns, if it did."""
-    noted = manifest.statistics.get(split)
-    if noted is None:
+    """Return the statistics of a split's columns from the export; empty if it computed none."""
+    entry = manifest.statistics.get(split)
+    if entry is None:
         return {}
-    data = files.read_json(files.inside(directory, noted["path"]))
+    data = files.read_json(files.inside(directory, entry["path"]))
     return {column.name: column for column in Statistics.from_json(data).columns}
 
 
 def fit_dataset(
-    dataset: TrainingDataset, asked: Mapping[str, Any], *, fit_on: str
+    dataset: TrainingDataset, chains: Mapping[str, Any], *, fit_on: str
 ) -> Transformations:
-    """Return transformations fitted on a split of a finished dataset, and keep their file."""
+    """Return transformations fitted on a split of a finished dataset, and store their file."""
     from featurestore.training.reading import dataset_schema, split_batches
 
     manifest = dataset.manifest
     columns = check_transformations(
-        asked,
+        chains,
         dataset_schema(manifest),
         roles={column.name: column.role for column in manifest.columns},
         fit_on=fit_on,
@@ -151,8 +155,8 @@ def fit_dataset(
 
     statistics: Mapping[str, ColumnStatistics] = {}
     if manifest.split(fit_on).name in manifest.statistics:
-        found = dataset.statistics(fit_on)
-        statistics = {column.name: column for column in found.columns}
+        split_statistics = dataset.statistics(fit_on)
+        statistics = {column.name: column for column in split_statistics.columns}
     fitted = Transformations(
         dataset=manifest.name,
         version=manifest.version,
@@ -165,18 +169,18 @@ def fit_dataset(
 
 
 def write_transformations(directory: str, fitted: Transformations) -> dict[str, str]:
-    """Write the file of transformations, unless it is there; return what a manifest notes of it."""
+    """Write the file of transformations unless it exists; return its manifest entry."""
     path = os.path.join(directory, fitted.path)
     if not files.exists(path) or files.sha256(path) != fitted.sha256:
         files.write_atomically(path, fitted.to_bytes())
     return {"path": fitted.path, "sha256": fitted.sha256}
 
 
-def read_noted(directory: str, manifest: Manifest) -> Transformations | None:
-    """Return the transformations that a dataset was made with.
+def read_registered(directory: str, manifest: Manifest) -> Transformations | None:
+    """Return the transformations that a dataset was created with.
 
     Raises:
-        DatasetDamaged: Their file is not the one that the manifest names.
+        DatasetDamaged: Their file does not have the SHA-256 of the manifest.
     """
     if manifest.transformations is None:
         return None
@@ -187,61 +191,62 @@ def read_by_hash(directory: str, manifest: Manifest, sha256: object) -> Transfor
     """Return transformations by the hash of their file.
 
     Raises:
-        InvalidArgument: The text is no such hash.
-        DatasetDamaged: The dataset has no such file, or another content in it.
+        InvalidArgument: The argument is not a SHA-256 in hexadecimal.
+        DatasetDamaged: The file is missing or has other content.
     """
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        raise InvalidArgument(f"{sha256!r} is no hash of transformations.")
-    noted = manifest.transformations
-    if noted is not None and noted["sha256"] == sha256:
-        return _read(directory, noted["path"], sha256)
+        raise InvalidArgument(f"{sha256!r} is not a hash of transformations.")
+    entry = manifest.transformations
+    if entry is not None and entry["sha256"] == sha256:
+        return _read(directory, entry["path"], sha256)
     return _read(directory, f"{TRANSFORMATIONS}/{sha256}.json", sha256)
 
 
-def of_dataset(dataset: TrainingDataset, wanted: object) -> Transformations | None:
-    """Return what ``transformed=`` means: None and True take those the dataset was made with.
+def resolve_transformations(
+    dataset: TrainingDataset, transformed: object
+) -> Transformations | None:
+    """Resolve the argument ``transformed=``; None and True mean those of the dataset itself.
 
     Raises:
-        InvalidArgument: There are none, or those given are of another dataset.
+        InvalidArgument: The dataset has no transformations, or the argument is of another dataset.
     """
-    if wanted is False:
+    if transformed is False:
         return None
-    if wanted is None:
+    if transformed is None:
         return dataset.transformations
-    if wanted is True:
-        found = dataset.transformations
-        if found is None:
+    if transformed is True:
+        fitted = dataset.transformations
+        if fitted is None:
             raise InvalidArgument(
-                f"Training dataset {dataset.name!r} version {dataset.version} was made without "
+                f"Training dataset {dataset.name!r} version {dataset.version} was created without "
                 "transformations.",
                 hint="fitted = dataset.fit({...}); dataset.reader(..., transformed=fitted)",
             )
-        return found
-    if not isinstance(wanted, Transformations):
+        return fitted
+    if not isinstance(transformed, Transformations):
         raise InvalidArgument(
-            f"transformed={wanted!r} is not True, False or fitted transformations.",
+            f"transformed={transformed!r} is not True, False or fitted transformations.",
             hint="transformed=dataset.fit({...})",
         )
-    if (wanted.dataset, wanted.version) != (dataset.name, dataset.version):
+    if (transformed.dataset, transformed.version) != (dataset.name, dataset.version):
         raise InvalidArgument(
-            f"These transformations were fitted on {wanted.dataset!r} version {wanted.version}, "
+            f"These transformations were fitted on {transformed.dataset!r} version {transformed.version}, "
             f"not on {dataset.name!r} version {dataset.version}.",
             hint="dataset.fit({...})",
         )
-    missing = []
-    for column in wanted.columns:
-        if column.name not in dataset.schema.names:
-            missing.append(column.name)
+    missing = [
+        column.name for column in transformed.columns if column.name not in dataset.schema.names
+    ]
     if missing:
         raise FeatureNotFound(f"The dataset has no columns {listing(missing)}.")
-    return wanted
+    return transformed
 
 
 def _read(directory: str, relative: str, sha256: str) -> Transformations:
     path = files.inside(directory, relative)
     if not files.exists(path) or files.sha256(path) != sha256:
         raise DatasetDamaged(
-            f"The transformations {path!r} are not those that are asked for.",
+            f"The transformations {path!r} do not have the expected SHA-256.",
             hint="restore the file from a copy, or fit them again: dataset.fit(...)",
         )
     return Transformations.from_bytes(files.read_bytes(path), path=path)

@@ -112,7 +112,7 @@ def test_exports_that_spark_hashes_and_writes_are_those_of_python_and_of_the_emb
         store.create_featuregroup(group, "g", primary_key="id")
     labels = rows.select(["id", "bool"]).rename_columns(["id", "y"]).slice(100)
     labels = labels.append_column("pair", pa.array(np.arange(len(labels)) // 7))
-    monkeypatch.setattr(split_statistics, "_FEWEST_SHARD_ROWS", 0)
+    monkeypatch.setattr(split_statistics, "_MIN_SHARD_ROWS", 0)
     by_engine = _calls_of(row_hashes, "with_range_number", monkeypatch)
     by_jvm = _calls_of(records, "write", monkeypatch)
 
@@ -198,7 +198,7 @@ def test_boundaries_of_too_many_hashes_take_one_more_job_and_give_the_same_bytes
 
     export("duckdb", "embedded", *asked)
     export("spark", "jvm", "plain")
-    monkeypatch.setattr(boundary_passes, "MOST_COUNTS", 32)
+    monkeypatch.setattr(boundary_passes, "MAX_COUNTS", 32)
     export("duckdb", "refined", *asked)
     export("spark", "refined_jvm", *asked)
     monkeypatch.setattr(row_hashes, "has_functions", lambda session: False)

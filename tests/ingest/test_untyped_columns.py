@@ -192,7 +192,7 @@ def test_what_needs_a_type_is_refused_with_a_cast(store: FeatureStore, group: Fe
             store.get_features("g.text", labels=labels, label_time="asked"), "d"
         )
     names = {"df": labels, "pd": pd}
-    exec(str(refusal.value.hint).removeprefix("cast the columns before: "), names)
+    exec(str(refusal.value.hint).removeprefix("cast the columns first: "), names)
     frame = store.get_features("g.text", labels=names["df"], label_time="asked")
     assert frame.schema.field("coupon").type == pa.float64()
     rows = [{**blank_rows()[0], "new": None, "newer": []}]

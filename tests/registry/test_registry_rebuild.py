@@ -149,7 +149,7 @@ def of_jobs(store: FeatureStore) -> dict[str, Any]:
     }
 
 
-@pytest.mark.filterwarnings("ignore:the label 'n' of training dataset 'rides' has one value only")
+@pytest.mark.filterwarnings("ignore:the label 'n' of training dataset 'rides' has a single value")
 def test_the_command_restores_exactly_what_is_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -225,7 +225,7 @@ MISTAKES: list[tuple[Call, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:inputs that have another value in every row")
+@pytest.mark.filterwarnings("ignore:inputs with a distinct value in every row")
 @pytest.mark.parametrize(
     ("call", "wrong"), MISTAKES, ids=[f"{call.__name__} {wrong}" for call, wrong in MISTAKES]
 )

@@ -96,7 +96,7 @@ def write(rows: pa.Table, *, key: tuple[str, ...], shards: int, batch_rows: int)
     for number in range(shards):
         mine = table.filter(pa.compute.equal(table[SHARD], number)).sort_by(HASH)
         _, summary = writer(number, iter(mine.to_batches(max_chunksize=batch_rows)))
-        assert summary.written.rows == sizes[number]
+        assert summary.shard.rows == sizes[number]
     return [keeps.tables[str(number)] for number in range(shards)]
 
 

@@ -259,14 +259,14 @@ def test_splits_other_than_those_counted_are_no_dataset(
     )
     plan = plan_shards(engine, hashed, request)
     summaries = write_shards(engine, hashed, request, plan, directory=directory)
-    assert sum(each.written.rows for each in summaries) == 200
+    assert sum(each.shard.rows for each in summaries) == 200
     changed = engine.sql(
         'select * replace (case when "at" = (select max("at") from t) then __fs_hash + 1 else __fs_hash end '
         "as __fs_hash) from t",
         tables={"t": hashed.relation(engine)},
         parameters={},
     )
-    with pytest.raises(DatasetDamaged, match="other rows than those that were counted"):
+    with pytest.raises(DatasetDamaged, match="other rows than were counted"):
         write_shards(engine, HashedRows(changed, None, request), request, plan, directory=directory)
 
 

@@ -225,7 +225,7 @@ def test_the_roles_are_printed_once_with_what_to_type(
 
 
 def test_an_input_with_another_value_in_every_row_is_warned_about(store: FeatureStore) -> None:
-    with pytest.warns(UserWarning, match="another value in every row.*'match_id'") as told:
+    with pytest.warns(UserWarning, match="distinct value in every row.*'match_id'") as told:
         store.create_training_dataset(matches(), "won", label="won")
     assert told[0].filename == __file__
     dataset = store.create_training_dataset(matches(), "won", label="won", exclude="match_id")

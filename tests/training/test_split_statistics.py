@@ -144,7 +144,7 @@ def test_writers_count_what_a_pass_of_its_own_counts(
         return found
 
     by_itself = exported("a")
-    monkeypatch.setattr(split_statistics, "_FEWEST_SHARD_ROWS", 0)
+    monkeypatch.setattr(split_statistics, "_MIN_SHARD_ROWS", 0)
     counted = []
     monkeypatch.setattr(pipeline, "count_splits", counted.append)
     assert exported("b") == by_itself
@@ -152,7 +152,7 @@ def test_writers_count_what_a_pass_of_its_own_counts(
     monkeypatch.undo()
     monkeypatch.setattr("featurestore.statistics.accumulator.sample_limit", lambda _: 700)
     by_itself = exported("c")
-    monkeypatch.setattr(split_statistics, "_FEWEST_SHARD_ROWS", 0)
+    monkeypatch.setattr(split_statistics, "_MIN_SHARD_ROWS", 0)
     assert exported("d") == by_itself
 
 
@@ -170,7 +170,7 @@ def test_writers_in_other_processes_return_what_they_counted(
         )
         return [made.statistics(split).to_json()["columns"] for split in made.splits]
 
-    monkeypatch.setattr(split_statistics, "_FEWEST_SHARD_ROWS", 0)
+    monkeypatch.setattr(split_statistics, "_MIN_SHARD_ROWS", 0)
     here = exported("a")
     monkeypatch.setattr(DuckDBEngine, "write_shards", elsewhere)
     monkeypatch.setattr(pipeline, "HoldsRows", type("NoEngine", (), {}))

@@ -142,7 +142,9 @@ def test_rows_in_the_wrong_split_or_order_are_found_though_every_hash_fits(
         replace(test, shards=train.shards, rows=train.rows),
     )
     found = rewritten(dataset, splits=swapped).verify().problems
-    assert {each.file for each in found if "the split rule puts elsewhere" in each.message} == {
+    assert {
+        each.file for each in found if "the split rule assigns to another split" in each.message
+    } == {
         "train",
         "test",
     }

@@ -151,7 +151,7 @@ def test_a_state_goes_on_with_the_same_transformations(duckdb_store: FeatureStor
     for one, other in zip(again.batches(epoch, start_step=step), expected, strict=True):
         assert all(np.array_equal(one[name], other[name]) for name in other)
     (Path(dataset.path) / fitted.path).unlink()
-    with pytest.raises(DatasetDamaged, match="not those that are asked for"):
+    with pytest.raises(DatasetDamaged, match="do not have the expected SHA-256"):
         dataset.resume(state)
 
 

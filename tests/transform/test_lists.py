@@ -114,9 +114,9 @@ def test_longer_values_than_declared_are_refused_before_anything_is_written(
         assert "max_lengths={'words': 5, 'ids': 9}" in str(refused.value)
         for lengths, words in (
             (["words"], "no mapping"),
-            ({"y": 3}, "all of one length"),
-            ({"words": 0}, "no positive whole number"),
-            ({"words": True}, "no positive whole number"),
+            ({"y": 3}, "have a fixed length"),
+            ({"words": 0}, "not a positive integer"),
+            ({"words": True}, "not a positive integer"),
         ):
             with pytest.raises(InvalidArgument, match=words):
                 make(lengths)

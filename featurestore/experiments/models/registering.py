@@ -36,7 +36,7 @@ from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.training.dataset import TrainingDataset
 from featurestore.training.reading import split_batches
-from featurestore.training.transformations import of_dataset, read_by_hash
+from featurestore.training.transformations import read_by_hash, resolve_transformations
 from featurestore.transform.fitted import Transformations
 
 # Rows of the trial prediction.
@@ -196,7 +196,7 @@ def _fitted(
             hint="register_model(run, name, transformed=True), or transformed=False for a model "
             "of stored values",
         )
-    return of_dataset(dataset, transformed)
+    return resolve_transformations(dataset, transformed)
 
 
 def _inputs(

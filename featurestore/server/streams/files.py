@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 from featurestore.errors import TrainingDatasetNotFound
 from featurestore.storage import files
 from featurestore.training import TrainingDataset
-from featurestore.training.download import files_of
+from featurestore.training.download import manifest_hashes
 
 _OPEN_RANGE = re.compile(r"bytes=(\d{1,18})-")
 
@@ -23,7 +23,7 @@ def file_response(dataset: TrainingDataset, path: str, range_header: str) -> Str
     Raises:
         TrainingDatasetNotFound: The manifest does not contain the file.
     """
-    file_hashes = files_of(dataset.manifest)
+    file_hashes = manifest_hashes(dataset.manifest)
     if path not in file_hashes:
         raise TrainingDatasetNotFound(
             f"Training dataset {dataset.name!r} version {dataset.version} has no file {path!r}.",

@@ -1,4 +1,4 @@
-"""Which shard a row goes to."""
+"""The assignment of rows to shards."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SHARD = "__fs_shard"
 
 @dataclass(frozen=True)
 class ClassSplits:
-    """The hashes of a class at which its second and later splits begin.
+    """The hashes at which the second and later splits of a class begin.
 
-    Rows of one hash stay together.
+    Rows with the same hash are in the same split.
     """
 
     starts: tuple[int, ...]
@@ -31,14 +31,14 @@ class ClassSplits:
 
 @dataclass(frozen=True)
 class ShardStarts:
-    """Where the second and later shards of a split begin: arrays of a boundary's two parts."""
+    """The boundaries of the second and later shards of a split, as arrays."""
 
     hashes: UInt64s
     offsets: Int64s
 
     @classmethod
-    def of(cls, boundaries: Sequence[Boundary]) -> ShardStarts:
-        """Return the starts at some boundaries."""
+    def from_boundaries(cls, boundaries: Sequence[Boundary]) -> ShardStarts:
+        """Return the arrays of a sequence of boundaries."""
         hashes = np.array([each.hash for each in boundaries], dtype=np.uint64)
         return cls(hashes, np.array([each.offset for each in boundaries], dtype=np.int64))
 
@@ -51,8 +51,7 @@ class ShardStarts:
         nearest = self.hashes[np.minimum(first, len(self.hashes) - 1)]
         equal = np.flatnonzero(nearest == hashes)
         last[equal] = np.searchsorted(self.hashes, hashes[equal], side="right")
-        # Where a shard begins with the first row of a hash, the shard before it holds none of that
-        # hash.
+        # If a shard begins with the first row of a hash, the previous shard has no row of that hash.
         first[equal] += self.offsets[first[equal]] == 0
         return first, last
 
@@ -61,10 +60,10 @@ class ShardStarts:
 class Assignment:
     """Maps hashed rows to shards, numbered over all splits.
 
-    A row's split is its group, or with classes the split of ``classes[group]`` in which its hash
-    lies. ``boundaries[s]`` are those between the shards of split s, whose first shard has the
-    number ``first_shard[s]``. Rows of one hash that lie on a boundary go to every shard that may
-    hold some of them: the shard's writer knows which are its own.
+    The split of a row is its group, or with classes the split of ``classes[group]`` that contains
+    its hash. ``boundaries[s]`` are the boundaries between the shards of split s, whose first shard
+    has the number ``first_shard[s]``. If a boundary divides the rows of one hash, all of these rows
+    go to every shard that may hold some of them, and each shard writer takes its own.
     """
 
     first_shard: tuple[int, ...]
@@ -73,44 +72,41 @@ class Assignment:
 
     @cached_property
     def _starts(self) -> tuple[ShardStarts, ...]:
-        return tuple(map(ShardStarts.of, self.boundaries))
+        return tuple(map(ShardStarts.from_boundaries, self.boundaries))
 
     def split_of(self, groups: Int64s, hashes: UInt64s) -> Int64s:
         """Return the split of each row, -1 for uncovered ones."""
         if self.classes is None:
             return groups
-        result = np.full(len(groups), -1, dtype=np.int64)
+        splits = np.full(len(groups), -1, dtype=np.int64)
         for group in np.unique(groups).tolist():
-            mine = groups == group
+            in_group = groups == group
             starts = np.array(self.classes[group].starts, dtype=np.uint64)
-            result[mine] = np.searchsorted(starts, hashes[mine], side="right")
-        return result
+            splits[in_group] = np.searchsorted(starts, hashes[in_group], side="right")
+        return splits
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with their shard number instead of the group.
-
-        Uncovered rows are left out.
-        """
+        """Return the rows with their shard number instead of the group, without uncovered rows."""
         groups, hashes = groups_and_hashes(batch)
         splits = self.split_of(groups, hashes)
         numbers = np.full(len(hashes), -1, dtype=np.int64)
-        again: list[Int64s] = []
-        again_numbers: list[Int64s] = []
+        shared_rows: list[Int64s] = []
+        shared_numbers: list[Int64s] = []
         for split, starts in enumerate(self._starts):
-            mine = np.flatnonzero(splits == split)
-            first, last = starts.shard_range(hashes[mine])
-            numbers[mine] = self.first_shard[split] + first
+            split_rows = np.flatnonzero(splits == split)
+            first, last = starts.shard_range(hashes[split_rows])
+            numbers[split_rows] = self.first_shard[split] + first
             for further in range(1, int((last - first).max(initial=0)) + 1):
-                shared = first + further <= last
-                again.append(mine[shared])
-                again_numbers.append(self.first_shard[split] + first[shared] + further)
+                is_shared = first + further <= last
+                shared_rows.append(split_rows[is_shared])
+                shared_numbers.append(self.first_shard[split] + first[is_shared] + further)
         plain = batch.select([name for name in batch.schema.names if name != GROUP])
-        if not again and (numbers >= 0).all():
+        if not shared_rows and (numbers >= 0).all():
             return _with_shards(plain, numbers)
         covered = np.flatnonzero(numbers >= 0)
-        rows = np.concatenate([covered, *again])
+        rows = np.concatenate([covered, *shared_rows])
         return _with_shards(
-            plain.take(pa.array(rows)), np.concatenate([numbers[covered], *again_numbers])
+            plain.take(pa.array(rows)), np.concatenate([numbers[covered], *shared_numbers])
         )
 
 

@@ -1,4 +1,4 @@
-"""The audit of an export: its rows are checked before a shard is written."""
+"""The audit of an export: check its rows before the first shard is written."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ QUARANTINE = "_quarantine"
 
 @dataclass(frozen=True)
 class ExportChecks:
-    """What the rows must fulfil, and what happens to those that do not.
+    """The expectations of the rows and the policy for failing rows.
 
-    Without a validator nothing is checked.
+    Without a validator the rows are not checked.
     """
 
     validation: str
@@ -37,41 +37,38 @@ class ExportChecks:
 
 @dataclass(frozen=True)
 class AuditedRows:
-    """The rows that may be exported, those put aside, and the report.
-
-    None where nothing was checked.
-    """
+    """The rows to export, and the quarantined rows and the report if the rows were checked."""
 
     relation: Relation
     quarantined: Relation | None = None
     report: ValidationReport | None = None
 
 
-def export_checks(asked: TrainingDatasetRequest) -> ExportChecks:
+def export_checks(options: TrainingDatasetRequest) -> ExportChecks:
     """Return the checks of a request.
 
     Raises:
         InvalidArgument: The policy does not exist.
         InvalidExpectation: An expectation does not exist, or lacks arguments.
     """
-    if asked.validation not in VALIDATION_POLICIES:
+    if options.validation not in VALIDATION_POLICIES:
         raise InvalidArgument(
-            f"validation={asked.validation!r} is no policy.",
+            f"Unknown validation policy {options.validation!r}.",
             hint=f"one of {', '.join(VALIDATION_POLICIES)}",
         )
-    if not asked.expectations:
-        return ExportChecks(asked.validation)
+    if not options.expectations:
+        return ExportChecks(options.validation)
     validator = find_validator()
-    return ExportChecks(asked.validation, validator, validator.normalize(asked.expectations))
+    return ExportChecks(options.validation, validator, validator.normalize(options.expectations))
 
 
 def audit_rows(
     engine: Engine, rows: Relation, request: ExportRequest, checks: ExportChecks
 ) -> AuditedRows:
-    """Return the rows that may be exported.
+    """Return the rows to export.
 
     Raises:
-        ValidationFailed: Under "strict" an expectation failed.
+        ValidationFailed: An expectation failed under "strict".
     """
     if not checks.expectations or checks.validation == "off":
         return AuditedRows(rows)
@@ -87,14 +84,14 @@ def audit_rows(
 
 
 def write_quarantined(engine: Engine, rows: Relation, *, directory: str) -> None:
-    """Write the rows that were put aside as Parquet beside the shards."""
+    """Write the quarantined rows as Parquet in the directory of the dataset."""
     names = [name for name in rows.schema.names if not name.startswith("__fs_")]
     columns = engine.select(rows, dict(zip(names, names, strict=True)))
     engine.stage(columns, os.path.join(directory, QUARANTINE))
 
 
 def register_report(session: Session, report: ValidationReport | None, manifest: Manifest) -> None:
-    """Put the report of a finished export into the registry."""
+    """Register the report of a finished export."""
     if report is None:
         return
     report = replace(report, version=manifest.version, run_id=manifest.run_id)

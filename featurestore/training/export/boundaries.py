@@ -1,9 +1,9 @@
 """Exactly equal shards without a global sort: ranks in hash order become boundaries between shards.
 
-One pass counts the hashes of each group by their leading bits. The next looks only into the ranges
-of hashes where a boundary falls and counts more bits: all of them, or, where too many hashes lie
-there, so many as give few counts, and then another pass follows. The boundary at rank r is at last
-the pair (hash, offset): it lies before the ``offset``-th of the rows that have this hash.
+One pass counts the hashes of each group by their leading bits. The next pass reads only the hash
+ranges that contain a boundary and counts by more bits: all bits, or, if the ranges contain too many
+hashes, as many bits as keep the number of counts small, followed by another pass. The result for
+rank r is a pair (hash, offset): the boundary before the ``offset``-th row with this hash.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class HistogramAccumulator(Accumulator[Histograms, Histograms]):
             np.add.at(state[group], bins[groups == group], 1)
         return state
 
-    def merge(self, left: Histograms, right: Histograms) -> Histograms:
+    def merge(self, state: Histograms, other_state: Histograms) -> Histograms:
         """Add the counts of two states."""
-        for group, counts in right.items():
-            if group in left:
-                left[group] = left[group] + counts
+        for group, counts in other_state.items():
+            if group in state:
+                state[group] = state[group] + counts
             else:
-                left[group] = counts
-        return left
+                state[group] = counts
+        return state
 
     def finish(self, state: Histograms) -> Histograms:
         """Return the counts."""
@@ -69,10 +69,7 @@ class HistogramAccumulator(Accumulator[Histograms, Histograms]):
 
 @dataclass(frozen=True)
 class HashSumAccumulator(Accumulator[HashSums, HashSums]):
-    """Adds up the hashes of each group modulo 2**64.
-
-    A fingerprint of its rows, whatever their order.
-    """
+    """Sums the hashes of each group modulo 2**64: a fingerprint that ignores the order of rows."""
 
     def start(self) -> HashSums:
         """Return no sums."""
@@ -81,16 +78,17 @@ class HashSumAccumulator(Accumulator[HashSums, HashSums]):
     def update(self, state: HashSums, batch: pa.RecordBatch) -> HashSums:
         """Add the hashes of a batch."""
         groups, hashes = groups_and_hashes(batch)
-        sums = {}
-        for group in np.unique(groups).tolist():
-            sums[group] = int(hashes[groups == group].sum(dtype=np.uint64))
+        sums = {
+            group: int(hashes[groups == group].sum(dtype=np.uint64))
+            for group in np.unique(groups).tolist()
+        }
         return self.merge(state, sums)
 
-    def merge(self, left: HashSums, right: HashSums) -> HashSums:
+    def merge(self, state: HashSums, other_state: HashSums) -> HashSums:
         """Add the sums of two states."""
-        for group, total in right.items():
-            left[group] = (left.get(group, 0) + total) % 2**64
-        return left
+        for group, total in other_state.items():
+            state[group] = (state.get(group, 0) + total) % 2**64
+        return state
 
     def finish(self, state: HashSums) -> HashSums:
         """Return the sums."""
@@ -99,9 +97,9 @@ class HashSumAccumulator(Accumulator[HashSums, HashSums]):
 
 @dataclass(frozen=True)
 class RankedRanges:
-    """Where the rows of some ranks lie: of each rank its range, its rank in it, the range's rows.
+    """The hash ranges that contain some ranks.
 
-    A range is known by its first hash.
+    For each rank: the first hash of its range, the rank inside the range, the rows of the range.
     """
 
     starts: UInt64s
@@ -109,89 +107,91 @@ class RankedRanges:
     rows: Int64s
 
     def narrowed(self, counts: RangeCounts) -> RankedRanges:
-        """Return the ranges among those counted, which are parts of the ranges here."""
+        """Return the counted subranges that contain the ranks."""
         ends = np.cumsum(counts.rows)
         first = np.searchsorted(counts.starts, self.starts)
         ranks = ends[first] - counts.rows[first] + self.ranks
-        found = np.searchsorted(ends, ranks, side="right")
-        rows = counts.rows[found]
-        return RankedRanges(counts.starts[found], ranks - ends[found] + rows, rows)
+        indexes = np.searchsorted(ends, ranks, side="right")
+        rows = counts.rows[indexes]
+        return RankedRanges(counts.starts[indexes], ranks - ends[indexes] + rows, rows)
 
 
 @dataclass(frozen=True)
 class BoundarySearch:
-    """Looks for the boundaries before the rows of some ranks, in ever narrower ranges of hashes.
+    """Searches the boundaries at some ranks in ever narrower hash ranges.
 
-    ``found`` are the ranges of each group's ranks, which share their leading ``bits``; at 64 bits
-    they are single hashes, and the search is over.
+    ``ranked_ranges`` are the ranges of each group's ranks; their hashes share their leading
+    ``bits``. At 64 bits a range is a single hash and the search ends.
     """
 
     bits: int
-    found: Mapping[int, RankedRanges]
+    ranked_ranges: Mapping[int, RankedRanges]
 
     @classmethod
     def among(
         cls, histograms: Mapping[int, Int64s], ranks: Mapping[int, Sequence[int]], *, bits: int
     ) -> BoundarySearch:
-        """Return the search behind the first pass, which counted by leading bits.
+        """Return the search after the first pass, which counted by leading bits.
 
-        Ranks are ``0 < rank < rows of the group``.
+        Ranks satisfy ``0 < rank < rows of the group``.
         """
-        found = {}
-        for group, wanted in ranks.items():
-            if not wanted:
+        ranked_ranges = {}
+        for group, group_ranks in ranks.items():
+            if not group_ranks:
                 continue
-            rows = np.full(len(wanted), histograms[group].sum())
+            rows = np.full(len(group_ranks), histograms[group].sum())
             everything = RankedRanges(
-                np.zeros(len(wanted), dtype=np.uint64), np.array(wanted, dtype=np.int64), rows
+                np.zeros(len(group_ranks), dtype=np.uint64),
+                np.array(group_ranks, dtype=np.int64),
+                rows,
             )
-            found[group] = everything.narrowed(RangeCounts.of_histogram(histograms[group]))
-        return cls(bits, found)
+            ranked_ranges[group] = everything.narrowed(RangeCounts.of_histogram(histograms[group]))
+        return cls(bits, ranked_ranges)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to look for."""
-        return self.bits == HASH_BITS or not self.found
+        """Whether all boundaries are known."""
+        return self.bits == HASH_BITS or not self.ranked_ranges
 
     @property
     def ranges(self) -> HashRanges:
-        """The ranges to look into."""
-        starts = {group: np.unique(found.starts) for group, found in self.found.items()}
+        """The ranges to read in the next pass."""
+        starts = {group: np.unique(ranked.starts) for group, ranked in self.ranked_ranges.items()}
         return HashRanges(self.bits, starts)
 
-    def next_bits(self, most: int) -> int:
-        """Return by how many bits the next pass counts, so that at most ``most`` counts come back.
+    def next_bits(self, max_counts: int) -> int:
+        """Return the bits of the next pass, so that it returns at most ``max_counts`` counts.
 
-        That is all bits where the ranges have so few rows. One more it is in any case.
+        All 64 bits if the ranges have no more rows than that; at least one bit more than now.
         """
-        ranges, rows = 0, 0
-        for found in self.found.values():
-            _, first = np.unique(found.starts, return_index=True)
-            ranges += len(first)
-            rows += int(found.rows[first].sum())
-        if rows <= most:
+        range_count, rows = 0, 0
+        for group_ranges in self.ranked_ranges.values():
+            _, first = np.unique(group_ranges.starts, return_index=True)
+            range_count += len(first)
+            rows += int(group_ranges.rows[first].sum())
+        if rows <= max_counts:
             return HASH_BITS
-        more = (most // ranges).bit_length() - 1
-        return min(self.bits + max(more, 1), HASH_BITS)
+        extra_bits = (max_counts // range_count).bit_length() - 1
+        return min(self.bits + max(extra_bits, 1), HASH_BITS)
 
     def narrowed(self, counts: Mapping[int, RangeCounts], bits: int) -> BoundarySearch:
-        """Return the search behind a pass that counted the rows of its ranges by more bits."""
-        found = {}
-        for group, ranges in self.found.items():
-            found[group] = ranges.narrowed(counts[group])
-        return BoundarySearch(bits, found)
+        """Return the search after a pass that counted the rows of its ranges by more bits."""
+        ranked_ranges = {
+            group: ranges.narrowed(counts[group]) for group, ranges in self.ranked_ranges.items()
+        }
+        return BoundarySearch(bits, ranked_ranges)
 
     def boundaries(self) -> dict[int, list[Boundary]]:
-        """Return the boundary before the row of each rank, per group, once the search is over."""
+        """Return the boundary at each rank, per group, after the search has ended."""
         result = {}
-        for group, found in self.found.items():
-            places = zip(found.starts.tolist(), found.ranks.tolist(), strict=True)
-            result[group] = [Boundary(start, rank) for start, rank in places]
+        for group, ranges in self.ranked_ranges.items():
+            positions = zip(ranges.starts.tolist(), ranges.ranks.tolist(), strict=True)
+            result[group] = [Boundary(start, rank) for start, rank in positions]
         return result
 
 
 def equal_sizes(rows: int, shards: int) -> list[int]:
-    """Return the rows of each shard: they differ by at most one, larger ones first.
+    """Return the number of rows of each shard: they differ by at most one, larger ones first.
 
     >>> equal_sizes(10, 4)
     [3, 3, 2, 2]

@@ -1,11 +1,11 @@
-"""The passes over hashed rows that find boundaries; few counts come back from each."""
+"""The passes over hashed rows that find the boundaries of shards."""
 
 from __future__ import annotations
 
 from featurestore.plugins.engine import BatchFunction, Engine
 from featurestore.plugins.row_hashes import HashesRows
 from featurestore.training.export.boundaries import Boundary, BoundarySearch
-from featurestore.training.export.engine_hashes import range_counts_by_engine, range_counts_of
+from featurestore.training.export.engine_hashes import engine_range_counts, leading_bit_counts
 from featurestore.training.export.hash_ranges import (
     HASH_BITS,
     HashRanges,
@@ -15,8 +15,8 @@ from featurestore.training.export.hash_ranges import (
 )
 from featurestore.training.export.hashed_rows import HashedRows
 
-# Of 16 bytes each.
-MOST_COUNTS = 1 << 23
+# A count takes 16 bytes, so a pass returns at most 128 MiB.
+MAX_COUNTS = 1 << 23
 
 
 def find_boundaries(
@@ -26,12 +26,12 @@ def find_boundaries(
     *,
     function: BatchFunction | None = None,
 ) -> dict[int, list[Boundary]]:
-    """Return the boundary before the row of each rank, per group that has ranks.
+    """Return the boundary at each rank, for each group with ranks.
 
-    ``function`` changes the batches of hashes and groups first.
+    ``function`` is applied to the batches of hashes and groups first.
     """
     while not search.is_over:
-        bits = search.next_bits(MOST_COUNTS)
+        bits = search.next_bits(MAX_COUNTS)
         counts = _range_counts(engine, rows, search.ranges, bits, function)
         search = search.narrowed(counts, bits)
     return search.boundaries()
@@ -44,14 +44,14 @@ def _range_counts(
     bits: int,
     function: BatchFunction | None,
 ) -> dict[int, RangeCounts]:
-    """Return the rows in some ranges by the leading bits of their hash."""
+    """Count the rows in hash ranges by the leading bits of their hash."""
     inside = RowsInRanges(ranges, bits)
     counts = None
     if rows.by_engine:
-        counts = range_counts_by_engine(engine, rows.source, ranges, bits)
+        counts = engine_range_counts(engine, rows.source, ranges, bits)
     elif bits < HASH_BITS and isinstance(engine, HashesRows):
-        # Each state of an accumulator would have as many counts as come here.
-        counts = range_counts_of(engine, rows.hashes(engine, function, inside), bits)
+        # Each state of an accumulator would hold as many counts as the result.
+        counts = leading_bit_counts(engine, rows.hashes(engine, function, inside), bits)
     if counts is None:
         counts = rows.aggregate(engine, RangeAccumulator(inside), function=function)
     return counts

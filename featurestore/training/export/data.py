@@ -1,4 +1,4 @@
-"""The data of an export: rows on demand, and where they came from."""
+"""The data of an export: lazy rows and their provenance."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from featurestore.session import Session
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where rows came from, as the manifest says it.
+    """The provenance of rows, as recorded in the manifest.
 
-    The plan, its sources, whether it gives the rows again. ``reads`` fills with what is read of
-    registered sources while the rows come.
+    The plan, its sources and whether it reproduces the rows. ``reads`` grows while the rows are
+    read from registered sources.
     """
 
     plan: Mapping[str, Any] | None = None
@@ -39,10 +39,10 @@ class Provenance:
 
 @dataclass(frozen=True)
 class ExportData:
-    """Rows on demand, the plan behind them, and what the plan says of keys and times.
+    """Lazy rows, their plan, and the keys and roles of the plan.
 
-    ``dropped_rows`` tells from the number of rows how many label rows the inner joins left out;
-    None without such a join. ``warn_of_nulls`` is told the rows and the nulls of each column.
+    ``dropped_rows`` computes from the number of rows how many label rows the inner joins dropped;
+    None without such a join. ``warn_of_nulls`` takes the rows and the nulls of each column.
     """
 
     relation: Callable[[], Relation]
@@ -56,16 +56,16 @@ class ExportData:
 
     @property
     def sources(self) -> list[Source]:
-        """The Delta versions that the plan reads, each once."""
+        """The distinct Delta versions that the plan reads."""
         if self.plan is None:
             return []
         return _sources(self.plan)
 
 
 def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] = ()) -> ExportData:
-    """Return what the caller handed over: a frame with a plan, or a loose dataframe.
+    """Return the data of the caller: a frame with a plan, or a dataframe.
 
-    ``reads`` is what has been read of sources for it already.
+    ``reads`` are the reads of sources so far.
     """
     if isinstance(data, FeatureFrame) and data.plan is not None:
         return _planned_data(data, data.plan, reads)
@@ -81,15 +81,15 @@ def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] =
 
 
 def check_typed(schema: pa.Schema, *, language: str) -> None:
-    """Refuse columns without a type, which no format holds.
+    """Refuse columns without a type, which no format supports.
 
     Raises:
-        UnsupportedType: Lists them; the hint casts them, in the words of the dataframe's library.
+        UnsupportedType: Lists them; the hint casts them with the library of the dataframe.
     """
 
     def casts(columns: pa.Schema) -> str:
         lines = typing_lines(language, columns)
-        return f"cast the columns before: {lines or f'in SQL, {sql_casts(columns)}'}"
+        return f"cast the columns first: {lines or f'in SQL, {sql_casts(columns)}'}"
 
     refuse_untyped(schema, what="The training dataset", hint=casts)
 
@@ -120,38 +120,36 @@ def _planned_data(
         provenance=provenance,
         plan=plan,
         key=key,
-        roles=_known_roles(plan, time),
+        roles=_plan_roles(plan, time),
         dropped_rows=frame.dropped if frame.drops else None,
         warn_of_nulls=frame.warn_of_nulls,
     )
 
 
 def _reads(frame: FeatureFrame, before: Sequence[SourceRead]) -> Sequence[SourceRead]:
-    """Return what has been read of sources for a frame before, and what it reads itself."""
-    if frame.reads is None:  # an empty one may fill while rows come
+    """Return the earlier reads of sources and those of the frame itself."""
+    if frame.reads is None:  # an empty list may grow while the rows are read
         return before
     return SourceReads(frame.reads, before)
 
 
-def _known_roles(plan: FeaturePlan, time: str | None) -> KnownRoles:
-    """Return what a retrieval says of the roles of its columns."""
-    asked = plan.asked
-    if asked is not None:
-        asked = tuple(name for name in asked if name in plan.columns)
-    return KnownRoles(asked=asked, keys=(*plan.keys, *plan.join_columns), time=time)
+def _plan_roles(plan: FeaturePlan, time: str | None) -> KnownRoles:
+    """Return the column roles that a retrieval determines."""
+    selected_names = plan.asked
+    if selected_names is not None:
+        selected_names = tuple(name for name in selected_names if name in plan.columns)
+    return KnownRoles(asked=selected_names, keys=(*plan.keys, *plan.join_columns), time=time)
 
 
 def _sources(plan: FeaturePlan) -> list[Source]:
-    sources = {}
-    for source in plan.sources:
-        sources[source.path, source.delta_version] = source
+    sources = {(source.path, source.delta_version): source for source in plan.sources}
     return list(sources.values())
 
 
 def _event_time(plan: FeaturePlan) -> str | None:
-    """Return the label group's event time where the result holds it.
+    """Return the output name of the label group's event time; None if it is not selected.
 
-    It is part of the key even if no join needs it.
+    It is part of the key even if no join uses it.
     """
     if plan.left_source is None:
         return None
@@ -163,7 +161,7 @@ def _event_time(plan: FeaturePlan) -> str | None:
 
 
 def _why_not_reproducible(frame: FeatureFrame, plan: FeaturePlan) -> str | None:
-    """Return why a plan may not give its rows again: None where they come of pinned groups."""
+    """Return why a plan may not reproduce its rows; None if all sources are pinned."""
     for live in live_sources(plan):
         return (
             f"feature group {live.spec.name!r} is external and keeps no snapshots "

@@ -1,7 +1,7 @@
-"""What an export leaves to an engine that hashes rows where they are.
+"""Export steps that run inside an engine with hash functions of its own.
 
-The row hash and the group of each row, counts of them, and the shard where the hash alone decides
-it. Whatever is not left to the engine is done by functions over Arrow batches, with the same
+The row hash and the group of each row, their counts, and the shard if it depends on the hash alone.
+The remaining steps, and all steps on other engines, are functions over Arrow batches with the same
 result.
 """
 
@@ -23,24 +23,26 @@ from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.split_rules import SplitRule, thresholds
 
 _SPLIT_HASH = "__fs_split_hash"
-_CHOSEN = "__fs_chosen"
+_INSIDE = "__fs_chosen"
 
 
 class Ranges(NamedTuple):
-    """Ranges of sortable hashes: where the second and later ones begin, and the number of each."""
+    """Ranges of sortable hashes: the starts of the second and later ones, and the number of each."""
 
     starts: list[int]
     numbers: list[int]
 
 
-def hashed_by_engine(engine: Engine, relation: Relation, request: ExportRequest) -> Relation | None:
-    """Return the rows with hash and group by the engine's own functions; None where it has none."""
+def engine_hashed_rows(
+    engine: Engine, relation: Relation, request: ExportRequest
+) -> Relation | None:
+    """Return the rows with hash and group from the engine's own functions; None without them."""
     rule = request.rule
     if not isinstance(engine, HashesRows) or relation.single_use:
         return None
     if not isinstance(rule.rule, FractionSplit) or rule.stratify:
         return None
-    if not relation.schema.equals(request.schema):  # batches are cast where they are hashed
+    if not relation.schema.equals(request.schema):  # the Python path casts the batches
         return None
     ranges = _split_ranges(rule.rule)
     if ranges is None:
@@ -48,55 +50,53 @@ def hashed_by_engine(engine: Engine, relation: Relation, request: ExportRequest)
     hashed = engine.with_row_hash(relation, request.key, seed=request.seed, name=HASH)
     if hashed is None:
         return None
-    if not rule.by:
+    if not rule.split_columns:
         return _numbered(engine, hashed, HASH, ranges, name=GROUP)
-    split = engine.with_row_hash(hashed, rule.by, seed=request.seed, name=_SPLIT_HASH)
+    split = engine.with_row_hash(hashed, rule.split_columns, seed=request.seed, name=_SPLIT_HASH)
     if split is None:
         return None
     grouped = _numbered(engine, split, _SPLIT_HASH, ranges, name=GROUP)
     return _without(engine, grouped, _SPLIT_HASH)
 
 
-def counted_by_engine(
-    engine: Engine, hashed: Relation, columns: Sequence[str]
-) -> HashCounts | None:
-    """Return the counts of hashed rows; None where Arrow batches have to be counted."""
+def engine_counts(engine: Engine, hashed: Relation, columns: Sequence[str]) -> HashCounts | None:
+    """Return the counts of hashed rows; None if Arrow batches have to be counted."""
     if not isinstance(engine, HashesRows) or hashed.single_use:
         return None
     return engine.count_hashes(hashed, hashes=HASH, group=GROUP, columns=columns)
 
 
-def range_counts_by_engine(
+def engine_range_counts(
     engine: Engine, hashed: Relation, ranges: HashRanges, bits: int
 ) -> dict[int, RangeCounts] | None:
-    """Return the rows in ranges of any group; None where Arrow batches have to be read."""
+    """Count the rows in the ranges of any group; None if Arrow batches have to be read."""
     if not isinstance(engine, HashesRows) or hashed.single_use:
         return None
-    chosen = _numbered(engine, hashed, HASH, _inside(ranges), name=_CHOSEN)
-    inside = engine.select(engine.filter(chosen, f"{_CHOSEN} = 1"), {HASH: HASH, GROUP: GROUP})
-    return range_counts_of(engine, inside, bits)
+    numbered = _numbered(engine, hashed, HASH, _inside(ranges), name=_INSIDE)
+    inside = engine.select(engine.filter(numbered, f"{_INSIDE} = 1"), {HASH: HASH, GROUP: GROUP})
+    return leading_bit_counts(engine, inside, bits)
 
 
-def range_counts_of(engine: HashesRows, hashed: Relation, bits: int) -> dict[int, RangeCounts]:
-    """Return how many of the rows of each group have the same leading bits of their hash."""
+def leading_bit_counts(engine: HashesRows, hashed: Relation, bits: int) -> dict[int, RangeCounts]:
+    """Count the rows of each group by the leading bits of their hash."""
     counts = {}
-    found = engine.hashes_of_groups(hashed, hashes=HASH, group=GROUP, bits=bits)
-    for group, (starts, rows) in found.items():
+    counts_by_group = engine.hashes_of_groups(hashed, hashes=HASH, group=GROUP, bits=bits)
+    for group, (starts, rows) in counts_by_group.items():
         counts[group] = RangeCounts(from_sortable(starts), rows)
     return counts
 
 
-def assigned_by_engine(
+def engine_assigned_rows(
     engine: Engine, hashed: Relation, rule: SplitRule, assignment: Assignment
 ) -> Relation | None:
-    """Return the rows with their shard, which ascends with the hash, instead of the group.
+    """Return the rows with their shard instead of the group; the shard ascends with the hash.
 
-    None where more than the hash decides: columns of their own or classes the split, or a shard
-    begins between rows of one hash.
+    None if the shard depends on more than the hash: ``split_by`` or ``stratify`` decide the split,
+    or a boundary divides the rows of one hash.
     """
     if not isinstance(engine, HashesRows) or hashed.single_use:
         return None
-    if not isinstance(rule.rule, FractionSplit) or rule.by or rule.stratify:
+    if not isinstance(rule.rule, FractionSplit) or rule.split_columns or rule.stratify:
         return None
     ranges = _shard_ranges(rule.rule, assignment)
     if ranges is None:
@@ -105,9 +105,9 @@ def assigned_by_engine(
 
 
 def _inside(ranges: HashRanges) -> Ranges:
-    """Return number 1 for the hashes in ranges of any group, 0 for those between."""
+    """Return ranges with number 1 for the hashes in ranges of any group, 0 between them."""
     size = 1 << (HASH_BITS - ranges.bits)
-    starts = set(ranges.of_any_group.tolist())
+    starts = set(ranges.all_starts.tolist())
     edges = starts ^ {start + size for start in starts}  # one range may begin where another ends
     inside = int(0 in edges)
     inner = sorted(edges - {0, 1 << HASH_BITS})
@@ -121,7 +121,7 @@ def _split_ranges(rule: FractionSplit) -> Ranges | None:
 
 
 def _shard_ranges(rule: FractionSplit, assignment: Assignment) -> Ranges | None:
-    """Return the hashes of each shard; None where one begins between rows of one hash."""
+    """Return the hash range of each shard; None if a boundary divides the rows of one hash."""
     starts: list[int] = []
     numbers: list[int] = []
     first_hashes = [0, *thresholds(rule).tolist()]
@@ -140,7 +140,7 @@ def _sortable(hashes: Sequence[int]) -> list[int]:
 
 
 def _valid(ranges: Ranges) -> Ranges | None:
-    """Return the ranges; None where one is empty."""
+    """Return the ranges; None if one is empty."""
     for start, following in pairwise(ranges.starts):
         if start >= following:
             return None

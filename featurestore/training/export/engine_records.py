@@ -1,4 +1,4 @@
-"""Shards that an engine writes itself, where the format says how its records are made."""
+"""Shards written by the engine itself, for formats that describe their records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featurestore.plugins.records import (
     WritesRecords,
 )
 from featurestore.training.export.assignment import SHARD
-from featurestore.training.export.engine_hashes import assigned_by_engine
+from featurestore.training.export.engine_hashes import engine_assigned_rows
 from featurestore.training.export.hash_columns import HASH
 from featurestore.training.export.hashed_rows import HashedRows
 from featurestore.training.export.request import ExportRequest
@@ -30,15 +30,15 @@ from featurestore.training.export.shard_writer import (
 def assigned_for_records(
     engine: Engine, rows: HashedRows, request: ExportRequest, plan: ShardPlan, directory: str
 ) -> Relation | None:
-    """Return rows with their shards, which ascend with the hash, for the engine to write.
+    """Return rows with their shards for the engine to write; None if it cannot write them.
 
-    None where it cannot write them.
+    Shard numbers ascend with the hash.
     """
     if not rows.by_engine or not isinstance(engine, WritesRecords):
         return None
     if _record_plan(request, plan) is None:
         return None
-    assigned = assigned_by_engine(engine, rows.source, request.rule, plan.assignment)
+    assigned = engine_assigned_rows(engine, rows.source, request.rule, plan.assignment)
     if assigned is None or not engine.can_write_records(assigned.schema, directory):
         return None
     return assigned
@@ -77,11 +77,9 @@ def _record_plan(request: ExportRequest, plan: ShardPlan) -> RecordPlan | None:
 
 
 def _summary(shard: RecordShard) -> ShardSummary:
-    labels = {}
-    for name, pairs in shard.labels.items():
-        labels[name] = _label_counts(pairs)
+    label_counts = {name: _label_counts(pairs) for name, pairs in shard.labels.items()}
     return ShardSummary(
-        shard.written, shard.nulls, labels, shard.hash_sum, shard.first_hash, shard.last_hash
+        shard.written, shard.nulls, label_counts, shard.hash_sum, shard.first_hash, shard.last_hash
     )
 
 

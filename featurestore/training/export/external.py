@@ -1,4 +1,4 @@
-"""External feature groups of an export: copied into the store first, so that it can be repeated."""
+"""Snapshots of external feature groups, taken before an export to make it reproducible."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from featurestore.session import Session
 
 
 def with_snapshots(session: Session, data: object) -> tuple[object, list[SourceRead]]:
-    """Return data whose external groups are snapshots of the store, taken now, and their reads.
+    """Take snapshots of the external groups of a frame; return the pinned frame and the reads.
 
-    Groups that are defined without snapshots stay as they are, and so does what has no plan.
+    Groups without snapshots and data without a plan stay unchanged.
     """
     if not isinstance(data, FeatureFrame) or data.plan is None:
         return data, []
-    taken: dict[LiveSource, Source] = {}
+    snapshots: dict[LiveSource, Source] = {}
     for live in live_sources(data.plan):
         if external_rows(live.spec).snapshots == "training":
             path = session.featuregroup_path(live.spec.name, live.spec.version)
-            taken[live] = pinned_source(path, delta_version=take_snapshot(session, live))
-    if not taken:
+            snapshots[live] = pinned_source(path, delta_version=take_snapshot(session, live))
+    if not snapshots:
         return data, []
 
     def snapshot_of(source: Source) -> Source:
         if isinstance(source, LiveSource):
-            return taken.get(source, source)
+            return snapshots.get(source, source)
         return source
 
     plan = data.plan.with_sources(snapshot_of)
     frame = FeatureFrame.planned(session, plan, labels=data.labels, reads=data.label_reads)
     if data.view is not None:
         frame = frame.of_view(*data.view)
-    return frame, [live.read for live in taken]
+    return frame, [live.read for live in snapshots]

@@ -16,17 +16,17 @@ _SIGN = np.uint64(1 << 63)
 
 
 def to_sortable(hashes: UInt64s) -> Int64s:
-    """Return hashes as signed integers of the same order, which every engine can sort."""
+    """Return hashes as signed integers in the same order, which every engine can sort."""
     flipped: Int64s = (hashes ^ _SIGN).view(np.int64)
     return flipped
 
 
 def from_sortable(values: Int64s) -> UInt64s:
-    """Return the hashes that ``to_sortable`` was given."""
+    """Invert ``to_sortable``."""
     return values.view(np.uint64) ^ _SIGN
 
 
-def hashes_of(batch: pa.RecordBatch) -> UInt64s:
+def row_hashes(batch: pa.RecordBatch) -> UInt64s:
     """Return the row hashes of a hashed batch."""
     column = batch.column(batch.schema.get_field_index(HASH))
     return from_sortable(np.ascontiguousarray(column.to_numpy(zero_copy_only=False)))
@@ -35,4 +35,4 @@ def hashes_of(batch: pa.RecordBatch) -> UInt64s:
 def groups_and_hashes(batch: pa.RecordBatch) -> tuple[Int64s, UInt64s]:
     """Return groups and row hashes of a hashed batch."""
     column = batch.column(batch.schema.get_field_index(GROUP))
-    return column.to_numpy(zero_copy_only=False), hashes_of(batch)
+    return column.to_numpy(zero_copy_only=False), row_hashes(batch)

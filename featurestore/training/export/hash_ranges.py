@@ -1,4 +1,4 @@
-"""Ranges of hashes that share their leading bits, and how many rows lie in each."""
+"""Hash ranges with common leading bits, and the number of rows in each."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Bools = npt.NDArray[np.bool_]
 HASH_BITS = 64
 _ROWS = "rows"
 _COUNTS = HASH_COLUMNS.append(pa.field(_ROWS, pa.int64()))
-_MOST_LOOSE_TABLES, _MOST_LOOSE_ROWS = 256, 1 << 20
+_MAX_LOOSE_TABLES, _MAX_LOOSE_ROWS = 256, 1 << 20
 
 
 @dataclass(frozen=True)
 class RangeCounts:
-    """The rows of hash ranges, in their order. A range is known by its first hash.
+    """The number of rows of hash ranges, identified by their first hash, in ascending order.
 
-    Those without rows may be left out.
+    Empty ranges may be missing.
     """
 
     starts: UInt64s
@@ -43,7 +43,7 @@ class RangeCounts:
 
     @classmethod
     def of_histogram(cls, histogram: Int64s) -> RangeCounts:
-        """Return the counts of a histogram, whose bins are the leading bits."""
+        """Return the counts of a histogram by leading bits."""
         bits = len(histogram).bit_length() - 1
         bins = np.arange(len(histogram), dtype=np.uint64)
         return cls(bins << np.uint64(HASH_BITS - bits), histogram)
@@ -57,7 +57,7 @@ class HashRanges:
     starts: Mapping[int, UInt64s]
 
     @cached_property
-    def of_any_group(self) -> UInt64s:
+    def all_starts(self) -> UInt64s:
         """The first hashes of all groups' ranges, sorted, each once."""
         return np.unique(np.concatenate(list(self.starts.values())))
 
@@ -67,34 +67,34 @@ class HashRanges:
 
     @cached_property
     def _pairs(self) -> Int64s:
-        """The ranges of each group as numbers: of the group times all first hashes, of the hash."""
+        """The (group, range) pairs as numbers: group index * number of starts + start index."""
         pairs = []
         for index, group in enumerate(self._groups.tolist()):
-            numbers = np.searchsorted(self.of_any_group, self.starts[group])
-            pairs.append(index * len(self.of_any_group) + numbers)
+            numbers = np.searchsorted(self.all_starts, self.starts[group])
+            pairs.append(index * len(self.all_starts) + numbers)
         return np.concatenate(pairs)
 
     def rows_inside(self, groups: Int64s, hashes: UInt64s) -> Int64s:
-        """Return which rows lie in a range of their group."""
+        """Return the indexes of the rows in a range of their group."""
         starts = first_hashes(hashes, self.bits)
-        numbers, found = _positions(self.of_any_group, starts)
-        rows = np.flatnonzero(found)
-        indexes, found = _positions(self._groups, groups[rows])
-        rows = rows[found]
-        pairs = indexes[found] * len(self.of_any_group) + numbers[rows]
-        _, found = _positions(self._pairs, pairs)
-        return rows[found]
+        numbers, is_known = _positions(self.all_starts, starts)
+        rows = np.flatnonzero(is_known)
+        indexes, is_known = _positions(self._groups, groups[rows])
+        rows = rows[is_known]
+        pairs = indexes[is_known] * len(self.all_starts) + numbers[rows]
+        _, is_known = _positions(self._pairs, pairs)
+        return rows[is_known]
 
 
 @dataclass(frozen=True)
 class RowsInRanges:
-    """Leaves the rows that lie in some ranges, and of each hash its leading ``bits``."""
+    """Filters the rows in some ranges and truncates their hashes to the leading ``bits``."""
 
     ranges: HashRanges
     bits: int
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return hash and group of the rows that are left."""
+        """Return hash and group of the matching rows."""
         groups, hashes = groups_and_hashes(batch)
         rows = self.ranges.rows_inside(groups, hashes)
         starts = first_hashes(hashes[rows], self.bits)
@@ -104,27 +104,27 @@ class RowsInRanges:
 
 @dataclass
 class LooseCounts:
-    """Rows by hash and group: the sums so far, and tables that are not added to them yet."""
+    """Rows by hash and group: the sums so far, and tables that are not added yet."""
 
     sums: pa.Table = field(default_factory=_COUNTS.empty_table)
     loose: list[pa.Table] = field(default_factory=list)
     loose_rows: int = 0
 
     def add(self, table: pa.Table) -> None:
-        """Take a table; add up all where many wait."""
+        """Append a table; sum all tables once many are pending."""
         self.loose.append(table)
         self.loose_rows += table.num_rows
-        many_rows = self.loose_rows > max(_MOST_LOOSE_ROWS, self.sums.num_rows)
-        if many_rows or len(self.loose) > _MOST_LOOSE_TABLES:
+        many_rows = self.loose_rows > max(_MAX_LOOSE_ROWS, self.sums.num_rows)
+        if many_rows or len(self.loose) > _MAX_LOOSE_TABLES:
             self.sums = self.total()
             self.loose, self.loose_rows = [], 0
 
     def total(self) -> pa.Table:
-        """Return the sums of all, in the order of group and hash."""
+        """Return all sums, ordered by group and hash."""
         tables = pa.concat_tables([self.sums, *self.loose])
         if not tables.num_rows:
             return tables
-        # Sorted, not grouped by Arrow, which takes long for numbers whose last bits are all 0.
+        # Sorted instead of grouped: Arrow's group_by is slow for numbers whose last bits are all 0.
         in_order = tables.sort_by([(GROUP, "ascending"), (HASH, "ascending")])
         hashes, groups, rows = (in_order[name].to_numpy() for name in _COUNTS.names)
         changes = (groups[1:] != groups[:-1]) | (hashes[1:] != hashes[:-1])
@@ -151,12 +151,12 @@ class RangeAccumulator(Accumulator[LooseCounts, dict[int, RangeCounts]]):
             state.add(inside.append_column(_ROWS, pa.array(ones)))
         return state
 
-    def merge(self, left: LooseCounts, right: LooseCounts) -> LooseCounts:
+    def merge(self, state: LooseCounts, other_state: LooseCounts) -> LooseCounts:
         """Add the counts of two states."""
-        total = right.total()
+        total = other_state.total()
         if total.num_rows:
-            left.add(total)
-        return left
+            state.add(total)
+        return state
 
     def finish(self, state: LooseCounts) -> dict[int, RangeCounts]:
         """Return the counts of each group."""
@@ -164,20 +164,21 @@ class RangeAccumulator(Accumulator[LooseCounts, dict[int, RangeCounts]]):
         groups, first_rows = np.unique(total[GROUP].to_numpy(), return_index=True)
         hashes, rows = from_sortable(total[HASH].to_numpy()), total[_ROWS].to_numpy()
         ends = np.append(first_rows[1:], len(hashes))
-        counts = {}
-        for group, first, end in zip(groups.tolist(), first_rows, ends, strict=True):
-            counts[group] = RangeCounts(hashes[first:end], rows[first:end])
+        counts = {
+            group: RangeCounts(hashes[first:end], rows[first:end])
+            for group, first, end in zip(groups.tolist(), first_rows, ends, strict=True)
+        }
         return counts
 
 
 def first_hashes(hashes: UInt64s, bits: int) -> UInt64s:
-    """Return the first hash that has the same leading bits, of each hash."""
+    """Return for each hash the first hash with the same leading bits."""
     mask = (1 << HASH_BITS) - (1 << (HASH_BITS - bits))
     return hashes & np.uint64(mask)
 
 
-def _positions(known: npt.NDArray[Any], values: npt.NDArray[Any]) -> tuple[Int64s, Bools]:
-    """Return where sorted values are that are known, and which are."""
-    positions = np.searchsorted(known, values)
-    positions[positions == len(known)] = 0
-    return positions, known[positions] == values
+def _positions(sorted_values: npt.NDArray[Any], values: npt.NDArray[Any]) -> tuple[Int64s, Bools]:
+    """Return the positions of values in sorted ones, and whether each was present."""
+    positions = np.searchsorted(sorted_values, values)
+    positions[positions == len(sorted_values)] = 0
+    return positions, sorted_values[positions] == values

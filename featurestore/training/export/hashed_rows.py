@@ -1,7 +1,4 @@
-"""Rows with their hash and group, readable as often as an export needs them.
-
-A pass reads no more columns than it needs.
-"""
+"""Rows with their hash and group, for repeated passes that read only the columns they need."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ from featurestore.arrow.arrow_cast import cast_batch
 from featurestore.hashing import row_hash
 from featurestore.model.plan import FeaturePlan
 from featurestore.plugins.engine import Accumulator, BatchFunction, Engine, HoldsRows, Relation
-from featurestore.training.export.engine_hashes import hashed_by_engine
+from featurestore.training.export.engine_hashes import engine_hashed_rows
 from featurestore.training.export.hash_columns import GROUP, HASH, HASH_COLUMNS, to_sortable
 from featurestore.training.export.request import ExportRequest
-from featurestore.training.export.split_rules import SplitRule, group_of_rows
+from featurestore.training.export.split_rules import SplitRule, assign_groups
 
 State = TypeVar("State")
 Result = TypeVar("Result")
@@ -28,11 +25,9 @@ _COUNTING_THREADS = 2
 
 @dataclass(frozen=True)
 class HashRows:
-    """Adds the row hash and the group to record batches.
+    """Appends the columns ``HASH`` and ``GROUP`` to record batches.
 
-    The columns ``HASH`` and ``GROUP`` behind the others.
-
-    Without ``with_columns`` the two are all that comes back.
+    Without ``with_columns`` it returns only these two columns.
     """
 
     rule: SplitRule
@@ -43,7 +38,7 @@ class HashRows:
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the hashed batch."""
         hashes = row_hash(batch, columns=self.key, seed=self.seed)
-        groups = group_of_rows(batch, rule=self.rule, hashes=hashes, seed=self.seed)
+        groups = assign_groups(batch, rule=self.rule, hashes=hashes, seed=self.seed)
         arrays, names = [pa.array(to_sortable(hashes)), pa.array(groups)], [HASH, GROUP]
         if self.with_columns:
             arrays, names = [*batch.columns, *arrays], [*batch.schema.names, *names]
@@ -52,15 +47,12 @@ class HashRows:
 
 @dataclass(frozen=True)
 class Chained:
-    """Functions over batches, one after the other.
-
-    Rows cross from the engine and back once, not twice.
-    """
+    """A chain of functions over batches, so that rows leave the engine once for all of them."""
 
     functions: tuple[BatchFunction, ...]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what the functions make of a batch."""
+        """Apply the functions to a batch."""
         for function in self.functions:
             batch = function(batch)
         return batch
@@ -68,7 +60,7 @@ class Chained:
 
 @dataclass(frozen=True)
 class MappedAccumulator(Accumulator[Any, Any]):
-    """An accumulator over what a function makes of batches."""
+    """An accumulator over the output of a function."""
 
     function: BatchFunction
     accumulator: Accumulator[Any, Any]
@@ -79,35 +71,36 @@ class MappedAccumulator(Accumulator[Any, Any]):
         return self.accumulator.start()
 
     def update(self, state: Any, batch: pa.RecordBatch) -> Any:
-        """Add what the function makes of a batch."""
+        """Update the accumulator with the function's output for a batch."""
         return self.accumulator.update(state, self.function(batch))
 
-    def merge(self, left: Any, right: Any) -> Any:
+    def merge(self, state: Any, other_state: Any) -> Any:
         """Merge two states of the accumulator."""
-        return self.accumulator.merge(left, right)
+        return self.accumulator.merge(state, other_state)
 
     def finish(self, state: Any) -> Any:
-        """Return what the accumulator gives."""
+        """Return the result of the accumulator."""
         return self.accumulator.finish(state)
 
 
 @dataclass(frozen=True)
 class HashedRows:
-    """Rows with hash and group. ``function`` adds them to the batches of ``source``.
+    """Rows with hash and group.
 
-    None: ``source`` holds them. ``by_engine``: they are what the engine's own functions made of the
-    rows, so it has these functions for what follows. ``given`` are the rows before that where the
-    engine hashes them anew in each pass: a pass of Python's takes them and hashes them itself.
+    ``function`` adds both to the batches of ``source``; None means that ``source`` contains them.
+    ``by_engine``: the engine's own functions computed them, so later steps may use these functions
+    too. ``unhashed`` are the original rows if the engine would hash them again in each pass: passes
+    in Python read these and hash them in Python.
     """
 
     source: Relation
     function: HashRows | None
     request: ExportRequest
     by_engine: bool = False
-    given: Relation | None = None
+    unhashed: Relation | None = None
 
     def relation(self, engine: Engine) -> Relation:
-        """Return all columns, hash and group."""
+        """Return all columns with hash and group."""
         if self.function is None:
             return self.source
         schema = pa.schema([*self.request.schema, *HASH_COLUMNS])
@@ -122,13 +115,10 @@ class HashedRows:
         function: BatchFunction | None = None,
         threads: int = _COUNTING_THREADS,
     ) -> Result:
-        """Return what an accumulator makes of hash, group and some columns.
-
-        ``function`` changes the batches first.
-        """
+        """Aggregate hash, group and some columns; ``function`` is applied to the batches first."""
         rows = self
-        if self.given is not None:
-            rows = HashedRows(self.given, _hashing(self.request), self.request)
+        if self.unhashed is not None:
+            rows = HashedRows(self.unhashed, _hash_function(self.request), self.request)
         narrow = rows._narrow(engine, columns)
         functions: list[BatchFunction] = []
         if rows.function is not None:
@@ -143,7 +133,7 @@ class HashedRows:
         return result
 
     def hashes(self, engine: Engine, *functions: BatchFunction | None) -> Relation:
-        """Return what functions make of hash and group alone: the same columns of other rows."""
+        """Apply functions to hash and group only; they return the same two columns."""
         chained = [function for function in functions if function is not None]
         if self.function is not None:
             chained.insert(0, replace(self.function, with_columns=False))
@@ -151,7 +141,7 @@ class HashedRows:
         return engine.map_batches(rows, Chained(tuple(chained)), schema=HASH_COLUMNS)
 
     def mapped(self, engine: Engine, function: BatchFunction, *, schema: pa.Schema) -> Relation:
-        """Return what a function makes of all columns, hash and group."""
+        """Apply a function to all columns with hash and group."""
         if self.function is not None:
             function = Chained((self.function, function))
         return engine.map_batches(self.source, function, schema=schema)
@@ -175,29 +165,29 @@ def hash_rows(
     plan: FeaturePlan | None,
     directory: str,
 ) -> HashedRows:
-    """Return the rows with hash and group, to be read several times.
+    """Return the rows with hash and group, for several passes.
 
-    Where the engine can hold them in memory, it does. Else computed rows are staged as Parquet in
-    ``directory``, and the rows of one pinned group are read anew: that takes less than writing and
-    reading them.
+    An engine that supports it keeps them in memory. Otherwise computed rows are staged as Parquet
+    in ``directory``; the rows of one pinned group are read again in each pass, which is cheaper
+    than staging them.
     """
     is_pinned_group = plan is not None and plan.left_source is not None and not plan.joins
-    by_engine = hashed_by_engine(engine, relation, request)
-    if by_engine is not None:
+    engine_rows = engine_hashed_rows(engine, relation, request)
+    if engine_rows is not None:
         if is_pinned_group:
-            return HashedRows(by_engine, None, request, by_engine=True, given=relation)
-        staged = engine.stage(by_engine, directory)
+            return HashedRows(engine_rows, None, request, by_engine=True, unhashed=relation)
+        staged = engine.stage(engine_rows, directory)
         return HashedRows(staged, None, request, by_engine=True)
-    hashed = HashedRows(relation, _hashing(request), request)
-    given = rows = hashed.relation(engine)
+    hashed = HashedRows(relation, _hash_function(request), request)
+    hashed_relation = rows = hashed.relation(engine)
     if isinstance(engine, HoldsRows):
-        rows = engine.hold(given)
-        if rows is not given and not rows.single_use:
+        rows = engine.hold(hashed_relation)
+        if rows is not hashed_relation and not rows.single_use:
             return HashedRows(rows, None, request)
     if is_pinned_group and not relation.single_use:
         return hashed
     return HashedRows(engine.stage(rows, directory), None, request)
 
 
-def _hashing(request: ExportRequest) -> HashRows:
+def _hash_function(request: ExportRequest) -> HashRows:
     return HashRows(request.rule, request.key, request.seed)

@@ -1,4 +1,4 @@
-"""What the labels of a dataset must be: there, and of more than one value."""
+"""Checks of the label values of a dataset."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from featurestore.errors import DataWarning, InvalidArgument, listing
 from featurestore.model.callers import warn_caller
 from featurestore.model.manifest import Manifest, ManifestSplit
 
-_ROWS_PER_CLASS = 10  # on average, for numbers to be codes of classes
+_ROWS_PER_CLASS = 10  # average from which on contiguous numbers count as class codes
 
 
 def check_labels(manifest: Manifest, labels: tuple[str, ...]) -> None:
-    """Refuse labels that are null in every row; warn of labels that a model cannot learn from.
+    """Refuse labels that are null in every row; warn about labels that no model can learn.
 
-    Warnings: no rows, one class only, NaN, and classes that the training split does not have.
+    Warns about no rows, a single class, NaN, and classes that are missing in the training split.
 
     Raises:
-        InvalidArgument: Names the label and the number of rows.
+        InvalidArgument: A label is null in every row.
     """
     rows = sum(split.rows for split in manifest.splits)
     if not rows:
@@ -31,8 +31,8 @@ def check_labels(manifest: Manifest, labels: tuple[str, ...]) -> None:
         nulls = sum(split.nulls.get(label, 0) for split in manifest.splits)
         if nulls == rows:
             raise InvalidArgument(
-                f"The label {label!r} is null in all {rows:,} rows, so there is nothing to learn.",
-                hint=f"look at the column: df[{label!r}].value_counts(dropna=False)",
+                f"The label {label!r} is null in all {rows:,} rows.",
+                hint=f"inspect the column: df[{label!r}].value_counts(dropna=False)",
             )
         counts: Counter[str] = Counter()
         for split in manifest.splits:
@@ -40,52 +40,54 @@ def check_labels(manifest: Manifest, labels: tuple[str, ...]) -> None:
         if len(counts) == 1 and nulls == 0:
             (value,) = counts
             warn_caller(
-                f"the label {label!r} of training dataset {manifest.name!r} has one value only: "
+                f"the label {label!r} of training dataset {manifest.name!r} has a single value: "
                 f"{value} in {rows:,} rows",
                 DataWarning,
             )
-        _warn_of_classes(manifest, label)
+        _warn_about_classes(manifest, label)
 
 
-def _warn_of_classes(manifest: Manifest, label: str) -> None:
-    """Warn of NaN among the labels, and of classes that are in other splits than the training one."""
-    nan = 0
-    known: set[str] | None = None
+def _warn_about_classes(manifest: Manifest, label: str) -> None:
+    """Warn about NaN labels, and about classes that are missing in the training split."""
+    nan_count = 0
+    training_classes: set[str] | None = None
     for split in manifest.splits:
         counts = split.label_counts.get(label, {})
-        nan += sum(count for value, count in counts.items() if value.lower() == "nan")
+        nan_count += sum(count for value, count in counts.items() if value.lower() == "nan")
         if split is _training_split(manifest):
-            known = {value for value, count in counts.items() if count}
-    if nan:
+            training_classes = {value for value, count in counts.items() if count}
+    if nan_count:
         warn_caller(
-            f"the label {label!r} of training dataset {manifest.name!r} is NaN in {nan:,} rows: "
-            f"their loss is NaN, and so is the model after them; df.dropna(subset=[{label!r}]) "
-            "leaves them out",
+            f"the label {label!r} of training dataset {manifest.name!r} is NaN in {nan_count:,} rows: "
+            f"the loss and then the model become NaN; df.dropna(subset=[{label!r}]) "
+            "removes them",
             DataWarning,
         )
     totals: Counter[str] = Counter()
     for split in manifest.splits:
         totals.update(split.label_counts.get(label, {}))
     kind = type_from_json(manifest.column(label).type)
-    if not known or pat.is_temporal(kind) or not _are_classes(totals):
+    if not training_classes or pat.is_temporal(kind) or not _are_classes(totals):
         return
     for split in manifest.splits:
         counts = split.label_counts.get(label, {})
-        others = sorted(value for value, count in counts.items() if count and value not in known)
-        if others:
+        missing_classes = sorted(
+            value for value, count in counts.items() if count and value not in training_classes
+        )
+        if missing_classes:
             warn_caller(
                 f"the label {label!r} of training dataset {manifest.name!r} has classes in split "
-                f"{split.name!r} that the training split does not have: {listing(others)}; "
+                f"{split.name!r} that are missing in the training split: {listing(missing_classes)}; "
                 f"stratify={label!r} divides each class among the splits",
                 DataWarning,
             )
 
 
 def _are_classes(counts: Mapping[str, int]) -> bool:
-    """Return whether values are classes: texts, truth values, or the codes 0..n or 1..n.
+    """Return whether values are classes: strings, booleans, or the codes 0..n or 1..n.
 
-    Times and other numbers are quantities, and so are codes with few rows each, such as ages: a test split has
-    some of them that the training split does not have.
+    Times and other numbers are quantities. So are codes with few rows each, such as ages: it is
+    normal that a test split has some of them that the training split lacks.
     """
     try:
         codes = sorted({float(value) for value in counts if value.lower() != "nan"})

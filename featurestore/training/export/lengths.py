@@ -1,6 +1,6 @@
-"""Greatest lengths of lists and texts that the caller declares, checked before anything is written.
+"""Declared maximum lengths of lists and strings (``max_lengths``), checked before the export.
 
-A format may then keep room for the longest value in every record, so that all have one width.
+A format may reserve this length in every record, so that all records have the same width.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, 
 from featurestore.plugins.format import ColumnProfile
 
 
-def check_max_lengths(asked: object, schema: pa.Schema) -> dict[str, int]:
-    """Return ``max_lengths=`` as it was given.
+def check_max_lengths(max_lengths: object, schema: pa.Schema) -> dict[str, int]:
+    """Return the checked argument ``max_lengths=``.
 
     Raises:
-        InvalidArgument: It is no ``{column: length}``, or the values of a column have no length.
-        FeatureNotFound: There is no such column.
+        InvalidArgument: It is not ``{column: length}``, or the values of a column have no length.
+        FeatureNotFound: A column does not exist.
 
     >>> check_max_lengths({"stops": 8}, pa.schema([("stops", pa.list_(pa.string()))]))
     {'stops': 8}
     """
-    if not isinstance(asked, Mapping):
+    if not isinstance(max_lengths, Mapping):
         raise InvalidArgument(
-            f"max_lengths={asked!r} is no mapping.", hint='max_lengths={"stops": 8}'
+            f"max_lengths={max_lengths!r} is not a mapping.", hint='max_lengths={"stops": 8}'
         )
     lengths = {}
-    for name, length in asked.items():
+    for name, length in max_lengths.items():
         if name not in schema.names:
             raise FeatureNotFound(
                 f"max_lengths names {name!r}; the columns are {listing(schema.names, limit=50)}.",
@@ -40,11 +40,11 @@ def check_max_lengths(asked: object, schema: pa.Schema) -> dict[str, int]:
         kind = schema.field(name).type
         if not _has_length(kind):
             raise InvalidArgument(
-                f"max_lengths[{name!r}]: the column is {kind}, whose values are all of one length.",
-                hint="lengths are of lists, texts and binaries",
+                f"max_lengths[{name!r}]: the column is {kind}, whose values have a fixed length.",
+                hint="lists, strings and binary columns have lengths",
             )
         if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-            raise InvalidArgument(f"max_lengths[{name!r}]={length!r} is no positive whole number.")
+            raise InvalidArgument(f"max_lengths[{name!r}]={length!r} is not a positive integer.")
         lengths[str(name)] = length
     return lengths
 
@@ -59,23 +59,23 @@ def _has_length(kind: pa.DataType) -> bool:
 def declared_profiles(
     profiles: Sequence[ColumnProfile], max_lengths: Mapping[str, int]
 ) -> tuple[ColumnProfile, ...]:
-    """Return profiles that say which lengths were declared.
+    """Return the profiles, marked if a length was declared.
 
     Raises:
-        InvalidArgument: Values are longer than declared; all such columns are named.
+        InvalidArgument: Values are longer than declared; lists all such columns.
     """
-    found = []
+    declared = []
     longer = []
-    fitting = dict(max_lengths)
+    sufficient_lengths = dict(max_lengths)
     for profile in profiles:
-        most = max_lengths.get(profile.name)
-        if most is not None and profile.longest > most:
-            longer.append(f"{profile.name!r} ({profile.longest:,}, declared {most:,})")
-            fitting[profile.name] = profile.longest
-        found.append(replace(profile, declared=most is not None))
+        max_length = max_lengths.get(profile.name)
+        if max_length is not None and profile.longest > max_length:
+            longer.append(f"{profile.name!r} ({profile.longest:,}, declared {max_length:,})")
+            sufficient_lengths[profile.name] = profile.longest
+        declared.append(replace(profile, declared=max_length is not None))
     if longer:
         raise InvalidArgument(
-            f"Values of these columns are longer than max_lengths says: {', '.join(longer)}.",
-            hint=f"max_lengths={fitting}, or cut them before the dataset is made",
+            f"Values of these columns exceed max_lengths: {', '.join(longer)}.",
+            hint=f"max_lengths={sufficient_lengths}, or truncate the values first",
         )
-    return tuple(found)
+    return tuple(declared)

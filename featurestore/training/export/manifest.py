@@ -1,4 +1,4 @@
-"""The manifest of shards as written."""
+"""Build the manifest of written shards."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def build_manifest(
     dropped_rows: int | None = None,
 ) -> Manifest:
     """Return the manifest of written shards."""
-    written: list[WrittenFile] = []
+    written_files: list[WrittenFile] = []
     for summary in summaries:
-        written += [summary.written.file, *summary.written.sidecars]
+        written_files += [summary.shard.file, *summary.shard.sidecars]
     return Manifest(
         name=request.name,
         version=version,
@@ -65,7 +65,7 @@ def build_manifest(
         libraries=dict(library_versions(_LIBRARIES)),
         uncovered_rows=plan.uncovered,
         dropped_rows=dropped_rows,
-        prefixes=prefixes_of(written),
+        prefixes=file_prefixes(written_files),
         view=provenance.view,
         reads=tuple(read.to_json() for read in provenance.reads),
         max_lengths=request.max_lengths,
@@ -84,18 +84,15 @@ def summaries_by_split(
     return result
 
 
-def prefixes_of(written: Iterable[WrittenFile]) -> dict[str, list[str]]:
-    """Return the prefixes of the files that have any."""
-    prefixes = {}
-    for file in written:
-        if file.prefixes:
-            prefixes[file.path] = list(file.prefixes)
+def file_prefixes(written_files: Iterable[WrittenFile]) -> dict[str, list[str]]:
+    """Return the prefix digests of each file that has any, by path."""
+    prefixes = {file.path: list(file.prefixes) for file in written_files if file.prefixes}
     return prefixes
 
 
-def manifest_file(written: WrittenFile) -> ManifestFile:
-    """Return a written file as the manifest lists it."""
-    return ManifestFile(written.path, written.bytes, written.sha256)
+def manifest_file(file: WrittenFile) -> ManifestFile:
+    """Return the manifest entry of a written file."""
+    return ManifestFile(file.path, file.bytes, file.sha256)
 
 
 def class_weights(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, float]]:
@@ -107,18 +104,16 @@ def class_weights(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str
     result: dict[str, dict[str, float]] = {}
     for name, values in counts.items():
         rows = sum(values.values())
-        weights = {}
-        for value, count in values.items():
-            weights[value] = rows / (len(values) * count)
+        weights = {value: rows / (len(values) * count) for value, count in values.items()}
         result[name] = weights
     return result
 
 
 @cache
 def library_versions(names: tuple[str, ...]) -> Mapping[str, str]:
-    """Return the installed versions of libraries that decide bytes.
+    """Return the installed versions of the libraries that determine the bytes of shards.
 
-    They are read once in a process: each is a file of metadata that has to be parsed.
+    Cached: each version is parsed from a metadata file.
     """
     versions = {"zlib": zlib.ZLIB_RUNTIME_VERSION}
     for name in names:
@@ -152,11 +147,13 @@ def _splits(
     request: ExportRequest, plan: ShardPlan, summaries: Sequence[ShardSummary]
 ) -> tuple[ManifestSplit, ...]:
     splits = []
-    of_splits = summaries_by_split(plan, summaries)
-    for name, rows, of_split in zip(request.rule.names, plan.rows, of_splits, strict=True):
-        shards = _shards(of_split)
-        labels = _label_counts(request.labels, of_split)
-        nulls = _sum_counts(summary.nulls for summary in of_split)
+    summaries_of_splits = summaries_by_split(plan, summaries)
+    for name, rows, split_summaries in zip(
+        request.rule.names, plan.rows, summaries_of_splits, strict=True
+    ):
+        shards = _shards(split_summaries)
+        labels = _label_counts(request.labels, split_summaries)
+        nulls = _sum_counts(summary.nulls for summary in split_summaries)
         splits.append(
             ManifestSplit(
                 name=name,
@@ -175,41 +172,41 @@ def _shards(summaries: Sequence[ShardSummary]) -> tuple[ManifestShard, ...]:
     shards = []
     first_row = 0
     for summary in summaries:
-        written = summary.written
+        shard = summary.shard
         shards.append(
             ManifestShard(
-                path=written.file.path,
+                path=shard.file.path,
                 first_row=first_row,
-                rows=written.rows,
-                bytes=written.file.bytes,
-                sha256=written.file.sha256,
-                sidecars=tuple(map(manifest_file, written.sidecars)),
+                rows=shard.rows,
+                bytes=shard.file.bytes,
+                sha256=shard.file.sha256,
+                sidecars=tuple(map(manifest_file, shard.sidecars)),
             )
         )
-        first_row += written.rows
+        first_row += shard.rows
     return tuple(shards)
 
 
 def _label_counts(
     labels: Sequence[str], summaries: Sequence[ShardSummary]
 ) -> dict[str, dict[str, int]]:
-    """Return the rows of each value of the labels whose values are few enough to count."""
+    """Return the rows of each value of the labels that have few enough values in all shards."""
     counts = {}
     for label in labels:
-        of_shards = []
+        counts_by_shard = []
         for summary in summaries:
-            of_shard = summary.labels[label]
-            if of_shard is not None:
-                of_shards.append(of_shard)
-        if len(of_shards) == len(summaries):
-            counts[label] = _sum_counts(of_shards)
+            shard_counts = summary.labels[label]
+            if shard_counts is not None:
+                counts_by_shard.append(shard_counts)
+        if len(counts_by_shard) == len(summaries):
+            counts[label] = _sum_counts(counts_by_shard)
     return counts
 
 
-def _sum_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def _sum_counts(all_counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Return the sums of counts by name, sorted by name."""
     total: dict[str, int] = {}
-    for counts in parts:
+    for counts in all_counts:
         for name, count in counts.items():
             total[name] = total.get(name, 0) + count
     return dict(sorted(total.items()))

@@ -1,7 +1,4 @@
-"""The order of an export.
-
-Hash the rows, audit them, plan the shards, write them, the manifest last.
-"""
+"""The steps of an export: hash and audit the rows, plan and write shards, publish the manifest."""
 
 from __future__ import annotations
 
@@ -30,15 +27,15 @@ from featurestore.training.export.audit import (
     write_quarantined,
 )
 from featurestore.training.export.data import ExportData
-from featurestore.training.export.engine_hashes import assigned_by_engine
+from featurestore.training.export.engine_hashes import engine_assigned_rows
 from featurestore.training.export.engine_records import assigned_for_records, write_records
 from featurestore.training.export.hash_columns import HASH
 from featurestore.training.export.hashed_rows import HashedRows, hash_rows
 from featurestore.training.export.label_values import check_labels
 from featurestore.training.export.manifest import (
     build_manifest,
+    file_prefixes,
     manifest_file,
-    prefixes_of,
     summaries_by_split,
 )
 from featurestore.training.export.progress import ExportProgress
@@ -58,11 +55,9 @@ _CHANGED = "the source changed while it was read; run the export again"
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """Where an export goes.
+    """The directories of an export: of its version, of the run, and for its staged rows.
 
-    The directory of its version, one that is named after the run, and one for its staged rows.
-
-    ``check_publishable`` is called just before the manifest is written; it raises where this export
+    ``check_publishable`` is called just before the manifest is written; it raises if this export
     may not be published any more.
     """
 
@@ -82,19 +77,19 @@ def export(
     checks: ExportChecks,
     progress: ExportProgress,
 ) -> tuple[Manifest, ValidationReport | None]:
-    """Write a whole dataset into a claimed directory; whatever goes wrong, no manifest appears.
+    """Write a dataset into a claimed directory; after any error the directory has no manifest.
 
     Returns:
-        The manifest as written, and the report of the audit where there was one.
+        The written manifest, and the report of the audit if the rows were checked.
     """
     progress.phase("compute rows")
     staged_rows = os.path.join(target.rows, "rows")
     rows = hash_rows(engine, data.relation(), request, plan=data.plan, directory=staged_rows)
-    dropped = None
+    dropped_rows = None
     if data.dropped_rows is not None:
-        dropped = data.dropped_rows(engine.count(rows.source))
-    if dropped:
-        progress.phase(f"compute rows, {dropped:,} label rows dropped by join='inner'")
+        dropped_rows = data.dropped_rows(engine.count(rows.source))
+    if dropped_rows:
+        progress.phase(f"compute rows, {dropped_rows:,} label rows dropped by join='inner'")
     relation = rows.relation(engine)
     audited = audit_rows(engine, relation, request, checks)
     if audited.relation is not relation:
@@ -102,13 +97,19 @@ def export(
     progress.phase("plan shards")
     plan = plan_shards(engine, rows, request)
     bytes_per_row = request.format.bytes_per_row(plan.layout, ())
-    directory, counted = target.directory, None
+    directory, shard_statistics = target.directory, None
     records = assigned_for_records(engine, rows, request, plan, directory)
     if records is None:
-        counted = counting_writers(engine, request, plan)
+        shard_statistics = counting_writers(engine, request, plan)
     with progress.writing(directory, rows=sum(plan.rows), bytes_per_row=bytes_per_row):
         summaries = write_shards(
-            engine, rows, request, plan, directory=directory, statistics=counted, records=records
+            engine,
+            rows,
+            request,
+            plan,
+            directory=directory,
+            statistics=shard_statistics,
+            records=records,
         )
     manifest = build_manifest(
         request,
@@ -117,7 +118,7 @@ def export(
         version=target.version,
         run_id=os.path.basename(target.staging),
         provenance=data.provenance,
-        dropped_rows=dropped,
+        dropped_rows=dropped_rows,
     )
     if data.warn_of_nulls is not None:
         data.warn_of_nulls(sum(plan.rows), _nulls(manifest))
@@ -127,15 +128,15 @@ def export(
         reason = f"failing rows were put aside in {QUARANTINE}/"
         manifest = replace(manifest, reproducible=False, reproducible_reason=reason)
     if request.statistics:
-        states = _split_states(engine, rows, request, plan, counted)
-        noted = write_statistics(target.directory, manifest, states)
-        manifest = replace(manifest, statistics=noted)
+        states = _split_states(engine, rows, request, plan, shard_statistics)
+        entries = write_statistics(target.directory, manifest, states)
+        manifest = replace(manifest, statistics=entries)
     if request.transformations:
         progress.phase("fit transformations")
-        file = fit_transformations(
+        transformations_entry = fit_transformations(
             engine, rows, plan.assignment, request, manifest, target.directory
         )
-        manifest = replace(manifest, transformations=file)
+        manifest = replace(manifest, transformations=transformations_entry)
     return publish(manifest, request, target), audited.report
 
 
@@ -144,19 +145,19 @@ def _split_states(
     rows: HashedRows,
     request: ExportRequest,
     plan: ShardPlan,
-    counted: ShardStatistics | None,
+    shard_statistics: ShardStatistics | None,
 ) -> list[StatisticsState]:
-    """Return the counted state of each split; counted anew where the writers did not do it."""
-    if counted is None:
+    """Return the statistics of each split, from the writers if they counted, else from a pass."""
+    if shard_statistics is None:
         return count_splits(engine, rows, request, plan)
-    states = counted.states()
+    states = shard_statistics.states()
     if states is None:
         states = count_splits(engine, rows, request, plan, with_copies=True)
     return states
 
 
 def _nulls(manifest: Manifest) -> dict[str, int]:
-    """Return how many nulls each column has in all splits."""
+    """Return the number of nulls of each column over all splits."""
     nulls: dict[str, int] = {}
     for split in manifest.splits:
         for name, count in split.nulls.items():
@@ -165,12 +166,12 @@ def _nulls(manifest: Manifest) -> dict[str, int]:
 
 
 def publish(manifest: Manifest, request: ExportRequest, target: ExportTarget) -> Manifest:
-    """Write the format's own files and then, last and atomically, the manifest."""
+    """Write the format's own files, then the manifest atomically."""
     format_files = request.format.finish(target.directory, manifest)
     manifest = replace(
         manifest,
         files=tuple(map(manifest_file, format_files)),
-        prefixes={**manifest.prefixes, **prefixes_of(format_files)},
+        prefixes={**manifest.prefixes, **file_prefixes(format_files)},
     )
     target.check_publishable()
     if storage_for(target.directory).needs_claims:
@@ -191,9 +192,9 @@ def write_shards(
     statistics: ShardStatistics | None = None,
     records: Relation | None = None,
 ) -> list[ShardSummary]:
-    """Write every shard and return their summaries in order; empty shards are written here.
+    """Write all shards and return their summaries in order; empty shards are written here.
 
-    ``statistics`` counts the rows as they are written. ``records`` are the rows where the engine
+    ``statistics`` counts the rows while they are written. ``records`` are the rows if the engine
     writes their shards itself.
     """
     shards = planned_shards(request, plan)
@@ -205,10 +206,12 @@ def write_shards(
         if isinstance(engine, HoldsRows):
             writer = replace(writer, collect=statistics.add)
     if records is not None:
-        written = write_records(engine, records, request, plan, shards, directory=directory)
+        summaries_by_number = write_records(
+            engine, records, request, plan, shards, directory=directory
+        )
     else:
         assigned = _assigned(engine, rows, request, plan)
-        written = dict(
+        summaries_by_number = dict(
             engine.write_shards(
                 assigned.rows,
                 shard=SHARD,
@@ -221,9 +224,9 @@ def write_shards(
         )
     summaries = []
     for number in range(len(shards)):
-        if number not in written:
-            _, written[number] = writer(number, iter(()))
-        summary = written[number]
+        if number not in summaries_by_number:
+            _, summaries_by_number[number] = writer(number, iter(()))
+        summary = summaries_by_number[number]
         if statistics is not None and summary.state is not None:
             statistics.add(number, summary.state)
         summaries.append(replace(summary, state=None))
@@ -234,7 +237,7 @@ def write_shards(
 
 
 class _AssignedRows(NamedTuple):
-    """Rows with their shards; whether these ascend with the hash over all splits."""
+    """Rows with their shards, and whether shards ascend with the hash over all splits."""
 
     rows: Relation
     shard_ascends: bool
@@ -245,7 +248,7 @@ def _assigned(
 ) -> _AssignedRows:
     """Return all columns with the hash and the shard of each row."""
     if rows.by_engine:
-        assigned = assigned_by_engine(engine, rows.source, request.rule, plan.assignment)
+        assigned = engine_assigned_rows(engine, rows.source, request.rule, plan.assignment)
         if assigned is not None:
             return _AssignedRows(assigned, shard_ascends=True)
     schema = pa.schema([*request.schema, pa.field(HASH, pa.int64()), pa.field(SHARD, pa.int32())])
@@ -254,19 +257,19 @@ def _assigned(
 
 
 def planned_shards(request: ExportRequest, plan: ShardPlan) -> tuple[PlannedShard, ...]:
-    """Return path and rows of each shard, by shard number."""
-    chosen = request.format
-    ending = ""
-    if chosen.extension:
-        ending = f".{chosen.extension}"
+    """Return the path and rows of each shard, by shard number."""
+    dataset_format = request.format
+    extension = ""
+    if dataset_format.extension:
+        extension = f".{dataset_format.extension}"
     shards = []
     for split, sizes, boundaries in zip(
         request.rule.names, plan.shard_rows, plan.assignment.boundaries, strict=True
     ):
-        # A shard begins at the boundary before it; empty ones at the end have none.
+        # Empty shards at the end have no boundary before them.
         skips = [0, *(boundary.offset for boundary in boundaries)]
         for index, rows in enumerate(sizes):
-            path = f"{split}/{chosen.name}-{index:05d}-of-{len(sizes):05d}{ending}"
+            path = f"{split}/{dataset_format.name}-{index:05d}-of-{len(sizes):05d}{extension}"
             skip = 0
             if index < len(skips):
                 skip = skips[index]
@@ -276,10 +279,9 @@ def planned_shards(request: ExportRequest, plan: ShardPlan) -> tuple[PlannedShar
 
 def _check_rows(shards: Sequence[PlannedShard], summaries: Sequence[ShardSummary]) -> None:
     for shard, summary in zip(shards, summaries, strict=True):
-        if summary.written.rows != shard.rows:
+        if summary.shard.rows != shard.rows:
             raise DatasetDamaged(
-                f"{shard.path} got {summary.written.rows:,} rows "
-                f"where {shard.rows:,} were counted.",
+                f"{shard.path} got {summary.shard.rows:,} rows where {shard.rows:,} were counted.",
                 hint=_CHANGED,
             )
 
@@ -287,19 +289,19 @@ def _check_rows(shards: Sequence[PlannedShard], summaries: Sequence[ShardSummary
 def _check_splits(
     request: ExportRequest, plan: ShardPlan, summaries: Sequence[ShardSummary]
 ) -> None:
-    """Compare the rows that each split got with those that were counted.
+    """Compare the written rows of each split with the counted ones.
 
-    Splits are groups of the counting pass, which no two share a row or a ``split_by`` key; so where
-    a split's rows have the sum of hashes that its group had, no row and no key is in two splits.
+    Splits are groups of the counting pass, and no row or ``split_by`` key is in two groups. So if
+    the hash sum of a split equals that of its group, no row and no key is in two splits.
     """
-    of_splits = summaries_by_split(plan, summaries)
-    for name, expected, of_split in zip(request.rule.names, plan.hash_sums, of_splits, strict=True):
-        hash_sum = sum(summary.hash_sum for summary in of_split) % 2**64
-        hashes = list(_ends(of_split))
+    split_summaries = summaries_by_split(plan, summaries)
+    for name, expected, summaries_of_split in zip(
+        request.rule.names, plan.hash_sums, split_summaries, strict=True
+    ):
+        hash_sum = sum(summary.hash_sum for summary in summaries_of_split) % 2**64
+        hashes = list(_ends(summaries_of_split))
         if hash_sum != expected or hashes != sorted(hashes):
-            raise DatasetDamaged(
-                f"Split {name!r} got other rows than those that were counted.", hint=_CHANGED
-            )
+            raise DatasetDamaged(f"Split {name!r} got other rows than were counted.", hint=_CHANGED)
 
 
 def _ends(summaries: Sequence[ShardSummary]) -> Iterator[int]:
@@ -311,10 +313,7 @@ def _ends(summaries: Sequence[ShardSummary]) -> Iterator[int]:
 
 
 def _remove_leftovers(directory: str, splits: Sequence[str]) -> None:
-    """Remove the temporary files of attempts that were killed.
-
-    On a cluster a task that is tried again leaves those of its first attempt.
-    """
+    """Remove temporary files, which a retried task on a cluster leaves from its first attempt."""
     for split in splits:
         for name in files.list_directory(os.path.join(directory, split)):
             if is_temporary(name):

@@ -1,4 +1,4 @@
-"""What layouts need to know of the columns, counted over Arrow batches."""
+"""Profiles of columns, which decide the layout of a format, counted over Arrow batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunningProfile:
     longest_bytes: int = 0
 
     def count(self, array: Any) -> None:
-        """Take in the values of an array."""
+        """Add the values of an array."""
         self.rows += len(array)
         self.nulls += array.null_count
         kind = array.type
@@ -50,24 +50,24 @@ class RunningProfile:
         if extremes is not None:
             self._widen(*extremes)
 
-    def merge(self, other: RunningProfile) -> None:
-        """Take in the profile of other rows."""
-        self.rows += other.rows
-        self.nulls += other.nulls
-        self.longest = max(self.longest, other.longest)
-        self.total_length += other.total_length
-        self.inner_nulls += other.inner_nulls
-        self.longest_item = max(self.longest_item, other.longest_item)
-        self.longest_bytes = max(self.longest_bytes, other.longest_bytes)
-        if other.minimum is not None and other.maximum is not None:
-            self._widen(other.minimum, other.maximum)
+    def merge(self, profile: RunningProfile) -> None:
+        """Add the profile of other rows."""
+        self.rows += profile.rows
+        self.nulls += profile.nulls
+        self.longest = max(self.longest, profile.longest)
+        self.total_length += profile.total_length
+        self.inner_nulls += profile.inner_nulls
+        self.longest_item = max(self.longest_item, profile.longest_item)
+        self.longest_bytes = max(self.longest_bytes, profile.longest_bytes)
+        if profile.minimum is not None and profile.maximum is not None:
+            self._widen(profile.minimum, profile.maximum)
 
     def _measure(self, lengths: Any) -> None:
         self.longest = max(self.longest, pc.max(lengths).as_py() or 0)
         self.total_length += pc.sum(lengths).as_py() or 0
 
     def _measure_items(self, array: Any) -> None:
-        """Take in the bytes of the strings and binaries of lists."""
+        """Add the byte lengths of strings and binaries inside lists."""
         items = array
         while pat.is_list(items.type) or pat.is_fixed_size_list(items.type):
             items = items.flatten()
@@ -87,7 +87,7 @@ class RunningProfile:
 
 
 def _item_counts(array: Any) -> npt.NDArray[np.int64]:
-    """Return how many items each row has, none of nulls."""
+    """Return the number of items of each row; 0 for null."""
     if pat.is_list(array.type):
         counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
         return counts.astype(np.int64) * prod(shape_of(array.type.value_type))
@@ -97,7 +97,7 @@ def _item_counts(array: Any) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class ProfileAccumulator(Accumulator[list[RunningProfile], tuple[ColumnProfile, ...]]):
-    """Counts rows, nulls, extremes of whole numbers and lengths of each column."""
+    """Counts rows, nulls, integer extremes and lengths of each column."""
 
     columns: tuple[str, ...]
 
@@ -112,41 +112,40 @@ class ProfileAccumulator(Accumulator[list[RunningProfile], tuple[ColumnProfile, 
         return state
 
     def merge(
-        self, left: list[RunningProfile], right: list[RunningProfile]
+        self, state: list[RunningProfile], other_state: list[RunningProfile]
     ) -> list[RunningProfile]:
-        """Put two profiles together."""
-        for counts, other in zip(left, right, strict=True):
-            counts.merge(other)
-        return left
+        """Merge two lists of profiles."""
+        for profile, other_profile in zip(state, other_state, strict=True):
+            profile.merge(other_profile)
+        return state
 
     def finish(self, state: list[RunningProfile]) -> tuple[ColumnProfile, ...]:
-        """Return the profiles that formats take."""
-        profiles = []
-        for name, counts in zip(self.columns, state, strict=True):
-            profiles.append(ColumnProfile(name, **vars(counts)))
+        """Return the profiles in the form that formats accept."""
+        profiles = [
+            ColumnProfile(name, **vars(counts))
+            for name, counts in zip(self.columns, state, strict=True)
+        ]
         return tuple(profiles)
 
 
 def every_profile(
     columns: Sequence[str], profiles: Sequence[ColumnProfile], *, rows: int
 ) -> tuple[ColumnProfile, ...]:
-    """Return a profile for each column; of those that nobody looked at, only the rows are known."""
-    known = {each.name: each for each in profiles}
-    found = []
-    for name in columns:
-        found.append(known.get(name) or ColumnProfile(name, rows, 0))
-    return tuple(found)
+    """Return a profile for each column; columns that were not counted have only their rows."""
+    counted_profiles = {each.name: each for each in profiles}
+    all_profiles = [counted_profiles.get(name) or ColumnProfile(name, rows, 0) for name in columns]
+    return tuple(all_profiles)
 
 
 def _extremes(array: Any) -> tuple[int, int] | None:
-    """Return the least and the greatest whole number, day or microsecond; None without any."""
+    """Return the minimum and maximum integer, day or microsecond; None without any."""
     if pat.is_date32(array.type):
         array = array.view(pa.int32())
     elif pat.is_date(array.type) or pat.is_timestamp(array.type):
         array = array.view(pa.int64())
     if not pat.is_integer(array.type):
         return None
-    found = pc.min_max(array).as_py()
-    if found["min"] is None:
+    extremes = pc.min_max(array).as_py()
+    if extremes["min"] is None:
         return None
-    return found["min"], found["max"]
+    return extremes["min"], extremes["max"]

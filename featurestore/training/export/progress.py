@@ -1,7 +1,7 @@
-"""Progress of an export: phases, then rows written, seen from the sizes of the files on disk.
+"""Progress of an export: phases, then written rows, estimated from file sizes.
 
-The files are watched because on a cluster the rows are written elsewhere; one way serves every
-engine.
+File sizes are polled because on a cluster other machines write the rows; this works for all
+engines.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ from featurestore.storage.selection import storage_for
 
 Report = Callable[[str, int, int], None]
 _INTERVAL = 0.2
-_INTERVAL_OF_URIS = 2.0  # each look is a request for every thousand shards
+_URI_INTERVAL = 2.0  # each poll makes one request per thousand shards
 
 
 class ExportProgress:
-    """Tells a listener ``(phase, rows done, rows in all)``.
-
-    Rows are 0 in phases that cannot be measured.
-    """
+    """Reports ``(phase, completed rows, total rows)``; both are 0 in phases without row counts."""
 
     def __init__(self, report: Report | None) -> None:
         self._report = report
@@ -35,10 +32,7 @@ class ExportProgress:
 
     @contextmanager
     def writing(self, directory: str, *, rows: int, bytes_per_row: float) -> Iterator[None]:
-        """Report rows written while the block runs.
-
-        They are estimated from the bytes below ``directory``.
-        """
+        """Report the written rows while the block runs, estimated from the bytes in ``directory``."""
         if self._report is None:
             yield
             return
@@ -61,7 +55,7 @@ class ExportProgress:
         self, stop: threading.Event, directory: str, rows: int, bytes_per_row: float
     ) -> None:
         assert self._report is not None
-        interval = _INTERVAL_OF_URIS if storage_for(directory).prefers_listing else _INTERVAL
+        interval = _URI_INTERVAL if storage_for(directory).prefers_listing else _INTERVAL
         while not stop.wait(interval):
             size = sum(status.size for _, status in files.statuses_below(directory))
             self._report("write shards", min(rows, int(size / bytes_per_row)), rows)
@@ -103,9 +97,11 @@ def _bar() -> Iterator[Report]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("export", total=None, speed="")
 
-        def report(phase: str, done: int, total: int) -> None:
+        def report(phase: str, completed: int, total: int) -> None:
             speed = bar.tasks[task].speed
             text = f"{speed:,.0f} rows/s" if speed else ""
-            bar.update(task, description=phase, completed=done, total=total or None, speed=text)
+            bar.update(
+                task, description=phase, completed=completed, total=total or None, speed=text
+            )
 
         yield report

@@ -1,4 +1,4 @@
-"""What ``create_training_dataset`` was asked, checked before anything is written."""
+"""The request of ``create_training_dataset``, checked before the first write."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARD_BYTES = 128 * 1024 * 1024
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """One export: names, rules and columns, all checked against the schema of the data."""
+    """A checked export request: names, rules and columns fit the schema of the data."""
 
     name: str
     schema: pa.Schema
@@ -54,98 +54,104 @@ class ExportRequest:
     def shards_of(self, rows: int, *, bytes_per_row: float) -> int:
         """Return the number of shards of a split.
 
-        By default about 128 MiB a shard, a multiple of 8 where each would hold a block or more.
+        By default about 128 MiB a shard; a multiple of 8 if each shard then has at least a block.
         """
         if self.shards is not None:
             return self.shards
         if self.rows_per_shard is not None:
             return max(1, -(-rows // self.rows_per_shard))
-        wanted = max(1, round(rows * bytes_per_row / SHARD_BYTES))
-        rounded = -(-wanted // 8) * 8
-        if rows < rounded * self.block_rows:
-            return wanted
-        return rounded
+        shard_count = max(1, round(rows * bytes_per_row / SHARD_BYTES))
+        rounded_count = -(-shard_count // 8) * 8
+        if rows < rounded_count * self.block_rows:
+            return shard_count
+        return rounded_count
 
 
 def check_request(
-    asked: TrainingDatasetRequest,
+    options: TrainingDatasetRequest,
     *,
     schema: pa.Schema,
-    known: KnownRoles | None = None,
+    known_roles: KnownRoles | None = None,
     default_key: Sequence[str] = (),
 ) -> ExportRequest:
-    """Return a request as it can be served, or raise for the first thing that is wrong with it.
+    """Check the options of the caller; raise for the first invalid one.
 
     Args:
-        asked: What the caller asked for.
-        schema: Of the data.
-        known: What the data says of its columns' roles.
-        default_key: What identifies a row where the caller does not say.
+        options: The arguments of ``create_training_dataset``.
+        schema: The schema of the data.
+        known_roles: The column roles that the data determines.
+        default_key: The columns that identify a row if the caller names none.
     """
-    check_name(asked.name, noun="training dataset")
+    check_name(options.name, noun="training dataset")
     check_feature_names(schema.names)
-    labels = as_columns(asked.label)
+    labels = as_columns(options.label)
     check_columns(labels, schema=schema, argument="label")
-    keys = as_columns(asked.key) or tuple(default_key)
+    keys = as_columns(options.key) or tuple(default_key)
     check_columns(keys, schema=schema, argument="key")
     if not schema.names:
         raise InvalidArgument("The data has no columns.")
-    chosen = find_format(asked.data_format)
-    chosen.check(schema, compression=asked.compression)
-    rule = make_rule(asked.splits, split_by=asked.split_by, stratify=asked.stratify, schema=schema)
-    _check_numbers(asked)
-    roles = assign_roles(schema, _known_roles(asked, schema, known or KnownRoles()))
+    dataset_format = find_format(options.data_format)
+    dataset_format.check(schema, compression=options.compression)
+    rule = make_rule(
+        options.splits, split_by=options.split_by, stratify=options.stratify, schema=schema
+    )
+    _check_numbers(options)
+    roles = assign_roles(schema, _resolve_roles(options, schema, known_roles or KnownRoles()))
     transformations = check_transformations(
-        asked.transformations or {}, schema, roles=roles, fit_on=asked.fit_on, splits=rule.names
+        options.transformations or {}, schema, roles=roles, fit_on=options.fit_on, splits=rule.names
     )
     return ExportRequest(
-        name=asked.name,
+        name=options.name,
         schema=schema,
         labels=labels,
         key=keys or tuple(schema.names),
         roles=roles,
         rule=rule,
-        seed=asked.seed,
-        format=chosen,
-        compression=asked.compression,
-        shards=asked.shards,
-        rows_per_shard=asked.rows_per_shard,
-        block_rows=asked.block_rows or DEFAULT_BLOCK_ROWS,
-        statistics=asked.statistics,
-        description=asked.description,
-        tags=dict(asked.tags or {}),
+        seed=options.seed,
+        format=dataset_format,
+        compression=options.compression,
+        shards=options.shards,
+        rows_per_shard=options.rows_per_shard,
+        block_rows=options.block_rows or DEFAULT_BLOCK_ROWS,
+        statistics=options.statistics,
+        description=options.description,
+        tags=dict(options.tags or {}),
         transformations=transformations,
-        fit_on=asked.fit_on,
-        max_lengths=check_max_lengths(asked.max_lengths or {}, schema),
+        fit_on=options.fit_on,
+        max_lengths=check_max_lengths(options.max_lengths or {}, schema),
     )
 
 
-def _check_numbers(asked: TrainingDatasetRequest) -> None:
+def _check_numbers(options: TrainingDatasetRequest) -> None:
     for argument in ("shards", "rows_per_shard", "block_rows"):
-        value = getattr(asked, argument)
-        if value is not None and not (_is_whole(value) and value >= 1):
-            raise InvalidArgument(f"{argument}={value!r} is not a positive whole number.")
-    if asked.shards is not None and asked.rows_per_shard is not None:
+        value = getattr(options, argument)
+        if value is not None and not (_is_integer(value) and value >= 1):
+            raise InvalidArgument(f"{argument}={value!r} is not a positive integer.")
+    if options.shards is not None and options.rows_per_shard is not None:
         raise InvalidArgument(
-            "shards and rows_per_shard exclude one another.", hint="give one of them"
+            "shards and rows_per_shard exclude each other.", hint="pass one of them"
         )
-    if not (_is_whole(asked.seed) and 0 <= asked.seed < 2**64):
+    if not (_is_integer(options.seed) and 0 <= options.seed < 2**64):
         raise InvalidArgument(
-            f"seed={asked.seed!r} is not a seed.",
-            hint="seeds are whole numbers from 0 to 2**64 - 1",
+            f"seed={options.seed!r} is not a seed.",
+            hint="seeds are integers from 0 to 2**64 - 1",
         )
 
 
-def _is_whole(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _known_roles(asked: TrainingDatasetRequest, schema: pa.Schema, known: KnownRoles) -> KnownRoles:
-    """Return what the data and the caller say of the roles; every name is a column."""
-    weights = as_columns(asked.weight)
+def _resolve_roles(
+    options: TrainingDatasetRequest, schema: pa.Schema, known_roles: KnownRoles
+) -> KnownRoles:
+    """Combine the roles from the data with those of the caller; check that all columns exist."""
+    weights = as_columns(options.weight)
     if len(weights) > 1:
-        raise InvalidArgument(f"weight={asked.weight!r} is not one column.", hint="weight='column'")
-    features, exclude = as_columns(asked.features), as_columns(asked.exclude)
+        raise InvalidArgument(
+            f"weight={options.weight!r} is not one column.", hint="weight='column'"
+        )
+    features, exclude = as_columns(options.features), as_columns(options.exclude)
     for argument, names in (("features", features), ("exclude", exclude), ("weight", weights)):
         check_columns(names, schema=schema, argument=argument)
     if weights and not _is_number(schema.field(weights[0]).type):
@@ -153,13 +159,13 @@ def _known_roles(asked: TrainingDatasetRequest, schema: pa.Schema, known: KnownR
             f"weight={weights[0]!r} is {schema.field(weights[0]).type}; weights are numbers."
         )
     split_time = None
-    if isinstance(asked.splits, TimeSplit):
-        split_time = asked.splits.column
+    if isinstance(options.splits, TimeSplit):
+        split_time = options.splits.column
     return replace(
-        known,
-        labels=as_columns(asked.label),
+        known_roles,
+        labels=as_columns(options.label),
         weight=next(iter(weights), None),
-        said_keys=as_columns(asked.key),
+        said_keys=as_columns(options.key),
         features=features,
         exclude=exclude,
         split_time=split_time,

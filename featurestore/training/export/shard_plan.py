@@ -1,6 +1,6 @@
-"""The plan of an export's shards.
+"""The shard plan of an export: rows per split and shard, boundaries and layout.
 
-Rows of splits and shards, boundaries, layout. Counting passes only.
+Planning only counts rows; it writes no files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from featurestore.training.export.boundaries import (
     equal_sizes,
 )
 from featurestore.training.export.boundary_passes import find_boundaries
-from featurestore.training.export.engine_hashes import counted_by_engine
+from featurestore.training.export.engine_hashes import engine_counts
 from featurestore.training.export.hash_columns import GROUP, HASH, groups_and_hashes, to_sortable
 from featurestore.training.export.hashed_rows import HashedRows
 from featurestore.training.export.lengths import declared_profiles
@@ -35,17 +35,14 @@ from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.split_rules import UNCOVERED, class_ends
 
 MAX_CLASSES = 10_000
-# Classes are many, each with a histogram of its own.
-_BITS_OF_CLASSES, _BITS = 10, 16
+# There may be many classes, each with its own histogram.
+_CLASS_BITS, _BITS = 10, 16
 _LAST_HASH = 2**64 - 1
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """The shards to write.
-
-    Rows of each split with the sum of their hashes, rows of its shards, the layout.
-    """
+    """The shards to write: rows and hash sum of each split, rows of its shards, the layout."""
 
     rows: tuple[int, ...]
     hash_sums: tuple[int, ...]
@@ -57,10 +54,7 @@ class ShardPlan:
 
 @dataclass(frozen=True)
 class CountingAccumulator(Accumulator[Any, tuple[Histograms, HashSums, tuple[ColumnProfile, ...]]]):
-    """One pass for several accumulators.
-
-    Histogram and sum of each group's hashes, profiles of columns.
-    """
+    """Counts hash histograms and hash sums per group, and column profiles, in one pass."""
 
     histograms: HistogramAccumulator
     sums: HashSumAccumulator
@@ -71,7 +65,7 @@ class CountingAccumulator(Accumulator[Any, tuple[Histograms, HashSums, tuple[Col
         return self.histograms.start(), self.sums.start(), self.profiles.start()
 
     def update(self, state: Any, batch: pa.RecordBatch) -> Any:
-        """Add a batch to each."""
+        """Update each accumulator with a batch."""
         histograms, sums, profiles = state
         return (
             self.histograms.update(histograms, batch),
@@ -79,26 +73,23 @@ class CountingAccumulator(Accumulator[Any, tuple[Histograms, HashSums, tuple[Col
             self.profiles.update(profiles, batch),
         )
 
-    def merge(self, left: Any, right: Any) -> Any:
-        """Merge each."""
+    def merge(self, state: Any, other_state: Any) -> Any:
+        """Merge the states of each accumulator."""
         return (
-            self.histograms.merge(left[0], right[0]),
-            self.sums.merge(left[1], right[1]),
-            self.profiles.merge(left[2], right[2]),
+            self.histograms.merge(state[0], other_state[0]),
+            self.sums.merge(state[1], other_state[1]),
+            self.profiles.merge(state[2], other_state[2]),
         )
 
     def finish(self, state: Any) -> tuple[Histograms, HashSums, tuple[ColumnProfile, ...]]:
-        """Return the result of each."""
+        """Return the result of each accumulator."""
         histograms, sums, profiles = state
         return histograms, sums, self.profiles.finish(profiles)
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What the counting passes found.
-
-    Per group the histogram and sum of its hashes, profiles of the columns.
-    """
+    """The result of the counting pass: histogram and hash sum per group, column profiles."""
 
     histograms: Histograms
     sums: HashSums
@@ -121,8 +112,8 @@ def plan_shards(
 ) -> ShardPlan:
     """Count the hashed rows and decide shards, boundaries and layout.
 
-    ``shard_counts`` fixes the shards of each split. Columns are looked at only where the layout
-    depends on their values.
+    ``shard_counts`` fixes the shards of each split. Only columns whose values determine the layout
+    are read.
     """
     counts = _count(engine, rows, request)
     uncovered = 0
@@ -137,9 +128,10 @@ def plan_shards(
     splits = range(len(request.rule.names))
     split_rows = tuple(counts.rows(split) for split in splits)
     layout, shard_counts = _layout(request, counts.profiles, split_rows, shard_counts)
-    shard_rows = []
-    for total, shards in zip(split_rows, shard_counts, strict=True):
-        shard_rows.append(tuple(equal_sizes(total, shards)))
+    shard_rows = [
+        tuple(equal_sizes(total, shards))
+        for total, shards in zip(split_rows, shard_counts, strict=True)
+    ]
     boundaries = _shard_boundaries(engine, rows, counts, shard_rows, split_classes)
     first_shard = accumulate(shard_counts[:-1], initial=0)
     return ShardPlan(
@@ -160,28 +152,31 @@ def _count(
     function: SplitClasses | None = None,
     profiles: tuple[ColumnProfile, ...] | None = None,
 ) -> Counts:
-    """Return the counts of groups, or of what a function makes of them.
-
-    Known profiles are not counted again.
-    """
+    """Count the rows by group, after ``function`` if passed; skip the profiles if passed."""
     bits = _BITS
     if request.rule.stratify:
-        bits = _BITS_OF_CLASSES
+        bits = _CLASS_BITS
     columns: tuple[str, ...] = ()
     if profiles is None:
         columns = _profiled(request)
     if rows.by_engine:
-        counted = counted_by_engine(engine, rows.source, columns)
-        if counted is not None:
-            found = profiles or counted.profiles
-            return _counts(request, counted.histograms, counted.hash_sums, found, counted.bits)
+        counts = engine_counts(engine, rows.source, columns)
+        if counts is not None:
+            counted_profiles = profiles or counts.profiles
+            return _counts(
+                request,
+                counts.histograms,
+                counts.hash_sums,
+                counted_profiles,
+                counts.bits,
+            )
     accumulator = CountingAccumulator(
         HistogramAccumulator(bits), HashSumAccumulator(), ProfileAccumulator(columns)
     )
-    histograms, sums, found = rows.aggregate(
+    histograms, sums, counted_profiles = rows.aggregate(
         engine, accumulator, columns=columns, function=function
     )
-    return _counts(request, histograms, sums, profiles or found, bits)
+    return _counts(request, histograms, sums, profiles or counted_profiles, bits)
 
 
 def _counts(
@@ -191,17 +186,17 @@ def _counts(
     profiles: Sequence[ColumnProfile],
     bits: int,
 ) -> Counts:
-    """Return the counts, with a profile of every column."""
+    """Return the counts with a profile of every column."""
     total = sum(int(histogram.sum()) for histogram in histograms.values())
-    known = every_profile(request.columns, profiles, rows=total)
-    return Counts(histograms, sums, declared_profiles(known, request.max_lengths), bits)
+    all_profiles = every_profile(request.columns, profiles, rows=total)
+    return Counts(histograms, sums, declared_profiles(all_profiles, request.max_lengths), bits)
 
 
 def _profiled(request: ExportRequest) -> tuple[str, ...]:
-    """Return the columns whose values the layout depends on, or whose lengths are checked."""
+    """Return the columns whose values determine the layout or whose lengths are checked."""
     if isinstance(request.format, NarrowProfile):
-        wanted = {*request.format.columns_to_profile(request.schema), *request.max_lengths}
-        return tuple(name for name in request.columns if name in wanted)
+        profiled_names = {*request.format.columns_to_profile(request.schema), *request.max_lengths}
+        return tuple(name for name in request.columns if name in profiled_names)
     return request.columns
 
 
@@ -211,16 +206,16 @@ def _layout(
     split_rows: Sequence[int],
     shard_counts: Sequence[int] | None,
 ) -> tuple[Layout, Sequence[int]]:
-    """Return the layout, and how many shards each split has."""
+    """Return the layout and the number of shards of each split."""
     layout = request.format.layout(
         request.schema, profiles, compression=request.compression, block_rows=request.block_rows
     )
     if shard_counts is None:
         bytes_per_row = request.format.bytes_per_row(layout, profiles)
-        chosen = []
-        for rows in split_rows:
-            chosen.append(request.shards_of(rows, bytes_per_row=bytes_per_row))
-        shard_counts = chosen
+        planned_counts = [
+            request.shards_of(rows, bytes_per_row=bytes_per_row) for rows in split_rows
+        ]
+        shard_counts = planned_counts
     if isinstance(request.format, ShardFitting):
         rows, shards = max(zip(split_rows, shard_counts, strict=True))
         layout = request.format.fitted(layout, rows=rows, shards=shards)
@@ -228,13 +223,13 @@ def _layout(
 
 
 def _splits_of_classes(engine: Engine, rows: HashedRows, counts: Counts) -> dict[int, ClassSplits]:
-    """Return where the splits of each class begin: at the hash of the row of that rank."""
+    """Return the start of the splits of each class: the hash of the row with that rank."""
     rule = rows.request.rule
     if len(counts.histograms) > MAX_CLASSES:
         raise InvalidSplit(
             f"stratify={list(rule.stratify)!r} has {len(counts.histograms):,} classes; "
-            f"at most {MAX_CLASSES:,} work.",
-            hint="stratify by a column with few values, or leave stratify= out",
+            f"the maximum is {MAX_CLASSES:,}.",
+            hint="stratify by a column with few values, or omit stratify=",
         )
     ends: dict[int, list[int]] = {}
     inner: dict[int, list[int]] = {}
@@ -244,20 +239,18 @@ def _splits_of_classes(engine: Engine, rows: HashedRows, counts: Counts) -> dict
         inner[group] = [end for end in ends[group] if 0 < end < total]
     search = BoundarySearch.among(counts.histograms, inner, bits=counts.bits)
     boundaries = find_boundaries(engine, rows, search)
-    result = {}
+    splits_by_class = {}
     for group in counts.histograms:
-        at_rank = dict(zip(inner[group], boundaries.get(group, ()), strict=True))
-        starts = []
-        for end in ends[group]:
-            starts.append(_split_start(end, at_rank))
-        result[group] = ClassSplits(tuple(starts))
-    return result
+        boundaries_by_rank = dict(zip(inner[group], boundaries.get(group, ()), strict=True))
+        starts = [_split_start(end, boundaries_by_rank) for end in ends[group]]
+        splits_by_class[group] = ClassSplits(tuple(starts))
+    return splits_by_class
 
 
 def _split_start(end: int, boundaries: Mapping[int, Boundary]) -> int:
-    """Return the hash at which a split begins that follows ``end`` rows.
+    """Return the first hash of a split that follows ``end`` rows.
 
-    Rows of one hash stay in the earlier split.
+    Rows of the boundary hash belong to the earlier split.
     """
     if end <= 0:
         return 0

@@ -1,4 +1,4 @@
-"""The function that writes one shard, where its rows are."""
+"""The function that writes one shard inside the engine."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ from featurestore.arrow.types import is_nested
 from featurestore.hashing import canonical_bytes
 from featurestore.plugins.format import DatasetFormat, Layout, WrittenShard
 from featurestore.statistics import StatisticsState
-from featurestore.training.export.hash_columns import hashes_of
+from featurestore.training.export.hash_columns import row_hashes
 from featurestore.training.export.split_statistics import ShardCounting
 
 MAX_LABEL_VALUES = 1000
-# Labels of many values show it in their first rows already.
-_LOOKED_AT = 8 * MAX_LABEL_VALUES
+# Labels with many values usually exceed the limit in these first rows.
+_SAMPLED_LABELS = 8 * MAX_LABEL_VALUES
 
 
 @dataclass(frozen=True)
 class PlannedShard:
-    """One shard to write.
-
-    Its path, its rows, and the rows of its first hash that belong to the shard before.
-    """
+    """The path and rows of a shard; ``skip`` rows of its first hash belong to the previous shard."""
 
     path: str
     rows: int
@@ -37,12 +34,12 @@ class PlannedShard:
 
 @dataclass(frozen=True)
 class ShardSummary:
-    """What was written, with null and label counts and a fingerprint of the row hashes.
+    """A written shard, with null and label counts and a fingerprint of the row hashes.
 
-    ``state`` counts the rows where nobody in the writer's process took it.
+    ``state`` is the statistics of the rows if the writer's process does not collect them itself.
     """
 
-    written: WrittenShard
+    shard: WrittenShard
     nulls: Mapping[str, int]
     labels: Mapping[str, Mapping[str, int] | None]
     hash_sum: int
@@ -53,10 +50,10 @@ class ShardSummary:
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writes shards with a format; picklable, runs where the rows are.
+    """Writes shards in a format; picklable, so it runs on executors.
 
-    ``counting`` counts the rows as well. ``collect`` takes what it counted of a shard, where that
-    is in the calling process; else the summary carries it.
+    ``counting`` computes statistics of the rows. ``collect`` receives them if the writer runs in
+    the calling process; otherwise the summary carries them.
     """
 
     directory: str
@@ -73,12 +70,14 @@ class ShardWriter:
         shard = self.shards[number]
         counts = ShardCounts(self.columns, self.labels)
         ordered = in_total_order(batches, columns=self.columns)
-        rows = counts.counted(take_rows(ordered, skip=shard.skip, rows=shard.rows))
+        rows = counts.count_batches(take_rows(ordered, skip=shard.skip, rows=shard.rows))
         states: list[StatisticsState] = []
         if self.counting is not None:
-            rows = self.counting.counted(number, rows, states.append)
-        written = self.format.write_shard(self.directory, shard.path, rows, layout=self.layout)
-        summary = counts.summary(written)
+            rows = self.counting.count_batches(number, rows, states.append)
+        written_shard = self.format.write_shard(
+            self.directory, shard.path, rows, layout=self.layout
+        )
+        summary = counts.summary(written_shard)
         for state in states:
             if self.collect is not None:
                 self.collect(number, state)
@@ -98,7 +97,7 @@ class ShardCounts:
         self._first_hash: int | None = None
         self._last_hash: int | None = None
 
-    def counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def count_batches(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches without internal columns and count them."""
         for batch in batches:
             if batch.num_rows == 0:
@@ -112,14 +111,14 @@ class ShardCounts:
                     self._count_label(name, array)
             yield plain
 
-    def summary(self, written: WrittenShard) -> ShardSummary:
-        """Return the counts beside what was written."""
+    def summary(self, shard: WrittenShard) -> ShardSummary:
+        """Return the summary of a written shard with the counts."""
         return ShardSummary(
-            written, self._nulls, self._labels, self._hash_sum, self._first_hash, self._last_hash
+            shard, self._nulls, self._labels, self._hash_sum, self._first_hash, self._last_hash
         )
 
     def _count_hashes(self, batch: pa.RecordBatch) -> None:
-        hashes = hashes_of(batch)
+        hashes = row_hashes(batch)
         if self._first_hash is None:
             self._first_hash = int(hashes[0])
         self._last_hash = int(hashes[-1])
@@ -143,13 +142,13 @@ class ShardCounts:
 
 
 def _has_many_values(array: Any) -> bool:
-    first = pc.unique(array.slice(0, _LOOKED_AT))
-    most = MAX_LABEL_VALUES + 1  # one of them may be null
-    return len(first) > most or len(pc.unique(array)) > most
+    first = pc.unique(array.slice(0, _SAMPLED_LABELS))
+    max_values = MAX_LABEL_VALUES + 1  # one of them may be null
+    return len(first) > max_values or len(pc.unique(array)) > max_values
 
 
 def label_text(value: object) -> str:
-    """Return the text under which a label value is counted.
+    """Return the string form of a label value, the key of its count.
 
     >>> label_text(None), label_text(True), label_text(3)
     ('null', 'true', '3')
@@ -164,14 +163,14 @@ def label_text(value: object) -> str:
 def in_total_order(
     batches: Iterator[pa.RecordBatch], *, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches sorted by hash in the total order: rows of one hash by their canonical bytes.
+    """Yield batches that are sorted by hash in total order: equal hashes by canonical bytes.
 
-    Where the next batch begins with a batch's last hash, the rows of that hash wait for it.
+    If the next batch begins with the last hash of a batch, the rows of that hash are buffered.
     """
     waiting: list[pa.RecordBatch] = []
     for batch, following in _with_following(batches):
-        hashes = hashes_of(batch)
-        if following is None or hashes_of(following)[0] != hashes[-1]:
+        hashes = row_hashes(batch)
+        if following is None or row_hashes(following)[0] != hashes[-1]:
             yield _ordered([*waiting, batch], columns)
             waiting = []
             continue
@@ -185,7 +184,7 @@ def in_total_order(
 def _with_following(
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch | None]]:
-    """Yield the batches that have rows, each with the one after it."""
+    """Yield the nonempty batches, each with its successor."""
     before: pa.RecordBatch | None = None
     for batch in batches:
         if batch.num_rows == 0:
@@ -204,16 +203,16 @@ def take_rows(
     for batch in batches:
         skipped = min(skip, batch.num_rows)
         skip -= skipped
-        taken = batch.slice(skipped, rows)
-        rows -= taken.num_rows
-        if taken.num_rows:
-            yield taken
+        rows_batch = batch.slice(skipped, rows)
+        rows -= rows_batch.num_rows
+        if rows_batch.num_rows:
+            yield rows_batch
 
 
 def _ordered(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pa.RecordBatch:
-    """Return batches sorted by hash as one; rows of one hash in the order of canonical bytes."""
+    """Concatenate batches sorted by hash; order rows of equal hashes by canonical bytes."""
     batch = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
-    hashes = hashes_of(batch)
+    hashes = row_hashes(batch)
     same = hashes[1:] == hashes[:-1]
     if not same.any():
         return batch

@@ -1,7 +1,4 @@
-"""Which split a row belongs to.
-
-By row hash, by other columns, by time, or by rank within a class.
-"""
+"""Rules that assign rows to splits: by row hash, by columns, by time, or by rank in a class."""
 
 from __future__ import annotations
 
@@ -33,39 +30,36 @@ UInt64s = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class SplitRule:
-    """A split rule.
-
-    Fractions or ranges of time, with the columns that ``split_by`` and ``stratify`` name.
-    """
+    """A split rule: fractions or time ranges, with the columns of ``split_by`` and ``stratify``."""
 
     rule: FractionSplit | TimeSplit
-    by: tuple[str, ...] = ()
+    split_columns: tuple[str, ...] = ()
     stratify: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The splits, in order."""
+        """The names of the splits, in order."""
         if isinstance(self.rule, TimeSplit):
             return tuple(name for name, _, _ in self.rule.ranges)
         return tuple(name for name, _ in self.rule.fractions)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that the rule reads, besides the key."""
+        """The columns that the rule reads in addition to the key."""
         if isinstance(self.rule, TimeSplit):
-            return (self.rule.column, *self.by, *self.stratify)
-        return (*self.by, *self.stratify)
+            return (self.rule.column, *self.split_columns, *self.stratify)
+        return (*self.split_columns, *self.stratify)
 
     def to_json(self) -> dict[str, Any]:
         """Return the rule for the manifest."""
         if isinstance(self.rule, TimeSplit):
-            ranges = {}
-            for name, start, end in self.rule.ranges:
-                ranges[name] = [_time_json(start), _time_json(end)]
+            ranges = {
+                name: [_time_json(start), _time_json(end)] for name, start, end in self.rule.ranges
+            }
             return {"time": self.rule.column, "ranges": ranges}
         return {
             "fractions": [[name, fraction] for name, fraction in self.rule.fractions],
-            "split_by": list(self.by),
+            "split_by": list(self.split_columns),
             "stratify": list(self.stratify),
         }
 
@@ -73,9 +67,7 @@ class SplitRule:
     def from_json(cls, data: Mapping[str, Any]) -> SplitRule:
         """Return the rule that ``to_json`` wrote."""
         if "time" in data:
-            ranges = {}
-            for name, (start, end) in data["ranges"].items():
-                ranges[name] = (start, end)
+            ranges = {name: (start, end) for name, (start, end) in data["ranges"].items()}
             return cls(TimeSplit(data["time"], ranges))
         fractions = tuple((name, fraction) for name, fraction in data["fractions"])
         return cls(FractionSplit(fractions), tuple(data["split_by"]), tuple(data["stratify"]))
@@ -91,24 +83,24 @@ def make_rule(
     """Return the rule of a ``create_training_dataset`` call.
 
     Raises:
-        InvalidSplit: Arguments that exclude one another, or wrong fractions.
-        InvalidArgument: Columns that do not exist or are no times.
+        InvalidSplit: Arguments exclude each other, or fractions are invalid.
+        InvalidArgument: Columns do not exist or are not times.
 
     >>> schema = pa.schema([("user", pa.int64())])
     >>> make_rule({"train": 0.8, "test": 0.2}, split_by="user", stratify=None, schema=schema).names
     ('train', 'test')
     """
-    by, classes = as_columns(split_by), as_columns(stratify)
-    if by and classes:
-        raise InvalidSplit("split_by and stratify exclude one another.", hint="give one of them")
-    if isinstance(splits, TimeSplit) and (by or classes):
+    split_columns, stratify_columns = as_columns(split_by), as_columns(stratify)
+    if split_columns and stratify_columns:
+        raise InvalidSplit("split_by and stratify exclude each other.", hint="pass one of them")
+    if isinstance(splits, TimeSplit) and (split_columns or stratify_columns):
         raise InvalidSplit(
-            "TimeSplit takes neither split_by nor stratify.",
-            hint="leave split_by= and stratify= out",
+            "TimeSplit does not support split_by or stratify.",
+            hint="omit split_by= and stratify=",
         )
-    rule = SplitRule(_rule(splits), by, classes)
-    check_columns(by, schema=schema, argument="split_by")
-    check_columns(classes, schema=schema, argument="stratify")
+    rule = SplitRule(_rule(splits), split_columns, stratify_columns)
+    check_columns(split_columns, schema=schema, argument="split_by")
+    check_columns(stratify_columns, schema=schema, argument="stratify")
     check_columns(rule.columns, schema=schema, argument="splits")
     if isinstance(splits, TimeSplit):
         kind = schema.field(splits.column).type
@@ -127,12 +119,12 @@ def _rule(splits: Mapping[str, float] | TimeSplit | None) -> FractionSplit | Tim
     if isinstance(splits, Mapping):
         return FractionSplit(tuple(splits.items()))
     raise InvalidSplit(
-        f"splits={splits!r} is no split rule.", hint="splits={'train': 0.8, 'test': 0.2}"
+        f"splits={splits!r} is not a split rule.", hint="splits={'train': 0.8, 'test': 0.2}"
     )
 
 
 def as_columns(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return one name or several as a tuple.
+    """Return a name or a sequence of names as a tuple.
 
     >>> as_columns("user"), as_columns(None)
     (('user',), ())
@@ -145,7 +137,7 @@ def as_columns(value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def check_columns(columns: Sequence[str], *, schema: pa.Schema, argument: str) -> None:
-    """Raise InvalidArgument when columns are not in the schema."""
+    """Raise InvalidArgument if columns are not in the schema."""
     absent = [name for name in columns if name not in schema.names]
     if absent:
         raise InvalidArgument(
@@ -156,26 +148,24 @@ def check_columns(columns: Sequence[str], *, schema: pa.Schema, argument: str) -
         )
 
 
-def group_of_rows(batch: pa.RecordBatch, *, rule: SplitRule, hashes: UInt64s, seed: int) -> Int64s:
-    """Return the group of each row: its split's number, or with ``stratify`` its class.
+def assign_groups(batch: pa.RecordBatch, *, rule: SplitRule, hashes: UInt64s, seed: int) -> Int64s:
+    """Return the group of each row: the number of its split, or with ``stratify`` its class.
 
-    Rows that no range of a TimeSplit covers get ``UNCOVERED``.
+    Rows outside all ranges of a TimeSplit get ``UNCOVERED``.
     """
     if isinstance(rule.rule, TimeSplit):
-        return _by_time(batch, rule.rule)
+        return _groups_by_time(batch, rule.rule)
     if rule.stratify:
         return row_hash(batch, columns=rule.stratify, seed=0).view(np.int64)
     if len(rule.names) == 1:
         return np.zeros(len(hashes), dtype=np.int64)
-    if rule.by:
-        hashes = row_hash(batch, columns=rule.by, seed=seed)
+    if rule.split_columns:
+        hashes = row_hash(batch, columns=rule.split_columns, seed=seed)
     return np.searchsorted(thresholds(rule.rule), hashes, side="right").astype(np.int64)
 
 
 def thresholds(rule: FractionSplit) -> UInt64s:
-    """Return the hashes at which the second and later splits begin.
-
-    The fractions before them, of 2**64.
+    """Return the hashes at which the second and later splits begin: cumulative fractions of 2**64.
 
     >>> thresholds(FractionSplit((("train", 0.5), ("test", 0.5)))).tolist() == [2**63]
     True
@@ -185,9 +175,7 @@ def thresholds(rule: FractionSplit) -> UInt64s:
 
 
 def class_ends(rows: int, rule: SplitRule) -> list[int]:
-    """Return the rank at which each split of a class ends, the last excepted.
-
-    The fractions so far, of the rows.
+    """Return the rank at which each split of a class ends, except the last.
 
     >>> class_ends(11, SplitRule(FractionSplit((("train", 0.75), ("test", 0.25)))))
     [8]
@@ -198,25 +186,25 @@ def class_ends(rows: int, rule: SplitRule) -> list[int]:
 
 
 def _ends(rule: FractionSplit) -> list[float]:
-    """Return the sum of the fractions up to each split, the last excepted."""
+    """Return the cumulative fractions of the splits, except the last."""
     fractions = [fraction for _, fraction in rule.fractions]
     return list(accumulate(fractions))[:-1]
 
 
-def _by_time(batch: pa.RecordBatch, split: TimeSplit) -> Int64s:
+def _groups_by_time(batch: pa.RecordBatch, split: TimeSplit) -> Int64s:
     column = batch.column(batch.schema.get_field_index(split.column))
     present = pc.is_valid(column).to_numpy(zero_copy_only=False)
     times = pc.cast(pc.cast(column, pa.timestamp("us", tz="UTC")), pa.int64())
     micros = times.fill_null(0).to_numpy(zero_copy_only=False)
-    result = np.full(batch.num_rows, UNCOVERED, dtype=np.int64)
+    groups = np.full(batch.num_rows, UNCOVERED, dtype=np.int64)
     for number, (_, start, end) in enumerate(split.ranges):
         inside = present.copy()
         if start is not None:
             inside &= micros >= to_micros(start)
         if end is not None:
             inside &= micros < to_micros(end)
-        result[inside] = number
-    return result
+        groups[inside] = number
+    return groups
 
 
 def _time_json(time: datetime | None) -> str | None:

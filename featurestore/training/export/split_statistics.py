@@ -1,4 +1,4 @@
-"""Statistics of every split of an export, counted in one pass over its rows."""
+"""Statistics of the splits of an export, computed by its writers or in one pass over its rows."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.shard_plan import ShardPlan
 
 STATISTICS = "_statistics"
-# As many rows are counted at once as engines hand out.
+# The batch size of the engines, so that both ways of counting see the same batches.
 _BATCH_ROWS = 65_536
-_FEWEST_SHARD_ROWS = 32_768
-_MOST_RETURNED_SHARDS = 256
-# Among fewer rows any column may have no value twice.
-_FEWEST_ROWS = 20
+_MIN_SHARD_ROWS = 32_768
+_MAX_RETURNED_SHARDS = 256
+# Below this number of rows distinct values are no evidence of a row number.
+_MIN_ROWS = 20
 SplitStates = dict[int, StatisticsState]
 
 
 @dataclass(frozen=True)
 class SplitStatisticsAccumulator(Accumulator[SplitStates, SplitStates]):
-    """Counts each split by its own accumulator; splits without rows have no state."""
+    """Counts each split with its own accumulator; splits without rows have no state."""
 
     assignment: Assignment
     accumulators: tuple[StatisticsAccumulator, ...]
@@ -56,64 +56,62 @@ class SplitStatisticsAccumulator(Accumulator[SplitStates, SplitStates]):
 
     def update(self, state: SplitStates, batch: pa.RecordBatch) -> SplitStates:
         """Add each row to its split's statistics."""
-        split_of = self.assignment.split_of(*groups_and_hashes(batch))
+        row_splits = self.assignment.split_of(*groups_and_hashes(batch))
         for split, accumulator in enumerate(self.accumulators):
-            rows = np.flatnonzero(split_of == split)
+            rows = np.flatnonzero(row_splits == split)
             if not len(rows):
                 continue
-            part = batch
+            split_batch = batch
             if len(rows) < batch.num_rows:
-                part = select_rows(batch, rows)
+                split_batch = select_rows(batch, rows)
             if split not in state:
                 state[split] = accumulator.start()
-            state[split] = accumulator.update(state[split], part)
+            state[split] = accumulator.update(state[split], split_batch)
         return state
 
-    def merge(self, left: SplitStates, right: SplitStates) -> SplitStates:
+    def merge(self, state: SplitStates, other_state: SplitStates) -> SplitStates:
         """Merge split by split."""
-        for split, state in right.items():
-            if split in left:
-                left[split] = self.accumulators[split].merge(left[split], state)
+        for split, split_state in other_state.items():
+            if split in state:
+                state[split] = self.accumulators[split].merge(state[split], split_state)
             else:
-                left[split] = state
-        return left
+                state[split] = split_state
+        return state
 
     def finish(self, state: SplitStates) -> SplitStates:
         """Return the counted state of each split that has rows."""
-        finished = {}
-        for split, each in state.items():
-            finished[split] = self.accumulators[split].finish(each)
+        finished = {split: self.accumulators[split].finish(each) for split, each in state.items()}
         return finished
 
 
 @dataclass(frozen=True)
 class ShardCounting:
-    """Counts the batches that a shard is written of, where that is; picklable."""
+    """Computes statistics of a shard while it is written; picklable, so it runs on executors."""
 
     accumulators: tuple[StatisticsAccumulator, ...]
     splits: tuple[int, ...]
 
-    def counted(
+    def count_batches(
         self,
         number: int,
         batches: Iterator[pa.RecordBatch],
-        done: Callable[[StatisticsState], None],
+        report_state: Callable[[StatisticsState], None],
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of a shard and count them; ``done`` gets the state at their end."""
+        """Yield the batches of a shard and count them; ``report_state`` receives the final state."""
         accumulator = self.accumulators[self.splits[number]]
         state = accumulator.start()
         for batch in batches:
             for start in range(0, batch.num_rows, _BATCH_ROWS):
                 state = accumulator.update(state, batch.slice(start, _BATCH_ROWS))
             yield batch
-        done(state)
+        report_state(state)
 
 
 class ShardStatistics:
-    """The statistics of each split from the counts of its shards.
+    """The statistics of each split, merged from those of its shards without another pass.
 
-    The rows are then not read once more. States are merged in the order of the shards, whichever
-    is written first, so that sums of floats come out the same every time.
+    States are merged in shard order, not in the order of completion, so that sums of floats are
+    deterministic.
     """
 
     def __init__(self, request: ExportRequest, plan: ShardPlan) -> None:
@@ -127,13 +125,13 @@ class ShardStatistics:
         self._lock = threading.Lock()
 
     def add(self, number: int, state: StatisticsState) -> None:
-        """Take the state of a shard; any thread may."""
+        """Add the state of a shard; thread-safe."""
         with self._lock:
             self._waiting[number] = state
             self._merge(self.counting.splits[number])
 
     def states(self) -> list[StatisticsState] | None:
-        """Return the state of each split; None where copies make a sample too small."""
+        """Return the state of each split; None if duplicates make a sample too small."""
         result = []
         for split, accumulator in enumerate(self.counting.accumulators):
             state = accumulator.finish(self._states.get(split) or accumulator.start())
@@ -154,17 +152,17 @@ class ShardStatistics:
 def counting_writers(
     engine: Engine, request: ExportRequest, plan: ShardPlan
 ) -> ShardStatistics | None:
-    """Return what counts the rows while they are written; None where a pass of its own is better.
+    """Return the statistics to compute while shards are written; None if a separate pass is better.
 
-    That is so where shards are small: a batch costs as many calls as a large one. And where many
-    come from elsewhere: the states of all are here at once then.
+    A separate pass is better for small shards, since a small batch costs as many calls as a large
+    one, and for many shards from executors, since all of their states are in memory at once.
     """
     if not request.statistics:
         return None
     shards = sum(map(len, plan.shard_rows))
-    if shards > _MOST_RETURNED_SHARDS and not isinstance(engine, HoldsRows):
+    if shards > _MAX_RETURNED_SHARDS and not isinstance(engine, HoldsRows):
         return None
-    if sum(plan.rows) < shards * _FEWEST_SHARD_ROWS:
+    if sum(plan.rows) < shards * _MIN_SHARD_ROWS:
         return None
     return ShardStatistics(request, plan)
 
@@ -177,19 +175,19 @@ def count_splits(
     *,
     with_copies: bool = False,
 ) -> list[StatisticsState]:
-    """Return the counted state of each split, whose rows are known.
+    """Return the statistics of each split in one pass; the rows of each split are known.
 
-    Each partition samples its share of a split's rows. Where copies make a sample too small
-    (``with_copies``: that is known), all is counted again without that bound.
+    Each partition samples in proportion to a split's rows. If duplicates make a sample too small,
+    the rows are counted again without that bound; ``with_copies`` skips the bounded pass.
     """
     if not with_copies:
         bounded = _bounded(request, plan)
         states = _states(engine, rows, plan, bounded)
         if not any(is_sample_short(bounded[split], state) for split, state in states.items()):
-            return _of_every_split(states, bounded)
+            return _states_of_all_splits(states, bounded)
     unbounded = statistics_accumulator(request.schema, roles=request.roles)
     accumulators = (unbounded,) * len(plan.rows)
-    return _of_every_split(_states(engine, rows, plan, accumulators), accumulators)
+    return _states_of_all_splits(_states(engine, rows, plan, accumulators), accumulators)
 
 
 def _states(
@@ -204,62 +202,67 @@ def _states(
 
 
 def _bounded(request: ExportRequest, plan: ShardPlan) -> tuple[StatisticsAccumulator, ...]:
-    accumulators = []
-    for rows in plan.rows:
-        accumulators.append(statistics_accumulator(request.schema, rows=rows, roles=request.roles))
+    accumulators = [
+        statistics_accumulator(request.schema, rows=rows, roles=request.roles) for rows in plan.rows
+    ]
     return tuple(accumulators)
 
 
-def _of_every_split(
+def _states_of_all_splits(
     states: SplitStates, accumulators: Sequence[StatisticsAccumulator]
 ) -> list[StatisticsState]:
-    result = []
-    for split, accumulator in enumerate(accumulators):
-        result.append(states.get(split) or accumulator.start())
-    return result
+    all_states = [
+        states.get(split) or accumulator.start() for split, accumulator in enumerate(accumulators)
+    ]
+    return all_states
 
 
 def write_statistics(
     directory: str, manifest: Manifest, states: list[StatisticsState]
 ) -> dict[str, Any]:
-    """Write the statistics and the cluster sample of each split.
+    """Write the statistics and the cluster sample of each split; return their manifest entries.
 
-    Return what the manifest notes of them. Warn of inputs that look like numbers of rows.
+    Warns about inputs that look like row numbers.
     """
-    noted, results = {}, []
+    entries, split_statistics = {}, []
     for split, state in zip(manifest.splits, states, strict=True):
-        result = finish(state, source={"training_dataset": manifest.name, "split": split.name})
-        results.append(result)
-        statistics = os.path.join(STATISTICS, f"{split.name}.json")
-        sample = os.path.join(STATISTICS, f"{split.name}.sample.arrow")
-        files.write_atomically(os.path.join(directory, statistics), result.to_bytes())
-        files.write_atomically(os.path.join(directory, sample), rows_to_bytes(cluster_rows(state)))
-        noted[split.name] = {**_noted(directory, statistics), "sample": _noted(directory, sample)}
-    warn_of_row_ids(results)
-    return noted
+        statistics = finish(state, source={"training_dataset": manifest.name, "split": split.name})
+        split_statistics.append(statistics)
+        statistics_path = os.path.join(STATISTICS, f"{split.name}.json")
+        sample_path = os.path.join(STATISTICS, f"{split.name}.sample.arrow")
+        files.write_atomically(os.path.join(directory, statistics_path), statistics.to_bytes())
+        files.write_atomically(
+            os.path.join(directory, sample_path), rows_to_bytes(cluster_rows(state))
+        )
+        entries[split.name] = {
+            **_manifest_entry(directory, statistics_path),
+            "sample": _manifest_entry(directory, sample_path),
+        }
+    warn_about_row_ids(split_statistics)
+    return entries
 
 
-def warn_of_row_ids(splits: Sequence[Statistics]) -> None:
-    """Warn of inputs that have another value in every row: a model learns rows by heart there.
+def warn_about_row_ids(splits: Sequence[Statistics]) -> None:
+    """Warn about inputs with a distinct value in every row, with which a model memorizes rows.
 
-    Whole numbers and texts only; measured numbers rarely repeat.
+    Only integers and strings count; measured numbers rarely repeat anyway.
     """
-    found = []
+    row_id_names = []
     for column in splits[0].columns:
-        of_splits = [split.column(column.name) for split in splits]
-        if column.role == "feature" and all(map(_is_row_id, of_splits, splits)):
-            found.append(column.name)
-    if found and sum(split.rows for split in splits) >= _FEWEST_ROWS:
+        columns = [split.column(column.name) for split in splits]
+        if column.role == "feature" and all(map(_is_row_id, columns, splits)):
+            row_id_names.append(column.name)
+    if row_id_names and sum(split.rows for split in splits) >= _MIN_ROWS:
         warn_caller(
-            f"inputs that have another value in every row, as row numbers have: {listing(found)}; "
-            f"exclude={found} takes them away",
+            f"inputs with a distinct value in every row, like row numbers: {listing(row_id_names)}; "
+            f"exclude={row_id_names} removes them",
         )
 
 
 def _is_row_id(column: ColumnStatistics, split: Statistics) -> bool:
-    whole = column.kind == "text" or (column.kind == "number" and "int" in column.type)
-    return whole and column.count == split.rows and column.distinct == split.rows
+    is_integer_or_text = column.kind == "text" or (column.kind == "number" and "int" in column.type)
+    return is_integer_or_text and column.count == split.rows and column.distinct == split.rows
 
 
-def _noted(directory: str, path: str) -> dict[str, Any]:
+def _manifest_entry(directory: str, path: str) -> dict[str, Any]:
     return {"path": path, "sha256": files.sha256(os.path.join(directory, path))}

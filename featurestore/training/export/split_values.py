@@ -1,4 +1,4 @@
-"""Transformations of an export: fitted on one split's rows, where the rows are."""
+"""Fit the transformations of an export on the rows of one split, inside the engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from featurestore.transform.fitted import Transformations
 
 @dataclass(frozen=True)
 class SplitValueCounts(Accumulator[CountStates, CountStates]):
-    """Counts the different values of one split's rows; all others are left out first."""
+    """Counts the distinct values of the rows of one split."""
 
     assignment: Assignment
     split: int
@@ -38,20 +38,20 @@ class SplitValueCounts(Accumulator[CountStates, CountStates]):
 
     def update(self, state: CountStates, batch: pa.RecordBatch) -> CountStates:
         """Count the values of the split's rows in a batch."""
-        split_of = self.assignment.split_of(*groups_and_hashes(batch))
-        rows = np.flatnonzero(split_of == self.split)
+        row_splits = self.assignment.split_of(*groups_and_hashes(batch))
+        rows = np.flatnonzero(row_splits == self.split)
         if not len(rows):
             return state
         if len(rows) < batch.num_rows:
             batch = select_rows(batch, rows)
         return self.counts.update(state, batch)
 
-    def merge(self, left: CountStates, right: CountStates) -> CountStates:
+    def merge(self, state: CountStates, other_state: CountStates) -> CountStates:
         """Merge column by column."""
-        return self.counts.merge(left, right)
+        return self.counts.merge(state, other_state)
 
     def finish(self, state: CountStates) -> CountStates:
-        """Return the counts with each value once."""
+        """Return the counts by distinct value."""
         return self.counts.finish(state)
 
 
@@ -63,7 +63,7 @@ def fit_transformations(
     manifest: Manifest,
     directory: str,
 ) -> dict[str, str]:
-    """Fit what an export was asked for, write it, and return what the manifest notes of it."""
+    """Fit and write the transformations of an export; return their manifest entry."""
     split = request.rule.names.index(request.fit_on)
 
     def count(names: Sequence[str]) -> dict[str, ColumnState]:

@@ -1,4 +1,1 @@
-"""Proof of training datasets.
-
-Files against their manifest, rows computed again, one dataset against another.
-"""
+"""Verify training datasets: check files, recompute rows, compare datasets."""

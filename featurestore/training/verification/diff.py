@@ -1,4 +1,4 @@
-"""diff: what changed between two training datasets."""
+"""Compare two training datasets."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ UInt64s = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class SplitDiff:
-    """Rows of one split by key.
-
-    Only in the other dataset, only in this one, in both with other values.
-    """
+    """The rows of a split, matched by key: added, removed, changed and unchanged."""
 
     added: int
     removed: int
@@ -36,10 +33,7 @@ class SplitDiff:
 
 @dataclass(frozen=True)
 class DatasetDiff:
-    """What changed from one dataset to another.
-
-    ``same`` when the rows, columns and splits are equal.
-    """
+    """The changes from one dataset to another; ``same`` if rows, columns and splits are equal."""
 
     dataset: str
     other: str
@@ -52,16 +46,14 @@ class DatasetDiff:
 
     @property
     def same(self) -> bool:
-        """Whether both hold the same columns and rows in the same splits."""
+        """Whether both have the same columns, and the same rows in the same splits."""
         if self.columns:
             return False
         return all(each.added == each.removed == each.changed == 0 for each in self.splits.values())
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
-        splits = {}
-        for name, each in self.splits.items():
-            splits[name] = vars(each)
+        splits = {name: vars(each) for name, each in self.splits.items()}
         return {
             "dataset": self.dataset,
             "other": self.other,
@@ -104,20 +96,21 @@ def diff(
     *,
     drift: Mapping[str, Any] | None = None,
 ) -> DatasetDiff:
-    """Return what changed from one dataset to another.
+    """Return the changes from one dataset to another.
 
-    Rows meet by the key of the first where both have it.
+    Rows are matched by the key of the first dataset, or by all shared columns if the second one
+    lacks the key.
     """
     columns = _column_changes(manifest, other)
-    theirs_too = {column.name for column in other.columns}
-    shared = [column.name for column in manifest.columns if column.name in theirs_too]
+    other_names = {column.name for column in other.columns}
+    shared = [column.name for column in manifest.columns if column.name in other_names]
     key = list(manifest.key) if set(manifest.key) <= set(shared) else shared
     splits = {}
     names = [split.name for split in (*manifest.splits, *other.splits)]
     for name in dict.fromkeys(names):
-        mine = _rows(directory, manifest, name, key=key, columns=shared)
-        theirs = _rows(other_directory, other, name, key=key, columns=shared)
-        splits[name] = _compare(mine, theirs)
+        rows = _rows(directory, manifest, name, key=key, columns=shared)
+        other_rows = _rows(other_directory, other, name, key=key, columns=shared)
+        splits[name] = _compare(rows, other_rows)
     return DatasetDiff(
         dataset=f"{manifest.name} version {manifest.version}",
         other=f"{other.name} version {other.version}",
@@ -131,7 +124,7 @@ def diff(
 
 
 def drift_between(dataset: TrainingDataset, other: TrainingDataset) -> dict[str, Any] | None:
-    """Return the drift report of each split that both have with statistics; None without any."""
+    """Return the drift report of each common split with statistics; None without any."""
     reports = {}
     for split in dataset.splits:
         if split in dataset.manifest.statistics and split in other.manifest.statistics:
@@ -141,12 +134,12 @@ def drift_between(dataset: TrainingDataset, other: TrainingDataset) -> dict[str,
 
 
 def _column_changes(manifest: Manifest, other: Manifest) -> list[str]:
-    mine = {column.name: column for column in manifest.columns}
-    theirs = {column.name: column for column in other.columns}
-    changes = _appearances("column", list(map(repr, mine)), list(map(repr, theirs)))
-    for name, column in mine.items():
-        if name in theirs and _kind(column) != _kind(theirs[name]):
-            changes.append(f"column {name!r}: {_kind(column)} -> {_kind(theirs[name])}")
+    columns = {column.name: column for column in manifest.columns}
+    other_columns = {column.name: column for column in other.columns}
+    changes = _appearances("column", list(map(repr, columns)), list(map(repr, other_columns)))
+    for name, column in columns.items():
+        if name in other_columns and _kind(column) != _kind(other_columns[name]):
+            changes.append(f"column {name!r}: {_kind(column)} -> {_kind(other_columns[name])}")
     return changes
 
 
@@ -155,29 +148,27 @@ def _kind(column: ManifestColumn) -> str:
 
 
 def _source_changes(manifest: Manifest, other: Manifest) -> list[str]:
-    mine, theirs = _delta_versions(manifest), _delta_versions(other)
-    changes = _appearances("source", list(mine), list(theirs))
-    for name, version in mine.items():
-        if name in theirs and version != theirs[name]:
-            changes.append(f"source {name}: Delta version {version} -> {theirs[name]}")
+    versions, other_versions = _delta_versions(manifest), _delta_versions(other)
+    changes = _appearances("source", list(versions), list(other_versions))
+    for name, version in versions.items():
+        if name in other_versions and version != other_versions[name]:
+            changes.append(f"source {name}: Delta version {version} -> {other_versions[name]}")
     return changes
 
 
 def _delta_versions(manifest: Manifest) -> dict[str, int]:
     """Return the Delta version of each source, by ``group@v1``."""
-    versions = {}
-    for each in manifest.sources:
-        versions[f"{each['featuregroup']}@v{each['version']}"] = each["delta_version"]
+    versions = {
+        f"{each['featuregroup']}@v{each['version']}": each["delta_version"]
+        for each in manifest.sources
+    }
     return versions
 
 
-def _appearances(noun: str, mine: Sequence[str], theirs: Sequence[str]) -> list[str]:
-    changes = []
-    for name in mine:
-        if name not in theirs:
-            changes.append(f"{noun} {name} removed")
-    for name in theirs:
-        if name not in mine:
+def _appearances(noun: str, names: Sequence[str], other_names: Sequence[str]) -> list[str]:
+    changes = [f"{noun} {name} removed" for name in names if name not in other_names]
+    for name in other_names:
+        if name not in names:
             changes.append(f"{noun} {name} added")
     return changes
 
@@ -209,13 +200,19 @@ def _rows(
     return unique, summed, counts
 
 
-def _compare(mine: tuple[UInt64s, UInt64s, Any], theirs: tuple[UInt64s, UInt64s, Any]) -> SplitDiff:
-    _, here, there = np.intersect1d(mine[0], theirs[0], assume_unique=True, return_indices=True)
-    equal = (mine[1][here] == theirs[1][there]) & (mine[2][here] == theirs[2][there])
-    both = np.minimum(mine[2][here], theirs[2][there])
+def _compare(
+    rows: tuple[UInt64s, UInt64s, Any], other_rows: tuple[UInt64s, UInt64s, Any]
+) -> SplitDiff:
+    _, indexes, other_indexes = np.intersect1d(
+        rows[0], other_rows[0], assume_unique=True, return_indices=True
+    )
+    is_equal = (rows[1][indexes] == other_rows[1][other_indexes]) & (
+        rows[2][indexes] == other_rows[2][other_indexes]
+    )
+    common_counts = np.minimum(rows[2][indexes], other_rows[2][other_indexes])
     return SplitDiff(
-        added=int(theirs[2].sum() - both.sum()),
-        removed=int(mine[2].sum() - both.sum()),
-        changed=int(both[~equal].sum()),
-        unchanged=int(both[equal].sum()),
+        added=int(other_rows[2].sum() - common_counts.sum()),
+        removed=int(rows[2].sum() - common_counts.sum()),
+        changed=int(common_counts[~is_equal].sum()),
+        unchanged=int(common_counts[is_equal].sum()),
     )

@@ -1,4 +1,4 @@
-"""What verification finds: problems, and the report of all of them."""
+"""Problems that verification detects, and the report of a verification."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, and where.
-
-    The file relative to the dataset, the byte if it is known.
+    """A problem in a file: its path relative to the dataset, and the byte offset if known.
 
     >>> str(Problem("train/csv-00000-of-00001.csv", "is cut off", 1234))
     'train/csv-00000-of-00001.csv at byte 1,234: is cut off'
@@ -21,13 +19,13 @@ class Problem:
     offset: int | None = None
 
     def __str__(self) -> str:
-        where = "" if self.offset is None else f" at byte {self.offset:,}"
-        return f"{self.file}{where}: {self.message}"
+        position = "" if self.offset is None else f" at byte {self.offset:,}"
+        return f"{self.file}{position}: {self.message}"
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What ``verify`` found; ``ok`` when nothing is wrong."""
+    """The report of ``verify``."""
 
     dataset: str
     content_hash: str
@@ -40,7 +38,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the files are what the manifest says."""
+        """Whether the files match the manifest."""
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:

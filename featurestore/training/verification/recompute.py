@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def recompute_problems(
     directory: str, manifest: Manifest, *, session: Session | None
 ) -> Iterator[Problem]:
-    """Yield a problem for each shard whose bytes come out differently.
+    """Yield a problem for each shard whose recomputed bytes differ.
 
     Raises:
         InvalidArgument: The dataset was opened without a store.
@@ -45,12 +45,12 @@ def recompute_problems(
         )
     try:
         with in_flight(session, kind="stage", name=manifest.name, version=manifest.version) as run:
-            again = _export_again(session, manifest, staging=run.rows)
+            recomputed = _export_again(session, manifest, staging=run.rows)
             run.registered = True
     except FeatureStoreError as error:
         yield Problem(MANIFEST_FILE, f"cannot be recomputed: {error.message}")
         return
-    yield from _differences(manifest, again)
+    yield from _differences(manifest, recomputed)
 
 
 def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Manifest:
@@ -94,17 +94,18 @@ def _request(manifest: Manifest) -> ExportRequest:
     )
 
 
-def _differences(manifest: Manifest, again: Manifest) -> Iterator[Problem]:
-    if again.layout != manifest.layout:
+def _differences(manifest: Manifest, recomputed: Manifest) -> Iterator[Problem]:
+    if recomputed.layout != manifest.layout:
         yield Problem(MANIFEST_FILE, "recomputed rows need another layout")
-    for split, other in zip(manifest.splits, again.splits, strict=True):
-        if split.rows != other.rows:
+    for split, recomputed_split in zip(manifest.splits, recomputed.splits, strict=True):
+        if split.rows != recomputed_split.rows:
             yield Problem(
-                split.name, f"recomputed has {other.rows:,} rows, the manifest says {split.rows:,}"
+                split.name,
+                f"recomputed has {recomputed_split.rows:,} rows, the manifest says {split.rows:,}",
             )
-        for shard, new in zip(split.shards, other.shards, strict=True):
-            if shard.sha256 != new.sha256:
+        for shard, recomputed_shard in zip(split.shards, recomputed_split.shards, strict=True):
+            if shard.sha256 != recomputed_shard.sha256:
                 yield Problem(
                     shard.path,
-                    f"recomputed bytes have SHA-256 {new.sha256}, the manifest says {shard.sha256}",
+                    f"recomputed bytes have SHA-256 {recomputed_shard.sha256}, the manifest says {shard.sha256}",
                 )

@@ -1,7 +1,4 @@
-"""A feature plan from a manifest.
-
-The same sources at the same Delta versions, for ``verify(recompute=True)``.
-"""
+"""Load the feature plan of a manifest, with its sources at the pinned Delta versions."""
 
 from __future__ import annotations
 
@@ -34,11 +31,11 @@ from featurestore.session import Session
 
 
 def replay_plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
-    """Return the plan that ``FeaturePlan.to_json`` wrote, its sources read from the Delta log.
+    """Load a plan from ``FeaturePlan.to_json``; its sources are read from the Delta log.
 
     Raises:
-        VersionNotFound: A source's table is gone, or is another table than the one that was pinned.
-        DatasetDamaged: It is no plan that this release wrote.
+        VersionNotFound: The table of a source was deleted, or has another table id than the pinned one.
+        DatasetDamaged: The plan is malformed.
     """
     try:
         return _plan(session, data)
@@ -52,30 +49,29 @@ def replay_plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
 
 def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
     left_plan = _plan(session, data["left_plan"]) if "left_plan" in data else None
-    left = None if data["left"] is None else _source(session, data["left"])
-    query = None
+    left_source = None if data["left"] is None else _source(session, data["left"])
+    left_query = None
     left_schema = pa.schema([])
-    if left is not None:
-        left_schema = left.spec.schema
+    if left_source is not None:
+        left_schema = left_source.spec.schema
     elif "left_query" in data:
-        query = _query(session, data["left_query"])
-        left_schema = run_query(session, query).schema
+        left_query = _query(session, data["left_query"])
+        left_schema = run_query(session, left_query).schema
     elif left_plan is not None:
         left_schema = left_plan.schema
     fixed_time = data["fixed_time"]
-    joins = []
-    for each in data["joins"]:
-        joins.append(_join(session, each))
-    windows = tuple([_window(session, each) for each in data.get("windows", ())])
-    asked = [
-        OnDemandFeature.from_json(JsonObject.from_value(each)) for each in data.get("on_demand", ())
+    joins = [_join(session, entry) for entry in data["joins"]]
+    windows = tuple([_window(session, entry) for entry in data.get("windows", ())])
+    definitions = [
+        OnDemandFeature.from_json(JsonObject.from_value(entry))
+        for entry in data.get("on_demand", ())
     ]
-    on_demand = type_features(asked, schema=left_schema)
+    on_demand = type_features(definitions, schema=left_schema)
     aggregates: list[WindowOutput | OnDemandOutput] = [*on_demand]
     for window in windows:
         aggregates += window.outputs
     return FeaturePlan(
-        left_source=left,
+        left_source=left_source,
         left_schema=left_schema,
         left_columns=tuple(data["left_columns"]),
         left_time=data["left_time"],
@@ -89,7 +85,7 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
         filters=tuple(data.get("filters", ())),
         samples=_samples(data.get("samples", ())),
         left_renames=_outputs(data.get("left_renames", ())),
-        left_query=query,
+        left_query=left_query,
         windows=windows,
         on_demand=on_demand,
     )
@@ -98,31 +94,31 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
 def _window(session: Session, data: Mapping[str, Any]) -> WindowJoin:
     source = _source(session, data["source"])
     outputs = []
-    for each in data["outputs"]:
-        over = None
-        if each["over_us"] is not None:
-            over = timedelta(microseconds=each["over_us"])
+    for entry in data["outputs"]:
+        window = None
+        if entry["over_us"] is not None:
+            window = timedelta(microseconds=entry["over_us"])
         kind = result_type(
-            each["function"], source.spec.schema.field(each["column"]).type, n=each["n"]
+            entry["function"], source.spec.schema.field(entry["column"]).type, n=entry["n"]
         )
         if kind is None:
-            raise ValueError(f"{each['function']} of {each['column']} has no type")
+            raise ValueError(f"{entry['function']} of {entry['column']} has no type")
         outputs.append(
             WindowOutput(
-                column=each["column"],
-                name=each["name"],
-                function=each["function"],
-                over=over,
-                offset=timedelta(microseconds=each["offset_us"]),
-                where=each["where"],
-                fill_value=value_from_json(each["fill_value"]),
-                n=each["n"],
+                column=entry["column"],
+                name=entry["name"],
+                function=entry["function"],
+                over=window,
+                offset=timedelta(microseconds=entry["offset_us"]),
+                where=entry["where"],
+                fill_value=value_from_json(entry["fill_value"]),
+                n=entry["n"],
                 kind=kind,
             )
         )
     return WindowJoin(
         source=source,
-        on=tuple((left, right) for left, right in data["on"]),
+        on=tuple((label_column, source_column) for label_column, source_column in data["on"]),
         members=tuple(data["members"]),
         outputs=tuple(outputs),
         event_time=data["event_time"],
@@ -131,23 +127,17 @@ def _window(session: Session, data: Mapping[str, Any]) -> WindowJoin:
 
 
 def _query(session: Session, data: Mapping[str, Any]) -> QuerySource:
-    tables = []
-    for name, source in data["tables"].items():
-        tables.append((name, _source(session, source)))
+    tables = [(name, _source(session, source)) for name, source in data["tables"].items()]
     return QuerySource(data["sql"], tuple(tables))
 
 
 def _samples(listed: Iterable[Mapping[str, Any]]) -> tuple[RowSample, ...]:
-    samples = []
-    for each in listed:
-        samples.append(RowSample(each["fraction"], each["seed"], tuple(each["by"])))
+    samples = [RowSample(each["fraction"], each["seed"], tuple(each["by"])) for each in listed]
     return tuple(samples)
 
 
 def _outputs(listed: Iterable[Mapping[str, Any]]) -> tuple[Output, ...]:
-    outputs = []
-    for each in listed:
-        outputs.append(Output(**each))
+    outputs = [Output(**each) for each in listed]
     return tuple(outputs)
 
 
@@ -176,7 +166,7 @@ def _source(session: Session, data: Mapping[str, Any]) -> Source:
 def _join(session: Session, data: Mapping[str, Any]) -> Join:
     return Join(
         source=_source(session, data["source"]),
-        on=tuple((left, right) for left, right in data["on"]),
+        on=tuple((label_column, source_column) for label_column, source_column in data["on"]),
         outputs=_outputs(data["outputs"]),
         event_time=data["event_time"],
         created_time=data["created_time"],
@@ -186,16 +176,16 @@ def _join(session: Session, data: Mapping[str, Any]) -> Join:
 
 def _schema(
     data: Mapping[str, Any],
-    left: pa.Schema,
+    left_schema: pa.Schema,
     joins: Sequence[Join],
     computed: Sequence[WindowOutput | OnDemandOutput],
 ) -> pa.Schema:
-    types = {field.name: field.type for field in left}
-    for each in data.get("left_renames", ()):
-        types[each["name"]] = left.field(each["column"]).type
+    types = {field.name: field.type for field in left_schema}
+    for entry in data.get("left_renames", ()):
+        types[entry["name"]] = left_schema.field(entry["column"]).type
     for join in joins:
         for output in join.outputs:
             types[output.name] = join.source.spec.schema.field(output.column).type
-    for each in computed:
-        types[each.name] = each.kind
+    for entry in computed:
+        types[entry.name] = entry.kind
     return pa.schema([(name, types[name]) for name in data["columns"]])

@@ -1,6 +1,6 @@
-"""Checks of a dataset's rows: their order, and the split that each is in.
+"""Checks of a dataset's rows: their order and their splits.
 
-They need the columns that decide both, which some formats hold with a loss.
+The checks need the columns that determine both, which some formats store with a loss.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from featurestore.errors import FeatureStoreError
 from featurestore.hashing import row_hash
 from featurestore.model.manifest import Manifest
 from featurestore.plugins.format import DatasetFormat
-from featurestore.training.export.split_rules import SplitRule, group_of_rows
+from featurestore.training.export.split_rules import SplitRule, assign_groups
 from featurestore.training.reading import split_batches
 from featurestore.training.verification.problems import Problem
 
@@ -24,11 +24,11 @@ UInt64s = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class _Possible:
-    """What the files allow to check: rows are hashed again only where columns have no loss.
+class _PossibleChecks:
+    """The checks that are possible: rows can be hashed again only from columns without loss.
 
-    ``order`` of rows inside their split; ``split`` of each row by the rule; ``distinct``: that no
-    row is in two splits, where the rule cannot tell.
+    ``order``: the order of rows inside their split; ``split``: the split of each row by the rule;
+    ``distinct``: that no row is in two splits, if the rule cannot be evaluated.
     """
 
     rule: SplitRule
@@ -37,7 +37,7 @@ class _Possible:
     distinct: bool
 
     @classmethod
-    def of(cls, manifest: Manifest) -> _Possible:
+    def from_manifest(cls, manifest: Manifest) -> _PossibleChecks:
         lossless = {column.name for column in manifest.columns if column.loss is None}
         rule = SplitRule.from_json(manifest.split_rule)
         order = set(manifest.key) <= lossless
@@ -45,23 +45,23 @@ class _Possible:
         return cls(rule, order, split, not split and len(lossless) == len(manifest.columns))
 
 
-def unchecked(manifest: Manifest, chosen: DatasetFormat) -> Iterator[str]:
-    """Say what cannot be checked without running the plan again, and why."""
-    refused = chosen.refuse_reading(manifest.layout)
-    if refused is not None:
-        yield f"row order and splits not checked: {refused}"
+def unchecked(manifest: Manifest, dataset_format: DatasetFormat) -> Iterator[str]:
+    """Yield the checks that are not possible without running the plan again, with the reason."""
+    refusal = dataset_format.refuse_reading(manifest.layout)
+    if refusal is not None:
+        yield f"row order and splits not checked: {refusal}"
         return
-    possible = _Possible.of(manifest)
+    possible = _PossibleChecks.from_manifest(manifest)
     lossy = ", ".join(column.name for column in manifest.columns if column.loss is not None)
     if not possible.order:
-        yield f"row order not checked: the files hold columns of the key with a loss ({lossy})"
+        yield f"row order not checked: the files store key columns with a loss ({lossy})"
     if len(manifest.splits) > 1 and not possible.split and not possible.distinct:
-        yield f"splits not compared row by row: the files hold columns with a loss ({lossy})"
+        yield f"splits not compared row by row: the files store columns with a loss ({lossy})"
 
 
 def row_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
     """Check order and splits from the rows themselves."""
-    possible = _Possible.of(manifest)
+    possible = _PossibleChecks.from_manifest(manifest)
     digests: dict[str, UInt64s] = {}
     for number, split in enumerate(manifest.splits):
         scan = _SplitScan(manifest, possible, number, split.name)
@@ -77,7 +77,9 @@ def row_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
 class _SplitScan:
     """One pass over the rows of a split, batch by batch."""
 
-    def __init__(self, manifest: Manifest, possible: _Possible, number: int, name: str) -> None:
+    def __init__(
+        self, manifest: Manifest, possible: _PossibleChecks, number: int, name: str
+    ) -> None:
         self._manifest = manifest
         self._possible = possible
         self._number = number
@@ -88,26 +90,26 @@ class _SplitScan:
         self._digests: list[UInt64s] = []
 
     def problems(self, batch: pa.RecordBatch) -> Iterator[Problem]:
-        """Yield what is wrong with the next rows."""
+        """Yield the problems of the next rows."""
         manifest = self._manifest
         hashes = row_hash(batch, columns=manifest.key, seed=manifest.seed)
         if self._possible.order and self._sorted and not self._follow(hashes):
-            self._sorted = False  # one break makes more: the first is told
+            self._sorted = False  # one break causes more; only the first is reported
             yield self._near("rows are not in the order of their hash")
         if self._possible.split and not self._belong(batch, hashes):
-            yield self._near("holds rows that the split rule puts elsewhere,")
+            yield self._near("has rows that the split rule assigns to another split,")
         if self._possible.distinct:
             self._digests.append(row_hash(batch, seed=0))
         self._row += batch.num_rows
 
     def distinct_rows(self) -> UInt64s:
-        """Return a digest of each row that was seen, sorted, each once."""
+        """Return the distinct digests of the scanned rows, sorted."""
         if not self._digests:
             return np.empty(0, dtype=np.uint64)
         return np.unique(np.concatenate(self._digests))
 
     def _follow(self, hashes: UInt64s) -> bool:
-        """Tell whether rows follow those before them in the order of their hash."""
+        """Return whether rows follow the previous ones in the order of their hash."""
         if not len(hashes):
             return True
         after_last = int(hashes[0]) >= self._last_hash
@@ -115,9 +117,9 @@ class _SplitScan:
         return after_last and bool((hashes[1:] >= hashes[:-1]).all())
 
     def _belong(self, batch: pa.RecordBatch, hashes: UInt64s) -> bool:
-        """Tell whether the rule puts rows into this split."""
+        """Return whether the rule assigns all rows to this split."""
         seed = self._manifest.seed
-        groups = group_of_rows(batch, rule=self._possible.rule, hashes=hashes, seed=seed)
+        groups = assign_groups(batch, rule=self._possible.rule, hashes=hashes, seed=seed)
         return bool((groups == self._number).all())
 
     def _near(self, message: str) -> Problem:
@@ -127,7 +129,7 @@ class _SplitScan:
 def _overlaps(digests: dict[str, UInt64s]) -> Iterator[Problem]:
     names = list(digests)
     for index, name in enumerate(names):
-        for other in names[index + 1 :]:
-            shared = len(np.intersect1d(digests[name], digests[other], assume_unique=True))
+        for other_name in names[index + 1 :]:
+            shared = len(np.intersect1d(digests[name], digests[other_name], assume_unique=True))
             if shared:
-                yield Problem(name, f"shares {shared:,} rows with split {other!r}")
+                yield Problem(name, f"shares {shared:,} rows with split {other_name!r}")

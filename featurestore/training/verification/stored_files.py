@@ -1,4 +1,4 @@
-"""Checks of a dataset's files against its manifest: present, whole, and no others."""
+"""Checks of a dataset's files against its manifest: missing, damaged and unknown files."""
 
 from __future__ import annotations
 
@@ -16,57 +16,56 @@ from featurestore.storage.shardfile import PIECE_BYTES, digest_of, is_temporary
 from featurestore.training.verification.problems import Problem
 from featurestore.transform.fitted import TRANSFORMATIONS
 
-_OTHER_DIGEST = "its SHA-256 differs from the manifest's"
+_DIGEST_DIFFERS = "its SHA-256 differs from the manifest's"
 
 
 def manifest_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
-    """Read the manifest again: it may have changed since the dataset was opened."""
+    """Check that the manifest has not changed since the dataset was opened."""
     try:
-        stored = read_manifest(directory)
+        stored_manifest = read_manifest(directory)
     except FeatureStoreError as error:
         yield Problem(MANIFEST_FILE, error.message)
         return
-    if stored != manifest:
+    if stored_manifest != manifest:
         yield Problem(MANIFEST_FILE, "is not the manifest that was opened")
 
 
 def unknown_files(directory: str, manifest: Manifest) -> Iterator[Problem]:
-    """Find files below the splits that the manifest does not know: plain globs would read them."""
-    known = {file.path for file in manifest.files}
+    """Yield files in split folders that the manifest does not list; plain globs would read them."""
+    known_paths = {file.path for file in manifest.files}
     for split in manifest.splits:
         for shard in split.shards:
-            known.add(shard.path)
+            known_paths.add(shard.path)
             for sidecar in shard.sidecars:
-                known.add(sidecar.path)
+                known_paths.add(sidecar.path)
     for split in manifest.splits:
         for name in files.list_directory(os.path.join(directory, split.name)):
-            # A temporary file is no shard: an attempt of a task left it that was killed after the
-            # export had ended.
-            if f"{split.name}/{name}" not in known and not is_temporary(name):
+            # A task attempt that was killed after the export had ended leaves a temporary file.
+            if f"{split.name}/{name}" not in known_paths and not is_temporary(name):
                 yield Problem(f"{split.name}/{name}", "is not in the manifest")
 
 
 def shard_problems(
-    directory: str, manifest: Manifest, shard: ManifestShard, chosen: DatasetFormat
+    directory: str, manifest: Manifest, shard: ManifestShard, dataset_format: DatasetFormat
 ) -> Iterator[Problem]:
-    """Check the bytes of a shard and its sidecars, and what its format can tell of it."""
-    itself = ManifestFile(shard.path, shard.bytes, shard.sha256)
-    for file in (itself, *shard.sidecars):
+    """Check the bytes of a shard and its sidecars, and the records of the shard."""
+    shard_file = ManifestFile(shard.path, shard.bytes, shard.sha256)
+    for file in (shard_file, *shard.sidecars):
         yield from file_problems(directory, manifest, file)
     if _absence(directory, shard.path) is not None:
         return
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            path = held.enter_context(local_path(directory, shard))
+            path = stack.enter_context(local_path(directory, shard))
         except DatasetDamaged:
-            return  # its bytes are others, which has been said
-        for each in chosen.verify_shard(path, layout=manifest.layout, rows=shard.rows):
-            where = "" if each.row is None else f" (row {each.row})"
-            yield Problem(shard.path, f"{each.message}{where}", each.offset)
+            return  # its bytes differ, which is reported above
+        for finding in dataset_format.verify_shard(path, layout=manifest.layout, rows=shard.rows):
+            position = "" if finding.row is None else f" (row {finding.row})"
+            yield Problem(shard.path, f"{finding.message}{position}", finding.offset)
 
 
 def file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> Iterator[Problem]:
-    """Compare size and SHA-256 of a file with the manifest's; say where it begins to differ."""
+    """Compare the size and SHA-256 of a file with the manifest; report the first difference."""
     absent = _absence(directory, file.path)
     if absent is not None:
         yield Problem(file.path, absent)
@@ -77,21 +76,21 @@ def file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> Ite
         message = f"has {size:,} bytes where the manifest says {file.bytes:,}"
         yield Problem(file.path, message, min(size, file.bytes))
         return
-    found = digest_of(path)
-    if found.hexdigest() == file.sha256:
+    digest = digest_of(path)
+    if digest.hexdigest() == file.sha256:
         return
-    owner = _shard_of(manifest, found.hexdigest())
+    owner = _shard_with_digest(manifest, digest.hexdigest())
     if owner is not None:
         yield Problem(file.path, f"holds the bytes of {owner!r}", 0)
         return
     stated = manifest.prefixes.get(file.path, [])
-    first = PIECE_BYTES * _equal_prefixes(found.prefixes, stated)
+    first = PIECE_BYTES * _equal_prefixes(digest.prefixes, stated)
     end = min(first + PIECE_BYTES, size) if stated else size
-    yield Problem(file.path, f"{_OTHER_DIGEST}, first before byte {end:,}", first)
+    yield Problem(file.path, f"{_DIGEST_DIFFERS}, first before byte {end:,}", first)
 
 
 def statistics_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
-    """Compare the SHA-256 of the files of statistics with the manifest's."""
+    """Compare the SHA-256 of the statistics files with the manifest."""
     for statistics in manifest.statistics.values():
         for entry in (statistics, statistics.get("sample")):
             if not entry:
@@ -100,15 +99,16 @@ def statistics_problems(directory: str, manifest: Manifest) -> Iterator[Problem]
             if absent is not None:
                 yield Problem(entry["path"], absent)
             elif files.sha256(os.path.join(directory, entry["path"])) != entry["sha256"]:
-                yield Problem(entry["path"], _OTHER_DIGEST, 0)
+                yield Problem(entry["path"], _DIGEST_DIFFERS, 0)
 
 
 def transformations_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
-    """Compare the files of transformations with their hashes, also of those that were fitted later."""
-    expected = {}
-    for name in files.list_directory(os.path.join(directory, TRANSFORMATIONS)):
-        if not name.startswith("."):
-            expected[f"{TRANSFORMATIONS}/{name}"] = name.removesuffix(".json")
+    """Compare the transformation files with their hashes, including those fitted later."""
+    expected = {
+        f"{TRANSFORMATIONS}/{name}": name.removesuffix(".json")
+        for name in files.list_directory(os.path.join(directory, TRANSFORMATIONS))
+        if not name.startswith(".")
+    }
     if manifest.transformations is not None:
         expected[manifest.transformations["path"]] = manifest.transformations["sha256"]
     for path, sha256 in expected.items():
@@ -116,11 +116,11 @@ def transformations_problems(directory: str, manifest: Manifest) -> Iterator[Pro
         if absent is not None:
             yield Problem(path, absent)
         elif files.sha256(os.path.join(directory, path)) != sha256:
-            yield Problem(path, "its SHA-256 is not the one that it was kept under", 0)
+            yield Problem(path, "its SHA-256 differs from its file name", 0)
 
 
 def _absence(directory: str, relative: str) -> str | None:
-    """Say why a file cannot be looked at; None when it can."""
+    """Return why a file cannot be checked; None if it can."""
     try:
         path = files.inside(directory, relative)
     except StorageError as error:
@@ -128,8 +128,8 @@ def _absence(directory: str, relative: str) -> str | None:
     return None if files.exists(path) else "is missing"
 
 
-def _shard_of(manifest: Manifest, sha256: str) -> str | None:
-    """Return the shard that ought to hold bytes of a SHA-256."""
+def _shard_with_digest(manifest: Manifest, sha256: str) -> str | None:
+    """Return the shard that has this SHA-256 in the manifest."""
     for split in manifest.splits:
         for shard in split.shards:
             if shard.sha256 == sha256:
@@ -137,9 +137,9 @@ def _shard_of(manifest: Manifest, sha256: str) -> str | None:
     return None
 
 
-def _equal_prefixes(found: list[str], stated: list[str]) -> int:
-    """Return how many pieces of a file are sound before the first that differs."""
-    for count, (one, other) in enumerate(zip(found, stated, strict=False)):
-        if one != other:
-            return count
-    return len(stated)
+def _equal_prefixes(digests: list[str], expected_digests: list[str]) -> int:
+    """Return the number of blocks before the first that differs."""
+    for index, (digest, expected) in enumerate(zip(digests, expected_digests, strict=False)):
+        if digest != expected:
+            return index
+    return len(expected_digests)

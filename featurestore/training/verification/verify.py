@@ -1,4 +1,4 @@
-"""verify: re-read everything that a manifest says, and name what differs."""
+"""Verify a training dataset: read all of its files again and report the differences."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 def verify(
     directory: str, manifest: Manifest, *, session: Session | None = None, recompute: bool = False
 ) -> VerifyReport:
-    """Return what differs between a dataset's files and its manifest.
+    """Return the differences between a dataset's files and its manifest.
 
     Args:
-        directory: Where the dataset lies.
-        manifest: Its manifest.
+        directory: The directory of the dataset.
+        manifest: The manifest of the dataset.
         session: The store, needed to recompute.
         recompute: Also run the plan again at the pinned Delta versions and compare every byte.
     """
     problems = _file_problems(directory, manifest)
     notes: list[str] = []
     if not problems:
-        chosen = find_format(manifest.data_format)
-        notes += unchecked(manifest, chosen)
-        if chosen.refuse_reading(manifest.layout) is None:
+        dataset_format = find_format(manifest.data_format)
+        notes += unchecked(manifest, dataset_format)
+        if dataset_format.refuse_reading(manifest.layout) is None:
             problems += row_problems(directory, manifest)
     if recompute:
         from featurestore.training.verification.recompute import recompute_problems
@@ -61,11 +61,11 @@ def verify(
 
 
 def _file_problems(directory: str, manifest: Manifest) -> list[Problem]:
-    chosen = find_format(manifest.data_format)
+    dataset_format = find_format(manifest.data_format)
     problems = [*manifest_problems(directory, manifest), *unknown_files(directory, manifest)]
     for split in manifest.splits:
         for shard in split.shards:
-            problems += shard_problems(directory, manifest, shard, chosen)
+            problems += shard_problems(directory, manifest, shard, dataset_format)
     for file in manifest.files:
         problems += file_problems(directory, manifest, file)
     problems += statistics_problems(directory, manifest)

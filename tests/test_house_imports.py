@@ -145,7 +145,6 @@ LAZY_CIRCLES = {
     ("featurestore._current", "featurestore.store"),
     ("featurestore.store", "featurestore.store.remote"),
     ("featurestore.featuregroups.handle", "featurestore.featuregroups.overview"),
-    ("featurestore.experiments.worker", "featurestore.experiments.trial_worker"),
     ("featurestore.training.dataset", "featurestore.training.statistics"),
     ("featurestore.statistics.accumulator", "featurestore.statistics.codec"),
     ("featurestore.model.plan", "featurestore.model.plan_text"),

@@ -94,7 +94,7 @@ class Ablation:
 
     def plot(self) -> Figure:
         """Return a bar for each component, with its interval."""
-        from featurestore.statistics.plots.bars import draw_intervals
+        from featurestore.statistics.plots.panels import draw_intervals
 
         return draw_intervals(
             [(row.name, row.mean, row.low, row.high) for row in self.rows],

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from featurestore.errors import InvalidArgument, Stopped
 from featurestore.experiments import randomness
 from featurestore.experiments.reports import TENSORBOARD, Reports, check_metrics, check_step
-from featurestore.experiments.run_files import ARTIFACTS, checksums_below
-from featurestore.experiments.saving import save_model
-from featurestore.experiments.teams import PARAMETER_SERVER
+from featurestore.experiments.run_files import ARTIFACTS, checksums_below, save_model
+from featurestore.experiments.tasks import PARAMETER_SERVER
 from featurestore.storage import files
 
 if TYPE_CHECKING:
@@ -301,7 +300,7 @@ class Context:
                 "context.schedule() is for runs with parameter servers.",
                 hint="experiments.parameter_server(train_fn, workers=2), or reader.steps(epochs)",
             )
-        from featurestore.experiments.parameter_servers import Schedule
+        from featurestore.experiments.strategies import Schedule
 
         run_reader = reader or self._first_reader("context.schedule()")
         calls = Schedule(self.strategy, function, run_reader)

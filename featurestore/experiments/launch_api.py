@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from featurestore.experiments.stores import session_of
+from featurestore.experiments.record_api import session_of
 from featurestore.model.arguments import with_suggestions
 
 if TYPE_CHECKING:
-    from featurestore.experiments.progress import Listener
     from featurestore.experiments.run import Run
+    from featurestore.experiments.status import Listener
     from featurestore.plugins.launcher import Launcher
     from featurestore.store import FeatureStore
     from featurestore.training.dataset import TrainingDataset

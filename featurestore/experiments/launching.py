@@ -14,16 +14,19 @@ from featurestore.errors import (
     ManifestMismatch,
     RunFailed,
 )
-from featurestore.experiments import catalog, functions, liveness
+from featurestore.experiments import catalog, functions, status
 from featurestore.experiments.context import CHECKPOINTS
-from featurestore.experiments.environment import code_of, environment
-from featurestore.experiments.functions import TrainFunction
-from featurestore.experiments.gang import AttemptEnd, watch
-from featurestore.experiments.progress import Listener, show_logs
+from featurestore.experiments.functions import TrainFunction, code_of, environment
 from featurestore.experiments.run_files import final_checksums
-from featurestore.experiments.status import WorkerStatus, read_status
-from featurestore.experiments.tasks import Fold, Task
-from featurestore.experiments.teams import CHIEF, PARAMETER_SERVER, Member, members
+from featurestore.experiments.status import (
+    AttemptEnd,
+    Listener,
+    WorkerStatus,
+    read_status,
+    show_logs,
+    watch,
+)
+from featurestore.experiments.tasks import CHIEF, PARAMETER_SERVER, Fold, Member, Task, members
 from featurestore.model.callers import warn_caller
 from featurestore.model.run_record import RunDataset, RunRecord
 from featurestore.model.times import utc_now
@@ -233,7 +236,7 @@ def run_attempts(execution: _Execution) -> RunRecord:
     session, record, attempt_end = execution.session, execution.record, None
     retries = int(record.settings["retries"])
     files.make_directory(execution.directory)
-    with liveness.driving(execution.directory):
+    with status.driving(execution.directory):
         catalog.save(session, record)
         try:
             for _ in range(retries + 1):

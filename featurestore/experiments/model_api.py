@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from featurestore.experiments.stores import session_of
+from featurestore.experiments.record_api import session_of
 from featurestore.model.arguments import with_suggestions
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, InvalidMetric, RunFailed, listing
-from featurestore.experiments import catalog, functions, liveness, spaces
+from featurestore.experiments import catalog, functions, spaces, status
 from featurestore.experiments.launching import (
     LaunchRequest,
     check_integer,
@@ -147,7 +147,7 @@ def run_study(
     )
     directory = catalog.directory_of(session, record)
     files.make_directory(directory)
-    with liveness.driving(directory):
+    with status.driving(directory):
         past_trials = catalog.find(session, parent=record.id)
         sampling.restore([_past_trial(session, each, request.metric) for each in past_trials])
         proposals.next_number = len(past_trials)

@@ -1,19 +1,49 @@
-"""Status file of a worker in the run's directory."""
+"""Status of runs: status files, liveness of the driver, supervision of workers, progress display."""
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
+import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from featurestore.errors import RunDamaged
+from featurestore.errors import RunDamaged, RunRunning
+from featurestore.experiments.tasks import CHIEF, Member, by_severity, is_over
 from featurestore.model.json_object import JsonObject, MalformedJson
-from featurestore.storage import files
+from featurestore.model.printable import printable_line
+from featurestore.plugins.launcher import RunningGang
+from featurestore.storage import files, locks
+from featurestore.storage.appending import last_lines
+from featurestore.storage.supervised import exit_text
 
 if TYPE_CHECKING:
     from featurestore.experiments.tasks import Task
+
+Lines = Callable[[], None]
+Listener = Callable[[list[str]], None]
+# Returns the paths of the logs to show, by label.
+Logs = Callable[[], Mapping[str, str]]
+_WIDTH = 100
+_NOTEBOOK_SECONDS = 0.25
+
+
+_POLL_SECONDS = 0.05
+# A worker that lost a peer may fail before the exit of the peer is visible.
+_GATHER_SECONDS = 1.0
+_SAME_CALLS = (
+    "All workers must make the same TensorFlow calls: context.save(model) instead of "
+    "'if context.worker == 0: model.save(...)'."
+)
+
+
+_LOCK = "driver.lock"
+_locked_paths: set[str] = set()  # closing a second handle of a locked file would release its lock
+
 
 WORKERS = "workers"
 # Errors of workers that lost a peer; the failure of the peer is the cause.
@@ -97,3 +127,193 @@ def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:
     except MalformedJson as error:
         raise RunDamaged(f"The file {path!r} of a worker is damaged: {error}") from error
     return status if status.attempt == attempt else None
+
+
+@contextmanager
+def driving(directory: str) -> Iterator[None]:
+    """Lock a run while the block drives it.
+
+    Raises:
+        RunRunning: Another process, or another thread of this one, drives the run.
+    """
+    if is_driven(directory):
+        raise RunRunning(
+            f"The run {os.path.basename(directory)!r} is still running.",
+            hint="wait for its end, or end the process that drives it",
+        )
+    path = os.path.join(directory, _LOCK)
+    handle = locks.hold(path)
+    _locked_paths.add(path)
+    try:
+        yield
+    finally:
+        files.remove(path, below=directory)
+        _locked_paths.discard(path)
+        locks.release(handle)
+
+
+def is_driven(directory: str) -> bool:
+    """Return True if a live process drives a run."""
+    path = os.path.join(directory, _LOCK)
+    return path in _locked_paths or locks.is_held(path)
+
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    """The end of one start of all processes.
+
+    ``can_retry`` is True if a process died, so that another start may succeed.
+    """
+
+    state: str
+    exits: tuple[str, ...]
+    statuses: tuple[WorkerStatus | None, ...]
+    reason: str | None = None
+    trace: str | None = None
+    can_retry: bool = False
+
+
+def watch(
+    running: RunningGang,
+    read: Callable[[int], WorkerStatus | None],
+    *,
+    team: Sequence[Member],
+    each_poll: Callable[[], None],
+) -> AttemptEnd:
+    """Wait until a run ends or cannot continue, and stop all of its processes.
+
+    Args:
+        running: The processes.
+        read: Returns the status of a process by its number.
+        team: The members of the run, one for each process.
+        each_poll: Called at each poll.
+    """
+    try:
+        exits = running.poll()
+        while not is_over(exits, team):
+            each_poll()
+            time.sleep(_POLL_SECONDS)
+            exits = running.poll()
+        chief_is_done = team[0].role == CHIEF and exits[0] == 0
+        if any(exits) and not chief_is_done:
+            exits = _gather(running)
+    finally:
+        running.stop()
+    statuses = [read(worker) for worker in range(len(exits))]
+    return evaluate_attempt(exits, statuses, team)
+
+
+def _gather(running: RunningGang) -> list[int | None]:
+    """Return the exits once all have ended, or after a short wait."""
+    end = time.monotonic() + _GATHER_SECONDS
+    while None in (exits := running.poll()) and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+    return exits
+
+
+def evaluate_attempt(
+    exits: Sequence[int | None], statuses: Sequence[WorkerStatus | None], team: Sequence[Member]
+) -> AttemptEnd:
+    """Return the end of an attempt from the exits and status files of its processes.
+
+    >>> from featurestore.experiments.tasks import members
+    >>> done, team = WorkerStatus("finished", 1, 100, "here"), members("multiworker", 2, 0)
+    >>> evaluate_attempt([0, -9], [done, None], team).reason
+    'worker 1 was lost: killed by SIGKILL'
+    >>> evaluate_attempt([0, 0], [done, done], team).state
+    'finished'
+    """
+    exit_texts = tuple("stopped" if each is None else exit_text(each) for each in exits)
+    final_statuses = tuple(statuses)
+    first = final_statuses[0]
+    if team[0].role == CHIEF and exits[0] == 0 and first is not None:
+        return AttemptEnd(
+            first.state, exit_texts, final_statuses
+        )  # the chief finished without the workers that it lost
+    for member, status in zip(team, final_statuses, strict=True):
+        if status is not None and status.state == "failed" and not status.lost_a_peer:
+            reason = f"{member}: {status.error}: {status.message}"
+            if len(team) > 1 and "Collective ops is aborted" in str(status.message):
+                reason += f"\n{_SAME_CALLS}"
+            return AttemptEnd("failed", exit_texts, final_statuses, reason, status.trace)
+    for number in by_severity(team):
+        status = final_statuses[number]
+        ended_well = status is not None and status.state in ("finished", "stopped")
+        lost = exits[number] is not None and (exits[number] != 0 or not ended_well)
+        if lost and not (status is not None and status.lost_a_peer):
+            reason = f"{team[number]} was lost: {exit_texts[number]}"
+            return AttemptEnd("failed", exit_texts, final_statuses, reason, can_retry=True)
+    for member, status in zip(team, final_statuses, strict=True):
+        if status is not None and status.lost_a_peer:
+            other_statuses = [each for each in final_statuses if each is not status]
+            if all(
+                each is not None and each.state in ("finished", "stopped")
+                for each in other_statuses
+            ):
+                # The others finished, so another start would end in the same way.
+                reason = f"{member} waited for workers that had finished: {status.error}. "
+                reason += _SAME_CALLS
+                return AttemptEnd("failed", exit_texts, final_statuses, reason, status.trace)
+            reason = f"{member} lost another one: {status.error}: {status.message}"
+            return AttemptEnd("failed", exit_texts, final_statuses, reason, can_retry=True)
+    return AttemptEnd("finished" if first is None else first.state, exit_texts, final_statuses)
+
+
+@contextmanager
+def show_logs(logs: Logs, progress: bool | Listener | None) -> Iterator[Lines]:
+    """Yield a function that shows the last line of each log.
+
+    True shows them in the notebook or terminal, None shows them if there is one, and a function
+    receives the lines.
+    """
+    if callable(progress):
+        yield lambda: progress(_progress_lines(logs))
+        return
+    if not (progress or ((progress is None and sys.stderr.isatty()) or _is_notebook())):
+        yield lambda: None
+        return
+    if _is_notebook():
+        yield _in_notebook(logs)
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(stderr=True), refresh_per_second=4) as live:
+        yield lambda: live.update(Text("\n".join(_progress_lines(logs))))
+
+
+def _in_notebook(logs: Logs) -> Lines:
+    """Return a function that updates the lines below the cell."""
+    display = importlib.import_module("IPython.display").display
+    displayed, last_refresh = "", 0.0
+    handle = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def show() -> None:
+        nonlocal displayed, last_refresh
+        if time.monotonic() - last_refresh < _NOTEBOOK_SECONDS:
+            return
+        text = "\n".join(_progress_lines(logs))
+        last_refresh = time.monotonic()
+        if text != displayed:
+            displayed = text
+            handle.update({"text/plain": text}, raw=True)
+
+    return show
+
+
+def _progress_lines(logs: Logs) -> list[str]:
+    progress_lines = []
+    for name, path in logs().items():
+        log_lines = [line for line in last_lines(path, 20) if line.strip()]
+        last = printable_line(log_lines[-1].split("\r")[-1]) if log_lines else ""
+        progress_lines.append(f"{printable_line(name)}: {last}"[:_WIDTH])
+    return progress_lines
+
+
+def _is_notebook() -> bool:
+    """Return True if a notebook kernel runs in this process, not merely imported."""
+    if "ipykernel" not in sys.modules:
+        return False
+    kernel = importlib.import_module("ipykernel.kernelapp").IPKernelApp
+    return bool(kernel.initialized())

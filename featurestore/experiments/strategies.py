@@ -1,23 +1,38 @@
-"""Strategies of ``tf.distribute`` by kind of run, and the reporting callback of Keras."""
+"""Strategies of ``tf.distribute`` by kind of run, with calls on parameter servers.
+
+The chief reads the data: each batch is the argument of one function call, which runs on any free
+worker. With a ``tf.data`` dataset on the workers, each of them would read all rows, since this
+strategy does not shard datasets.
+"""
 
 from __future__ import annotations
 
 import importlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from featurestore.experiments import parameter_servers
-from featurestore.experiments.teams import PARAMETER_SERVER
+from featurestore.errors import InvalidArgument
+from featurestore.experiments.tasks import PARAMETER_SERVER
 from featurestore.readers.keras_losses import MetricSums
+from featurestore.readers.tensorflow import import_tensorflow
 
 if TYPE_CHECKING:
-    from featurestore.experiments.context import Context
+    from featurestore.experiments.context import Context, RunCheckpoint
     from featurestore.experiments.reading import RunReader
+    from featurestore.readers.reader import Batch
+
+# A variable is sharded into at least this size, with at most one shard for each server.
+SHARD_BYTES = 256 * 1024
+# Concurrent calls for each worker; a lost worker repeats at most this many.
+CALLS_PER_WORKER = 4
 
 
 def make_strategy(kind: str) -> Any:
     """Return the strategy of a kind of run, as ``LaunchRequest.strategy`` names it."""
     if kind == PARAMETER_SERVER:
-        return parameter_servers.make_strategy()
+        return _parameter_server_strategy()
     tf = importlib.import_module("tensorflow")
     if kind == "multiworker":
         return tf.distribute.MultiWorkerMirroredStrategy()
@@ -65,3 +80,114 @@ def report_callback(
                 context.report(self.completed_steps, **validation)
 
     return ReportCallback()
+
+
+def _parameter_server_strategy() -> Any:
+    """Return the strategy of the chief, after waiting for workers and servers."""
+    tf = import_tensorflow()
+    resolver = _resolver(tf)
+    servers = resolver.cluster_spec().num_tasks("ps")
+    partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
+        min_shard_bytes=SHARD_BYTES, max_shards=servers
+    )
+    return tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
+
+
+def serve() -> None:
+    """Serve the chief as a worker or a parameter server until this process is stopped."""
+    tf = import_tensorflow()
+    resolver = _resolver(tf)
+    cluster = resolver.cluster_spec()
+    # Calls wait for one another; with fewer threads than members they would deadlock.
+    threads = cluster.num_tasks("worker") + cluster.num_tasks("ps") + 1
+    server = tf.distribute.Server(
+        cluster,
+        job_name=resolver.task_type,
+        task_index=resolver.task_id,
+        protocol="grpc",
+        config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=max(threads, 4)),
+    )
+    server.join()
+
+
+@dataclass
+class ScheduledCall:
+    """A call with the batch of a step; its result remains on the worker until fetched."""
+
+    step: int
+    batch: dict[str, Any]
+    result: Any
+
+
+@dataclass
+class Schedule:
+    """The queue of scheduled calls of one function, one batch each."""
+
+    strategy: Any
+    function: Callable[[Any], Any]
+    reader: RunReader
+    coordinator: Any = field(init=False)
+    call: Any = field(init=False)
+    waiting: deque[ScheduledCall] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        replicas = self.strategy.num_replicas_in_sync
+        if replicas != 1:
+            raise InvalidArgument(
+                f"Each worker has {replicas} devices, and each of them would compute every "
+                "row of the batch.",
+                hint="as many workers as there are devices",
+            )
+        tf = import_tensorflow()
+        self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+        strategy, function = self.strategy, self.function
+        self.call = tf.function(lambda batch: strategy.run(function, args=(batch,)))
+
+    def results(
+        self, epochs: int, *, checkpoint: RunCheckpoint | None, save_every: int
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield (step, return value) in the order of steps."""
+        workers = _resolver(import_tensorflow()).cluster_spec().num_tasks("worker")
+        max_calls = CALLS_PER_WORKER * workers
+        saved = True
+        for step, batch in self.reader.steps(epochs):
+            self._add(step, batch)
+            saved = False
+            if len(self.waiting) >= max_calls:
+                yield self._pop_oldest()
+            if checkpoint is not None and (step + 1) % save_every == 0:
+                yield from self._drain()
+                checkpoint.save()
+                saved = True
+        yield from self._drain()
+        if checkpoint is not None and not saved:
+            checkpoint.save()
+
+    def _add(self, step: int, batch: Batch) -> None:
+        tf = import_tensorflow()
+        tensors = {name: tf.convert_to_tensor(values) for name, values in batch.items()}
+        self.waiting.append(ScheduledCall(step, tensors, self._schedule_call(tensors)))
+
+    def _schedule_call(self, tensors: dict[str, Any]) -> Any:
+        return self.coordinator.schedule(self.call, args=(tensors,))
+
+    def _drain(self) -> Iterator[tuple[int, Any]]:
+        while self.waiting:
+            yield self._pop_oldest()
+
+    def _pop_oldest(self) -> tuple[int, Any]:
+        errors = import_tensorflow().errors
+        oldest = self.waiting.popleft()
+        try:
+            return oldest.step, oldest.result.fetch()
+        except errors.CancelledError:
+            self.coordinator.join()  # raises the error of the call for which this one was cancelled
+            raise
+        except errors.UnavailableError:
+            # TensorFlow repeats the running call of a lost worker, but not its finished calls that
+            # were not fetched yet. If a server is lost instead, this raises.
+            return oldest.step, self._schedule_call(oldest.batch).fetch()
+
+
+def _resolver(tf: Any) -> Any:
+    return tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")

@@ -16,7 +16,7 @@ from featurestore.model.run_record import RunRecord
 if TYPE_CHECKING:
     import pandas as pd
 
-    from featurestore.experiments.progress import Listener
+    from featurestore.experiments.status import Listener
     from featurestore.plugins.launcher import Launcher
     from featurestore.session import Session
 

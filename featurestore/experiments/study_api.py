@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from featurestore.experiments.stores import session_of
+from featurestore.experiments.record_api import session_of
 from featurestore.model.arguments import with_suggestions
 
 if TYPE_CHECKING:
     from featurestore.experiments.ablation import Ablation
-    from featurestore.experiments.progress import Listener
+    from featurestore.experiments.planned import CrossValidation
+    from featurestore.experiments.status import Listener
     from featurestore.experiments.study import Study
-    from featurestore.experiments.validation import CrossValidation
     from featurestore.plugins.launcher import Launcher
     from featurestore.store import FeatureStore
     from featurestore.training.dataset import TrainingDataset
@@ -238,7 +238,7 @@ def cross_validate(
     {'rows': 2.0}
     """
     from featurestore.experiments.launching import LaunchRequest
-    from featurestore.experiments.validation import cross_validate as run_folds
+    from featurestore.experiments.planned import cross_validate as run_folds
 
     request = LaunchRequest(
         train_fn,

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 from featurestore.errors import RunFailed
 from featurestore.experiments import catalog
 from featurestore.experiments.launching import end_record, worker_task
-from featurestore.experiments.progress import Listener, show_logs
-from featurestore.experiments.status import WorkerStatus, read_status
+from featurestore.experiments.status import Listener, WorkerStatus, read_status, show_logs
 from featurestore.experiments.tasks import Fold, Task
 from featurestore.model.json_object import JsonObject
 from featurestore.model.run_record import RunRecord

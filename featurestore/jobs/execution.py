@@ -1,4 +1,4 @@
-"""Compute windows in chunks that share a commit, sequentially or in parallel."""
+"""Execution of jobs: windows in chunks that share a commit, and versions of training datasets."""
 
 from __future__ import annotations
 
@@ -7,36 +7,131 @@ import os
 import queue
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any
 
 from featurestore.alerts import incidents
+from featurestore.errors import InvalidJob, listing
+from featurestore.jobs.inputs import PinnedInput
 from featurestore.jobs.monitors.run import run_monitor
-from featurestore.jobs.run import Attempt, run_windows
+from featurestore.jobs.run import Attempt, RunOutput, StartedRun, run_recorded, run_windows
 from featurestore.jobs.schedule import windows_after
 from featurestore.jobs.specs import schedule_of
+from featurestore.jobs.stale import changes
 from featurestore.jobs.streams.run import run_stream
 from featurestore.jobs.target import find_target
-from featurestore.jobs.training import run_training
 from featurestore.model.job import JobSpec
+from featurestore.model.manifest import Manifest
 from featurestore.model.printable import printable
+from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.model.window import Window
 from featurestore.plugins.engine import find_engine
-from featurestore.registry import jobs, runs
+from featurestore.registry import jobs, runs, training_datasets
 from featurestore.registry.runs import Run
 from featurestore.session import Session
 from featurestore.storage import files
+from featurestore.training import catalog
+from featurestore.training.create import create
+from featurestore.training.export.data import export_data
 
 _log = logging.getLogger("featurestore.jobs")
 # A query computes many windows nearly as fast as one; a function is called for each window. A
 # killed chunk starts again from its first window.
 CHUNKS = {"sql": 1000, "python": 100, "window": 100, "training": 1_000_000, "monitor": 400}
-_RUN = {"training": run_training, "monitor": run_monitor}
 # When so many single windows fail in a row, the windows are not the cause, and the rest is
 # left for later.
 _MAX_CONSECUTIVE_FAILURES = 3
 _COMMAND_SECONDS = 60
+
+
+def run_training(session: Session, attempt: Attempt) -> Run:
+    """Write one version for the last window, unless nothing changed since the latest version."""
+    return run_recorded(session, attempt, partial(_write_and_retire, session, attempt))
+
+
+def _write_and_retire(session: Session, attempt: Attempt, recording: StartedRun) -> RunOutput:
+    output = _write_dataset(session, attempt, recording)
+    # Also if nothing was written: a killed run may have left one version too many.
+    if attempt.spec.keep is not None:
+        _retire(session, attempt.spec.target, attempt.spec.keep)
+    return output
+
+
+def _write_dataset(session: Session, attempt: Attempt, recording: StartedRun) -> RunOutput:
+    spec = attempt.spec
+    latest = catalog.last_version(session, spec.target)
+    if latest and spec.inputs and not _inputs_changed(session, attempt, recording.inputs):
+        return _unchanged_version(latest)
+    returned = attempt.call(attempt.definition, attempt.windows[-1])
+    arguments = {"data": returned}
+    if isinstance(returned, Mapping):
+        arguments = dict(returned)
+    if "data" not in arguments:
+        raise InvalidJob(
+            f"Job {spec.name!r} returned the arguments {sorted(arguments)} without 'data'.",
+            hint="return {'data': frame, 'label': ...}, or the frame alone",
+        )
+    data = arguments.pop("data")
+    request = _request(spec, arguments)
+    if latest and not spec.inputs and _same_sources(session, spec.target, data):
+        return _unchanged_version(latest)
+    dataset = create(session, data, request, progress=False)
+    rows = sum(dataset.num_rows(split) for split in dataset.splits)
+    return RunOutput(rows, dataset.version, dataset.version)
+
+
+def _request(spec: JobSpec, arguments: Mapping[str, Any]) -> TrainingDatasetRequest:
+    """Return the request for the next version, from the arguments that a job's function returned."""
+    argument_names = {each.name for each in fields(TrainingDatasetRequest)} - {"name"}
+    unknown = [key for key in arguments if key not in argument_names]
+    if unknown:
+        raise InvalidJob(
+            f"Job {spec.name!r} returned unknown arguments {listing(unknown)} of "
+            "create_training_dataset.",
+            hint=f"available: {listing(sorted(argument_names))}",
+        )
+    defaults = {"description": spec.description, "tags": dict(spec.tags)}
+    return TrainingDatasetRequest(name=spec.target, **{**defaults, **arguments})
+
+
+def _unchanged_version(latest: int) -> RunOutput:
+    _log.info("no input changed since version %d", latest)
+    return RunOutput(0, latest, latest)
+
+
+def _inputs_changed(session: Session, attempt: Attempt, inputs: tuple[PinnedInput, ...]) -> bool:
+    with session.registry.reading() as connection:
+        finished_runs = runs.of_job(connection, attempt.spec.name, state=runs.DONE)
+    if not finished_runs or finished_runs[-1].ended is None:
+        return True
+    recorded_inputs = {each["input"]: each for each in finished_runs[-1].inputs.get("inputs", ())}
+    return any(
+        changes(pinned, recorded_inputs.get(pinned.name, {}), since=finished_runs[-1].ended)
+        for pinned in inputs
+    )
+
+
+def _same_sources(session: Session, name: str, data: object) -> bool:
+    """Return whether a frame reads the same Delta versions as the latest version did."""
+    provenance = export_data(session, data).provenance
+    if provenance.plan is None or not provenance.reproducible:
+        return False
+    manifest: Manifest = catalog.get(session, name, None).manifest
+    return list(map(dict, provenance.sources)) == list(map(dict, manifest.sources))
+
+
+def _retire(session: Session, name: str, keep: int) -> None:
+    with session.registry.reading() as connection:
+        versions: list[int] = training_datasets.versions(connection, name)
+    for version in sorted(versions)[:-keep]:
+        catalog.remove(session, name, version)
+        _log.info("%s version %d retired", name, version)
+
+
+_RUN = {"training": run_training, "monitor": run_monitor}
 
 
 @dataclass

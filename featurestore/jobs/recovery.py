@@ -14,19 +14,22 @@ from sqlalchemy.engine import Connection
 
 from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.log import is_delta_table
+from featurestore.errors import InvalidJob
 from featurestore.jobs.run import RunOutput, last_dataset, record_computed
 from featurestore.jobs.schedule import windows_between
 from featurestore.jobs.specs import schedule_of
-from featurestore.jobs.target import JobCommit, commits_of_job, job_commits
+from featurestore.jobs.target import JobCommit, commits_of_job, find_target, job_commits
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
 from featurestore.recovery import owners
 from featurestore.recovery import recover as recover_writes
+from featurestore.recovery.leases import hold_job_lease
 from featurestore.registry import featuregroups, jobs, runs, streams
 from featurestore.registry.runs import Run
 from featurestore.session import Session
 from featurestore.storage import files
+from featurestore.streams.replay import Replayed, replay
 from featurestore.training import catalog
 
 
@@ -243,3 +246,25 @@ def _run_of_commit(job_commit: JobCommit) -> Run:
         rows=commit.rows_in,
         delta_version=commit.version,
     )
+
+
+def replay_stream(session: Session, name: str) -> Replayed:
+    """Read the quarantined records of a job again, by its current definition.
+
+    Raises:
+        JobNotFound: The job does not exist.
+        InvalidJob: It reads no topic, or its group does not have its columns yet.
+        JobLeased: The job is running.
+    """
+    with session.registry.reading() as connection:
+        spec = jobs.get(connection, name).spec
+    if spec.stream is None:
+        raise InvalidJob(f"Job {name!r} reads no topic.", hint="featurestore job list")
+    with hold_job_lease(session, name):
+        group = find_target(session, spec)
+        if group is None:
+            raise InvalidJob(
+                f"Job {name!r} has no group with its columns yet, and so no quarantine.",
+                hint=f"featurestore job run {name}",
+            )
+        return replay(session, spec, group)

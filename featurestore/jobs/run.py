@@ -32,7 +32,7 @@ from featurestore.errors import (
 from featurestore.featuregroups.create import create
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.write import Write, insert
-from featurestore.jobs import deletions
+from featurestore.jobs import target
 from featurestore.jobs.compute import Computation, compute
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import PinnedInput, pin_inputs
@@ -213,7 +213,7 @@ def _compute_and_write(session: Session, attempt: Attempt, recording: StartedRun
         if rows is None:
             rows = _no_rows(session, schema, os.path.join(staging, "nothing"))
         check_lease(session, attempt)
-        rows, deleted_keys = deletions.split_tombstones(session, attempt.spec, rows)
+        rows, deleted_keys = target.split_tombstones(session, attempt.spec, rows)
         output = _write(session, attempt, recording, rows, sources.reads)
         _delete_keys(session, attempt, recording, sources, output.target_version, deleted_keys)
         return output
@@ -233,9 +233,9 @@ def _delete_keys(
     check_lease(session, attempt)
     run_id = recording.run.run_id
     if deleted_keys:
-        deletions.delete_tombstones(session, attempt.spec, version, deleted_keys, run_id=run_id)
+        target.delete_tombstones(session, attempt.spec, version, deleted_keys, run_id=run_id)
     if sources.keys is not None:
-        deletions.delete_missing(session, attempt.spec, version, sources.keys, run_id=run_id)
+        target.delete_missing(session, attempt.spec, version, sources.keys, run_id=run_id)
 
 
 def _no_rows(session: Session, schema: pa.Schema | None, path: str) -> Relation:

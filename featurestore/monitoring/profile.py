@@ -21,7 +21,7 @@ from featurestore.model.statistics import ColumnStatistics, Statistics, Value
 from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
 from featurestore.monitoring.estimates import Estimate
-from featurestore.statistics.cumulative import Cumulative, as_number
+from featurestore.statistics.drift import Cumulative, as_number
 from featurestore.statistics.exactsum import Floats
 
 _FORMAT = 1

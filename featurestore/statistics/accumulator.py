@@ -13,10 +13,8 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.roles import Role
 from featurestore.plugins.engine import Accumulator
 from featurestore.statistics.counts import ColumnCounts, count_measured, count_values
-from featurestore.statistics.dictionaries import with_dictionaries
 from featurestore.statistics.kinds import CountedColumn, counted_columns, paired_columns
-from featurestore.statistics.moments import CoMoments, batch_moments
-from featurestore.statistics.pairwise import co_moments
+from featurestore.statistics.moments import CoMoments, batch_moments, co_moments
 from featurestore.statistics.sample import (
     Sample,
     hashable_rows,
@@ -25,6 +23,7 @@ from featurestore.statistics.sample import (
     sampled_rows,
 )
 from featurestore.statistics.sampling_hash import upper_halves, with_lower_halves, within_bound
+from featurestore.statistics.value_counts import with_dictionaries
 from featurestore.statistics.values import Values, measured_values
 
 if TYPE_CHECKING:

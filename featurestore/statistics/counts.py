@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
-from featurestore.statistics.dictionaries import count_occurrences
 from featurestore.statistics.exactsum import (
     TOO_LARGE,
     Twofold,
@@ -26,6 +25,7 @@ from featurestore.statistics.value_counts import (
     MAX_VALUES,
     ValueCounts,
     count_numbers,
+    count_occurrences,
     count_texts,
     merged_counts,
 )

@@ -1,4 +1,4 @@
-"""Drift between two statistics: PSI, Kolmogorov-Smirnov, missing values, new categories.
+"""Drift between two statistics: cumulative distributions, PSI, missing values, new categories.
 
 The population stability index compares shares p and q of the same bins: sum of (q - p) * ln(q / p).
 Numbers are binned by the deciles of the first table, categories by value. Both measures are above
@@ -13,19 +13,98 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.arguments import with_suggestions
 from featurestore.model.drift import DriftReport, DriftThresholds, FeatureDrift
 from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Statistics, TopValue, Value
-from featurestore.statistics.cumulative import Cumulative, cumulative, kolmogorov_smirnov
 from featurestore.statistics.exactsum import Floats
+from featurestore.statistics.summary import parse_seconds
 
 # Added to the rows of every bin: the logarithm of an empty bin is infinite.
 _SMOOTHING_ROWS = 0.5
 _DECILES = np.linspace(0.0, 1.0, 11)[1:-1]
 _MAX_VALUES = 20
+
+
+@dataclass(frozen=True)
+class Cumulative:
+    """A cumulative distribution function.
+
+    ``left`` is the share of values below each of the ``points``, ``right`` the share up to it.
+    Between two points a stepwise function is constant (all values are points), others are linear.
+    """
+
+    points: Floats
+    left: Floats
+    right: Floats
+    stepwise: bool
+
+    def up_to(self, x: Floats) -> Floats:
+        """Return the share of values <= x."""
+        return self._share_at(x, np.searchsorted(self.points, x, side="right") - 1)
+
+    def below(self, x: Floats) -> Floats:
+        """Return the share of values < x."""
+        return self._share_at(x, np.searchsorted(self.points, x, side="left") - 1)
+
+    def _share_at(self, x: Floats, index: NDArray[np.intp]) -> Floats:
+        """Return the share at x; ``index`` is the last point before it, -1 before the first."""
+        last = len(self.points) - 1
+        position = np.clip(index, 0, last)
+        share = np.where(index < 0, 0.0, self.right[position])
+        if self.stepwise:
+            return np.asarray(share)
+        following = np.clip(index + 1, 0, last)
+        width = self.points[following] - self.points[position]
+        rises = (index >= 0) & (following > position) & (width > 0)
+        fraction = (x - self.points[position]) / np.where(width > 0, width, 1.0)
+        rise = fraction * (self.left[following] - self.right[position])
+        return np.asarray(share + np.where(rises, rise, 0.0))
+
+
+def cumulative(column: ColumnStatistics) -> Cumulative | None:
+    """Return the distribution function of a measured column; None if it has no values."""
+    if column.top_complete and column.top:
+        return _from_counts(column.top)
+    if column.quantiles:
+        return _from_quantiles(column.quantiles)
+    return None
+
+
+def _from_counts(top: Sequence[TopValue]) -> Cumulative:
+    values = np.array([as_number(each.value) for each in top])
+    counts = np.array([each.count for each in top], dtype=np.float64)
+    order = np.argsort(values)
+    shares = np.cumsum(counts[order])
+    shares /= shares[-1]
+    left_shares = np.concatenate(([0.0], shares[:-1]))
+    return Cumulative(values[order], left_shares, shares, stepwise=True)
+
+
+def _from_quantiles(quantiles: Sequence[float | str]) -> Cumulative:
+    values = np.array([as_number(each) for each in quantiles])
+    grid = np.linspace(0.0, 1.0, len(values))
+    points, first = np.unique(values, return_index=True)
+    last = np.append(first[1:], len(values)) - 1
+    return Cumulative(points, grid[first], grid[last], stepwise=False)
+
+
+def kolmogorov_smirnov(a: Cumulative, b: Cumulative) -> float:
+    """Return the Kolmogorov-Smirnov distance, the largest gap between two functions."""
+    points = np.union1d(a.points, b.points)
+    up_to = np.abs(a.up_to(points) - b.up_to(points)).max()
+    below = np.abs(a.below(points) - b.below(points)).max()
+    return float(max(up_to, below))
+
+
+def as_number(value: bool | float | str) -> float:
+    """Return a value of statistics as a number; times as seconds since 1970."""
+    if isinstance(value, str):
+        return parse_seconds(value)
+    return float(value)
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Mergeable means, variances and pairwise co-moments (Chan, Golub and LeVeque 1979).
+"""Mergeable means, variances and co-moments, of whole columns or in cache-sized blocks of rows.
 
 Each pair (i, j) uses the rows where both values are finite (pairwise complete). Entry [i, j] of
 ``mean`` and ``square`` is that of column i over the rows of the pair, so neither matrix is
@@ -7,13 +7,25 @@ symmetric.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featurestore.statistics.exactsum import Floats, Twofold, add_twofold
+from featurestore.statistics.memory import empty
 from featurestore.statistics.values import Values
+
+# A numpy call costs as much as a thousand values, so that blocks must not be small.
+_CACHED_VALUES = 1 << 19
+_MIN_BLOCK_ROWS, _MAX_BLOCK_ROWS = 1_024, 32_768
+# BLAS wakes its threads for products of more multiplications, and they spin afterwards.
+_MAX_SINGLE_THREADED = 1 << 18
+# Above this many columns, computing only half of the symmetric product is faster.
+_MAX_FULL_PRODUCT = 40
+# Columns are multiplied in tiles of this size.
+_TILE = 60
 
 
 @dataclass
@@ -146,3 +158,135 @@ def as_twofold(pivot: float | int) -> Twofold:
     if not isinstance(pivot, int):
         return high, 0.0
     return high, float(pivot - int(high))
+
+
+def co_moments(columns: Sequence[Values], *, weights: NDArray[np.int64] | None = None) -> CoMoments:
+    """Return the co-moments of the columns of one batch; ``weights`` are copies of each row."""
+    rows = len(columns[0].numbers)
+    total, roots = float(rows), None
+    if weights is not None and not (weights == 1).all():
+        total, roots = float(weights.sum()), np.sqrt(weights)
+    sums = _PairSums(columns, total)
+    # A block of rows is filled at once, then multiplied in slabs.
+    slab_rows = _slab_size(len(columns))
+    block = min(max(_CACHED_VALUES // sums.width, _MIN_BLOCK_ROWS), _MAX_BLOCK_ROWS)
+    block = max(block - block % slab_rows, slab_rows)
+    even_rows = rows - rows % slab_rows
+    for start in range(0, even_rows, block):
+        sums.add(slice(start, min(start + block, even_rows)), slab_rows, roots)
+    if even_rows < rows:
+        sums.add(slice(even_rows, rows), rows - even_rows, roots)
+    return sums.co_moments()
+
+
+def _slab_size(columns: int) -> int:
+    """Return the number of rows per BLAS product, a power of two."""
+    tile = min(columns, _TILE)
+    return 1 << (_MAX_SINGLE_THREADED // (tile * (tile + 1))).bit_length() - 1
+
+
+class _PairSums:
+    """Sums over rows of deviations from pivots, of their squares and of their products.
+
+    Each pair of columns uses the rows where both have a value. A *mask* is 1 for such rows; the
+    first mask selects all rows, the others those of each column with missing values.
+    """
+
+    def __init__(self, columns: Sequence[Values], total: float) -> None:
+        self._columns = columns
+        self._masked = [column for column in columns if column.present is not None]
+        masks = len(self._masked) + 1
+        self.width = len(columns) + masks
+        if self._masked:  # with the squares
+            self.width += len(columns)
+        self._products = np.zeros((len(columns), len(columns)))
+        # One column per mask.
+        self._sums, self._squares = np.zeros((2, len(columns), masks))
+        self._rows = np.zeros((masks, masks))
+        self._rows[0, 0] = total
+
+    def add(self, rows: slice, slab_rows: int, roots: Floats | None) -> None:
+        """Add rows, a multiple of ``slab_rows``; ``roots`` are the roots of their weights."""
+        columns = len(self._columns)
+        block = empty((self.width, rows.stop - rows.start))
+        deviations, masks, squares = np.split(block, [columns, columns + len(self._rows)])
+        for column, row in zip(self._columns, deviations, strict=True):
+            column.write_deviations(rows, row)
+        masks[0] = 1.0
+        for column, row in zip(self._masked, masks[1:], strict=True):
+            row[:] = column.present[rows]  # type: ignore[index]
+        if len(squares):
+            np.multiply(deviations, deviations, out=squares)
+        if roots is not None:
+            block *= roots[rows]
+        # Slabs become the first axis, so that matmul calls BLAS once per slab.
+        slabs = block.reshape(self.width, -1, slab_rows).transpose(1, 0, 2)
+        self._add_products(slabs)
+
+    def _add_products(self, slabs: Floats) -> None:
+        columns = len(self._columns)
+        deviations, with_ones = slabs[:, :columns], slabs[:, : columns + 1]
+        if columns > _MAX_FULL_PRODUCT:
+            self._products += _self_product(deviations)
+            self._sums[:, 0] += deviations.sum(axis=(0, 2))
+        else:
+            # One product of two arrays that includes the sums is faster than the self product.
+            products = _product(deviations, with_ones)
+            self._products += products[:, :columns]
+            self._sums[:, 0] += products[:, columns]
+        self._squares[:, 0] = np.diag(self._products)
+        if self._masked:
+            masks, squares = slabs[:, columns + 1 : -columns], slabs[:, -columns:]
+            self._sums[:, 1:] += _product(deviations, masks)
+            self._squares[:, 1:] += _product(squares, masks)
+            self._rows[1:] += _product(masks, slabs[:, columns:-columns])
+
+    def co_moments(self) -> CoMoments:
+        """Return the co-moments."""
+        self._rows[0, 1:] = self._rows[1:, 0]
+        mask_indices = np.zeros(len(self._columns), dtype=np.int64)
+        mask_indices[[column.present is not None for column in self._columns]] = range(
+            1, len(self._rows)
+        )
+        n = self._rows[np.ix_(mask_indices, mask_indices)]
+        sums, squares = self._sums[:, mask_indices], self._squares[:, mask_indices]
+        divisor = np.maximum(n, 1.0)
+        zero = np.zeros_like(n)
+        has_rows = (n > 0).astype(np.float64)
+        pivots = np.array([as_twofold(column.pivot) for column in self._columns])
+        return CoMoments(
+            np.rint(n).astype(np.int64),
+            add_twofold(
+                (pivots[:, :1] * has_rows, pivots[:, 1:] * has_rows), (sums / divisor, zero)
+            ),
+            (np.maximum(squares - sums * sums / divisor, 0.0), zero),
+            (self._products - sums * sums.T / divisor, zero.copy()),
+        )
+
+
+def _product(rows_side: Floats, columns_side: Floats) -> Floats:
+    """Return ``left @ right.T`` summed over slabs of rows."""
+    products = np.empty((rows_side.shape[1], columns_side.shape[1]))
+    for rows in _tiles(rows_side.shape[1]):
+        for columns in _tiles(columns_side.shape[1]):
+            products[rows, columns] = _tile_product(rows_side[:, rows], columns_side[:, columns])
+    return products
+
+
+def _self_product(slabs: Floats) -> Floats:
+    """Return ``slabs @ slabs.T`` summed over slabs of rows."""
+    products = np.empty((slabs.shape[1], slabs.shape[1]))
+    tiles = _tiles(slabs.shape[1])
+    for index, rows in enumerate(tiles):
+        for columns in tiles[index:]:
+            products[rows, columns] = _tile_product(slabs[:, rows], slabs[:, columns])
+            products[columns, rows] = products[rows, columns].T
+    return products
+
+
+def _tile_product(row_tiles: Floats, column_tiles: Floats) -> Floats:
+    return np.asarray((row_tiles @ column_tiles.transpose(0, 2, 1)).sum(axis=0))
+
+
+def _tiles(columns: int) -> list[slice]:
+    return [slice(start, start + _TILE) for start in range(0, columns, _TILE)]

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from featurestore.hashing.mixing import GOLDEN, byte_sums, mix, mix_all, tag, words_at
 from featurestore.hashing.values import FLOAT, ByteValues, WordValues, valid_rows, values_of
-from featurestore.statistics.dictionaries import dictionary_codes
 from featurestore.statistics.memory import empty
+from featurestore.statistics.value_counts import dictionary_codes
 from featurestore.statistics.values import Bools, Values
 
 Hashes = NDArray[np.uint64]

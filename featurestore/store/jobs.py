@@ -222,7 +222,7 @@ class JobCalls(StoreBase):
         featurestore.errors.InvalidJob: Job 'mean_temp' reads no topic.
         Hint: featurestore job list
         """
-        from featurestore.jobs.streams.replay import replay_stream
+        from featurestore.jobs.recovery import replay_stream
 
         return replay_stream(self._session, name)
 

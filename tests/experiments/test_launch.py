@@ -27,7 +27,7 @@ from featurestore.errors import (
     RunNotFound,
     TrainingDatasetNotFound,
 )
-from featurestore.experiments.progress import show_logs
+from featurestore.experiments.status import show_logs
 from featurestore.model.sealed import sealed
 from featurestore.recovery.rebuild import rebuild
 from featurestore.store import FeatureStore

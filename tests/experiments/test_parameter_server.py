@@ -15,8 +15,8 @@ import pytest
 
 from featurestore import experiments
 from featurestore.errors import InvalidArgument, RunFailed
-from featurestore.experiments.parameter_servers import CALLS_PER_WORKER
 from featurestore.experiments.run import Run
+from featurestore.experiments.strategies import CALLS_PER_WORKER
 from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
 from tests.experiments.test_tensorflow_runs import ENVIRONMENT

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from featurestore.experiments.saving import save_model
+from featurestore.experiments.run_files import save_model
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 

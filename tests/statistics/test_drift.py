@@ -14,7 +14,7 @@ from featurestore.cli import app
 from featurestore.errors import InvalidArgument
 from featurestore.model.statistics import Statistics
 from featurestore.statistics import DriftReport, DriftThresholds, compare_statistics
-from featurestore.statistics.cumulative import cumulative
+from featurestore.statistics.drift import cumulative
 from tests.statistics.tables import statistics_of, varied_table
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ def test_a_dictionary_changes_nothing(
 
     looked_up = state()
     monkeypatch.setattr(
-        "featurestore.statistics.dictionaries._has_few_values", lambda column: False
+        "featurestore.statistics.value_counts._has_few_values", lambda column: False
     )
     plain = state()
     assert finish(looked_up) == finish(plain)

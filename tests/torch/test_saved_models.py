@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import featurestore
 from featurestore import experiments
-from featurestore.experiments.saving import save_model
+from featurestore.experiments.run_files import save_model
 
 
 @pytest.mark.parametrize("kind", ["module", "state", "distributed"])

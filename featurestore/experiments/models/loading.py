@@ -1,4 +1,4 @@
-"""Loading of models by flavor, and prediction of batches of arrays.
+"""Loading of models by flavor, and prediction of batches of arrays or of Spark's DataFrames.
 
 A Keras file is data unless its configuration names code (``keras_files``). SavedModel, pickles and
 pipelines of Spark ML are programs: their author decides what runs, so the caller has to trust them.
@@ -13,10 +13,12 @@ import pickle
 import zipfile
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from featurestore.errors import (
     InvalidArgument,
@@ -24,10 +26,32 @@ from featurestore.errors import (
     ModelDamaged,
     UntrustedModel,
     listing,
+    missing_extra,
 )
-from featurestore.experiments.models import keras_files, spark_ml
-from featurestore.model.registered_model import Flavor, ModelSpec
+from featurestore.experiments.models import keras_files
+from featurestore.ingest import to_relation
+from featurestore.model.registered_model import (
+    LABEL_TIME,
+    MODEL_VERSION,
+    PREDICTION,
+    Flavor,
+    ModelSpec,
+)
+from featurestore.model.times import from_micros
 from featurestore.storage import files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from featurestore.plugins.engine import Engine
+
+# The column of a transformed DataFrame by ``register_model(method=)``.
+_OUTPUT_COLUMNS = {
+    "predict": "prediction",
+    "predict_proba": "probability",
+    "decision_function": "rawPrediction",
+}
+
 
 # Rows that a library predicts at a time, independent of the batch size of the engine.
 PREDICT_ROWS = 8192
@@ -55,7 +79,7 @@ def flavor_of(path: str) -> Flavor:
         return _PICKLED[ending]  # type: ignore[return-value]
     if files.is_file(os.path.join(path, "saved_model.pb")):
         return "tensorflow"
-    if spark_ml.is_pipeline(path):
+    if is_pipeline(path):
         return "spark"
     raise InvalidArgument(
         f"{name!r} is not a model of a known format.",
@@ -112,7 +136,7 @@ def load_object(path: str, flavor: str) -> Any:
     if flavor == "tensorflow":
         return _library("tensorflow").saved_model.load(path)
     if flavor == "spark":
-        return spark_ml.load(path)
+        return load(path)
     if flavor == "joblib":
         return importlib.import_module("joblib").load(path)
     return pickle.loads(files.read_bytes(path))
@@ -223,3 +247,78 @@ def _library(name: str) -> Any:
         raise MissingExtra(
             f"This model needs {name}.", hint=f"pip install 'featurestore[{extra}]'"
         ) from error
+
+
+def is_pipeline(path: str) -> bool:
+    """Return True for a folder of ``PipelineModel.save``, without executing code."""
+    return all(files.is_directory(os.path.join(path, each)) for each in ("metadata", "stages"))
+
+
+def load(path: str) -> Any:
+    """Return the pipeline of a folder, in the Spark session of this process."""
+    return _spark_library("pyspark.ml").PipelineModel.load(Path(path).absolute().as_uri())
+
+
+def add_predictions(pipeline: Any, rows: Any, method: str) -> Any:
+    """Transform a DataFrame and add the column ``prediction``.
+
+    Raises:
+        InvalidArgument: The pipeline cannot transform the rows, or lacks the output column.
+    """
+    try:
+        transformed = pipeline.transform(rows)
+    except _spark_library("pyspark.errors").PySparkException as error:
+        text = str(error).strip().split("\n")[0]
+        raise InvalidArgument(
+            f"The pipeline cannot transform the columns {listing(rows.columns)}: {text}",
+            hint="fit it on the features of the training dataset: "
+            "store.get_training_dataset(name).read('train').to_spark()",
+        ) from error
+    name = _OUTPUT_COLUMNS[method]
+    if name not in transformed.columns:
+        added = [each for each in transformed.columns if each not in rows.columns]
+        raise InvalidArgument(
+            f"The pipeline has no output column {name!r}. Available: {listing(added)}."
+        )
+    column = transformed[name]
+    if method != "predict":
+        column = _spark_library("pyspark.ml.functions").vector_to_array(column)
+    return transformed.withColumn(PREDICTION, column)
+
+
+def try_rows(path: str, method: str, batch: pa.RecordBatch, engine: Engine) -> Mapping[str, Any]:
+    """Return the predictions of a pipeline for a few rows, as numpy.
+
+    Raises:
+        InvalidArgument: The engine is not Spark.
+    """
+    rows = engine.to_spark(to_relation(pa.Table.from_batches([batch]), engine=engine))
+    predictions = [row[PREDICTION] for row in add_predictions(load(path), rows, method).collect()]
+    return {"": np.asarray(predictions)}
+
+
+def score_rows(
+    path: str, spec: ModelSpec, rows: Any, *, label_columns: Sequence[str], label_time: int | None
+) -> Any:
+    """Return a DataFrame of the label columns with predictions and the model version.
+
+    Args:
+        path: The folder of the pipeline.
+        spec: The model.
+        rows: A DataFrame of labels with features.
+        label_columns: The columns of the labels.
+        label_time: Time (microseconds since 1970) of rows without a time column.
+    """
+    functions = _spark_library("pyspark.sql.functions")
+    scored_rows = add_predictions(load(path), rows, spec.method).select(*label_columns, PREDICTION)
+    scored_rows = scored_rows.withColumn(MODEL_VERSION, functions.lit(spec.version).cast("long"))
+    if label_time is not None:
+        scored_rows = scored_rows.withColumn(LABEL_TIME, functions.lit(from_micros(label_time)))
+    return scored_rows
+
+
+def _spark_library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise missing_extra("pyspark", "spark") from error

@@ -1,11 +1,12 @@
-"""Definition of monitors of models: predictions joined to labels, with metrics for each window."""
+"""Monitors of models: their definition, and the quality measure of a window."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from featurestore.errors import InvalidJob
+from featurestore.featuregroups.table import OpenGroup
 from featurestore.jobs.definitions import JobDefinition, add_to_module
 from featurestore.jobs.monitors.definitions import (
     LABELS_INPUT,
@@ -32,6 +33,10 @@ from featurestore.model.monitor import (
 from featurestore.model.references import parse_group_reference
 from featurestore.model.watched_model import WatchedModel, check_watched_model
 from featurestore.monitoring.custom_metrics import check_metrics
+from featurestore.monitoring.quality import Quality
+from featurestore.recovery import models as directories
+from featurestore.registry import models
+from featurestore.session import Session
 
 
 @with_suggestions
@@ -164,3 +169,38 @@ def model_monitor_job(
         NotificationOptions(alert=alert, remind=remind, description=description, tags=tags),
     )
     return add_to_module(JobDefinition(spec), calling_globals())
+
+
+def quality_of(
+    session: Session,
+    watched: WatchedModel,
+    *,
+    predictions: OpenGroup,
+    labels: OpenGroup,
+    wait: timedelta,
+) -> Quality:
+    """Return the quality measure of a registered model's predictions.
+
+    Args:
+        session: The connection.
+        watched: The model and the options of its monitor.
+        predictions: The group with the predictions.
+        labels: The group with the true values.
+        wait: How long after its end a window is evaluated.
+
+    Raises:
+        ModelNotFound: The model, or its version, is not registered.
+        InvalidJob: Predictions and labels cannot be joined or compared.
+    """
+    with session.registry.reading() as connection:
+        model_version = models.get(connection, watched.model, watched.version)
+    label = watched.label
+    if label is None:
+        spec = directories.read(session.paths.model(*model_version), *model_version)
+        if len(spec.label) != 1:
+            raise InvalidJob(
+                f"Model {watched.model!r} has {len(spec.label)} labels.",
+                hint='label="late" names the column that predictions are compared with',
+            )
+        (label,) = spec.label
+    return Quality(session.engine, watched, predictions, labels, label, wait)

@@ -20,7 +20,7 @@ from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.jobs.inputs import PinnedInput, times_read_by
 from featurestore.jobs.monitors.baselines import Baselines, FixedBaseline, History
 from featurestore.jobs.monitors.definitions import LABELS_INPUT, WATCHED_INPUT
-from featurestore.jobs.monitors.models import quality_of
+from featurestore.jobs.monitors.model_definitions import quality_of
 from featurestore.jobs.monitors.windows import with_windows_before
 from featurestore.jobs.run import Attempt, RunOutput, StartedRun, run_recorded
 from featurestore.jobs.schedule import latest_complete

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from featurestore.errors import InvalidArgument
-from featurestore.experiments.comparison import compare_runs
+from featurestore.experiments.run import compare_runs
 from featurestore.server.context import Settings, Store
 from featurestore.server.drawing.curves import curves
 from featurestore.server.pages.paging import PageNumber, load_page

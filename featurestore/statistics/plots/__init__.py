@@ -20,7 +20,7 @@ from featurestore.model.drift import DriftReport, FeatureDrift
 from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.model.statistics_text import source_name
 from featurestore.statistics.clusters import Clusters
-from featurestore.statistics.plots.captions import figure_title, font_size, shorten_name
+from featurestore.statistics.plots.axes import figure_title, font_size, shorten_name
 from featurestore.statistics.plots.heatmap import (
     MAX_UNLISTED,
     cell_inches,

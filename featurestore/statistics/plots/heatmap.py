@@ -12,7 +12,7 @@ from featurestore.errors import InvalidArgument, StatisticsNotFound, missing_ext
 from featurestore.model.statistics import Correlations, Statistics
 from featurestore.model.statistics_text import source_name
 from featurestore.statistics.exactsum import Floats
-from featurestore.statistics.plots.captions import font_size, shorten_name
+from featurestore.statistics.plots.axes import font_size, shorten_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""Panels of columns: histograms of numbers and times, bars of frequent values."""
+"""Panels of columns: histograms of numbers and times, bars of values, intervals of effects."""
 
 from __future__ import annotations
 
@@ -8,28 +8,33 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from featurestore.errors import StatisticsNotFound
+from featurestore.errors import StatisticsNotFound, missing_extra
+from featurestore.model.printable import printable_line
 from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Histogram, Statistics, Value
-from featurestore.statistics.cumulative import Cumulative, as_number, cumulative
+from featurestore.statistics.drift import Cumulative, as_number, cumulative
 from featurestore.statistics.exactsum import Floats
-from featurestore.statistics.plots.captions import panel_title, shorten_name
-from featurestore.statistics.plots.ranges import (
+from featurestore.statistics.plots.axes import (
     AxisRange,
     is_integer_column,
-    outside_text,
-    range_to_draw,
-)
-from featurestore.statistics.plots.ticks import (
     log_ticks,
     number_text,
     number_ticks,
+    outside_text,
+    panel_title,
     percent_ticks,
+    range_to_draw,
+    shorten_name,
     time_ticks,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOUR = "#4878cf"
+_MAX_LABEL = 40
+
 
 FIRST, SECOND = "#4878cf", "#d65f5f"
 _DRAWN_KINDS = ("number", "boolean", "time", "text")
@@ -240,3 +245,38 @@ def _value_shares(column: ColumnStatistics) -> dict[Value, float]:
     for each in column.top:
         shares[each.value] = each.count / max(total, 1)
     return shares
+
+
+def draw_intervals(
+    rows: Sequence[tuple[str, float, float | None, float | None]], *, label: str
+) -> Figure:
+    """Return a figure with a bar for each (name, value, low, high), the first one on top.
+
+    Args:
+        rows: The bars; ``low`` and ``high`` are None without an interval.
+        label: The label of the value axis.
+    """
+    try:
+        import matplotlib.pyplot as plt  # notebooks draw figures once it is loaded
+    except ImportError as error:
+        raise missing_extra("matplotlib", "plots") from error
+
+    figure = plt.figure(figsize=(8, 1 + 0.35 * len(rows)), layout="constrained")
+    plt.close(figure)
+    axes = figure.subplots()
+    names = []
+    for position, (name, value, low, high) in enumerate(rows):
+        label_text = printable_line(name)
+        if len(label_text) > _MAX_LABEL:
+            label_text = f"{label_text[: _MAX_LABEL - 1]}…"
+        names.append(label_text.replace("$", r"\$"))
+        axes.barh(position, value, color=_COLOUR, height=0.7)
+        if low is not None and high is not None:
+            error_sizes = [[value - low], [high - value]]
+            axes.errorbar(value, position, xerr=error_sizes, color="black", capsize=3, linewidth=1)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(rows)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure

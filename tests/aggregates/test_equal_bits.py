@@ -124,7 +124,7 @@ def test_chunks_threads_and_spilling_change_no_bit(
         monkeypatch.setattr(windows, "_threads", lambda engine, threads=threads: threads)
         assert answers(duckdb_store, "own", given) == expected, (chunk_rows, group_rows, threads)
     monkeypatch.setattr(windows, "_SPILLED_ROWS", 1)
-    monkeypatch.setattr(windows, "_HELD_VALUES", 0)
+    monkeypatch.setattr(windows, "_MAX_BUFFERED_VALUES", 0)
     assert answers(duckdb_store, "own", given) == expected
 
 
@@ -133,7 +133,7 @@ def test_rows_that_no_label_can_see_are_left_out_before_they_are_sorted(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, held: bool
 ) -> None:
     if not held:
-        monkeypatch.setattr(windows, "_HELD_VALUES", 0)
+        monkeypatch.setattr(windows, "_MAX_BUFFERED_VALUES", 0)
     sorted_rows: list[int] = []
     to_doubles = window_side.split_stream
 

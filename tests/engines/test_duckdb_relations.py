@@ -333,7 +333,7 @@ def test_larger_than_memory_works_by_spilling(tmp_path: Path) -> None:
 def test_a_failing_shard_ends_the_others_without_a_whole_result(
     engine: DuckDBEngine, threads: int, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "_most_memory", lambda _: held)
+    monkeypatch.setattr(shards, "_max_memory", lambda _: held)
     native = engine.database.connection.sql(
         "select range as id, (range % 40)::int as shard from range(2000000)"
     )

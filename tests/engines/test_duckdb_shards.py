@@ -65,7 +65,7 @@ def test_writers_see_the_same_rows_whether_they_are_sorted_here_or_by_duckdb(
     found = []
     # All fit in memory; some do, until there are too many; the user's limit is DuckDB's to keep.
     for memory, limit in ((1 << 30, None), (100_000, None), (1 << 30, "1GiB")):
-        monkeypatch.setattr(shards, "_most_memory", lambda _, memory=memory: memory)
+        monkeypatch.setattr(shards, "_max_memory", lambda _, memory=memory: memory)
         engine = DuckDBEngine(threads=2, memory_limit=limit)
         rows = table()
         given = engine.from_arrow(rows.to_reader(max_chunksize=3000))
@@ -98,7 +98,7 @@ def test_rows_that_are_known_to_be_too_many_are_not_loaded_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shards, "_load", None)
-    monkeypatch.setattr(shards, "_most_memory", lambda _: 100_000)
+    monkeypatch.setattr(shards, "_max_memory", lambda _: 100_000)
     check_all_are_written(table().select(["shard", "first", "second"]), row_count=ROWS)
 
 
@@ -106,7 +106,7 @@ def test_texts_may_be_short_so_how_many_rows_there_are_does_not_decide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shards, "stream", None)  # where DuckDB would sort
-    monkeypatch.setattr(shards, "_most_memory", lambda _: 24 * ROWS)
+    monkeypatch.setattr(shards, "_max_memory", lambda _: 24 * ROWS)
     short = table().select(["shard", "second", "word"])
     assert short.nbytes < 24 * ROWS
     check_all_are_written(short, row_count=ROWS)
@@ -116,7 +116,7 @@ def test_texts_may_be_short_so_how_many_rows_there_are_does_not_decide(
 def test_rows_of_many_bytes_are_sorted_in_little_memory(
     limit: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "_most_memory", lambda _: 4 << 20)
+    monkeypatch.setattr(shards, "_max_memory", lambda _: 4 << 20)
     monkeypatch.setattr(shards, "_SORT_BYTES", 32 << 20)
     monkeypatch.setattr(shards, "_SORT_BYTES_PER_THREAD", 8 << 20)
     count, size = 4500, 12_288

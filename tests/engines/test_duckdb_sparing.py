@@ -48,7 +48,7 @@ def test_a_limit_that_the_user_chose_stays() -> None:
 def test_more_rows_than_fit_are_sorted_with_little_memory(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "_most_memory", lambda _: 0)
+    monkeypatch.setattr(shards, "_max_memory", lambda _: 0)
     engine = DuckDBEngine(threads=threads)
     rows = pa.table({"shard": pa.array([1, 0] * 500, pa.int32()), "n": range(1000)})
     given = engine.from_arrow(pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches()))

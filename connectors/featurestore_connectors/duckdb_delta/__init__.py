@@ -1,4 +1,4 @@
-"""The embedded engine: DuckDB computes, Delta tables keep, no JVM."""
+"""The embedded engine: DuckDB queries over Delta tables, without a JVM."""
 
 from __future__ import annotations
 

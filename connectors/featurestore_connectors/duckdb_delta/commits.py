@@ -1,8 +1,8 @@
-"""Commits: Delta actions written as the next file of the log, by whoever links it there first.
+"""Commits of Delta tables with optimistic concurrency control.
 
 The rules are those of the Delta protocol for reader version 1 and writer version 2
-(https://github.com/delta-io/delta/blob/master/PROTOCOL.md). A commit is one JSON file that appears
-under its final name at once, or not at all.
+(https://github.com/delta-io/delta/blob/master/PROTOCOL.md). A commit is one JSON file that is
+published atomically under its final name; the first writer of a version wins.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from featurestore_connectors.duckdb_delta.files import NewFile
 
 ATTEMPTS = 40
 _CHECKPOINT_EVERY = 10
-# A checkpoint lists files and transactions: for each so many of them it is written a commit later.
-_LISTED_A_COMMIT = 100
-# Of each table that this process wrote to a checkpoint that there is, so that it is looked for only
-# when the next may be due.
+# The checkpoint interval grows by one commit per this many listed files and transactions.
+_ENTRIES_PER_COMMIT = 100
+# The last known checkpoint of each table that this process wrote to, so that the log is listed only
+# when the next checkpoint may be due.
 _LAST_CHECKPOINTS: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
 class Change:
-    """What one commit does. ``reads`` tells that it was computed from the state it changes."""
+    """The content of one commit. ``reads``: the change depends on the rows of the snapshot."""
 
     operation: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -74,14 +74,14 @@ class Change:
 
 
 class LostRaceError(Exception):
-    """Another writer took the version; the change has to be computed anew.
+    """Another writer committed a conflicting change, so that this one must be computed again.
 
-    Does not leave the engine.
+    Internal to the engine.
     """
 
 
 class RepeatedError(Exception):
-    """The transaction was committed before. Does not leave the engine."""
+    """The transaction is already committed. Internal to the engine."""
 
 
 def create(
@@ -91,7 +91,7 @@ def create(
     commit_metadata: Mapping[str, Any],
     durable: bool = True,
 ) -> None:
-    """Write commit 0; FileExistsError when there is a table already."""
+    """Write commit 0; raise FileExistsError if the table exists."""
     log = os.path.join(path, LOG_FOLDER)
     make_directory(log, durable=durable)
     info = _info(
@@ -106,22 +106,22 @@ def create(
     ]
     with Publication(durable=durable) as publication:
         if is_delta_table(path) or not _put(path, 0, actions, publication):
-            raise FileExistsError(f"There is a Delta table at {path} already.")
+            raise FileExistsError(f"A Delta table exists at {path}.")
 
 
 def commit(state: Snapshot, change: Change, publication: Publication) -> int:
-    """Write a change of a table that was read as ``state``; return its version.
+    """Commit a change to the table snapshot ``state`` and return its version.
 
-    ``publication`` has the files that the change adds. Once the commit has its name nothing raises
-    any more.
+    ``publication`` owns the files that the change adds. After the commit is visible, nothing
+    raises.
 
     Raises:
-        LostRaceError: Commits came in between that this change does not know of.
-        RepeatedError: One of them, or of those before, was the same transaction.
-        StreamOvertaken: An application that the change moves has another number by now.
+        LostRaceError: A concurrent commit conflicts with the change.
+        RepeatedError: The same transaction is committed already.
+        StreamOvertaken: An offset that the change advances has another value by now.
     """
     version = state.version
-    # Not what was seen before the rows were read: another writer may have committed since.
+    # Check this snapshot, not the one before the rows were read: a repeat may be committed since.
     if state.holds(change.transaction):
         raise RepeatedError
     check_offsets(state, change.offsets)
@@ -132,15 +132,15 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
             with after_publication(f"Delta version {version} of {state.path}"):
                 _checkpoint(state, version, durable=publication.durable)
             return version
-        _check_still_true(change, read_commit(commit_path(state.path, version)))
+        _check_conflicts(change, read_commit(commit_path(state.path, version)))
 
 
-def retried(
+def with_retries(
     path: str, attempt: Callable[[Snapshot], int | None], *, state: Snapshot | None = None
 ) -> int | None:
-    """Call ``attempt`` with the latest state until it wins its race, with growing pauses.
+    """Call ``attempt`` with the latest snapshot until it commits, with exponential backoff.
 
-    The first call may have a ``state`` that was read a moment ago.
+    The first call uses ``state``, if passed.
     """
     for number in range(ATTEMPTS):
         latest = state if state is not None and number == 0 else read_snapshot(path)
@@ -151,14 +151,13 @@ def retried(
         except LostRaceError:
             pass
         except (TableDamaged, VersionVacuumed):
-            # A rewrite misses files that a vacuum took meanwhile: then its version is no longer the
-            # latest.
+            # A vacuum may have removed files of this snapshot; retry if a later version exists.
             if latest_version(path) == latest.version:
                 raise
         time.sleep(random.uniform(0.2, 1) * min(0.005 * 2**number, 1.0))
     raise WriteConflict(
         f"Other writers changed {path} {ATTEMPTS} times while this write was computed; "
-        "nothing of it landed.",
+        "it was not committed.",
         hint="repeat the write, or let the writers take turns",
     )
 
@@ -166,7 +165,7 @@ def retried(
 def new_metadata(
     schema: pa.Schema, *, partition_by: Sequence[str], properties: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the metadata action of a new table of storage types."""
+    """Return the metadata action of a new table; ``schema`` has storage types."""
     return {
         "id": str(uuid.uuid4()),
         "name": None,
@@ -185,23 +184,23 @@ def changed_metadata(
     schema: pa.Schema | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the metadata action of a table with another schema or more properties."""
-    held = state.metadata
-    text = held["schemaString"] if schema is None else schema_string(schema)
+    """Return the table's metadata action with a new schema or more properties."""
+    current = state.metadata
+    schema_text = current["schemaString"] if schema is None else schema_string(schema)
     return {
         "id": state.table_id,
-        "name": held.get("name"),
-        "description": held.get("description"),
+        "name": current.get("name"),
+        "description": current.get("description"),
         "format": {"provider": "parquet", "options": {}},
-        "schemaString": text,
+        "schemaString": schema_text,
         "partitionColumns": list(state.partition_by),
-        "createdTime": held.get("createdTime"),
+        "createdTime": current.get("createdTime"),
         "configuration": {**state.properties, **(properties or {})},
     }
 
 
 def wider_schema(schema: pa.Schema, added: pa.Schema | None) -> pa.Schema:
-    """Return a schema of storage types with the columns that it lacks at its end."""
+    """Return a schema of storage types with the missing columns of ``added`` appended."""
     if added is None:
         return schema
     present = set(schema.names)
@@ -210,7 +209,7 @@ def wider_schema(schema: pa.Schema, added: pa.Schema | None) -> pa.Schema:
 
 
 def metadata_with(state: Snapshot, added: pa.Schema | None) -> dict[str, Any] | None:
-    """Return the metadata that a table needs to hold more columns, None when it has them all."""
+    """Return the metadata of a table with added columns, None if it has them all."""
     schema = wider_schema(state.schema, added)
     if schema.names == state.schema.names:
         return None
@@ -225,7 +224,7 @@ def schema_string(schema: pa.Schema) -> str:
 
 
 def check_writable(state: Snapshot) -> None:
-    """Raise UnsupportedTable when the table asks its writers for unknown features."""
+    """Raise UnsupportedTable if the table requires unknown writer features."""
     protocol.check_writable(state.path, state.protocol)
 
 
@@ -302,7 +301,7 @@ def _info(
     for key, count in (metrics or {}).items():
         counts[key] = str(count)
     info: dict[str, Any] = {
-        # No two commits are alike, so that a writer knows its own when an answer was lost.
+        # Unique, so that a writer can recognize its own commit after a lost response.
         "txnId": str(uuid.uuid4()),
         "timestamp": _now(),
         "operation": operation,
@@ -325,26 +324,26 @@ def _now() -> int:
 def _put(
     path: str, version: int, actions: Sequence[Mapping[str, Any]], publication: Publication
 ) -> bool:
-    """Link a commit under its name; False when the name is taken."""
-    target = commit_path(path, version)
+    """Publish a commit under its name; return False if the version exists."""
+    commit_file = commit_path(path, version)
     lines = []
     for action in actions:
         lines.append(json.dumps(action, separators=(",", ":")))
     text = "\n".join(lines) + "\n"
     try:
-        return publication.publish(target, text.encode())
+        return publication.publish(commit_file, text.encode())
     except OSError as error:
-        if not storage_for(target).is_local:
+        if not storage_for(commit_file).is_local:
             raise  # the commit may exist
         raise StorageError(
-            f"The commit {target} could not be written: {error}; the table is as it was before.",
+            f"The commit {commit_file} could not be written: {error}; the table is unchanged.",
             hint=refusal_hint(error)
             or "is the disk full, the folder read-only, or the file system without hard links?",
         ) from error
 
 
-def _check_still_true(change: Change, winner: Sequence[Mapping[str, Any]]) -> None:
-    """Raise unless the change holds as well after the commit that took its place."""
+def _check_conflicts(change: Change, winner: Sequence[Mapping[str, Any]]) -> None:
+    """Raise if a concurrent commit (``winner``) conflicts with the change."""
     if change.transaction is not None:
         app, number = change.transaction
         for action in winner:
@@ -352,33 +351,33 @@ def _check_still_true(change: Change, winner: Sequence[Mapping[str, Any]]) -> No
             if txn is not None and txn["appId"] == app and txn["version"] >= number:
                 raise RepeatedError
     check_winner(log.actions_of(winner, "txn"), change.offsets)
-    disturbing: tuple[str, ...] = ("metaData", "protocol")
+    conflicting_actions: tuple[str, ...] = ("metaData", "protocol")
     if not change.data_change:
-        # Rows that only move stay true beside new ones, as long as their own files are there.
-        moved = {file.log_path for file in change.removes}
-        if any(remove["path"] in moved for remove in log.actions_of(winner, "remove")):
+        # A compaction commutes with appends, as long as its input files are not removed.
+        moved_paths = {file.log_path for file in change.removes}
+        if any(remove["path"] in moved_paths for remove in log.actions_of(winner, "remove")):
             raise LostRaceError
     elif change.reads:
-        disturbing = ("add", "remove", "metaData", "protocol")
+        conflicting_actions = ("add", "remove", "metaData", "protocol")
     for action in winner:
-        if not action.keys().isdisjoint(disturbing):
+        if not action.keys().isdisjoint(conflicting_actions):
             raise LostRaceError
     if change.metadata is not None:
         raise LostRaceError
 
 
 def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
-    """Write a checkpoint when one is due: the later the more it would list, so it stays cheap."""
-    every = int(state.properties.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
-    listed = len(state.files) + len(state.transactions)
-    every = max(every, 1, listed // _LISTED_A_COMMIT)
-    known = _LAST_CHECKPOINTS.get(state.path, 0)
-    if known <= version < known + every:
+    """Write a checkpoint if due; the interval grows with its size, to bound the cost."""
+    interval = int(state.properties.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
+    entry_count = len(state.files) + len(state.transactions)
+    interval = max(interval, 1, entry_count // _ENTRIES_PER_COMMIT)
+    last_checkpoint = _LAST_CHECKPOINTS.get(state.path, 0)
+    if last_checkpoint <= version < last_checkpoint + interval:
         return
     last = max(log.checkpoint_before(state.path, version)[0], 0)
     _LAST_CHECKPOINTS[state.path] = last
-    if version - last >= every:
-        # Readers manage without: one that could not be written is written at the next commit.
+    if version - last >= interval:
+        # Readers work without a checkpoint, and the next commit tries again.
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
@@ -386,5 +385,5 @@ def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
             options = delta_options(state.path)
             DeltaTable(state.path, version=version, storage_options=options).create_checkpoint()
             if durable:
-                _, written = log.checkpoint_before(state.path, version)
-                files.sync(written)
+                _, checkpoint_paths = log.checkpoint_before(state.path, version)
+                files.sync(checkpoint_paths)

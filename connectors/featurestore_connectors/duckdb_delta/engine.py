@@ -1,4 +1,4 @@
-"""The interface Engine on DuckDB and delta-rs; each method is a few lines that call one module."""
+"""The implementation of the Engine interface on DuckDB and delta-rs; a facade over its modules."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from featurestore.storage import files as storage
 from featurestore.storage.publication import is_durable
 from featurestore_connectors.duckdb_delta import (
     files,
-    held,
     interrupts,
     maintenance,
     relations,
     rewrite,
+    row_buffer,
     scan,
     shards,
     sqltext,
@@ -50,18 +50,18 @@ Result = TypeVar("Result")
 
 
 class DuckDBEngine:
-    """The engine of one process: DuckDB for queries, Delta tables below, no JVM.
+    """An in-process engine: DuckDB queries over Delta tables, without a JVM.
 
     Args:
-        memory_limit: DuckDB's, such as "4GB"; else ``FEATURESTORE_DUCKDB_MEMORY_LIMIT``, else
-            DuckDB's default.
-        threads: Of DuckDB and of writers; else ``FEATURESTORE_DUCKDB_THREADS``, else all cores that
-            the process may use.
-        temp_directory: Where DuckDB spills; else ``FEATURESTORE_DUCKDB_TEMP_DIRECTORY``, else the
-            system's.
-        durability: "full": a commit is on disk, with all files that it names, before the call
-            returns. "fast": when the system writes it, so that a power loss may take or damage the
-            last commits of some seconds.
+        memory_limit: DuckDB's memory limit, such as "4GB". Default:
+            ``FEATURESTORE_DUCKDB_MEMORY_LIMIT``, else DuckDB's default.
+        threads: Threads of DuckDB and of writers. Default: ``FEATURESTORE_DUCKDB_THREADS``, else
+            all cores available to the process.
+        temp_directory: The directory for spilled data. Default:
+            ``FEATURESTORE_DUCKDB_TEMP_DIRECTORY``, else the system's.
+        durability: "full": a commit and its files are synced to disk before the call returns.
+            "fast": the operating system decides, so that a power loss may lose or damage the
+            commits of the last seconds.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class DuckDBEngine:
         return relations.from_arrow(self.database, reader)
 
     def release(self, relation: Relation) -> None:
-        """Nothing is kept: streams are read where they are."""
+        """No-op: Arrow streams are read in place."""
 
     def read_table(
         self,
@@ -122,12 +122,12 @@ class DuckDBEngine:
     def hold(self, relation: Relation) -> Relation:
         if self.database.limit_is_chosen:
             return relation
-        return held.hold(self.database, relation)
+        return row_buffer.buffer_rows(self.database, relation)
 
     def select(self, relation: Relation, columns: Mapping[str, str]) -> Relation:
-        chosen = held.selected(self.database, relation, columns)
-        if chosen is not None:
-            return chosen
+        buffered_columns = row_buffer.select_buffered(self.database, relation, columns)
+        if buffered_columns is not None:
+            return buffered_columns
         return relations.select(relation, columns)
 
     def filter(self, relation: Relation, predicate: str) -> Relation:
@@ -148,12 +148,12 @@ class DuckDBEngine:
         return self._user_sql.relation(query, tables=tables, parameters=parameters)
 
     def count(self, relation: Relation) -> int:
-        batches = held.held_batches(relation)
+        batches = row_buffer.buffered_batches(relation)
         if batches is not None:
             return sum(batch.num_rows for batch in batches)
         with building():
-            counted = relation.native.aggregate("count(*)")
-        return int(self.database.rows(query_of(counted))[0][0])
+            row_count = relation.native.aggregate("count(*)")
+        return int(self.database.rows(query_of(row_count))[0][0])
 
     def map_batches(
         self, relation: Relation, function: BatchFunction, *, schema: pa.Schema
@@ -183,32 +183,32 @@ class DuckDBEngine:
             rows = relation.native.project(sqltext.casts(stored, sqltext.types_of(relation.schema)))
         storage.make_directory(directory)
         folder = os.path.join(directory, f"rows-{uuid.uuid4().hex}")
-        held.keep(self.database, relation)
-        written = files.stage(self.database, query_of(rows), folder, schema=stored)
-        source = (
-            scan.parquet(stored, [file.path for file in written])
-            if written
+        row_buffer.start_recording(self.database, relation)
+        staged_files = files.stage(self.database, query_of(rows), folder, schema=stored)
+        from_item = (
+            scan.parquet(stored, [file.path for file in staged_files])
+            if staged_files
             else f"({sqltext.empty(stored)})"
         )
         columns = sqltext.casts(relation.schema, sqltext.types_of(stored))
-        native = self.database.bind(f"SELECT {columns} FROM {source}")
+        native = self.database.bind(f"SELECT {columns} FROM {from_item}")
         return relations.StagedRelation(
             relations.ENGINE,
             native,
             relation.schema,
-            source=held.kept(self.database, relation),
-            files=tuple(written),
+            source=row_buffer.recorded_batches(self.database, relation),
+            files=tuple(staged_files),
         )
 
     def stage_and_aggregate(
         self, relation: Relation, directory: str, accumulator: Accumulator[State, Result]
     ) -> tuple[Relation, Result | None]:
-        once = held.stream_once(relation)
-        if once is None or usable_cores() == 1:
+        input_stream = row_buffer.single_use_stream(relation)
+        if input_stream is None or usable_cores() == 1:
             return self.stage(relation, directory), None
-        with streams.AggregateBeside(once, accumulator) as beside:
+        with streams.ConcurrentAggregate(input_stream, accumulator) as running_aggregate:
             staged = self.stage(relation, directory)
-        return staged, beside.result()
+        return staged, running_aggregate.result()
 
     # -- tables -------------------------------------------------------------------------
 
@@ -253,12 +253,16 @@ class DuckDBEngine:
     # -- queries ------------------------------------------------------------------------
 
     def retrieve(self, plan: FeaturePlan, *, labels: Relation | None = None) -> Relation:
-        from featurestore_connectors.duckdb_delta import joins_by_place, point_in_time, windows
+        from featurestore_connectors.duckdb_delta import (
+            late_materialization,
+            point_in_time,
+            windows,
+        )
 
         if plan.windows:
             return windows.retrieve(self, plan, labels)
-        if joins_by_place.pays(self.database, plan):
-            return joins_by_place.retrieve(self, plan, labels)
+        if late_materialization.is_worthwhile(self.database, plan):
+            return late_materialization.retrieve(self, plan, labels)
         return point_in_time.retrieve(self, plan, labels)
 
     def write_shards(
@@ -287,7 +291,7 @@ class DuckDBEngine:
 
     def to_spark(self, relation: Relation) -> Any:
         raise InvalidArgument(
-            "The duckdb engine makes no Spark DataFrames.",
+            "The duckdb engine does not support Spark DataFrames.",
             hint="featurestore.connect(engine='spark')",
         )
 

@@ -1,7 +1,7 @@
-"""DuckDB's errors in the store's words, and those of Python code that runs inside a query.
+"""Translation of DuckDB's errors, and of exceptions of Python code that runs inside a query.
 
-Of the latter DuckDB passes on the text only, so they are kept here: the text carries a number by
-which the error itself is found again.
+DuckDB propagates only the text of a Python exception, so the exception object is stored here under
+a number that is added to the text.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from featurestore.errors import (
     TableDamaged,
 )
 
-_KEPT: dict[int, BaseException] = {}
+_RAISED_ERRORS: dict[int, BaseException] = {}
 _NUMBERS = itertools.count(1)
 _MARK = re.compile(r"\[raised in Python #(\d+)\]")
 _INNER_MESSAGE = re.compile(r'"exception_message":"((?:[^"\\]|\\.)*)"')
 _DISK_FULL = ("no space left", "disk quota exceeded", "not enough disk space")
-# How Ctrl-C shows: seen by DuckDB itself, or raised in Python code below a query.
+# The texts of Ctrl-C: detected by DuckDB itself, or raised in Python code inside a query.
 _INTERRUPTED = re.compile(r"Query interrupted|INTERRUPT Error|(?:^|\n|failed: )KeyboardInterrupt\b")
 _DATA_FILE = re.compile(r"\"(/[^\"]+\.parquet)\"")
 _TOO_MANY_FILES = "too many open files"
@@ -47,32 +47,29 @@ _DAMAGED = (
 )
 
 
-def guarded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches.
-
-    An error on the way is kept, and its number goes into the query's error.
-    """
-    with kept():
+def capture_stream_errors(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches and capture exceptions as ``capture_errors`` does."""
+    with capture_errors():
         yield from batches
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """Keep the error of a block that runs inside a query, and put its number into the text."""
+def capture_errors() -> Iterator[None]:
+    """Store the exception of a block that runs inside a query and add its number to the text."""
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
-        # Whatever it is: it is raised again, unchanged, where the query was started.
+        # ``translated`` raises the original exception again in the caller of the query.
         number = next(_NUMBERS)
-        _KEPT[number] = error
+        _RAISED_ERRORS[number] = error
         raise RuntimeError(f"{error} [raised in Python #{number}]") from error
 
 
 def recall(message: str) -> BaseException | None:
-    """Return the error whose number a message carries, or the interrupt that it tells of."""
+    """Return the stored exception that a message refers to, or the interrupt that it reports."""
     mark = _MARK.search(message)
     if mark is not None:
-        return _KEPT.pop(int(mark[1]), None)
+        return _RAISED_ERRORS.pop(int(mark[1]), None)
     if _INTERRUPTED.search(message):
         return KeyboardInterrupt()
     return None
@@ -84,8 +81,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (duckdb.Error, RuntimeError) as error:
-        # What a Python function or stream below the query raised is the error, not DuckDB's account
-        # of it.
+        # Prefer the original exception of a Python function or stream inside the query.
         raised = recall(str(error))
         if raised is not None:
             raise raised from None
@@ -95,9 +91,9 @@ def translated() -> Iterator[None]:
 
 
 def error_of_stream(message: str) -> FeatureStoreError:
-    """Return the error of a query that broke while its Arrow stream was read.
+    """Translate the error of a query that failed while its Arrow stream was read.
 
-    Arrow passes on DuckDB's text only, which begins with the kind of error.
+    Arrow propagates only DuckDB's text, which starts with the kind of error.
     """
     if message.startswith("Out of Memory Error"):
         return _translation(duckdb.OutOfMemoryException(message))
@@ -107,15 +103,15 @@ def error_of_stream(message: str) -> FeatureStoreError:
 
 
 def _translation(error: duckdb.Error) -> FeatureStoreError:
-    message = _plain(str(error))
-    refused = parse_refusal(message)
-    if refused is not None:
-        return refused
+    message = _unwrapped(str(error))
+    refusal = parse_refusal(message)
+    if refusal is not None:
+        return refusal
     lowered = message.lower()
     if _mentions(lowered, _DISK_FULL):
         return StorageError(
             f"The disk is full: {message}",
-            hint="free some space and repeat; the table is as it was before",
+            hint="free disk space and repeat; the table is unchanged",
         )
     if _TOO_MANY_FILES in lowered:
         return StorageError(f"DuckDB cannot open its files: {message}", hint=MANY_FILES_HINT)
@@ -128,17 +124,17 @@ def _translation(error: duckdb.Error) -> FeatureStoreError:
     if isinstance(error, duckdb.ResourceInUseException):
         return EngineError(
             f"The engine's DuckDB connection is busy: {message}",
-            hint="finish or close the Arrow reader that you took from a native relation",
+            hint="finish or close the Arrow reader of the native relation",
         )
     if isinstance(error, duckdb.BinderException | duckdb.CatalogException | duckdb.ParserException):
         return InvalidSql(
-            f"DuckDB refuses the query: {message}",
+            f"DuckDB rejects the query: {message}",
             hint="column and table names are case-insensitive in SQL",
         )
-    named = _DATA_FILE.search(message)
-    vacuumed = None if named is None else vacuumed_file(named[1])
-    if vacuumed is not None:
-        return vacuumed
+    file_match = _DATA_FILE.search(message)
+    vacuum_error = None if file_match is None else vacuumed_file(file_match[1])
+    if vacuum_error is not None:
+        return vacuum_error
     if _mentions(lowered, _DAMAGED) and ".parquet" in lowered:
         return TableDamaged(
             f"A data file cannot be read: {message}",
@@ -153,8 +149,8 @@ def _mentions(message: str, signs: tuple[str, ...]) -> bool:
     return any(sign in message for sign in signs)
 
 
-def _plain(message: str) -> str:
-    """Return the message without the JSON that errors of background writes come in."""
+def _unwrapped(message: str) -> str:
+    """Extract the message from the JSON that wraps errors of background writes."""
     inner = _INNER_MESSAGE.search(message)
     if inner is None:
         return message

@@ -1,7 +1,4 @@
-"""Data files.
-
-Rows written as Parquet by DuckDB, with the statistics that the Delta log keeps of them.
-"""
+"""Data files: Parquet files written by DuckDB, with their statistics for the Delta log."""
 
 from __future__ import annotations
 
@@ -28,19 +25,19 @@ from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.interrupts import interruptible
 from featurestore_connectors.duckdb_delta.session import Database
 
-# A folder of this name in a table holds what a writer has not committed yet.
+# The folder inside a table for uncommitted files of writers.
 WRITING = "_writing"
 _FILE_BYTES = "128MB"
-# Values of a column in a row group (122,880 rows) up to which a dictionary is tried. DuckDB's own
-# bound is twice as high; keys, times and measurements, which have none, took 1.4 times as long.
+# Maximum number of distinct values in a row group (122,880 rows) for dictionary encoding. DuckDB's
+# default is twice as high, with which keys, times and measurements took 1.4 times as long to write.
 _DICTIONARY_VALUES = 12_288
-# Delta keeps statistics of the first 32 columns only, by default.
+# By default Delta collects statistics of the first 32 columns.
 _STATISTICS_COLUMNS = 32
 
 
 @dataclass(frozen=True)
 class NewFile:
-    """A Parquet file that no commit names yet."""
+    """A Parquet file that is not committed yet."""
 
     path: str
     bytes: int
@@ -51,9 +48,9 @@ class NewFile:
 
 @contextlib.contextmanager
 def scratch(path: str) -> Iterator[str]:
-    """Give an empty folder inside a table, on its disk, and remove what is left in it.
+    """Yield an empty folder on the table's file system; remove it with its contents on exit.
 
-    Of a table below a URI it is a temporary folder of this machine.
+    For a table at a URI it is a local temporary folder.
     """
     if not storage_for(path).is_local:
         temporary = storage.temporary_directory()
@@ -69,7 +66,7 @@ def scratch(path: str) -> Iterator[str]:
     finally:
         with contextlib.suppress(OSError):
             storage.remove(folder, below=path)
-        with contextlib.suppress(OSError):  # other writers are at work
+        with contextlib.suppress(OSError):  # not empty: other writers are active
             os.rmdir(os.path.join(path, WRITING))
 
 
@@ -79,12 +76,12 @@ def _make_folder(folder: str) -> None:
             os.makedirs(folder)
             return
         except FileNotFoundError as error:
-            # Another writer has just removed the empty folder around it.
+            # Another writer has just removed the empty parent folder.
             if attempt == 9:
-                raise StorageError(f"{folder} cannot be made: {error}.") from error
+                raise StorageError(f"{folder} cannot be created: {error}.") from error
         except OSError as error:
             raise StorageError(
-                f"{folder} cannot be made: {error}.", hint="is the disk full or read-only?"
+                f"{folder} cannot be created: {error}.", hint="is the disk full or read-only?"
             ) from error
 
 
@@ -98,11 +95,11 @@ def write(
 ) -> list[NewFile]:
     """Write the rows of a query with the columns of ``schema`` (storage types) into a new folder.
 
-    Rows keep no order, as COPY into files of bounded size writes them from all threads. Files
-    without rows are not kept.
+    Row order is not preserved, since COPY into files of bounded size writes from all threads. Files
+    without rows are omitted.
 
     Raises:
-        InvalidArgument: A partition value is "", which Delta cannot tell from null.
+        InvalidArgument: A partition value is "", which Delta cannot distinguish from null.
     """
     options = ["FORMAT parquet", "RETURN_STATS", "FILENAME_PATTERN 'part-{i}'"]
     options.append(f"DICTIONARY_SIZE_LIMIT {_DICTIONARY_VALUES}")
@@ -113,34 +110,34 @@ def write(
     with database.cursor() as cursor:
         target = sqltext.text(folder)
         with interruptible(cursor):
-            copied = cursor.execute(f"COPY ({query}) TO {target} ({', '.join(options)})")
-            written = copied.fetchall()
-    found = []
-    for row in written:
+            copy_result = cursor.execute(f"COPY ({query}) TO {target} ({', '.join(options)})")
+            file_rows = copy_result.fetchall()
+    new_files = []
+    for row in file_rows:
         if row[1]:
-            found.append(_new_file(row, schema, partition_by))
-    return sorted(found, key=lambda file: (os.path.dirname(file.path), _number(file.path)))
+            new_files.append(_new_file(row, schema, partition_by))
+    return sorted(new_files, key=lambda file: (os.path.dirname(file.path), _number(file.path)))
 
 
 def move_into_table(
     files: Sequence[NewFile], path: str, publication: Publication, *, folder: str | None = None
 ) -> list[NewFile]:
-    """Give files their place in a table, by link (the old name stays) or else by copy.
+    """Hard-link (or else copy) files into a table; the original names remain.
 
-    ``folder`` is what their partition folders are relative to.
+    ``folder`` is the base of their partition folders.
     """
     run = uuid.uuid4()
     is_local = storage_for(path).is_local
-    placed = []
+    table_files = []
     moves = []
     for number, file in enumerate(files):
         directory = path
         if folder is not None and file.partition:
-            inner = os.path.relpath(os.path.dirname(file.path), folder)
-            directory = os.path.join(path, inner)
+            partition_folder = os.path.relpath(os.path.dirname(file.path), folder)
+            directory = os.path.join(path, partition_folder)
         target = os.path.join(directory, f"part-{number:05d}-{run}-c000.snappy.parquet")
         publication.add(target)
-        placed.append(replace(file, path=target))
+        table_files.append(replace(file, path=target))
         moves.append((file.path, target))
         if not is_local:
             continue
@@ -151,23 +148,23 @@ def move_into_table(
             raise StorageError(f"{file.path} could not be moved to {target}: {error}.") from error
     if not is_local:
         storage.upload(moves)
-    return placed
+    return table_files
 
 
 def stage(database: Database, query: str, folder: str, *, schema: pa.Schema) -> list[NewFile]:
-    """Write the rows of a query into a new folder of a stage, which may lie below a URI."""
+    """Write the rows of a query into a new staging folder, local or remote."""
     if storage_for(folder).is_local:
         return write(database, query, folder, schema=schema)
     with scratch(folder) as local:
-        written = write(database, query, os.path.join(local, "rows"), schema=schema)
-        staged = []
+        local_files = write(database, query, os.path.join(local, "rows"), schema=schema)
+        staged_files = []
         moves = []
-        for file in written:
+        for file in local_files:
             target = os.path.join(folder, os.path.basename(file.path))
-            staged.append(replace(file, path=target))
+            staged_files.append(replace(file, path=target))
             moves.append((file.path, target))
         storage.upload(moves)
-    return staged
+    return staged_files
 
 
 def _link(source: str, target: str) -> None:
@@ -175,7 +172,7 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, target)
-    # Vacuum takes unknown files by their age, and rows may have been staged long ago.
+    # Vacuum removes orphan files by age, and the rows may have been staged long ago.
     os.utime(target)
 
 
@@ -184,30 +181,29 @@ def _number(path: str) -> int:
 
 
 def _new_file(row: Sequence[Any], schema: pa.Schema, partition_by: Sequence[str]) -> NewFile:
-    path, rows, size, _footer, columns, keys = row[:6]
+    path, rows, size, _footer, columns, partition_values = row[:6]
     partition = {}
     for name in partition_by:
-        partition[name] = _partition_value((keys or {})[name], schema.field(name))
-    stored = [field for field in schema if field.name not in partition]
-    return NewFile(path, size, rows, _statistics(rows, columns, stored), partition)
+        partition[name] = _partition_value((partition_values or {})[name], schema.field(name))
+    stored_fields = [field for field in schema if field.name not in partition]
+    return NewFile(path, size, rows, _statistics(rows, columns, stored_fields), partition)
 
 
-def _partition_value(written: str | None, column: pa.Field) -> str | None:
-    if written is None:
+def _partition_value(text: str | None, column: pa.Field) -> str | None:
+    if text is None:
         return None
-    if written == "":
+    if text == "":
         raise InvalidArgument(
-            f"Column {column.name!r} partitions the table and holds an empty string, "
-            "which Delta reads as null.",
-            hint="replace '' by a word or by null",
+            f"Partition column {column.name!r} has an empty string, which Delta reads as null.",
+            hint="replace '' by another string or by null",
         )
     if not pat.is_timestamp(column.type):
-        return written
+        return text
     try:
-        time = datetime.fromisoformat(written).replace(tzinfo=None)
+        time = datetime.fromisoformat(text).replace(tzinfo=None)
     except ValueError as error:
         raise InvalidArgument(
-            f"Column {column.name!r} cannot partition by the time {written}: years are 1 to 9999."
+            f"Column {column.name!r} cannot partition by the time {text}: years are 1 to 9999."
         ) from error
     return time.isoformat(sep=" ", timespec="microseconds")
 
@@ -217,14 +213,17 @@ def _statistics(
 ) -> str:
     minimum, maximum, nulls = {}, {}, {}
     for column in schema[:_STATISTICS_COLUMNS]:
-        found = columns.get(sqltext.quote(column.name))
-        if found is None or is_nested(column.type):
+        column_statistics = columns.get(sqltext.quote(column.name))
+        if column_statistics is None or is_nested(column.type):
             continue
-        nulls[column.name] = int(found["null_count"])
-        if found.get("has_nan") == "true" or found.get("min_is_exact") != "true":
+        nulls[column.name] = int(column_statistics["null_count"])
+        if (
+            column_statistics.get("has_nan") == "true"
+            or column_statistics.get("min_is_exact") != "true"
+        ):
             continue
-        low = _bound(found.get("min"), column.type)
-        high = _bound(found.get("max"), column.type)
+        low = _bound(column_statistics.get("min"), column.type)
+        high = _bound(column_statistics.get("max"), column.type)
         if low is not None and high is not None:
             minimum[column.name], maximum[column.name] = low, high
     return json.dumps(
@@ -232,28 +231,28 @@ def _statistics(
     )
 
 
-def _bound(written: str | None, kind: pa.DataType) -> Any:
-    """Return a bound as Delta writes it in JSON, None where it has none for the type or value."""
-    if written is None or pat.is_binary(kind) or pat.is_boolean(kind):
+def _bound(text: str | None, kind: pa.DataType) -> Any:
+    """Return a bound in Delta's JSON form, None if the type or value has no bound."""
+    if text is None or pat.is_binary(kind) or pat.is_boolean(kind):
         return None
     if pat.is_integer(kind):
-        return int(written)
+        return int(text)
     if pat.is_floating(kind):
-        number = float(written)
+        number = float(text)
         return number if math.isfinite(number) else None
     if pat.is_decimal(kind):
-        # A JSON number has no precision to rely on beyond that of a double.
-        digits = written.lstrip("-").replace(".", "")
-        return float(written) if len(digits) <= 15 else None
+        # JSON numbers are portable only up to the precision of a double.
+        digits = text.lstrip("-").replace(".", "")
+        return float(text) if len(digits) <= 15 else None
     if pat.is_temporal(kind):
-        return _time_bound(written, kind)
-    return written
+        return _time_bound(text, kind)
+    return text
 
 
-def _time_bound(written: str, kind: pa.DataType) -> str | None:
+def _time_bound(text: str, kind: pa.DataType) -> str | None:
     try:
-        time = datetime.fromisoformat(written).replace(tzinfo=None)
-    except ValueError:  # years before 1 and after 9999 have no form that all readers know
+        time = datetime.fromisoformat(text).replace(tzinfo=None)
+    except ValueError:  # years before 1 and after 9999 have no portable form
         return None
     if pat.is_timestamp(kind):
         return time.isoformat(timespec="microseconds") + "Z"

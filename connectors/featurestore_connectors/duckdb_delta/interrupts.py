@@ -1,12 +1,11 @@
-"""Ctrl-C during a query of DuckDB, wherever the query is.
+"""Ctrl-C during DuckDB queries.
 
-Python runs its handlers of signals between two steps of the main thread, which is inside DuckDB
-then, and DuckDB does not look for signals while it waits for one long task, or for the rows of
-another connection. The system's own handler writes a byte to a socket at once, though
-(``signal.set_wakeup_fd``): a thread waits for it and ends the queries, and Python raises
-``KeyboardInterrupt`` as soon as DuckDB returns. A signal ends the queries during which it came and
-none after them, however late the thread is: what it has not read when the last of them is over is
-thrown away.
+Python runs signal handlers between bytecodes of the main thread, which is inside DuckDB during a
+query, and DuckDB does not check for signals while it waits for one long task or for the rows of
+another connection. However, the C-level handler writes a byte to a socket immediately
+(``signal.set_wakeup_fd``): a thread waits for it and interrupts the queries, and Python raises
+``KeyboardInterrupt`` when DuckDB returns. A signal interrupts only the queries that run when it
+arrives: unread bytes are discarded when the last query ends.
 """
 
 from __future__ import annotations
@@ -28,69 +27,71 @@ class _Watch:
     """A thread of this process that waits for signals while the main thread is inside DuckDB."""
 
     def __init__(self) -> None:
-        self._told, self._tells = socket.socketpair()
-        self._told.setblocking(False)
-        self._tells.setblocking(False)
-        self._lock = threading.Lock()  # held while signals are read and acted upon
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
+        self._lock = threading.Lock()  # protects reading and handling of signals
         self._running: list[duckdb.DuckDBPyConnection] = []
         self._sources: list[duckdb.DuckDBPyConnection] = []
-        self._before = -1
+        self._previous_fd = -1
         threading.Thread(target=self._wait, name="interrupts", daemon=True).start()
 
     def begin(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Watch over a query of the main thread from now on."""
+        """Start watching a query of the main thread."""
         self._running.append(connection)
         if len(self._running) == 1:
-            self._before = signal.set_wakeup_fd(self._tells.fileno(), warn_on_full_buffer=False)
+            self._previous_fd = signal.set_wakeup_fd(
+                self._sender.fileno(), warn_on_full_buffer=False
+            )
 
     def end(self) -> None:
-        """Stop watching over the query that began last."""
+        """Stop watching the query that started last."""
         with self._lock:
             self._running.pop()
             if not self._running:
                 self._sources.clear()
-                signal.set_wakeup_fd(self._before, warn_on_full_buffer=False)
-                self._received()
+                signal.set_wakeup_fd(self._previous_fd, warn_on_full_buffer=False)
+                self._read_signals()
 
     def reading(self, source: duckdb.DuckDBPyConnection) -> None:
-        """Watch over a connection that the query reads from, too."""
+        """Also interrupt a connection that the query reads from."""
         self._sources.append(source)
 
     def _wait(self) -> None:
-        waiting = select.poll()
-        waiting.register(self._told, select.POLLIN)
+        poller = select.poll()
+        poller.register(self._receiver, select.POLLIN)
         while True:
-            waiting.poll()
+            poller.poll()
             with self._lock:
-                if signal.SIGINT in self._received():
+                if signal.SIGINT in self._read_signals():
                     for connection in [*self._running, *self._sources]:
                         with contextlib.suppress(duckdb.Error):
                             connection.interrupt()
 
-    def _received(self) -> bytes:
-        """Return the numbers of the signals that came since the last call."""
+    def _read_signals(self) -> bytes:
+        """Return the numbers of the signals received since the last call."""
         numbers = b""
         with contextlib.suppress(BlockingIOError):
-            numbers = self._told.recv(_BYTES)
+            numbers = self._receiver.recv(_BYTES)
         if (
-            numbers and self._before >= 0
-        ):  # whoever waited for signals before goes on to hear of them
+            numbers and self._previous_fd >= 0
+        ):  # forward the signals to the previous wakeup descriptor
             with contextlib.suppress(OSError):
-                os.write(self._before, numbers)
+                os.write(self._previous_fd, numbers)
         return numbers
 
 
 _WATCHES: dict[int, _Watch] = {}
-# What threads other than the main one compute, for those who end it.
+# The running queries of threads other than the main one, for ``interrupt``.
 _COMPUTING: dict[int, list[duckdb.DuckDBPyConnection]] = {}
 
 
 @contextlib.contextmanager
 def interruptible(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Let Ctrl-C end the query that the block runs, if it comes.
+    """Let Ctrl-C interrupt the query that the block runs.
 
-    Threads other than the main one are not interrupted by Python, and where somebody else handles
-    the signal it means something else.
+    Python interrupts only the main thread. If the application has its own SIGINT handler, nothing
+    is interrupted.
     """
     if threading.current_thread() is not threading.main_thread():
         with _computing(connection):
@@ -111,25 +112,25 @@ def interruptible(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _computing(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    mine = _COMPUTING.setdefault(threading.get_ident(), [])
-    mine.append(connection)
+    own_connections = _COMPUTING.setdefault(threading.get_ident(), [])
+    own_connections.append(connection)
     try:
         yield
     finally:
-        mine.remove(connection)
-        if not mine:
+        own_connections.remove(connection)
+        if not own_connections:
             _COMPUTING.pop(threading.get_ident(), None)
 
 
 def interrupt(thread: int) -> None:
-    """End the queries that a thread waits for."""
+    """Interrupt the running queries of a thread."""
     for connection in list(_COMPUTING.get(thread, ())):
         with contextlib.suppress(duckdb.Error):
             connection.interrupt()
 
 
-def reads_from(source: object) -> None:
-    """Let Ctrl-C end what runs on another connection, too, from which a query of ours reads."""
+def watch_source(source: object) -> None:
+    """Let Ctrl-C also interrupt another connection, from which the running query reads."""
     watch = _WATCHES.get(os.getpid())
     if watch is not None and isinstance(source, duckdb.DuckDBPyConnection):
         watch.reading(source)

@@ -1,7 +1,7 @@
-"""Binaries and lists beside the other columns of an export, which are moved once only.
+"""Separate storage of large columns (binaries, lists) during the sort of an export.
 
-What is sorted are the other columns and the number of each row. Where they are too many bytes for
-memory, the large columns wait in a file.
+The sort moves only the other columns and the row numbers. If the large columns exceed memory, they
+are spooled to a file.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from featurestore.arrow.arrow_rows import concat_arrays, take_values
 from featurestore.storage.spool import BatchFile
 
 ROW = "__fs_row"
-# A batch that is put together has about so many bytes: few, which stay in the caches and in memory
-# that is used again. From the file more of them, since each one looks at all of its parts.
+# Approximate bytes of an assembled batch: small enough for CPU caches and for reuse of memory.
+# Larger batches from the file, since each one reads from all chunks.
 _BATCH_BYTES = 2 << 20
 _BATCH_BYTES_OF_FILE = 64 << 20
 
 
 class LargeColumns:
-    """Columns of values of many bytes, as they came; rows are found by their number.
+    """A store of large columns in arrival order, indexed by row number.
 
-    ``size`` are their bytes in memory.
+    ``size`` is the number of bytes in memory.
     """
 
     def __init__(self) -> None:
@@ -42,63 +42,65 @@ class LargeColumns:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no large columns."""
+        """Whether the rows have only small columns."""
         return not self._columns
 
     @property
-    def waits_in_file(self) -> bool:
-        """Whether the columns are no longer in memory."""
+    def is_spooled(self) -> bool:
+        """Whether the columns are in a file."""
         return self._file is not None
 
-    def taken_from(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Keep the large columns of a batch; return the others, with the numbers of the rows.
+    def detach_large(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Store the large columns of a batch; return the other columns with row numbers.
 
-        A batch without large columns stays as it is.
+        A batch without large columns is returned unchanged.
         """
         self._schema = batch.schema
-        rest, others, large = [], [], {}
+        small_fields, small_columns, large_columns = [], [], {}
         for field, column in zip(batch.schema, batch.columns, strict=True):
             if is_large(field.type):
-                large[field.name] = column
+                large_columns[field.name] = column
             else:
-                rest.append(field)
-                others.append(column)
-        if not large:
+                small_fields.append(field)
+                small_columns.append(column)
+        if not large_columns:
             return batch
         first = self._starts[-1]
-        self._keep(large)
-        others.append(pa.array(np.arange(first, first + batch.num_rows)))
-        return pa.RecordBatch.from_arrays(others, schema=pa.schema([*rest, (ROW, pa.int64())]))
+        self._append(large_columns)
+        small_columns.append(pa.array(np.arange(first, first + batch.num_rows)))
+        return pa.RecordBatch.from_arrays(
+            small_columns, schema=pa.schema([*small_fields, (ROW, pa.int64())])
+        )
 
-    def move_to_file(self, directory: str) -> None:
-        """Let the columns, and those of batches to come, wait in a file of a directory."""
+    def spool(self, directory: str) -> None:
+        """Move the columns, and those of future batches, to a file in a directory."""
         schema = self._schema_of(self._columns)
         self._file = BatchFile(directory, schema)
         for arrays in zip(*self._columns.values(), strict=True):
             self._file.write(pa.RecordBatch.from_arrays(list(arrays), schema=schema))
-        for held in self._columns.values():
-            held.clear()
+        for column_arrays in self._columns.values():
+            column_arrays.clear()
         self.size = 0
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close and remove the file."""
         if self._file is not None:
             self._file.close()
 
-    def whole(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a batch of ``taken_from``, in any order, with their large columns."""
+    def reattach(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield rows of ``detach_large``, in any order, with their large columns."""
         if self.is_empty:
             yield batch
             return
-        size = _BATCH_BYTES_OF_FILE if self.waits_in_file else _BATCH_BYTES
+        size = _BATCH_BYTES_OF_FILE if self.is_spooled else _BATCH_BYTES
         step = max(1, size * self._starts[-1] // max(self._bytes, 1))
         for start in range(0, batch.num_rows, step):
-            part = batch.slice(start, step)
-            arrays = dict(zip(part.schema.names, part.columns, strict=True))
-            yield self.completed(arrays)
+            rows = batch.slice(start, step)
+            arrays = dict(zip(rows.schema.names, rows.columns, strict=True))
+            yield self.assemble(arrays)
 
-    def completed(self, arrays: Mapping[str, pa.Array]) -> pa.RecordBatch:
-        """Return rows of any batches as one, from their other columns and their numbers."""
+    def assemble(self, arrays: Mapping[str, pa.Array]) -> pa.RecordBatch:
+        """Return a complete batch from the small columns and row numbers of any rows."""
         columns = []
         for name in self._schema.names:
             if name in self._columns:
@@ -107,7 +109,7 @@ class LargeColumns:
                 columns.append(arrays[name])
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _keep(self, large: Mapping[str, pa.Array]) -> None:
+    def _append(self, large: Mapping[str, pa.Array]) -> None:
         batch = pa.RecordBatch.from_arrays(list(large.values()), schema=self._schema_of(large))
         self._bytes += batch.nbytes
         self._starts.append(self._starts[-1] + batch.num_rows)
@@ -127,36 +129,36 @@ class LargeColumns:
                 self._map(self._file)
             elif self._file is None and len(self._columns[name]) > 1:
                 self._columns[name] = [concat_arrays(self._columns[name])]
-            parts = self._columns[name]
+            chunks = self._columns[name]
         if self._file is None:
-            # Arrow's own pool gives memory back to the system at once, and getting it again costs
-            # more than moving values into it.
-            return take_values(parts[0], rows, pool=pa.system_memory_pool())
-        return self._gathered(parts, np.asarray(rows))
+            # Arrow's own pool returns memory to the system immediately, and requesting it again
+            # costs more than copying the values.
+            return take_values(chunks[0], rows, pool=pa.system_memory_pool())
+        return self._gather(chunks, np.asarray(rows))
 
     def _map(self, file: BatchFile) -> None:
-        """Look at the file, which is whole now."""
+        """Memory-map the complete file."""
         batches = file.read()
         for number, name in enumerate(self._columns):
             self._columns[name] = [batch.column(number) for batch in batches]
 
-    def _gathered(self, parts: list[pa.Array], rows: npt.NDArray[np.int64]) -> pa.Array:
-        """Return the values of rows in any order, each part of the file looked at once."""
+    def _gather(self, chunks: list[pa.Array], rows: npt.NDArray[np.int64]) -> pa.Array:
+        """Return the values of rows in any order; read each chunk of the file once."""
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
-        cuts = np.searchsorted(ascending, self._starts).tolist()
-        taken = [parts[0].slice(0, 0)]
-        for number, (first, last) in enumerate(pairwise(cuts)):
+        boundaries = np.searchsorted(ascending, self._starts).tolist()
+        chunk_values = [chunks[0].slice(0, 0)]
+        for number, (first, last) in enumerate(pairwise(boundaries)):
             if last > first:
                 local = ascending[first:last] - self._starts[number]
-                taken.append(take_values(parts[number], local))
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return take_values(pa.concat_arrays(taken), back)
+                chunk_values.append(take_values(chunks[number], local))
+        inverse_order = np.empty_like(order)
+        inverse_order[order] = np.arange(len(order))
+        return take_values(pa.concat_arrays(chunk_values), inverse_order)
 
 
 def is_large(kind: pa.DataType) -> bool:
-    """Tell whether values of a type are better not moved twice.
+    """Return True if values of a type are too large to be moved twice.
 
     >>> is_large(pa.binary()), is_large(pa.list_(pa.float32(), 3)), is_large(pa.string())
     (True, True, False)

@@ -1,4 +1,4 @@
-"""Maintenance: data files that no version needs, and what ended writers left behind."""
+"""Vacuum: removal of unneeded data files and of the files of abandoned writes."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Feature plans as DuckDB queries.
+"""Compilation of feature plans to DuckDB queries.
 
-An ASOF join where one time decides, a running maximum where two do.
-
-The rule is ``featurestore.retrieval.point_in_time``. An ASOF join takes one inequality and its last
-row is the answer, which is the rule as long as rows count from their event time on. Where they
-count from their created time on, a late row may be older than one that counts already. So keys and
-times of labels and rows are sorted together, the running maximum of (event time, created time)
-names the row of each label, and its features are then fetched: they pass through no sort.
+The semantics are defined in ``featurestore.retrieval.point_in_time``. If rows are eligible from
+their event time on, the query is an ASOF join: one inequality, and the last row matches. If they
+are eligible from their created time on, a late row may have an older event time than a row that is
+already eligible. Then keys and times of labels and rows are sorted together, a running maximum of
+(event time, created time) identifies the row of each label, and its features are joined afterwards,
+so that they are not sorted.
 """
 
 from __future__ import annotations
@@ -33,14 +32,12 @@ from featurestore_connectors.duckdb_delta.label_keys import label_key
 from featurestore_connectors.duckdb_delta.sqltext import names, quote
 
 LABELS = "fs_labels"
-# The labels once more, numbered and held for the query where it reads them twice: they may be a
-# stream.
-_HELD_LABELS = "fs_held_labels"
+# The numbered and materialized labels, for queries that read them twice: they may be a stream.
+_NUMBERED_LABELS = "fs_held_labels"
 _NUMBER = "__fs_number"
-# Looking up the labels' keys first pays where a group has so many times more rows.
-_FEW_SHARE = 20
-# Makes the microseconds of any date positive, so that two times pack into one integer of their
-# order.
+# A semi-join on the labels' keys is worthwhile if the group has this many times more rows.
+_SEMI_JOIN_RATIO = 20
+# Added to microseconds to make them positive, so that two times pack into one ordered integer.
 _SHIFT = 1 << 62
 _HALF = 1 << 63
 
@@ -49,36 +46,36 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
     """Return the rows of a feature plan as a lazy relation."""
     left = left_side(engine, plan, labels)
     tables = {LABELS: left}
-    for side in map(_Compiled, feature_sides(plan)):
+    for side in map(_SideQuery, feature_sides(plan)):
         tables |= side.tables(engine)
-    found = engine.sql(query_of_plan(plan), tables=tables, parameters={})
-    return replace(found, schema=plan.schema, single_use=left.single_use)
+    joined_rows = engine.sql(query_of_plan(plan), tables=tables, parameters={})
+    return replace(joined_rows, schema=plan.schema, single_use=left.single_use)
 
 
 def query_of_plan(plan: FeaturePlan) -> str:
     """Return the query of a plan over ``LABELS`` and the tables of its sides."""
-    sides = list(map(_Compiled, feature_sides(plan)))
-    parts = []
-    if _holds_labels(sides):
+    sides = list(map(_SideQuery, feature_sides(plan)))
+    common_tables = []
+    if _needs_numbered_labels(sides):
         numbered = f"SELECT *, row_number() OVER () AS {_NUMBER} FROM {LABELS}"
-        parts.append(f"{_HELD_LABELS} AS MATERIALIZED ({numbered})")
+        common_tables.append(f"{_NUMBERED_LABELS} AS MATERIALIZED ({numbered})")
     for side in sides:
-        parts.append(f"{side.name} AS ({side.query()})")
+        common_tables.append(f"{side.name} AS ({side.query()})")
     query = _select(plan, sides)
-    if parts:
-        query = f"WITH {', '.join(parts)} {query}"
+    if common_tables:
+        query = f"WITH {', '.join(common_tables)} {query}"
     return query
 
 
 def table_of_side(side: FeatureSide) -> str:
-    """Return the name that the query of a plan has for the rows of a group."""
+    """Return the table name of a group's rows in the query of a plan."""
     return f"fs_source_{side.number}"
 
 
 def looks_up_keys(side: FeatureSide) -> bool:
-    """Tell whether looking up the labels' keys costs less than sorting all rows of the group."""
+    """Return True if a semi-join on the labels' keys costs less than sorting all rows."""
     labels, rows = side.plan.left_rows, side.join.source.rows
-    return labels is not None and rows is not None and labels * _FEW_SHARE <= rows
+    return labels is not None and rows is not None and labels * _SEMI_JOIN_RATIO <= rows
 
 
 def left_side(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
@@ -89,9 +86,9 @@ def left_side(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rel
 
 
 def read_source(engine: Engine, source: Source, columns: list[str]) -> Relation:
-    """Return columns of a group; lists of a fixed size are plain lists until the result is read.
+    """Read columns of a group; fixed-size lists are read as plain lists.
 
-    DuckDB casts lists to arrays after a join, too, and fails at the nulls that the join brings.
+    DuckDB may move the cast from list to array after a join, where it fails on the join's nulls.
     """
     schema = pa.schema(map(plain_field, source.spec.schema))
     return engine.read_table(
@@ -113,12 +110,12 @@ def plain_field(field: pa.Field) -> pa.Field:
     return field.with_type(_plain(field.type))
 
 
-def _select(plan: FeaturePlan, sides: list[_Compiled]) -> str:
+def _select(plan: FeaturePlan, sides: list[_SideQuery]) -> str:
     """Return the query that joins the prepared feature sides to the labels."""
     values = {}
     for output in plan.left_outputs:
         values[output.name] = f"l.{quote(output.column)}"
-    kept = []
+    conditions = []
     for side in sides:
         fresh = side.is_fresh()
         for index, output in enumerate(side.rule.join.outputs):
@@ -127,30 +124,30 @@ def _select(plan: FeaturePlan, sides: list[_Compiled]) -> str:
                 value = f"CASE WHEN {fresh} THEN {value} END"
             values[output.name] = value
         if plan.how == "inner" and fresh is not None:
-            kept.append(fresh)
+            conditions.append(fresh)
     columns = ", ".join([f"{values[name]} AS {quote(name)}" for name in plan.columns])
     labels = LABELS
-    if _holds_labels(sides):
-        labels = _HELD_LABELS
+    if _needs_numbered_labels(sides):
+        labels = _NUMBERED_LABELS
     joins = " ".join([side.joined() for side in sides])
     query = f"SELECT {columns} FROM {labels} AS l {joins}"
-    if kept:
-        query += f" WHERE {' AND '.join(kept)}"
+    if conditions:
+        query += f" WHERE {' AND '.join(conditions)}"
     if plan.keep_order:
         query += f" ORDER BY l.{quote(ROW)}"
     return query
 
 
-def _holds_labels(sides: list[_Compiled]) -> bool:
-    """Tell whether the query needs the labels before the join that answers it."""
+def _needs_numbered_labels(sides: list[_SideQuery]) -> bool:
+    """Return True if the query reads the labels before the final join."""
     return any(looks_up_keys(side.rule) or side.rule.waits for side in sides)
 
 
 @dataclass(frozen=True)
-class _Compiled:
-    """One group on its way to a join, as queries.
+class _SideQuery:
+    """The queries of one group's rows before the join.
 
-    ``k0, k1, ...``, ``event``, ``created``, outputs ``o0, o1, ...``.
+    Their columns are the keys ``k0, k1, ...``, ``event``, ``created`` and outputs ``o0, o1, ...``.
     """
 
     rule: FeatureSide
@@ -169,12 +166,12 @@ class _Compiled:
 
     @property
     def tied(self) -> str:
-        """The rows that share keys and times with others, with their hashes."""
+        """The table of rows with tied keys and times, with their hashes."""
         return f"fs_tied_{self.rule.number}"
 
     @property
     def tie_columns(self) -> list[str]:
-        """The columns that two rows share when only their hashes can decide between them."""
+        """The columns in which tied rows are equal; hashes decide between them."""
         columns = list(self.rule.keys)
         for role, _ in self.rule.times:
             columns.append(role)
@@ -186,8 +183,8 @@ class _Compiled:
         read = read_source(engine, source, list(self.rule.columns))
         if self.rule.is_unique:
             return {self.source: read}
-        everything = read_source(engine, source, list(source.spec.schema.names))
-        return {self.source: read, self.tied: self._hashed(engine, everything)}
+        all_rows = read_source(engine, source, list(source.spec.schema.names))
+        return {self.source: read, self.tied: self._hashed(engine, all_rows)}
 
     def query(self) -> str:
         """Return the query of rows that can win, at most one for each key and time, or label."""
@@ -201,7 +198,7 @@ class _Compiled:
         if self.plan.fixed_time is not None:
             return _first(rows, keys, ["event DESC", *created])
         if self.rule.waits:
-            return self._known(rows)
+            return self._latest_eligible(rows)
         if created:
             return _first(rows, [*keys, "event"], created)
         return rows
@@ -215,13 +212,13 @@ class _Compiled:
             return f"{kind} {self.name} ON l.{_NUMBER} = {self.name}.number"
         conditions = []
         for key, (left, column) in zip(self.rule.keys, self.rule.join.on, strict=True):
-            mine, theirs = self._label_key(left, column), f"{self.name}.{key}"
+            label_value, row_value = self._label_key(left, column), f"{self.name}.{key}"
             is_binary = pat.is_binary(self.rule.spec.schema.field(column).type)
             if is_binary and self.rule.is_timed and len(self.rule.keys) > 1:
-                # DuckDB 2.0's ASOF join loses the rows of binary keys behind others; texts it
-                # finds.
-                mine, theirs = f"hex({mine})", f"hex({theirs})"
-            conditions.append(f"{mine} = {theirs}")
+                # DuckDB 2.0's ASOF join loses rows if a binary key follows other keys; strings
+                # work.
+                label_value, row_value = f"hex({label_value})", f"hex({row_value})"
+            conditions.append(f"{label_value} = {row_value}")
         if self.rule.is_timed:
             conditions.append(f"{label_time(self.plan)} >= {self.name}.event")
             kind = f"ASOF {kind}"
@@ -229,11 +226,13 @@ class _Compiled:
 
     def _label_key(self, left: str, key: str, *, table: str = "l") -> str:
         """Return a key of the labels as the type of the group's key."""
-        given = self.plan.left_schema.field(left).type
-        return label_key(f"{table}.{quote(left)}", given, self.rule.spec.schema.field(key).type)
+        label_type = self.plan.left_schema.field(left).type
+        return label_key(
+            f"{table}.{quote(left)}", label_type, self.rule.spec.schema.field(key).type
+        )
 
     def is_fresh(self) -> str | None:
-        """Return the condition that the row found is not older than the ttl; None without one."""
+        """Return the condition that the matching row is within the TTL; None without a TTL."""
         if self.rule.join.ttl is None:
             return None
         age = f"epoch_us({label_time(self.plan)}) - epoch_us({self.name}.event)"
@@ -243,7 +242,7 @@ class _Compiled:
         return timestamp(f"{table}{quote(column)}", self.rule.spec.schema.field(column).type)
 
     def _rows(self, table: str, *, more: str = "", every_key: bool = False) -> str:
-        """Return the query of rows that can match some label, under the short names."""
+        """Return the query of rows that can match a label, with the short column names."""
         columns, conditions = [], []
         for name, (_, key) in zip(self.rule.keys, self.rule.join.on, strict=True):
             columns.append(f"{quote(key)} AS {name}")
@@ -252,7 +251,7 @@ class _Compiled:
             columns.append(f"{self._time(column)} AS {role}")
             if role in self.rule.eligible_from:
                 conditions.append(f"{quote(column)} IS NOT NULL")
-                conditions += self._within_reach(self._time(column), role)
+                conditions += self._time_limits(self._time(column), role)
         for index, output in enumerate(self.rule.join.outputs):
             columns.append(f"{quote(output.column)} AS o{index}")
         origin = table
@@ -262,17 +261,17 @@ class _Compiled:
         return f"SELECT {', '.join(columns)}{more} FROM {origin} WHERE {where}"
 
     def _met(self, table: str) -> str:
-        """Return the rows of a table whose keys some label has, where looking for them pays."""
+        """Return the table restricted to the labels' keys, if the semi-join is worthwhile."""
         if table != self.source or not looks_up_keys(self.rule):
             return table
         matches = []
         for left, key in self.rule.join.on:
             matches.append(f"s.{quote(key)} = {self._label_key(left, key, table='f')}")
         on = " AND ".join(matches)
-        return f"(SELECT s.* FROM {table} s SEMI JOIN {_HELD_LABELS} f ON {on})"
+        return f"(SELECT s.* FROM {table} s SEMI JOIN {_NUMBERED_LABELS} f ON {on})"
 
-    def _within_reach(self, time: str, role: str) -> list[str]:
-        """Return what one time for all labels rules out: rows of its future, rows too old."""
+    def _time_limits(self, time: str, role: str) -> list[str]:
+        """Return the conditions of a fixed label time: no future rows, no expired rows."""
         fixed, ttl = self.plan.fixed_time, self.rule.join.ttl
         if fixed is None:
             return []
@@ -283,72 +282,67 @@ class _Compiled:
         return conditions
 
     def _untied(self) -> str:
-        """Return the rows; of those that share keys and times, the one with the greatest hash."""
+        """Return the rows; of tied rows only the one with the greatest hash."""
         rows = self._rows(self.source)
         if self.rule.is_unique:
             return rows
         tied = self._rows(self.tied, more=f", {quote(TIE)} AS tie")
         greatest = _first("SELECT * FROM tied", self.tie_columns, ["tie DESC"])
-        mine = ", ".join([f"s.{column}" for column in self.tie_columns])
-        theirs = ", ".join(self.tie_columns)
+        row_columns = ", ".join([f"s.{column}" for column in self.tie_columns])
+        tied_columns = ", ".join(self.tie_columns)
         return (
             f"WITH tied AS MATERIALIZED ({tied}) SELECT s.* FROM ({rows}) s "
-            f"ANTI JOIN (SELECT hash({theirs}) AS shared FROM tied) t ON hash({mine}) = t.shared "
+            f"ANTI JOIN (SELECT hash({tied_columns}) AS shared FROM tied) t ON hash({row_columns}) = t.shared "
             f"UNION ALL SELECT * EXCLUDE (tie) FROM ({greatest})"
         )
 
     def _shared(self) -> str:
-        """Return the query of DuckDB's hashes of keys and times that rows share.
+        """Return the query of DuckDB's hashes of tied keys and times.
 
-        Less to hold than keys and times.
-
-        Rows that share no more than such a hash are only looked at once more.
+        Hashes need less memory than keys and times. A collision only adds rows to the tie-break.
         """
         rows = self._rows(self.source, every_key=True)
         shared = f"hash({', '.join(self.tie_columns)}) AS shared"
         return f"SELECT {shared} FROM ({rows}) GROUP BY shared HAVING count(*) > 1"
 
-    def _known(self, rows: str) -> str:
-        """Return for each label's number the greatest row of its key, of those known at its time.
+    def _latest_eligible(self, rows: str) -> str:
+        """Return for each label number the latest row of its key that is eligible at its time.
 
-        At equal times rows come before labels: the frame of the running maximum ends with the
+        At equal times rows precede labels, since the frame of the running maximum includes the
         label's peers.
         """
         keys = ", ".join(self.rule.keys)
-        found = (
+        latest_rows = (
             f"SELECT {keys}, number, make_timestamptz((best >> 63)::BIGINT - {_SHIFT}) AS event, "
             f"make_timestamptz((best & {_HALF - 1})::BIGINT - {_SHIFT}) AS created "
             f"FROM (SELECT {keys}, number, max(best) OVER (PARTITION BY {keys} ORDER BY since) AS "
             "best "
             f"FROM ({self._rows_and_labels()})) WHERE number IS NOT NULL AND best IS NOT NULL"
         )
-        same = " AND ".join([f"s.{column} = f.{column}" for column in self.tie_columns])
-        return f"SELECT f.number, s.* FROM ({found}) f JOIN ({rows}) s ON {same}"
+        is_same_row = " AND ".join([f"s.{column} = f.{column}" for column in self.tie_columns])
+        return f"SELECT f.number, s.* FROM ({latest_rows}) f JOIN ({rows}) s ON {is_same_row}"
 
     def _rows_and_labels(self) -> str:
-        """Return the query of keys and times of rows, both times as one integer, and of labels."""
+        """Return the union of rows and labels: keys, time, and the packed times of rows."""
         keys = ", ".join(self.rule.keys)
         since = f"greatest({', '.join(self.rule.eligible_from)})"
         best = f"(epoch_us(event) + {_SHIFT})::HUGEINT * {_HALF} + (epoch_us(created) + {_SHIFT})"
         time = label_time(self.plan)
-        named, present = [], []
+        key_columns, present = [], []
         for key, (left, column) in zip(self.rule.keys, self.rule.join.on, strict=True):
-            mine = self._label_key(left, column)
-            named.append(f"{mine} AS {key}")
-            present.append(f"{mine} IS NOT NULL")
+            label_value = self._label_key(left, column)
+            key_columns.append(f"{label_value} AS {key}")
+            present.append(f"{label_value} IS NOT NULL")
         present.append(f"{time} IS NOT NULL")
         return (
             f"SELECT {keys}, {since} AS since, {best} AS best, NULL::BIGINT AS number "
             f"FROM ({self._rows(self.source)}) UNION ALL "
-            f"SELECT {', '.join(named)}, {time}, NULL, l.{_NUMBER} FROM {_HELD_LABELS} l "
+            f"SELECT {', '.join(key_columns)}, {time}, NULL, l.{_NUMBER} FROM {_NUMBERED_LABELS} l "
             f"WHERE {' AND '.join(present)}"
         )
 
-    def _hashed(self, engine: Engine, everything: Relation) -> Relation:
-        """Return the rows that share keys and times with others, with their hashes.
-
-        Only these are hashed.
-        """
+    def _hashed(self, engine: Engine, all_rows: Relation) -> Relation:
+        """Return the tied rows with their hashes; other rows are not hashed."""
         schema = self.rule.spec.schema
         values = []
         for _, key in self.rule.join.on:
@@ -359,17 +353,17 @@ class _Compiled:
             f"SELECT {names(schema.names, table='s')} FROM {self.source} s "
             f"SEMI JOIN ({self._shared()}) t ON hash({', '.join(values)}) = t.shared"
         )
-        found = engine.sql(query, tables={self.source: everything}, parameters={})
+        tied_rows = engine.sql(query, tables={self.source: all_rows}, parameters={})
         fields = []
         for name in self.rule.columns:
             fields.append(plain_field(schema.field(name)))
         hashed = pa.schema([*fields, pa.field(TIE, pa.int64())])
-        tied = replace(found, schema=schema)
+        tied = replace(tied_rows, schema=schema)
         return engine.map_batches(tied, AddTieHash(self.rule.columns), schema=hashed)
 
 
 def label_time(plan: FeaturePlan) -> str:
-    """Return the time of a label, a column of the table ``l`` or a constant."""
+    """Return the label time: a column of the table ``l`` or a constant."""
     if plan.fixed_time is not None:
         return _constant(plan.fixed_time)
     column = label_time_column(plan)
@@ -377,10 +371,9 @@ def label_time(plan: FeaturePlan) -> str:
 
 
 def _first(rows: str, columns: list[str], order: list[str]) -> str:
-    """Return the query of the first row of those that share columns."""
+    """Return the query of the first row per distinct values of ``columns``."""
     window = f"(PARTITION BY {', '.join(columns)} ORDER BY {', '.join(order)})"
-    # Not row_number() = 1: DuckDB turns that into an aggregate over sort keys, in which -0.0 is
-    # 0.0.
+    # Not row_number() = 1: DuckDB rewrites it to an aggregate over sort keys, where -0.0 equals 0.0.
     return f"SELECT * FROM ({rows}) QUALIFY lag(true) OVER {window} IS NULL"
 
 

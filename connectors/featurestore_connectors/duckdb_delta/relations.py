@@ -20,7 +20,7 @@ from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.storage import files as storage
 from featurestore_connectors.duckdb_delta import sqltext, streams
-from featurestore_connectors.duckdb_delta.interrupts import reads_from
+from featurestore_connectors.duckdb_delta.interrupts import watch_source
 from featurestore_connectors.duckdb_delta.session import Database, building, query_of
 
 ENGINE = "duckdb"
@@ -30,10 +30,9 @@ _NUMBER = "__fs_row"
 
 @dataclass(frozen=True)
 class StagedRelation(streams.MappedRelation):
-    """The rows of Parquet files that this engine wrote.
+    """A relation over staged Parquet files of this engine (storage types, with statistics).
 
-    Storage types, in order, with statistics. ``source`` gives the same rows from memory, where they
-    came as a stream and are few.
+    ``source`` has the same rows in memory, if they arrived as a small stream.
     """
 
     files: tuple[Any, ...] = ()
@@ -55,11 +54,11 @@ def adopt(database: Database, frame: object) -> Relation | None:
     try:
         native = database.connect_relation(rows)
     except duckdb.InvalidInputException:
-        # A relation of another database: read as a stream, anew at every reading.
+        # A relation of another database: stream it again at every read.
         native = database.connection.from_arrow(_ForeignRelation(rows))
     with building():
-        given = rows.limit(0).to_arrow_table().schema
-        return of_feature_types(native, given, [str(kind) for kind in rows.types])
+        arrow_schema = rows.limit(0).to_arrow_table().schema
+        return of_feature_types(native, arrow_schema, [str(kind) for kind in rows.types])
 
 
 class _ForeignRelation:
@@ -70,60 +69,60 @@ class _ForeignRelation:
         self.schema = frame.limit(0).to_arrow_table().schema
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        # There is no public way from a relation to its connection.
-        reads_from(getattr(self._frame, "_con", None))
+        # DuckDB has no public API from a relation to its connection.
+        watch_source(getattr(self._frame, "_con", None))
         reader = self._frame.to_arrow_reader()
         return streams.source(self.schema, iter(reader)).__arrow_c_stream__()
 
 
 def of_feature_types(
-    native: duckdb.DuckDBPyRelation, given: pa.Schema, types: Sequence[str]
+    native: duckdb.DuckDBPyRelation, arrow_schema: pa.Schema, types: Sequence[str]
 ) -> Relation:
-    """Return a native relation with every column as a feature type; ``types`` are DuckDB's."""
-    schema = feature_schema(given, language="duckdb")
-    _warn_of_naive_times(given)
+    """Cast the columns of a native relation to feature types; ``types`` are DuckDB's."""
+    schema = feature_schema(arrow_schema, language="duckdb")
+    _warn_of_naive_times(arrow_schema)
     columns = []
     for field, native_type in zip(schema, types, strict=True):
-        name, wanted = sqltext.quote(field.name), sqltext.column_type(field.type)
-        value = name if native_type == wanted else f"CAST({name} AS {wanted})"
+        name, feature_type = sqltext.quote(field.name), sqltext.column_type(field.type)
+        value = name if native_type == feature_type else f"CAST({name} AS {feature_type})"
         columns.append(f"{value} AS {name}")
     return relation(native.project(", ".join(columns)), schema)
 
 
-def _warn_of_naive_times(given: pa.Schema) -> None:
-    naive = []
-    for field in given:
+def _warn_of_naive_times(schema: pa.Schema) -> None:
+    naive_columns = []
+    for field in schema:
         if pat.is_timestamp(field.type) and field.type.tz is None:
-            naive.append(field.name)
-    if naive:
+            naive_columns.append(field.name)
+    if naive_columns:
         warn_caller(
-            f"the times of {listing(naive)} have no time zone and are taken as UTC",
+            f"the times of {listing(naive_columns)} have no time zone and are interpreted as UTC",
             NaiveTimeWarning,
         )
 
 
 def from_arrow(database: Database, reader: pa.RecordBatchReader) -> Relation:
-    """Return a relation over a stream, which can be read once."""
+    """Return a single-use relation over a stream."""
     schema = feature_schema(reader.schema)
     batches = iter(reader)
     if reader.schema != schema:
         batches = (cast_batch(batch, schema) for batch in reader)
-    once = streams.StreamOnce(database, schema, batches)
-    source = streams.source(schema, once.handed_on())
+    stream = streams.SingleUseStream(database, schema, batches)
+    source = streams.source(schema, stream.batches_for_duckdb())
     with building():
         native = database.connection.from_arrow(source)
-    return streams.MappedRelation(ENGINE, native, schema, single_use=True, source=once)
+    return streams.MappedRelation(ENGINE, native, schema, single_use=True, source=stream)
 
 
 def read_files(database: Database, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:
     """Return the rows of Parquet files and of folders to any depth, columns matched by name."""
     patterns = [sqltext.text(_pattern(path)) for path in paths]
-    listed = ", ".join(patterns)
-    native = database.bind(f"SELECT * FROM read_parquet([{listed}], union_by_name=true)")
-    found = adopt(database, native)
-    if found is None or schema is None:
-        return found  # type: ignore[return-value]  # a native relation is never foreign
-    return cast(found, schema)
+    file_list = ", ".join(patterns)
+    native = database.bind(f"SELECT * FROM read_parquet([{file_list}], union_by_name=true)")
+    adopted = adopt(database, native)
+    if adopted is None or schema is None:
+        return adopted  # type: ignore[return-value]  # a native relation is never foreign
+    return cast(adopted, schema)
 
 
 def _pattern(path: str) -> str:
@@ -134,44 +133,41 @@ def _pattern(path: str) -> str:
     if storage.exists(path):
         return escaped
     raise StorageError(
-        f"{path} does not exist.", hint="give Parquet files or folders that hold some"
+        f"{path} does not exist.", hint="pass Parquet files, or folders with Parquet files"
     )
 
 
-def cast(given: Relation, schema: pa.Schema) -> Relation:
-    """Return a relation with exactly the columns and types of a schema.
-
-    Columns that it lacks are null.
-    """
-    if given.schema == schema:
-        return given
+def cast(rows: Relation, schema: pa.Schema) -> Relation:
+    """Return a relation with exactly the columns and types of a schema; missing columns are null."""
+    if rows.schema == schema:
+        return rows
     with building():
-        native = given.native.project(sqltext.casts(schema, sqltext.types_of(given.schema)))
-    return relation(native, schema, single_use=given.single_use)
+        native = rows.native.project(sqltext.casts(schema, sqltext.types_of(rows.schema)))
+    return relation(native, schema, single_use=rows.single_use)
 
 
-def select(given: Relation, columns: Mapping[str, str]) -> Relation:
+def select(rows: Relation, columns: Mapping[str, str]) -> Relation:
     """Return columns under new names."""
-    check_columns(given.schema, list(columns.values()))
-    fields, parts = [], []
+    check_columns(rows.schema, list(columns.values()))
+    fields, projections = [], []
     for name, column in columns.items():
-        fields.append(given.schema.field(column).with_name(name))
-        parts.append(f"{sqltext.quote(column)} AS {sqltext.quote(name)}")
+        fields.append(rows.schema.field(column).with_name(name))
+        projections.append(f"{sqltext.quote(column)} AS {sqltext.quote(name)}")
     with building():
-        native = given.native.project(", ".join(parts))
-    return relation(native, pa.schema(fields), single_use=given.single_use)
+        native = rows.native.project(", ".join(projections))
+    return relation(native, pa.schema(fields), single_use=rows.single_use)
 
 
-def filter_rows(given: Relation, predicate: str) -> Relation:
+def filter_rows(rows: Relation, predicate: str) -> Relation:
     """Return the rows for which the predicate is true."""
     with building():
-        return relation(given.native.filter(predicate), given.schema, single_use=given.single_use)
+        return relation(rows.native.filter(predicate), rows.schema, single_use=rows.single_use)
 
 
 def range_condition(window: TimeRange) -> str:
-    """Return the condition that a time lies in a range; null for null times."""
+    """Return the condition that a time is in a range; null for null times."""
     name = sqltext.quote(window.column)
-    start, end = sqltext.moment(window.start), sqltext.moment(window.end)
+    start, end = sqltext.timestamp_literal(window.start), sqltext.timestamp_literal(window.end)
     if window.closed == "right":
         return f"({name} > {start} AND {name} <= {end})"
     return f"({name} >= {start} AND {name} < {end})"
@@ -187,57 +183,53 @@ def sql(
     except InvalidSql as error:
         hint = f"the tables are {listing(tables)}, the parameters {listing(parameters)}"
         raise InvalidSql(error.message, hint=hint) from error
-    found = adopt(database, native)
-    if found is None:
+    adopted = adopt(database, native)
+    if adopted is None:
         raise InvalidSql("The query returns no rows.")
     single_use = any(each.single_use for each in tables.values())
-    return relation(found.native, found.schema, single_use=single_use)
+    return relation(adopted.native, adopted.schema, single_use=single_use)
 
 
 def duplicates(
-    database: Database, given: Relation, key: Sequence[str], *, limit: int
+    database: Database, rows: Relation, key: Sequence[str], *, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
     """Return how many keys occur more than once, and the most frequent with their count ``n``."""
-    check_columns(given.schema, key)
+    check_columns(rows.schema, key)
     columns, number = sqltext.names(key), sqltext.quote(_NUMBER)
     query = f"""
-        WITH found AS (
-            SELECT {columns}, count(*) AS {number} FROM given WHERE {sqltext.all_present(key)}
+        WITH repeated AS (
+            SELECT {columns}, count(*) AS {number} FROM input WHERE {sqltext.all_present(key)}
             GROUP BY {columns} HAVING count(*) > 1
         )
-        SELECT *, count(*) OVER () FROM found ORDER BY {number} DESC, {columns} LIMIT {limit + 1}
+        SELECT *, count(*) OVER () FROM repeated ORDER BY {number} DESC, {columns}
+        LIMIT {limit + 1}
     """
-    native = database.bind(query, {"given": given.native})
-    rows = database.rows(query_of(native))
-    if not rows:
+    native = database.bind(query, {"input": rows.native})
+    repeated_keys = database.rows(query_of(native))
+    if not repeated_keys:
         return 0, []
     names = (*key, "n")
-    examples = []
-    for row in rows[:limit]:
-        examples.append(dict(zip(names, row[:-1], strict=True)))
-    return rows[0][-1], examples
+    examples = [dict(zip(names, row[:-1], strict=True)) for row in repeated_keys[:limit]]
+    return repeated_keys[0][-1], examples
 
 
-def last_per_key(database: Database, given: Relation, key: Sequence[str]) -> Relation:
-    """Return the last row of each key, in the order of the relation.
-
-    Rows with a null in the key stay.
-    """
-    check_columns(given.schema, key)
+def last_per_key(database: Database, rows: Relation, key: Sequence[str]) -> Relation:
+    """Return the last row of each key, in the order of the relation; keep rows with null keys."""
+    check_columns(rows.schema, key)
     columns, number = sqltext.names(key), sqltext.quote(_NUMBER)
     is_last = f"row_number() OVER (PARTITION BY {columns} ORDER BY {number} DESC) = 1"
     query = f"""
-        SELECT {sqltext.names(given.schema.names)}
-        FROM (SELECT *, row_number() OVER () AS {number} FROM given)
+        SELECT {sqltext.names(rows.schema.names)}
+        FROM (SELECT *, row_number() OVER () AS {number} FROM input)
         QUALIFY NOT ({sqltext.all_present(key)}) OR {is_last}
         ORDER BY {number}
     """
-    native = database.bind(query, {"given": given.native})
-    return relation(native, given.schema, single_use=given.single_use)
+    native = database.bind(query, {"input": rows.native})
+    return relation(native, rows.schema, single_use=rows.single_use)
 
 
 def check_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
-    """Raise SchemaMismatch when a schema lacks some of the columns."""
+    """Raise SchemaMismatch if a schema lacks some of the columns."""
     present = set(schema.names)  # ``names`` is a new list each time
     absent = [column for column in columns if column not in present]
     if absent:

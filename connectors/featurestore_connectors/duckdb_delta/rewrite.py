@@ -1,7 +1,7 @@
-"""Writes that rewrite rows: upsert, replace by range, delete, compaction.
+"""Writes that rewrite existing files: upsert, replace by range, delete, compaction.
 
-Only files that hold such rows change. Each attempt has a publication of its own: what it wrote goes
-when it loses a race.
+Only files with affected rows are rewritten. Each attempt has its own publication, which removes the
+new files if the commit loses a race.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from featurestore_connectors.duckdb_delta.files import NewFile
 from featurestore_connectors.duckdb_delta.relations import range_condition
 from featurestore_connectors.duckdb_delta.session import Database
 
-# Files below this size are worth being put together.
+# Files below this size are compacted by default.
 _SMALL_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class _Touched:
-    """The files of which some rows go, with how many rows go in all."""
+class _AffectedFiles:
+    """The files that contain rows to remove, and the number of these rows."""
 
     files: tuple[DataFile, ...]
     outgoing: int
@@ -62,7 +62,7 @@ def upsert(
 ) -> int | None:
     """Replace the rows whose key occurs in the source or is deleted, and append the source."""
     if not write.key:
-        raise InvalidArgument("An upsert needs the columns of its key.")
+        raise InvalidArgument("An upsert needs its key columns.")
     _check_unique(database, _source(state, source, write), write.key)
 
     def attempt(state: Snapshot) -> int:
@@ -74,19 +74,19 @@ def upsert(
             keys += f" UNION ALL SELECT {sqltext.names(write.key)} FROM {deleted}"
         outgoing = f"EXISTS (SELECT 1 FROM ({keys}) AS source WHERE {_same_key(write.key)})"
         candidates = _overlapping(state, _bounds(database, f"({keys})", write.key, state))
-        touched = _touched(database, state, candidates, outgoing)
-        return _replaced(database, state, touched, outgoing, write, rows=rows)
+        affected = _find_affected(database, state, candidates, outgoing)
+        return _replaced(database, state, affected, outgoing, write, rows=rows)
 
-    return commits.retried(state.path, attempt, state=state)
+    return commits.with_retries(state.path, attempt, state=state)
 
 
 def replace(
     database: Database, state: Snapshot, source: Sequence[NewFile], write: TableWrite
 ) -> int | None:
-    """Empty a range of times and append the source, in one commit."""
+    """Remove the rows of a time range and append the source, in one commit."""
     window = write.replace
     if window is None:
-        raise InvalidArgument("Mode 'replace' needs the range that it replaces.")
+        raise InvalidArgument("Mode 'replace' needs a time range.")
     _check_inside(database, state, source, write, window)
     source_schema = commits.wider_schema(state.schema, write.add_columns)
 
@@ -94,46 +94,46 @@ def replace(
         rows = _source(state, source, write)
         outgoing = range_condition(window)
         ranges = {window.column: (to_micros(window.start), to_micros(window.end))}
-        touched = _touched(database, state, _overlapping(state, ranges), outgoing)
+        affected = _find_affected(database, state, _overlapping(state, ranges), outgoing)
         schema = commits.wider_schema(state.schema, write.add_columns)
-        if touched.staying or state.partition_by or schema != source_schema:
-            return _replaced(database, state, touched, outgoing, write, rows=rows)
-        # No row of the old files stays, so those of the source need not be written again.
+        if affected.staying or state.partition_by or schema != source_schema:
+            return _replaced(database, state, affected, outgoing, write, rows=rows)
+        # The old files have no remaining rows, so the source files are used without a rewrite.
         with Publication(durable=database.durable) as publication:
             new = files.move_into_table(source, state.path, publication)
-            return commits.commit(state, _replacement(state, touched, write, new), publication)
+            return commits.commit(state, _replacement(state, affected, write, new), publication)
 
-    return commits.retried(state.path, attempt, state=state)
+    return commits.with_retries(state.path, attempt, state=state)
 
 
 def delete(
     database: Database, path: str, predicate: str, *, commit_metadata: Mapping[str, Any]
 ) -> int | None:
-    """Remove the rows for which the predicate is true; None when there are none."""
+    """Delete the rows that match a predicate; return None if no row matches."""
     commits.check_writable(read_snapshot(path))
 
     def attempt(state: Snapshot) -> int | None:
-        touched = _touched(database, state, state.files, f"({predicate})")
-        if not touched.files:
+        affected = _find_affected(database, state, state.files, f"({predicate})")
+        if not affected.files:
             return None
         with Publication(durable=database.durable) as publication:
-            new = _rewritten(database, state, touched, f"({predicate})", publication)
+            new = _rewritten(database, state, affected, f"({predicate})", publication)
             change = Change(
                 operation="DELETE",
                 parameters={"predicate": predicate},
                 adds=new,
-                removes=touched.files,
+                removes=affected.files,
                 commit_metadata={"operation": "delete", **commit_metadata},
-                copied_rows=touched.staying,
+                copied_rows=affected.staying,
                 reads=True,
             )
             return commits.commit(state, change, publication)
 
-    return commits.retried(path, attempt)
+    return commits.with_retries(path, attempt)
 
 
 def compact(database: Database, path: str, *, below: int | None = None) -> int | None:
-    """Write files of a partition smaller than ``below`` as large ones; None when none has two."""
+    """Merge files smaller than ``below`` bytes within each partition; None if there are no two."""
     commits.check_writable(read_snapshot(path))
 
     def attempt(state: Snapshot) -> int | None:
@@ -141,7 +141,7 @@ def compact(database: Database, path: str, *, below: int | None = None) -> int |
         if not small:
             return None
         with Publication(durable=database.durable) as publication:
-            new = _rewritten(database, state, _Touched(small, 0), "false", publication)
+            new = _rewritten(database, state, _AffectedFiles(small, 0), "false", publication)
             change = Change(
                 operation="OPTIMIZE",
                 parameters={"predicate": "[]"},
@@ -154,11 +154,11 @@ def compact(database: Database, path: str, *, below: int | None = None) -> int |
             )
             return commits.commit(state, change, publication)
 
-    return commits.retried(path, attempt)
+    return commits.with_retries(path, attempt)
 
 
 def widen_columns(database: Database, path: str, columns: pa.Schema) -> int | None:
-    """Write all files again with decimals of more digits; None when they have them already."""
+    """Rewrite all files with wider decimals; return None if the table has them already."""
     commits.check_writable(read_snapshot(path))
 
     def attempt(state: Snapshot) -> int | None:
@@ -168,7 +168,7 @@ def widen_columns(database: Database, path: str, columns: pa.Schema) -> int | No
         check_files(state, state.files)
         with Publication(durable=database.durable) as publication:
             new = _rewritten(
-                database, state, _Touched(state.files, 0), "false", publication, schema=schema
+                database, state, _AffectedFiles(state.files, 0), "false", publication, schema=schema
             )
             change = Change(
                 operation="CHANGE COLUMN",
@@ -183,13 +183,13 @@ def widen_columns(database: Database, path: str, columns: pa.Schema) -> int | No
             )
             return commits.commit(state, change, publication)
 
-    return commits.retried(path, attempt)
+    return commits.with_retries(path, attempt)
 
 
 def _replaced(
     database: Database,
     state: Snapshot,
-    touched: _Touched,
+    affected: _AffectedFiles,
     outgoing: str,
     write: TableWrite,
     *,
@@ -198,13 +198,13 @@ def _replaced(
     with Publication(durable=database.durable) as publication:
         schema = commits.wider_schema(state.schema, write.add_columns)
         new = _rewritten(
-            database, state, touched, outgoing, publication, incoming=rows, schema=schema
+            database, state, affected, outgoing, publication, incoming=rows, schema=schema
         )
-        return commits.commit(state, _replacement(state, touched, write, new), publication)
+        return commits.commit(state, _replacement(state, affected, write, new), publication)
 
 
 def _replacement(
-    state: Snapshot, touched: _Touched, write: TableWrite, new: Sequence[NewFile]
+    state: Snapshot, affected: _AffectedFiles, write: TableWrite, new: Sequence[NewFile]
 ) -> Change:
     operation = "WRITE"
     parameters: dict[str, Any] = {"mode": "Overwrite"}
@@ -214,12 +214,12 @@ def _replacement(
         operation=operation,
         parameters=parameters,
         adds=new,
-        removes=touched.files,
+        removes=affected.files,
         metadata=commits.metadata_with(state, write.add_columns),
         commit_metadata={"operation": write.mode, **write.commit_metadata},
         transaction=write.transaction,
         offsets=write.offsets,
-        copied_rows=touched.staying,
+        copied_rows=affected.staying,
         reads=True,
     )
 
@@ -227,63 +227,59 @@ def _replacement(
 def _rewritten(
     database: Database,
     state: Snapshot,
-    touched: _Touched,
+    affected: _AffectedFiles,
     outgoing: str,
     publication: Publication,
     *,
     incoming: str | None = None,
     schema: pa.Schema | None = None,
 ) -> list[NewFile]:
-    """Return the files that take the place of the touched ones.
+    """Write the replacements of the affected files: their remaining rows, then the incoming rows.
 
-    Their other rows, then the incoming ones, in the types of ``schema`` (None: the table's).
+    ``schema`` defaults to the table's.
     """
     schema = schema or state.schema
-    parts = []
-    if touched.staying:
-        stored = sqltext.casts(schema, sqltext.types_of(state.schema))
-        old = scan.scan_all(state, touched.files)
-        parts.append(f"SELECT {stored} FROM {old} AS target WHERE ({outgoing}) IS NOT TRUE")
+    selects = []
+    if affected.staying:
+        stored_columns = sqltext.casts(schema, sqltext.types_of(state.schema))
+        old_files = scan.scan_all(state, affected.files)
+        selects.append(
+            f"SELECT {stored_columns} FROM {old_files} AS target WHERE ({outgoing}) IS NOT TRUE"
+        )
     if incoming is not None:
-        parts.append(f"SELECT {sqltext.names(schema.names)} FROM {incoming} AS source")
-    if not parts:
+        selects.append(f"SELECT {sqltext.names(schema.names)} FROM {incoming} AS source")
+    if not selects:
         return []
     with files.scratch(state.path) as scratch:
         folder = os.path.join(scratch, "rows")
-        query = " UNION ALL ".join(parts)
+        query = " UNION ALL ".join(selects)
         new = files.write(database, query, folder, schema=schema, partition_by=state.partition_by)
         return files.move_into_table(new, state.path, publication, folder=folder)
 
 
-def _touched(
+def _find_affected(
     database: Database, state: Snapshot, candidates: Sequence[DataFile], outgoing: str
-) -> _Touched:
-    """Return which of the files hold rows for which ``outgoing`` is true."""
+) -> _AffectedFiles:
+    """Return the candidate files with rows for which ``outgoing`` is true."""
     check_files(state, candidates)
     if not candidates:
-        return _Touched((), 0)
+        return _AffectedFiles((), 0)
     target = scan.scan_all(state, candidates)
-    counted = database.rows(
+    file_counts = database.rows(
         f"SELECT {scan.FILE}, count(*) FROM {target} AS target WHERE {outgoing} GROUP BY ALL"
     )
-    outgoing_rows = dict(counted)
-    touched = []
+    outgoing_rows = dict(file_counts)
+    affected_files = []
     for file in candidates:
         if file.path in outgoing_rows:
-            touched.append(file)
-    return _Touched(tuple(touched), sum(outgoing_rows.values()))
+            affected_files.append(file)
+    return _AffectedFiles(tuple(affected_files), sum(outgoing_rows.values()))
 
 
 def _same_key(key: Sequence[str]) -> str:
-    """Return the condition that a row of the table has the key of one of the source.
-
-    Nulls match nothing.
-    """
-    pairs = []
-    for column in key:
-        name = sqltext.quote(column)
-        pairs.append(f"target.{name} = source.{name}")
-    return " AND ".join(pairs)
+    """Return the join condition on the key; nulls match nothing."""
+    names = map(sqltext.quote, key)
+    return " AND ".join([f"target.{name} = source.{name}" for name in names])
 
 
 def _check_inside(
@@ -303,17 +299,14 @@ def _check_inside(
     )
     if outside:
         raise RowsOutsideWindow(
-            f"{outside} rows lie outside the range from {window.start} to {window.end} of "
-            f"{window.column!r} that is replaced (closed {window.closed}); their times go from "
+            f"{outside} rows are outside the replaced range of {window.column!r} from "
+            f"{window.start} to {window.end} (closed {window.closed}); their times range from "
             f"{first} to {last}."
         )
 
 
 def _is_inside(file: NewFile, window: TimeRange) -> bool:
-    """Tell whether the statistics of a file prove that its rows lie in a range.
-
-    False where they do not.
-    """
+    """Return True if the statistics of a file prove that all its rows are in a range."""
     statistics = json.loads(file.statistics)
     low = statistics["minValues"].get(window.column)
     high = statistics["maxValues"].get(window.column)
@@ -332,24 +325,22 @@ def _is_time(bound: object) -> bool:
 
 
 def _check_unique(database: Database, rows: str, key: Sequence[str]) -> None:
-    listed = sqltext.names(key)
-    found = database.rows(
-        f"SELECT {listed}, count(*) FROM {rows} WHERE {sqltext.all_present(key)} "
-        f"GROUP BY {listed} HAVING count(*) > 1 LIMIT 5"
+    key_columns = sqltext.names(key)
+    repeated_keys = database.rows(
+        f"SELECT {key_columns}, count(*) FROM {rows} WHERE {sqltext.all_present(key)} "
+        f"GROUP BY {key_columns} HAVING count(*) > 1 LIMIT 5"
     )
-    if found:
-        keys = []
-        for row in found:
-            keys.append(str(dict(zip(key, row, strict=False))))
-        examples = "; ".join(keys)
+    if repeated_keys:
+        key_texts = [str(dict(zip(key, row, strict=False))) for row in repeated_keys]
+        examples = "; ".join(key_texts)
         raise DuplicateKeys(
-            f"The rows of this upsert hold keys more than once, for example {examples}.",
+            f"The rows of this upsert have duplicate keys, for example {examples}.",
             hint="on_duplicates='last'",
         )
 
 
 def _source(state: Snapshot, source: Sequence[NewFile], write: TableWrite) -> str:
-    """Return a FROM item for the incoming rows with all columns that the table will have."""
+    """Return a FROM item for the incoming rows with all columns of the resulting table."""
     schema = commits.wider_schema(state.schema, write.add_columns)
     if not source:
         return f"({sqltext.empty(schema)})"
@@ -359,7 +350,7 @@ def _source(state: Snapshot, source: Sequence[NewFile], write: TableWrite) -> st
 def _bounds(
     database: Database, rows: str, key: Sequence[str], state: Snapshot
 ) -> dict[str, tuple[int, int]]:
-    """Return minimum and maximum of the columns of the key that the log bounds, as it counts."""
+    """Return the minimum and maximum of key columns with file statistics, as ordinals."""
     expressions: dict[str, str] = {}
     for name in key:
         kind = state.schema.field(name).type if name in state.schema.names else None
@@ -367,36 +358,36 @@ def _bounds(
             expressions[name] = _ordinal(sqltext.quote(name), kind)
     if not expressions:
         return {}
-    sides = []
-    for each in expressions.values():
-        sides += [f"min({each})", f"max({each})"]
-    found = database.rows(f"SELECT {', '.join(sides)} FROM {rows}")[0]
+    aggregates = []
+    for expression in expressions.values():
+        aggregates += [f"min({expression})", f"max({expression})"]
+    extremes = database.rows(f"SELECT {', '.join(aggregates)} FROM {rows}")[0]
     ranges = {}
-    for name, least, greatest in zip(expressions, found[::2], found[1::2], strict=True):
-        if least is not None:
-            ranges[name] = (least, greatest)
+    for name, minimum, maximum in zip(expressions, extremes[::2], extremes[1::2], strict=True):
+        if minimum is not None:
+            ranges[name] = (minimum, maximum)
     return ranges
 
 
 def _ordinal(column: str, kind: pa.DataType) -> str:
-    """Return a column as bounds count it: microseconds, days or whole numbers."""
+    """Return the ordinal of a column: microseconds, days or the integer itself."""
     if pat.is_timestamp(kind):
         return f"epoch_us({column})"
     return f"({column} - DATE '1970-01-01')" if pat.is_date(kind) else column
 
 
 def _overlapping(state: Snapshot, ranges: Mapping[str, tuple[int, int]]) -> tuple[DataFile, ...]:
-    """Return the files that may hold rows within all ranges, by the statistics in the log."""
-    within = np.ones(len(state.files), dtype=np.bool_)
-    for column, (least, greatest) in ranges.items():
-        of_files = state.bounds(column)
-        if of_files is not None:
-            within &= of_files.may_contain(least, greatest)
-    return tuple(state.files[number] for number in np.flatnonzero(within))
+    """Return the files that may contain rows within all ranges, by the statistics in the log."""
+    may_match = np.ones(len(state.files), dtype=np.bool_)
+    for column, (minimum, maximum) in ranges.items():
+        file_bounds = state.bounds(column)
+        if file_bounds is not None:
+            may_match &= file_bounds.may_contain(minimum, maximum)
+    return tuple(state.files[number] for number in np.flatnonzero(may_match))
 
 
 def _smaller_than(size: int, state: Snapshot) -> tuple[DataFile, ...]:
-    """Return the files below a size that have another one in their partition."""
+    """Return the files below a size, if there are several in the partition."""
     groups: dict[tuple[Any, ...], list[DataFile]] = {}
     for file in state.files:
         if file.bytes < size:

@@ -1,7 +1,7 @@
-"""Delta versions as DuckDB relations: Parquet files by list, partition values, later columns.
+"""Scans of Delta versions: file lists, partition values and added columns as DuckDB relations.
 
-Partition values come from the log, never from the paths of files: a folder ``env=prod`` anywhere
-above a store says nothing about its rows.
+Partition values come from the log, never from file paths: a folder ``env=prod`` above the store is
+unrelated to its rows.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from featurestore_connectors.duckdb_delta.files import NewFile
 from featurestore_connectors.duckdb_delta.relations import relation
 from featurestore_connectors.duckdb_delta.session import Database
 
-# Where a row came from; feature names cannot begin like this.
+# The path of a row's file; feature names cannot start with this prefix.
 FILE = "__fs_file"
-# A row's place among all rows of a version: it ascends as they are read.
+# The row id: the ascending position of a row among all rows of a version.
 POSITION = "__fs_position"
-# DuckDB's name for the number of a file in its list, and what a column of that name is called
-# while it is read.
+# DuckDB's virtual column for a file's index in the list, and the alias of a user column with the
+# same name.
 _FILE_INDEX = "file_index"
 _OWN_FILE_INDEX = "__fs_own_file_index"
 _POSITION = f"({_FILE_INDEX}::BIGINT << 40) | file_row_number"
-# Columns of these names hide DuckDB's.
-NAMES_OF_PLACES = (_FILE_INDEX, "file_row_number")
+# Columns of these names hide DuckDB's virtual columns.
+RESERVED_NAMES = (_FILE_INDEX, "file_row_number")
 
 
 def read_table(
@@ -42,43 +42,47 @@ def read_table(
     schema: pa.Schema | None,
     columns: Sequence[str] | None,
 ) -> Relation:
-    """Return a version of a table in feature types; columns that it did not have yet are null."""
+    """Return a version of a table in feature types; columns that were added later are null."""
     snapshot = read_snapshot(path, version)
     check_files(snapshot)
-    wanted = requested_schema(snapshot.path, snapshot.schema, schema, columns)
-    return relation(database.bind(_select(snapshot, wanted)), wanted)
+    target_schema = requested_schema(snapshot.path, snapshot.schema, schema, columns)
+    return relation(database.bind(_select(snapshot, target_schema)), target_schema)
 
 
 def read_positions(
     database: Database, path: str, *, version: int, schema: pa.Schema, columns: Sequence[str]
 ) -> Relation:
-    """Return columns of a version, behind ``POSITION``, by which their rows are in order.
+    """Return columns of a version, preceded by ``POSITION``, in the order of ``POSITION``.
 
-    None of the table's columns may have one of ``NAMES_OF_PLACES``.
+    The table must not have a column named in ``RESERVED_NAMES``.
     """
     snapshot = read_snapshot(path, version)
     check_files(snapshot)
-    wanted = requested_schema(snapshot.path, snapshot.schema, schema, columns)
-    placed = pa.schema([pa.field(POSITION, pa.int64()), *wanted])
+    target_schema = requested_schema(snapshot.path, snapshot.schema, schema, columns)
+    schema_with_position = pa.schema([pa.field(POSITION, pa.int64()), *target_schema])
     if not snapshot.files:
-        return relation(database.bind(sqltext.empty(placed)), placed)
-    stored = _only(snapshot.schema, set(wanted.names))
-    source = _from_files(snapshot, snapshot.files, stored, more=[f"{_POSITION} AS {POSITION}"])
-    casts = sqltext.casts(placed, {POSITION: "BIGINT"} | sqltext.types_of(stored))
-    return relation(database.bind(f"SELECT {casts} FROM {source}"), placed)
+        return relation(database.bind(sqltext.empty(schema_with_position)), schema_with_position)
+    stored_schema = _select_fields(snapshot.schema, set(target_schema.names))
+    source = _from_files(
+        snapshot, snapshot.files, stored_schema, more=[f"{_POSITION} AS {POSITION}"]
+    )
+    casts = sqltext.casts(
+        schema_with_position, {POSITION: "BIGINT"} | sqltext.types_of(stored_schema)
+    )
+    return relation(database.bind(f"SELECT {casts} FROM {source}"), schema_with_position)
 
 
 def _select(snapshot: Snapshot, target: pa.Schema) -> str:
-    """Return a query for columns of a version; those that it does not have are null."""
+    """Return a query for columns of a version; missing columns are null."""
     if not snapshot.files:
         return sqltext.empty(target)
-    stored = _only(snapshot.schema, set(target.names))
-    columns = sqltext.casts(target, sqltext.types_of(stored))
-    return f"SELECT {columns} FROM {_from_files(snapshot, snapshot.files, stored)}"
+    stored_schema = _select_fields(snapshot.schema, set(target.names))
+    columns = sqltext.casts(target, sqltext.types_of(stored_schema))
+    return f"SELECT {columns} FROM {_from_files(snapshot, snapshot.files, stored_schema)}"
 
 
 def scan_all(snapshot: Snapshot, files: Sequence[DataFile | NewFile]) -> str:
-    """Return a FROM item that gives the stored columns of some files, and ``FILE``."""
+    """Return a FROM item with the stored columns of some files, and ``FILE``."""
     return _from_files(snapshot, files, snapshot.schema)
 
 
@@ -90,50 +94,48 @@ def parquet(schema: pa.Schema, paths: Sequence[str]) -> str:
 def _from_files(
     snapshot: Snapshot,
     files: Sequence[DataFile | NewFile],
-    stored: pa.Schema,
+    stored_schema: pa.Schema,
     *,
     more: Sequence[str] = (),
 ) -> str:
-    """Return a FROM item with columns of some files: partition values by the number of the file.
+    """Return a FROM item with columns of some files; partition values are looked up by file index.
 
-    ``more`` are expressions over what DuckDB says of places.
+    ``more`` are expressions over DuckDB's virtual columns.
     """
     paths = [file.path for file in files]
-    in_files = _only(stored, set(stored.names).difference(snapshot.partition_by))
-    if len(in_files) == len(stored) and not more:
-        return parquet(stored, paths)
+    in_files = _select_fields(
+        stored_schema, set(stored_schema.names).difference(snapshot.partition_by)
+    )
+    if len(in_files) == len(stored_schema) and not more:
+        return parquet(stored_schema, paths)
     aliases: dict[str, str] = {}
-    selected = []
-    for name in stored.names:
+    projections = []
+    for name in stored_schema.names:
         quoted = sqltext.quote(name)
         if name in snapshot.partition_by:
             values = _values([file.partition.get(name) for file in files])
-            value = _typed(f"({values})[{_FILE_INDEX}::BIGINT + 1]", stored.field(name).type)
-            selected.append(f"{value} AS {quoted}")
+            value = _typed(f"({values})[{_FILE_INDEX}::BIGINT + 1]", stored_schema.field(name).type)
+            projections.append(f"{value} AS {quoted}")
             continue
         aliases[name] = name
         if name.lower() == _FILE_INDEX:
             aliases[name] = _OWN_FILE_INDEX
-        selected.append(f"{sqltext.quote(aliases[name])} AS {quoted}")
+        projections.append(f"{sqltext.quote(aliases[name])} AS {quoted}")
     if not aliases:
-        # DuckDB has to read some column: one that the files hold.
-        first = next(each for each in snapshot.schema if each.name not in snapshot.partition_by)
+        # DuckDB must read at least one column that is in the files.
+        first = next(field for field in snapshot.schema if field.name not in snapshot.partition_by)
         aliases, in_files = {first.name: _OWN_FILE_INDEX}, pa.schema([first])
     source = _read_parquet(aliases, in_files, paths)
-    return f"(SELECT {', '.join([*selected, *more])}, {FILE} FROM {source})"
+    return f"(SELECT {', '.join([*projections, *more])}, {FILE} FROM {source})"
 
 
-def _only(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
-    """Return the columns of a schema that have these names, in their order."""
-    fields = []
-    for field in schema:
-        if field.name in names:
-            fields.append(field)
-    return pa.schema(fields)
+def _select_fields(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
+    """Return the fields of a schema with these names, in schema order."""
+    return pa.schema([field for field in schema if field.name in names])
 
 
 def _read_parquet(aliases: dict[str, str], schema: pa.Schema, paths: Sequence[str]) -> str:
-    # With the schema given DuckDB opens no file before it reads it, and columns that a file lacks
+    # With an explicit schema DuckDB does not open files before it reads them, and missing columns
     # are null.
     fields = []
     for name, alias in aliases.items():
@@ -145,18 +147,18 @@ def _read_parquet(aliases: dict[str, str], schema: pa.Schema, paths: Sequence[st
 
 
 def _values(texts: Iterable[str | None]) -> str:
-    """Return a list of texts as DuckDB writes it."""
-    written = []
+    """Return a list of strings as a DuckDB literal."""
+    literals = []
     for text in texts:
         if text is None:
-            written.append("NULL")
+            literals.append("NULL")
         else:
-            written.append(sqltext.text(text))
-    return f"[{', '.join(written)}]::VARCHAR[]"
+            literals.append(sqltext.text(text))
+    return f"[{', '.join(literals)}]::VARCHAR[]"
 
 
 def _typed(text: str, kind: pa.DataType) -> str:
-    """Return a text of the log as a value of a column's type; bytes are written as text."""
+    """Return the cast of a partition value's text to the column's type; binaries are stored as text."""
     if pat.is_binary(kind):
         return f"encode({text})"
     return f"CAST({text} AS {sqltext.column_type(kind)})"

@@ -1,7 +1,7 @@
-"""One DuckDB database an engine: its settings, connection and cursors.
+"""The DuckDB database of an engine: settings, connection and cursors.
 
-Relations are bound on the engine's connection, which therefore never holds an open result; every
-execution has a cursor of its own, so that streams, writes and counts may run beside each other.
+Relations are bound on the engine's connection, which therefore never has an open result. Every
+execution uses its own cursor, so that streams, writes and counts can run concurrently.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from featurestore.errors import ConfigurationError, InvalidSql
 from featurestore.model.cores import usable_cores
 from featurestore.storage.connections import has_connections
 from featurestore.storage.filesystem import file_systems
-from featurestore_connectors.duckdb_delta.failures import kept, translated
+from featurestore_connectors.duckdb_delta.failures import capture_errors, translated
 from featurestore_connectors.duckdb_delta.interrupts import interruptible
 
 _BUILDING = threading.RLock()
@@ -43,16 +43,20 @@ class Database:
         durable: bool = True,
     ) -> None:
         self.durable = durable
-        given = {"memory_limit": memory_limit, "threads": threads, "temp_directory": temp_directory}
+        arguments = {
+            "memory_limit": memory_limit,
+            "threads": threads,
+            "temp_directory": temp_directory,
+        }
         config: dict[str, Any] = {}
         for setting, variable in _SETTINGS.items():
-            value = given[setting] or os.environ.get(variable)
+            value = arguments[setting] or os.environ.get(variable)
             if value:
                 config[setting] = value
-        chosen = bool(config)
-        # Left alone, DuckDB takes as many as the machine has.
+        has_settings = bool(config)
+        # DuckDB's default is all cores of the machine, also those that the process may not use.
         config.setdefault("threads", usable_cores())
-        # For files of our own beside those that DuckDB makes.
+        # The directory for the engine's own temporary files.
         self.scratch: str = config.get("temp_directory", tempfile.gettempdir())
         config.setdefault(
             "temp_directory",
@@ -64,44 +68,44 @@ class Database:
         self._sparing = 0
         self._sparing_lock = threading.Lock()
         self._opening = threading.Lock()
-        self._opened: duckdb.DuckDBPyConnection | None = None
+        self._open_connection: duckdb.DuckDBPyConnection | None = None
         self._closed = False
-        if chosen:
-            _ = self.connection  # what DuckDB refuses is said before anything is done
+        if has_settings:
+            _ = self.connection  # report invalid settings early
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """The connection, opened when it is first asked for: many a process only lists names.
+        """The connection, opened on first use: many processes only read metadata.
 
         Raises:
-            ConfigurationError: DuckDB refuses a setting.
+            ConfigurationError: DuckDB rejects a setting.
         """
         with self._opening:
-            if self._opened is None:
+            if self._open_connection is None:
                 if self._closed:
                     raise duckdb.ConnectionException("Connection already closed!")
-                self._opened = _connect(self.config)
-            return self._opened
+                self._open_connection = _connect(self.config)
+            return self._open_connection
 
     @property
     def memory_limit(self) -> int:
-        """The bytes that DuckDB may take now."""
+        """The current memory limit of DuckDB, in bytes."""
         ((text,),) = self.rows("SELECT current_setting('memory_limit')")
         number, unit = text.split()
         return int(float(number) * _BYTES[unit])
 
     def close(self) -> None:
-        """Close the database; relations over it end."""
+        """Close the database; its relations become invalid."""
         with self._opening:
             self._closed = True
-            if self._opened is not None:
-                self._opened.close()
+            if self._open_connection is not None:
+                self._open_connection.close()
 
     @contextlib.contextmanager
     def sparing(self, limit: int) -> Iterator[None]:
-        """Keep DuckDB below so many bytes while the block runs, so that it spills sooner.
+        """Lower DuckDB's memory limit to ``limit`` bytes within the block, so that it spills sooner.
 
-        A limit that the user chose stays.
+        A limit set by the user is not changed.
         """
         if self.limit_is_chosen:
             yield
@@ -121,18 +125,18 @@ class Database:
     def _set_limit(self, statement: str) -> None:
         cursor = self.connection.cursor()
         try:
-            # What is in use may be more already: then the limit stays as it was.
+            # If more memory is in use already, the limit stays unchanged.
             with contextlib.suppress(duckdb.OutOfMemoryException):
                 cursor.execute(statement)
         finally:
             cursor.close()
 
     def _read_uris(self) -> None:
-        """Let DuckDB read files below URIs as soon as the process has opened a storage there."""
+        """Register file systems for URIs once the process has opened a remote storage."""
         if not self._reads_uris and has_connections():
             with _BUILDING:
                 if not self._reads_uris:
-                    for system in file_systems(kept):
+                    for system in file_systems(capture_errors):
                         self.connection.register_filesystem(system)
                     self._reads_uris = True
 
@@ -143,10 +147,7 @@ class Database:
         *,
         parameters: Mapping[str, Any] | None = None,
     ) -> duckdb.DuckDBPyRelation:
-        """Return a relation for a query over named relations, with its parameters bound.
-
-        Nothing runs.
-        """
+        """Return a lazy relation for a query over named relations, with its parameters bound."""
         self._read_uris()
         with building():
             statements = self.connection.extract_statements(query)
@@ -157,13 +158,14 @@ class Database:
             bound = self._lookup(query, tables or {}, dict(parameters or {}))
             if not parameters:
                 return bound
-            # A relation over it carries the values in its text, so that any cursor can run it.
+            # A relation over it has the values in its text, so that any cursor can run it.
             return self.connect_relation(bound)
 
     def connect_relation(self, frame: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
-        """Return a relation of this connection.
+        """Return a relation of this connection over ``frame``.
 
-        InvalidInputException when its database is another one.
+        Raises:
+            duckdb.InvalidInputException: ``frame`` belongs to another database.
         """
         with _BUILDING:
             return self._lookup("SELECT * FROM frame", {"frame": frame}, {})
@@ -171,8 +173,8 @@ class Database:
     def _lookup(
         self, query: str, tables: Mapping[str, Any], parameters: dict[str, Any]
     ) -> duckdb.DuckDBPyRelation:
-        # DuckDB looks up names that are no tables among the variables of the calling frame: so this
-        # call gets one.
+        # DuckDB resolves unknown table names from variables of the calling frame, so eval provides
+        # a frame with the tables.
         scope = {"_connection": self.connection, "_query": query, "_parameters": parameters or None}
         bound: duckdb.DuckDBPyRelation = eval(
             "_connection.sql(_query, params=_parameters)", scope, dict(tables)
@@ -181,7 +183,7 @@ class Database:
 
     @contextlib.contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Give a cursor for one execution; DuckDB's errors leave as the store's."""
+        """Yield a cursor for one execution and translate DuckDB's errors."""
         with translated():
             self._read_uris()
             cursor = self.connection.cursor()
@@ -202,26 +204,25 @@ def _connect(config: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:
     except duckdb.Error as error:
         variables = ", ".join(_SETTINGS.values())
         raise ConfigurationError(
-            f"DuckDB refuses {config}: {error}.", hint=f"look at {variables}"
+            f"DuckDB rejects {config}: {error}.", hint=f"check {variables}"
         ) from error
     connection.execute("SET GLOBAL TimeZone = 'UTC'")
-    # For few left rows DuckDB turns ASOF into an aggregate over sort keys, in which -0.0 becomes
-    # 0.0.
+    # For few left rows DuckDB rewrites ASOF to an aggregate over sort keys, where -0.0 becomes 0.0.
     connection.execute("SET GLOBAL asof_loop_join_threshold = 0")
     return connection
 
 
 def query_of(native: duckdb.DuckDBPyRelation) -> str:
-    """Return the text of a relation, for a cursor to run."""
+    """Return the SQL text of a relation, for a cursor to run."""
     with building():
         return str(native.sql_query())
 
 
 @contextlib.contextmanager
 def building() -> Iterator[None]:
-    """Let one thread at a time make relations: the connection refuses a second call.
+    """Serialize the construction of relations: the connection rejects concurrent calls.
 
-    Nothing may run inside.
+    Queries must not run inside the block.
     """
     with _BUILDING, translated():
         yield

@@ -1,8 +1,7 @@
-"""Shards of a training dataset.
+"""Export of shards: sort the rows and pass each shard to its writer, in parallel.
 
-Each shard's rows in order to its writer, as many writers at a time as threads.
-
-Rows that fit in memory are sorted shard by shard. More of them DuckDB sorts, which spills.
+Rows that fit in memory are sorted shard by shard with numpy. Otherwise DuckDB sorts them and
+spills.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from featurestore_connectors.duckdb_delta.streams import batches_of, stream
 
 Result = TypeVar("Result")
 
-# Below this numpy sorts shard numbers by radix.
+# numpy uses radix sort for shard numbers below this (16 bits).
 _RADIX_LIMIT = 2**16
-# Writers beyond the threads: one waits for the disk while the others work.
-_MORE_WRITERS = 1
-# What may be sorted here: each writer holds a shard of it once more. DuckDB takes longer to sort.
+# Writers in addition to the number of threads: one waits for the disk while the others compute.
+_EXTRA_WRITERS = 1
+# The maximum bytes of rows to sort in memory; each writer copies one shard. DuckDB sorts slower.
 _MEMORY_BYTES = 512 << 20
-# Of what DuckDB may take, where that is more.
-_SHARE_OF_MEMORY = 0.1
-# What may wait for writers, over all shards: the reader pauses beyond it.
+# The same as a fraction of DuckDB's memory limit, if that is more.
+_MEMORY_FRACTION = 0.1
+# The maximum bytes of queued batches over all shards; the reader blocks beyond it.
 _WAITING_BYTES = 256 << 20
-# What the sort may take: more makes it hardly faster, and the process is the user's.
+# DuckDB's memory limit during the sort: more is hardly faster, and the user's process needs memory.
 _SORT_BYTES = 1 << 30
 _SORT_BYTES_PER_THREAD = 128 << 20
 
@@ -65,10 +64,10 @@ def write_shards(
         if memory or has_large:
             loaded = InMemoryShards(large, shard=shard, order=order)
             with ThreadPoolExecutor(max(threads, 1)) as pool:
-                too_many = _load(database, rows, loaded, pool, memory=memory)
-            if too_many is None:
+                oversized = _load(database, rows, loaded, pool, memory=memory)
+            if oversized is None:
                 return _write_in_memory(loaded, write, threads)
-            rows = too_many
+            rows = oversized
         sort_keys = [f"{sqltext.quote(name)} ASC NULLS FIRST" for name in (shard, *order)]
         with building():
             ordered = rows.native.order(", ".join(sort_keys))
@@ -77,10 +76,10 @@ def write_shards(
         with database.sparing(max(_SORT_BYTES, _SORT_BYTES_PER_THREAD * threads)):
             if threads <= 1:
                 results = []
-                for number, part in _one_after_another(runs):
-                    results.append(write(number, part))
+                for number, shard_rows in _shards_in_sequence(runs):
+                    results.append(write(number, shard_rows))
                 return results
-            return _beside_each_other(runs, write, threads)
+            return _write_in_parallel(runs, write, threads)
     finally:
         large.close()
 
@@ -88,24 +87,27 @@ def write_shards(
 def _memory(
     database: Database, schema: pa.Schema, order: Sequence[str], row_count: int | None
 ) -> int:
-    """Return how many bytes of rows may be sorted here; 0 where they are sure to be more.
+    """Return the maximum bytes of rows to sort in memory; 0 if the rows certainly exceed it.
 
-    0 also where the order is none of whole numbers. A limit that the user chose is DuckDB's to keep.
+    Also 0 if the order has non-integer columns, or if the user set a memory limit, which only
+    DuckDB enforces.
     """
     if database.limit_is_chosen:
         return 0
     if not all(pat.is_integer(schema.field(name).type) for name in order):
         return 0
-    memory = _most_memory(database)
+    memory = _max_memory(database)
     if row_count is None:
         return memory
-    # What has to be there at least: texts may be short, and large columns wait in a file.
-    sure = [each.name for each in schema if not (is_large(each.type) or is_unbounded(each.type))]
-    return memory if row_count * width_of_columns(schema, sure) <= memory else 0
+    # A lower bound of the size: strings may be short, and large columns are spooled.
+    fixed_width_columns = [
+        field.name for field in schema if not (is_large(field.type) or is_unbounded(field.type))
+    ]
+    return memory if row_count * width_of_columns(schema, fixed_width_columns) <= memory else 0
 
 
-def _most_memory(database: Database) -> int:
-    return max(_MEMORY_BYTES, int(database.memory_limit * _SHARE_OF_MEMORY))
+def _max_memory(database: Database) -> int:
+    return max(_MEMORY_BYTES, int(database.memory_limit * _MEMORY_FRACTION))
 
 
 def _load(
@@ -116,21 +118,21 @@ def _load(
     *,
     memory: int,
 ) -> Relation | None:
-    """Take in the rows of all shards, as far as memory reaches.
+    """Load the rows of all shards, up to ``memory`` bytes.
 
     Returns:
-        None, or a relation of all rows, without their large columns, where there are too many.
+        None, or, if the rows exceed the limit, a relation of all rows without large columns.
     """
     batches = batches_of(database, rows)
     for batch in batches:
         loaded.add(batch, pool)
         if loaded.size > memory:
-            loaded.move_to_file(database.scratch)
+            loaded.spool(database.scratch)
         if loaded.size > memory:
-            rest = map(loaded.large.taken_from, batches)
-            everything = chain(loaded.drain(), rest)
+            later_batches = map(loaded.large.detach_large, batches)
+            all_batches = chain(loaded.drain(), later_batches)
             return from_arrow(
-                database, pa.RecordBatchReader.from_batches(loaded.schema, everything)
+                database, pa.RecordBatchReader.from_batches(loaded.schema, all_batches)
             )
     return None
 
@@ -149,7 +151,7 @@ def _write_in_memory(
             stopped.set()
             raise
 
-    with ThreadPoolExecutor(max(threads, 1) + _MORE_WRITERS) as pool:
+    with ThreadPoolExecutor(max(threads, 1) + _EXTRA_WRITERS) as pool:
         try:
             results = []
             for number in loaded.numbers():
@@ -165,30 +167,24 @@ def _all_runs(
     batches: pa.RecordBatchReader, shard: str, large: LargeColumns
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     for batch in batches:
-        for whole in large.whole(batch):
-            yield from _runs(whole, shard)
+        for complete_batch in large.reattach(batch):
+            yield from _runs(complete_batch, shard)
 
 
-def _one_after_another(
+def _shards_in_sequence(
     runs: Iterator[tuple[int, pa.RecordBatch]],
 ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-    """Yield each shard with its rows; what the caller leaves of a shard is passed over."""
-    for number, parts in groupby(runs, key=itemgetter(0)):
-        yield number, map(itemgetter(1), parts)
+    """Yield each shard with its rows; rows that the caller does not consume are skipped."""
+    for number, shard_runs in groupby(runs, key=itemgetter(0)):
+        yield number, map(itemgetter(1), shard_runs)
 
 
 class _StoppedError(Exception):
-    """Another shard failed, or the rows did.
-
-    No writer begins, or takes what it has for a whole shard.
-    """
+    """Another shard or the input failed; raised in writers so that no shard is truncated."""
 
 
 class _Waiting:
-    """Batches between the reader and the writers.
-
-    The reader waits while there are too many bytes.
-    """
+    """Bounded queues between the reader and the writers; the reader blocks when they are full."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -196,7 +192,7 @@ class _Waiting:
         self._stopped = False
 
     def put(self, queue: deque[pa.RecordBatch | None], batch: pa.RecordBatch | None) -> bool:
-        """Add a batch to a shard's queue (None ends it); False when the writers have stopped."""
+        """Add a batch to a shard's queue (None ends it); return False after ``stop``."""
         with self._condition:
             self._condition.wait_for(lambda: self._stopped or self._bytes < _WAITING_BYTES)
             if self._stopped:
@@ -207,7 +203,7 @@ class _Waiting:
             return True
 
     def take(self, queue: deque[pa.RecordBatch | None]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of a shard's queue until it ends; _StoppedError when it never will."""
+        """Yield the batches of a shard's queue to its end; raise _StoppedError after ``stop``."""
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._stopped or queue)
@@ -221,13 +217,13 @@ class _Waiting:
             yield batch
 
     def stop(self) -> None:
-        """End all waiting, after an error."""
+        """Wake the reader and the writers after an error."""
         with self._condition:
             self._stopped = True
             self._condition.notify_all()
 
 
-def _beside_each_other(
+def _write_in_parallel(
     runs: Iterator[tuple[int, pa.RecordBatch]], write: ShardFunction[Result], threads: int
 ) -> list[Result]:
     waiting = _Waiting()
@@ -235,11 +231,11 @@ def _beside_each_other(
     queue: deque[pa.RecordBatch | None] = deque()
     current: int | None = None
 
-    def run(number: int, mine: deque[pa.RecordBatch | None]) -> Result:
+    def run(number: int, shard_queue: deque[pa.RecordBatch | None]) -> Result:
         try:
-            rows = waiting.take(mine)
+            rows = waiting.take(shard_queue)
             result = write(number, rows)
-            for _ in rows:  # what the writer left
+            for _ in rows:  # drain rows that the writer did not consume
                 pass
             return result
         except BaseException:
@@ -248,12 +244,12 @@ def _beside_each_other(
 
     with ThreadPoolExecutor(threads) as pool:
         try:
-            for number, part in runs:
+            for number, batch in runs:
                 if number != current:
                     waiting.put(queue, None)
                     queue, current = deque(), number
                     results.append(pool.submit(run, number, queue))
-                if not waiting.put(queue, part):
+                if not waiting.put(queue, batch):
                     break
             waiting.put(queue, None)
         except BaseException:
@@ -262,21 +258,21 @@ def _beside_each_other(
     return _results_of(results)
 
 
-def _results_of(written: Sequence[Future[Result]]) -> list[Result]:
-    for each in written:
-        error = each.exception()
+def _results_of(futures: Sequence[Future[Result]]) -> list[Result]:
+    for future in futures:
+        error = future.exception()
         if error is not None and not isinstance(error, _StoppedError):
             raise error
-    return [each.result() for each in written]
+    return [future.result() for future in futures]
 
 
 class InMemoryShards:
-    """The rows of all shards, by shard; ``size`` are their bytes in memory.
+    """The rows of all shards in memory, grouped by shard.
 
     Args:
-        large: Keeps the columns of many bytes.
-        shard: The column of the number of a row's shard.
-        order: The columns by which the rows of a shard are sorted.
+        large: The store of large columns.
+        shard: The column with the shard number.
+        order: The sort columns of a shard's rows.
     """
 
     def __init__(self, large: LargeColumns, *, shard: str, order: Sequence[str]) -> None:
@@ -284,7 +280,7 @@ class InMemoryShards:
         self.schema = pa.schema([])
         self._shard, self._order = shard, order
         self._batches: list[Future[pa.RecordBatch]] = []
-        self._parts: dict[int, list[pa.RecordBatch]] = {}
+        self._shard_batches: dict[int, list[pa.RecordBatch]] = {}
         self._bytes = 0
 
     @property
@@ -293,47 +289,47 @@ class InMemoryShards:
         return self._bytes + self.large.size
 
     def add(self, batch: pa.RecordBatch, pool: ThreadPoolExecutor) -> None:
-        """Take in rows of any shards, which a thread puts by shard."""
-        rest = self.large.taken_from(batch)
-        self.schema = rest.schema
-        self._bytes += rest.nbytes
-        self._batches.append(pool.submit(_grouped, rest, self._shard))
+        """Add rows of any shards; a thread of the pool groups them by shard."""
+        small_columns = self.large.detach_large(batch)
+        self.schema = small_columns.schema
+        self._bytes += small_columns.nbytes
+        self._batches.append(pool.submit(_grouped, small_columns, self._shard))
 
-    def move_to_file(self, directory: str) -> None:
-        """Let the large columns wait in a file, where there are some in memory."""
-        if not self.large.is_empty and not self.large.waits_in_file:
-            self.large.move_to_file(directory)
+    def spool(self, directory: str) -> None:
+        """Move large columns from memory to a file, if there are any."""
+        if not self.large.is_empty and not self.large.is_spooled:
+            self.large.spool(directory)
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the shards that have rows, after the last ``add``."""
+        """Return the numbers of the non-empty shards; call it after the last ``add``."""
         for grouped in self._batches:
-            for number, part in _runs(grouped.result(), self._shard):
-                self._parts.setdefault(number, []).append(part)
+            for number, batch in _runs(grouped.result(), self._shard):
+                self._shard_batches.setdefault(number, []).append(batch)
         self._batches.clear()
-        return sorted(self._parts)
+        return sorted(self._shard_batches)
 
     def take(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a shard in order; called once for each."""
-        parts = self._parts.pop(number)
-        keys = [_column(parts, self.schema.get_field_index(name)) for name in self._order]
+        """Yield the rows of a shard in order and release them."""
+        batches = self._shard_batches.pop(number)
+        keys = [_column(batches, self.schema.get_field_index(name)) for name in self._order]
         order = pa.array(_sorted_indices(keys))
-        # Column by column, so that no more than one of them is there three times.
+        # Column by column, so that at most one column is in memory three times.
         arrays = []
         for index in range(len(self.schema)):
-            arrays.append(take_values(_column(parts, index), order))
-        yield from self.large.whole(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+            arrays.append(take_values(_column(batches, index), order))
+        yield from self.large.reattach(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows without their large columns, and let go of them."""
+        """Yield all rows without their large columns and release them."""
         while self._batches:
             yield self._batches.pop().result()
 
 
 def _runs(batch: pa.RecordBatch, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut a batch where the shard changes; yield the numbers of the shards with their rows."""
+    """Split a batch at shard boundaries; yield (shard number, rows)."""
     numbers = _numbers(batch, shard)
-    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
-    for start, end in pairwise(cuts):
+    boundaries = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+    for start, end in pairwise(boundaries):
         if end > start:
             yield int(numbers[start]), batch.slice(start, end - start)
 
@@ -343,7 +339,7 @@ def _numbers(batch: pa.RecordBatch, shard: str) -> npt.NDArray[np.int32]:
 
 
 def _grouped(batch: pa.RecordBatch, shard: str) -> pa.RecordBatch:
-    """Return the rows with those of each shard side by side."""
+    """Return the rows stably sorted by shard number."""
     numbers = _numbers(batch, shard)
     if len(numbers) == 0 or numbers.min() == numbers.max():
         return batch
@@ -352,16 +348,16 @@ def _grouped(batch: pa.RecordBatch, shard: str) -> pa.RecordBatch:
     return select_rows(batch, np.argsort(numbers, kind="stable"))
 
 
-def _column(parts: Sequence[pa.RecordBatch], index: int) -> pa.Array:
-    return concat_arrays([part.column(index) for part in parts])
+def _column(batches: Sequence[pa.RecordBatch], index: int) -> pa.Array:
+    return concat_arrays([batch.column(index) for batch in batches])
 
 
 def _sorted_indices(keys: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
-    """Return the indices of the rows in order: ascending by whole numbers, nulls first."""
+    """Return the indices that sort integer keys in ascending order, nulls first."""
     if len(keys) == 1 and not keys[0].null_count:
         return np.argsort(keys[0].to_numpy())
     columns = []
     for key in keys:
         columns += [np.asarray(key.is_valid()), np.asarray(key.fill_null(0))]
-    # The last column counts most.
+    # The last key of lexsort is the primary one.
     return np.lexsort(columns[::-1])

@@ -1,7 +1,4 @@
-"""SQL text for DuckDB.
-
-Quoted identifiers, literals, and the DuckDB type of an Arrow feature type.
-"""
+"""SQL text for DuckDB: quoted identifiers, literals and type names."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.types as pat
 
-_NAMED = {
+_TYPE_NAMES = {
     pa.bool_(): "BOOLEAN",
     pa.int8(): "TINYINT",
     pa.int16(): "SMALLINT",
@@ -40,7 +37,7 @@ def quote(name: str) -> str:
 
 
 def names(columns: Sequence[str], *, table: str | None = None) -> str:
-    """Return a list of quoted columns, of one table when it is named."""
+    """Return a comma-separated list of quoted columns, optionally qualified by a table."""
     prefix = ""
     if table is not None:
         prefix = f"{table}."
@@ -61,19 +58,19 @@ def text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def moment(value: datetime) -> str:
+def timestamp_literal(value: datetime) -> str:
     """Return an aware datetime as a literal."""
     return f"TIMESTAMPTZ '{value.isoformat(sep=' ', timespec='microseconds')}'"
 
 
 def column_type(kind: pa.DataType) -> str:
-    """Return the DuckDB type that holds a feature or storage type.
+    """Return the DuckDB type of a feature or storage type.
 
     >>> column_type(pa.list_(pa.float32(), 4))
     'FLOAT[4]'
     """
-    if kind in _NAMED:
-        return _NAMED[kind]
+    if kind in _TYPE_NAMES:
+        return _TYPE_NAMES[kind]
     if pat.is_decimal(kind):
         return f"DECIMAL({kind.precision},{kind.scale})"
     if pat.is_fixed_size_list(kind):
@@ -86,25 +83,25 @@ def column_type(kind: pa.DataType) -> str:
             field = kind.field(index)
             fields.append(f"{quote(field.name)} {column_type(field.type)}")
         return f"STRUCT({', '.join(fields)})"
-    raise TypeError(f"{kind} is no feature type")
+    raise TypeError(f"{kind} is not a feature type")
 
 
 def casts(target: pa.Schema, source: Mapping[str, str]) -> str:
-    """Return a select list that gives the columns of ``target``.
+    """Return a select list that casts columns to the schema ``target``.
 
-    ``source`` maps the columns at hand to their DuckDB types; those that it lacks become nulls.
+    ``source`` maps the available columns to their DuckDB types; missing columns become null.
     """
-    parts = []
+    expressions = []
     for field in target:
-        wanted = column_type(field.type)
+        target_type = column_type(field.type)
         name = quote(field.name)
         if field.name not in source:
-            parts.append(f"CAST(NULL AS {wanted}) AS {name}")
-        elif source[field.name] == wanted:
-            parts.append(name)
+            expressions.append(f"CAST(NULL AS {target_type}) AS {name}")
+        elif source[field.name] == target_type:
+            expressions.append(name)
         else:
-            parts.append(f"CAST({name} AS {wanted}) AS {name}")
-    return ", ".join(parts)
+            expressions.append(f"CAST({name} AS {target_type}) AS {name}")
+    return ", ".join(expressions)
 
 
 def types_of(schema: pa.Schema) -> dict[str, str]:
@@ -113,18 +110,18 @@ def types_of(schema: pa.Schema) -> dict[str, str]:
 
 
 def empty(schema: pa.Schema) -> str:
-    """Return a query for no rows of a schema."""
+    """Return a query with zero rows of a schema."""
     return f"SELECT {casts(schema, {})} WHERE false"
 
 
 def file_list(paths: Sequence[str]) -> str:
-    """Return a list of paths for ``read_parquet``, with glob characters taken literally."""
-    listed = map(text, map(literal_path, paths))
-    return f"[{', '.join(listed)}]"
+    """Return a list of paths for ``read_parquet``, with escaped glob characters."""
+    literals = map(text, map(literal_path, paths))
+    return f"[{', '.join(literals)}]"
 
 
 def literal_path(path: str) -> str:
-    """Return a path in which DuckDB's glob sees no wildcard.
+    """Escape the wildcards of DuckDB's glob in a path.
 
     >>> literal_path("a[1]*")
     'a[[]1][*]'

@@ -1,7 +1,4 @@
-"""Rows out of DuckDB.
-
-Arrow streams with bounded batches, functions over them, mergeable aggregates.
-"""
+"""Arrow streams of DuckDB relations: bounded batches, mapped functions, mergeable aggregates."""
 
 from __future__ import annotations
 
@@ -30,12 +27,12 @@ State = TypeVar("State")
 Result = TypeVar("Result")
 
 BATCH_ROWS = 65_536
-_BATCHES_BEHIND = 4
-# DuckDB hands out rows in vectors of this many.
+_MAX_QUEUED_BATCHES = 4
+# The number of rows in a DuckDB vector.
 _VECTOR_ROWS = 2_048
 _BATCH_BYTES = 64 << 20
-# What may be held of a relation to be read again. An export needs as much once more while it sorts.
-MOST_HELD_BYTES = 256 << 20
+# The maximum bytes of a buffered relation. An export needs the same amount again while it sorts.
+MAX_BUFFERED_BYTES = 256 << 20
 
 
 def stream(
@@ -45,31 +42,32 @@ def stream(
     batch_rows: int = BATCH_ROWS,
     limit: int | None = None,
 ) -> pa.RecordBatchReader:
-    """Return the rows of a relation as batches of its feature types.
+    """Stream the rows of a relation lazily as batches of its feature types.
 
-    Nothing runs before the first is asked for. What a function makes of a relation comes straight
-    from it: inside a query of DuckDB, what it reads itself would find a thread less to run on.
+    A mapped relation is streamed directly from its function: inside a DuckDB query the function
+    would block one of DuckDB's threads.
     """
     source = relation.source if isinstance(relation, MappedRelation) else None
-    # DuckDB refuses to read a second time what can be read once.
-    if source is None or isinstance(source, StreamOnce):
+    # Read single-use streams through DuckDB, which rejects a second read.
+    if source is None or isinstance(source, SingleUseStream):
         batches = _batches(database, relation, batch_rows=batch_rows, limit=limit)
     else:
-        batches = _pieces_of(source.batches(), relation.schema, batch_rows, limit)
+        batches = _limited_batches(source.batches(), relation.schema, batch_rows, limit)
     return pa.RecordBatchReader.from_batches(relation.schema, batches)
 
 
 def source(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
-    """Return batches as DuckDB takes them; all Arrow goes into DuckDB by this road.
+    """Return a reader for DuckDB; all Arrow data enters DuckDB through this function.
 
-    Errors on the way are kept for the caller. DuckDB refuses structs of structs that are slices.
+    Exceptions are captured for the caller. Slices are copied, since DuckDB rejects sliced nested
+    structs.
     """
-    whole = (copy_sliced_structs(batch) for batch in batches)
-    return pa.RecordBatchReader.from_batches(schema, failures.guarded(whole))
+    unsliced = (copy_sliced_structs(batch) for batch in batches)
+    return pa.RecordBatchReader.from_batches(schema, failures.capture_stream_errors(unsliced))
 
 
 class MappedStream:
-    """An Arrow source that applies a function to the batches of a relation at every reading."""
+    """An Arrow source that applies a function to the batches of a relation at every read."""
 
     def __init__(
         self, database: Database, relation: Relation, function: BatchFunction, schema: pa.Schema
@@ -89,73 +87,78 @@ class MappedStream:
             yield cast_batch(self._function(batch), self.schema)
 
 
-class StreamOnce(MappedStream):
-    """The batches that a caller brought, which can be read once, here or by DuckDB.
+class SingleUseStream(MappedStream):
+    """The caller's batches, which can be read once, directly or by DuckDB.
 
-    ``kept`` holds those that DuckDB has read, from when it is made a list until they are too many;
-    ``is_read`` says that these are all. ``watcher`` is given each before DuckDB is.
+    Attributes:
+        recorded: The batches that DuckDB has read, if set to a list before; reset to None when
+            they exceed ``MAX_BUFFERED_BYTES``.
+        watcher: A function that receives each batch before DuckDB does.
+        is_read: Whether DuckDB has read all batches.
     """
 
     def __init__(
         self, database: Database, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
     ) -> None:
         self.schema = schema
-        self.kept: list[pa.RecordBatch] | None = None
+        self.recorded: list[pa.RecordBatch] | None = None
         self.watcher: Callable[[pa.RecordBatch], None] | None = None
         self.is_read = False
         self._database = database
-        self._given = batches
+        self._source_batches = batches
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the batches, in pieces that are not too large."""
-        return in_pieces(self._given, self.schema)
+        """Yield the rows in batches of bounded size."""
+        return bounded_batches(self._source_batches, self.schema)
 
-    def handed_on(self) -> Iterator[pa.RecordBatch]:
+    def batches_for_duckdb(self) -> Iterator[pa.RecordBatch]:
         """Yield the batches to DuckDB."""
         size = 0
-        for batch in self._given:
+        for batch in self._source_batches:
             size += batch.nbytes
-            if size > MOST_HELD_BYTES:
-                self.kept = None
-            elif self.kept is not None:
-                self.kept.append(batch)
+            if size > MAX_BUFFERED_BYTES:
+                self.recorded = None
+            elif self.recorded is not None:
+                self.recorded.append(batch)
             if self.watcher is not None:
                 self.watcher(batch)
             yield batch
         self.is_read = True
 
 
-def in_pieces(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of batches in batches that are not too large."""
+def bounded_batches(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in batches of bounded size."""
     rows = min(BATCH_ROWS, _rows_that_fit(schema))
     for batch in batches:
         yield from _cut(batch, rows)
 
 
 def _cut(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a batch in batches of at most so many."""
+    """Yield the rows of a batch in batches of at most ``rows``."""
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)
 
 
-def _pieces_of(
+def _limited_batches(
     batches: Iterator[pa.RecordBatch], schema: pa.Schema, batch_rows: int, limit: int | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the first rows of batches, or all, in batches of at most so many."""
+    """Yield the first ``limit`` rows (None: all) in batches of at most ``batch_rows``."""
     rows = min(batch_rows, _rows_that_fit(schema))
-    left = limit
+    remaining = limit
     for batch in batches:
-        if left is not None:
-            batch = batch.slice(0, left)
-            left -= batch.num_rows
-        for piece in _cut(batch, rows):
-            yield cast_batch(piece, schema)
-        if left == 0:
+        if remaining is not None:
+            batch = batch.slice(0, remaining)
+            remaining -= batch.num_rows
+        for batch_slice in _cut(batch, rows):
+            yield cast_batch(batch_slice, schema)
+        if remaining == 0:
             return
 
 
 def mapped(database: Database, source: MappedStream, *, single_use: bool) -> Relation:
-    """Return what a function makes of a relation, as a relation."""
+    """Return a relation over the output of a mapped function."""
     with building():
         native = database.connection.from_arrow(source)
     return MappedRelation("duckdb", native, source.schema, single_use, source)
@@ -163,10 +166,7 @@ def mapped(database: Database, source: MappedStream, *, single_use: bool) -> Rel
 
 @dataclass(frozen=True)
 class MappedRelation(Relation):
-    """What a function makes of the batches of a relation.
-
-    Who wants batches again need not send them through DuckDB.
-    """
+    """A relation over a mapped stream; consumers of batches can read ``source`` without DuckDB."""
 
     source: MappedStream | None = None
 
@@ -181,10 +181,10 @@ def batches_of(database: Database, relation: Relation) -> Iterator[pa.RecordBatc
 def aggregate(
     database: Database, relation: Relation, accumulator: Accumulator[State, Result], *, threads: int
 ) -> Result:
-    """Return what an accumulator makes of all rows.
+    """Return the result of an accumulator over all rows.
 
-    With two threads or more each has a state of its own. Which batch goes where depends on nothing
-    but its number, so that sums of floats come out the same every time.
+    With several threads each has its own state. Batches are assigned round-robin, so that sums of
+    floats are reproducible.
     """
     batches = batches_of(database, relation)
     if threads <= 1:
@@ -203,21 +203,21 @@ def aggregate(
         finally:
             for queue in queues:
                 queue.put(None)
-        merged = states[0].result()
+        merged_state = states[0].result()
         for state_of_thread in states[1:]:
-            merged = accumulator.merge(merged, state_of_thread.result())
-    return accumulator.finish(merged)
+            merged_state = accumulator.merge(merged_state, state_of_thread.result())
+    return accumulator.finish(merged_state)
 
 
-class AggregateBeside(Generic[State, Result]):
-    """What an accumulator makes of a stream while DuckDB reads it, in a thread of its own.
+class ConcurrentAggregate(Generic[State, Result]):
+    """An accumulator that consumes a stream in a separate thread while DuckDB reads it.
 
-    DuckDB waits where the accumulator is a few batches behind.
+    DuckDB blocks when the accumulator is several batches behind.
     """
 
-    def __init__(self, once: StreamOnce, accumulator: Accumulator[State, Result]) -> None:
-        self._once, self._accumulator = once, accumulator
-        self._queue: Queue[pa.RecordBatch | None] = Queue(maxsize=_BATCHES_BEHIND)
+    def __init__(self, stream: SingleUseStream, accumulator: Accumulator[State, Result]) -> None:
+        self._once, self._accumulator = stream, accumulator
+        self._queue: Queue[pa.RecordBatch | None] = Queue(maxsize=_MAX_QUEUED_BATCHES)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="beside")
 
     def __enter__(self) -> Self:
@@ -231,18 +231,18 @@ class AggregateBeside(Generic[State, Result]):
         self._pool.shutdown()
 
     def result(self) -> Result | None:
-        """Return the result, after the block; None where DuckDB did not read all, or it failed.
+        """Return the result after the block; None if DuckDB did not read all rows, or on error.
 
-        Who wants it then makes it anew, and gets the error where it belongs.
+        The caller then aggregates again, which raises the error.
         """
         if not self._once.is_read or self._state.exception() is not None:
             return None
         return self._accumulator.finish(self._state.result())
 
     def _put(self, batch: pa.RecordBatch) -> None:
-        # However wide: what is in memory already is counted fastest at once.
-        for piece in _cut(batch, BATCH_ROWS):
-            self._queue.put(piece)
+        # No limit by width: the batch is in memory already.
+        for batch_slice in _cut(batch, BATCH_ROWS):
+            self._queue.put(batch_slice)
 
 
 def _accumulate_queue(
@@ -253,7 +253,7 @@ def _accumulate_queue(
         while (batch := queue.get()) is not None:
             state = accumulator.update(state, batch)
     except BaseException:
-        # Keep taking, or the thread that fills the queue would wait for ever.
+        # Drain the queue, or the producer would block forever.
         while queue.get() is not None:
             pass
         raise
@@ -273,14 +273,14 @@ def _batches(
         if limit is not None:
             native = native.limit(limit)
         if _has_long_values(relation.schema) and rows > _VECTOR_ROWS:
-            # Put together from small ones, while the next one fits.
-            most = rows - _VECTOR_ROWS + 1
-            batches = coalesce_batches(_read(cursor, native, _VECTOR_ROWS), rows=most)
+            # Concatenate small batches while the next one fits.
+            max_rows = rows - _VECTOR_ROWS + 1
+            batches = coalesce_batches(_read(cursor, native, _VECTOR_ROWS), rows=max_rows)
         else:
             batches = _read(cursor, native, rows)
         for batch in batches:
-            for piece in _cut(batch, rows):
-                yield cast_batch(piece, relation.schema)
+            for batch_slice in _cut(batch, rows):
+                yield cast_batch(batch_slice, relation.schema)
 
 
 def _read(
@@ -295,16 +295,16 @@ def _read(
         except StopIteration:
             return
         except (OSError, pa.ArrowException) as error:
-            raised = failures.recall(str(error))
-            if raised is not None:
-                raise raised from None
+            python_error = failures.recall(str(error))
+            if python_error is not None:
+                raise python_error from None
             raise error_of_stream(str(error)) from error
         if batch.num_rows:
             yield batch
 
 
 def _has_long_values(schema: pa.Schema) -> bool:
-    """Tell whether a column has bytes, lists or structs of any length; texts count as short."""
+    """Return True if a column has binaries, lists or structs; strings are assumed to be short."""
     return any(map(_may_be_long, schema.types))
 
 

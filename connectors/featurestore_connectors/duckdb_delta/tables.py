@@ -1,4 +1,4 @@
-"""Writes into Delta tables: append and overwrite here, what rewrites rows in ``rewrite``."""
+"""Writes to Delta tables: create, append and overwrite; ``rewrite`` has upsert and replace."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def create(
     properties: Mapping[str, str],
     commit_metadata: Mapping[str, Any],
 ) -> None:
-    """Create an empty table; FileExistsError when there is one."""
+    """Create an empty table; raise FileExistsError if it exists."""
     for column in partition_by:
         kind = schema.field(column).type
         if pat.is_binary(kind) or pat.is_floating(kind):
@@ -42,7 +42,7 @@ def create(
             )
     if len(partition_by) >= len(schema.names):
         raise InvalidArgument(
-            "All columns partition the table, so that none is left for its files."
+            "All columns are partition columns; at least one must be a data column."
         )
     metadata = commits.new_metadata(
         storage_schema(schema),
@@ -55,7 +55,7 @@ def create(
 
 
 def write(database: Database, path: str, relation: Relation, write: TableWrite) -> int | None:
-    """Write one commit; None when its transaction is a repeat."""
+    """Write one commit; return None if its transaction is committed already."""
     state = read_snapshot(path)
     commits.check_writable(state)
     if state.holds(write.transaction):
@@ -86,7 +86,7 @@ def _write_plain(
                 wider = _written_again(database, narrow_state, new, current, again)
                 return commits.commit(latest, _plain_change(latest, wider, write), again)
 
-        return commits.retried(state.path, attempt, state=state)
+        return commits.with_retries(state.path, attempt, state=state)
 
 
 def _written_again(
@@ -96,7 +96,7 @@ def _written_again(
     schema: pa.Schema,
     publication: Publication,
 ) -> list[NewFile]:
-    """Return files in the types of ``state``, which no commit names, with those of ``schema``."""
+    """Rewrite uncommitted files from the types of ``state`` to those of ``schema``."""
     if not narrow_files:
         return []
     columns = sqltext.casts(schema, sqltext.types_of(state.schema))
@@ -108,23 +108,23 @@ def _written_again(
 
 
 def _plain_change(state: Snapshot, new: Sequence[NewFile], write: TableWrite) -> Change:
-    everything = write.mode == "overwrite"
-    mode = "Overwrite" if everything else "Append"
+    overwrites = write.mode == "overwrite"
+    mode = "Overwrite" if overwrites else "Append"
     return Change(
         operation="WRITE",
         parameters={"mode": mode, "partitionBy": list(state.partition_by)},
         adds=new,
-        removes=state.files if everything else (),
+        removes=state.files if overwrites else (),
         metadata=commits.metadata_with(state, write.add_columns),
         commit_metadata={"operation": write.mode, **write.commit_metadata},
         transaction=write.transaction,
         offsets=write.offsets,
-        reads=everything,
+        reads=overwrites,
     )
 
 
 def set_properties(database: Database, path: str, properties: Mapping[str, str]) -> None:
-    """Set table properties in a commit of their own."""
+    """Set table properties in a separate commit."""
 
     def attempt(state: Snapshot) -> int:
         metadata = commits.changed_metadata(state, properties=properties)
@@ -132,18 +132,18 @@ def set_properties(database: Database, path: str, properties: Mapping[str, str])
         with Publication(durable=database.durable) as publication:
             return commits.commit(state, change, publication)
 
-    commits.retried(path, attempt)
+    commits.with_retries(path, attempt)
 
 
 def _table_schema(state: Snapshot, relation: Relation, write: TableWrite) -> pa.Schema:
-    """Return the storage types of the table with the columns that this write adds."""
+    """Return the table's schema with the columns that this write adds."""
     schema = commits.wider_schema(state.schema, write.add_columns)
     present = set(schema.names)
     unknown = [name for name in relation.schema.names if name not in present]
     if unknown:
-        known = listing(state.schema.names, limit=50)
+        known_columns = listing(state.schema.names, limit=50)
         raise SchemaMismatch(
-            f"The table has no columns {listing(unknown)}; it has {known}.",
+            f"The table has no columns {listing(unknown)}; it has {known_columns}.",
             hint="schema_change='add' lets new nullable columns in",
         )
     return schema
@@ -156,26 +156,26 @@ def _into_table(
     schema: pa.Schema,
     publication: Publication,
 ) -> list[NewFile]:
-    """Return the rows as files in the table's folder, which no commit names yet.
+    """Write the rows to uncommitted files in the table's folder.
 
-    The files of a stage are used as they are where the table would hold them alike.
+    Staged files with the table's types are linked instead of rewritten.
     """
     if isinstance(relation, StagedRelation) and _fits(relation, schema, state):
         return files.move_into_table(relation.files, state.path, publication)
     with files.scratch(state.path) as scratch:
         folder = os.path.join(scratch, "rows")
         query = _stored_rows(relation, schema)
-        written = files.write(
+        new_files = files.write(
             database, query, folder, schema=schema, partition_by=state.partition_by
         )
-        return files.move_into_table(written, state.path, publication, folder=folder)
+        return files.move_into_table(new_files, state.path, publication, folder=folder)
 
 
 @contextmanager
 def _as_source(
     database: Database, state: Snapshot, relation: Relation, schema: pa.Schema
 ) -> Iterator[list[NewFile]]:
-    """Give the rows as files that a rewrite reads: whole rows, since they are written out again."""
+    """Yield the rows as unpartitioned files, the input of a rewrite."""
     if isinstance(relation, StagedRelation) and _fits(relation, schema, state):
         yield list(relation.files)
         return
@@ -188,7 +188,7 @@ def _as_source(
 def _deleted_keys(
     database: Database, state: Snapshot, write: TableWrite
 ) -> Iterator[Sequence[NewFile]]:
-    """Give the keys whose rows an upsert deletes as files, in the types of the table."""
+    """Yield files with the keys that an upsert deletes, in the table's types."""
     if write.deletes is None:
         yield ()
         return
@@ -199,18 +199,15 @@ def _deleted_keys(
 
 
 def _stored_rows(relation: Relation, schema: pa.Schema) -> str:
-    """Return the query for the rows in the storage types of a table."""
-    stored = sqltext.casts(schema, sqltext.types_of(relation.schema))
+    """Return the query of the rows in the storage types of a table."""
+    projection = sqltext.casts(schema, sqltext.types_of(relation.schema))
     with building():
-        return query_of(relation.native.project(stored))
+        return query_of(relation.native.project(projection))
 
 
 def _fits(staged: StagedRelation, schema: pa.Schema, state: Snapshot) -> bool:
-    """Tell whether the files of a stage can become files of the table.
-
-    The same types, no partitions.
-    """
+    """Return True if staged files can be linked into the table: same types, no partitions."""
     if state.partition_by:
         return False
-    stored = storage_schema(staged.schema)
-    return all(field.type == schema.field(field.name).type for field in stored)
+    stored_schema = storage_schema(staged.schema)
+    return all(field.type == schema.field(field.name).type for field in stored_schema)

@@ -1,7 +1,7 @@
-"""Queries of users, in a DuckDB database of their own that sees their tables and nothing else.
+"""Sandboxed execution of user queries in a separate DuckDB database.
 
-It opens no file and no network, its settings are locked, and it looks up no Python variable. Tables
-come in as Arrow streams and the result goes out as one; each reading runs the query anew.
+The database cannot access files or the network, its settings are locked, and it does not resolve
+Python variables. Tables enter and results leave as Arrow streams; each read runs the query again.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from featurestore.errors import InvalidSql, listing
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.duckdb_delta import relations, streams
 from featurestore_connectors.duckdb_delta.failures import translated
-from featurestore_connectors.duckdb_delta.interrupts import reads_from
+from featurestore_connectors.duckdb_delta.interrupts import watch_source
 from featurestore_connectors.duckdb_delta.session import Database, building
 
-# In this order: the last one locks all of them.
+# The order matters: the last setting locks the others.
 _SETTINGS = (
     "SET GLOBAL TimeZone = 'UTC'",
     "SET GLOBAL python_enable_replacements = false",
@@ -31,7 +31,7 @@ _SETTINGS = (
 
 
 class UserSql:
-    """Runs queries of users for one engine; the database is opened with the first one."""
+    """The runner of user queries of one engine; it opens its database on first use."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -41,10 +41,10 @@ class UserSql:
     def relation(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:
-        """Return the result of a query over named relations, lazily.
+        """Return the lazy result of a query over named relations.
 
         Raises:
-            InvalidSql: It is not one SELECT over the tables, or not valid.
+            InvalidSql: The query is invalid, or not a single SELECT over the tables.
         """
         try:
             return self._bound(query, tables, dict(parameters))
@@ -77,9 +77,9 @@ class UserSql:
         rows = _Rows(self, query, tables, parameters, schema)
         with building():
             native = self._database.connection.from_arrow(rows)
-            found = relations.of_feature_types(native, schema, types)
+            typed_rows = relations.of_feature_types(native, schema, types)
         single_use = any(table.single_use for table in tables.values())
-        return relations.relation(found.native, found.schema, single_use=single_use)
+        return relations.relation(typed_rows.native, typed_rows.schema, single_use=single_use)
 
     def run(
         self, query: str, tables: Mapping[str, Relation], parameters: dict[str, Any]
@@ -88,7 +88,7 @@ class UserSql:
         with translated(), self._open().cursor() as cursor:
             for name, table in tables.items():
                 cursor.register(name, _Table(self._database, table))
-            reads_from(cursor)
+            watch_source(cursor)
             yield from with_storable_types(
                 cursor.sql(query, params=parameters or None)
             ).to_arrow_reader()

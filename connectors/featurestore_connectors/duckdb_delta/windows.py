@@ -1,6 +1,6 @@
-"""Aggregates over windows on DuckDB: rows and labels in one stream, sorted by a hash of their keys.
+"""Window aggregates on DuckDB: a stream of rows and labels, sorted by a hash of their keys.
 
-The rule and the arithmetic are in ``featurestore.aggregates``.
+The semantics and the arithmetic are in ``featurestore.aggregates``.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from featurestore_connectors.duckdb_delta.point_in_time import (
     timestamp,
 )
 from featurestore_connectors.duckdb_delta.sqltext import column_type, quote
-from featurestore_connectors.duckdb_delta.window_reach import Reach, reach_of
+from featurestore_connectors.duckdb_delta.window_bounds import WindowBounds, bounds_of_labels
 
 if TYPE_CHECKING:
     from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
 
 _LABELS, _ROWS, _BOTH = "fs_labels", "fs_rows", "fs_both"
-# So many rows may have to spill while they are sorted.
+# Sorts of this many rows may spill.
 _SPILLED_ROWS = 10_000_000
-# Up to so many values, 1 GiB of numbers, are put into the labels' order in memory.
-_HELD_VALUES = 1 << 27
-# Labels of up to so many values are held, since it is looked first what they can see at all.
+# The maximum number of values (1 GiB of numbers) that are reordered in memory.
+_MAX_BUFFERED_VALUES = 1 << 27
+# The maximum number of label values to buffer, so that their bounds can be computed first.
 _LABEL_VALUES = 1 << 24
-# A chunk of rows is held for each thread.
-_MOST_THREADS = 8
+# Each thread has a chunk of rows in memory.
+_MAX_THREADS = 8
 
 
 def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -> Relation:
@@ -52,18 +52,18 @@ def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -
     if plan.keep_order:
         needed = list(dict.fromkeys([*needed, ROW]))
     left = left_side(engine, plan, labels)
-    if _is_held(plan):
-        source = _InLabelOrder(engine, plan, left)
+    if _fits_in_memory(plan):
+        source = _BufferedResult(engine, plan, left)
         return streams.mapped(engine.database, source, single_use=left.single_use)
     single_use = left.single_use
     left = engine.select(left, dict(zip(needed, needed, strict=True)))
     left = replace(left, schema=pa.schema(map(plain_field, left.schema)))
-    asked = None
+    buffered_labels = None
     if plan.left_rows is not None and plan.left_rows * len(needed) <= _LABEL_VALUES:
-        held = _Held(engine.database, left, _same, left.schema)
-        left = asked = streams.mapped(engine.database, held, single_use=single_use)
+        buffer = _BufferedLabels(engine.database, left, _same, left.schema)
+        left = buffered_labels = streams.mapped(engine.database, buffer, single_use=single_use)
     for join in plan.windows:
-        joined = _Aggregated(engine, WindowSide.from_join(join, plan), left, asked)
+        joined = _Aggregated(engine, WindowSide.from_join(join, plan), left, buffered_labels)
         left = streams.mapped(engine.database, joined, single_use=single_use)
     columns = []
     for name in plan.columns:
@@ -71,24 +71,24 @@ def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -
     query = f"SELECT {', '.join(columns)} FROM {_LABELS}"
     if plan.keep_order:
         query += f" ORDER BY {quote(ROW)}"
-    found = engine.sql(query, tables={_LABELS: left}, parameters={})
-    return replace(found, schema=plan.schema, single_use=single_use)
+    joined_rows = engine.sql(query, tables={_LABELS: left}, parameters={})
+    return replace(joined_rows, schema=plan.schema, single_use=single_use)
 
 
-def _is_held(plan: FeaturePlan) -> bool:
-    """Tell whether the whole result may be held: it is asked for in order, and small enough."""
+def _fits_in_memory(plan: FeaturePlan) -> bool:
+    """Return True if the result must be in order and is small enough to be buffered."""
     if not plan.keep_order or plan.left_rows is None:
         return False
     fixed = all(_is_fixed(output.kind) for join in plan.windows for output in join.outputs)
-    return fixed and plan.left_rows * len(plan.columns) <= _HELD_VALUES
+    return fixed and plan.left_rows * len(plan.columns) <= _MAX_BUFFERED_VALUES
 
 
 def _is_fixed(kind: pa.DataType) -> bool:
     return bool(pat.is_primitive(kind) or pat.is_decimal(kind))
 
 
-class _InLabelOrder(streams.MappedStream):
-    """Labels in memory with their aggregates: only the labels' positions go through the sort."""
+class _BufferedResult(streams.MappedStream):
+    """Buffered labels with their aggregates; only the labels' positions are sorted."""
 
     def __init__(self, engine: DuckDBEngine, plan: FeaturePlan, left: Relation) -> None:
         super().__init__(engine.database, left, lambda batch: batch, plan.schema)
@@ -104,10 +104,10 @@ class _InLabelOrder(streams.MappedStream):
         rows = left.column(ROW).to_numpy()
         if np.any(rows[1:] < rows[:-1]):
             left = left.take(pa.array(np.argsort(rows, kind="stable")))
-        found = {name: left.column(name) for name in left.column_names}
+        label_columns = {name: left.column(name) for name in left.column_names}
         for join in plan.windows:
-            found |= self._aggregates(WindowSide.from_join(join, plan), left)
-        columns = [found[plan.left_column(name)] for name in plan.columns]
+            label_columns |= self._aggregates(WindowSide.from_join(join, plan), left)
+        columns = [label_columns[plan.left_column(name)] for name in plan.columns]
         table = pa.table(columns, names=list(plan.columns))
         for batch in table.to_batches(streams.BATCH_ROWS):
             yield cast_batch(batch, self.schema)
@@ -119,33 +119,37 @@ class _InLabelOrder(streams.MappedStream):
             needed.append(side.plan.left_time)
         carried = pa.schema([pa.field(ROW, pa.int64())])
         numbers = pa.array(np.arange(left.num_rows))
-        given = left.select(list(dict.fromkeys(needed))).append_column(carried.field(0), numbers)
-        reach = _max_window_extent(self._engine, side, self._engine.from_arrow(given.to_reader()))
-        labels = self._engine.from_arrow(given.to_reader())
-        stream = _stream(self._engine, side, labels, carried, reach)
+        label_rows = left.select(list(dict.fromkeys(needed))).append_column(
+            carried.field(0), numbers
+        )
+        bounds = _label_bounds(self._engine, side, self._engine.from_arrow(label_rows.to_reader()))
+        labels = self._engine.from_arrow(label_rows.to_reader())
+        stream = _stream(self._engine, side, labels, carried, bounds)
         features = side.features(carried)
         threads = _threads(self._engine)
-        answers = features.in_threads(streams.batches_of(self._database, stream), threads=threads)
-        table = pa.Table.from_batches(answers, features.schema)
+        aggregated = features.in_threads(
+            streams.batches_of(self._database, stream), threads=threads
+        )
+        table = pa.Table.from_batches(aggregated, features.schema)
         positions = np.empty(left.num_rows, np.int64)
         positions[table.column(ROW).to_numpy()] = np.arange(left.num_rows)
-        places = pa.array(positions)
+        label_order = pa.array(positions)
         columns = {output.name: table.column(output.name) for output in side.join.outputs}
         del table
         names = list(columns)
         with ThreadPoolExecutor(threads) as pool:
-            # Few are held in both orders at a time.
-            found = pool.map(lambda name: columns.pop(name).take(places), names)
-            return dict(zip(names, found, strict=True))
+            # ``pop`` limits the number of columns that are in memory in both orders.
+            ordered_columns = pool.map(lambda name: columns.pop(name).take(label_order), names)
+            return dict(zip(names, ordered_columns, strict=True))
 
 
-class _Held(streams.MappedStream):
-    """A relation of few rows that is read once, when it is wanted, and held."""
+class _BufferedLabels(streams.MappedStream):
+    """A small relation that is buffered on first read."""
 
     _rows: list[pa.RecordBatch] | None = None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield its batches."""
+        """Yield the buffered batches."""
         if self._rows is None:
             self._rows = list(super().batches())
         return iter(self._rows)
@@ -154,37 +158,41 @@ class _Held(streams.MappedStream):
 class _Aggregated(streams.MappedStream):
     """Labels with the aggregates of one group, key by key.
 
-    ``asked`` are the labels where they may be read twice.
+    ``buffered_labels`` is None if the labels cannot be read twice.
     """
 
     def __init__(
-        self, engine: DuckDBEngine, side: WindowSide, left: Relation, asked: Relation | None
+        self,
+        engine: DuckDBEngine,
+        side: WindowSide,
+        left: Relation,
+        buffered_labels: Relation | None,
     ) -> None:
         self._features = side.features(left.schema)
         super().__init__(engine.database, left, lambda batch: batch, self._features.schema)
         self._engine = engine
         self._side = side
         self._left = left
-        self._asked = asked
+        self._buffered_labels = buffered_labels
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the labels with their aggregates."""
-        reach = None
-        if self._asked is not None:
-            reach = _max_window_extent(self._engine, self._side, self._asked)
-        stream = _stream(self._engine, self._side, self._left, self._left.schema, reach)
-        given = streams.batches_of(self._database, stream)
-        for batch in self._features.in_threads(given, threads=_threads(self._engine)):
+        bounds = None
+        if self._buffered_labels is not None:
+            bounds = _label_bounds(self._engine, self._side, self._buffered_labels)
+        stream = _stream(self._engine, self._side, self._left, self._left.schema, bounds)
+        sorted_rows = streams.batches_of(self._database, stream)
+        for batch in self._features.in_threads(sorted_rows, threads=_threads(self._engine)):
             yield cast_batch(batch, self.schema)
 
 
-def _max_window_extent(engine: DuckDBEngine, side: WindowSide, labels: Relation) -> Reach:
-    return reach_of(engine, side, labels, _label_keys(side)[0])
+def _label_bounds(engine: DuckDBEngine, side: WindowSide, labels: Relation) -> WindowBounds:
+    return bounds_of_labels(engine, side, labels, _label_keys(side)[0])
 
 
 def _threads(engine: DuckDBEngine) -> int:
     threads = int(engine.database.rows("SELECT current_setting('threads')")[0][0])
-    return min(threads, _MOST_THREADS)
+    return min(threads, _MAX_THREADS)
 
 
 def _stream(
@@ -192,23 +200,23 @@ def _stream(
     side: WindowSide,
     left: Relation,
     carried: pa.Schema,
-    reach: Reach | None,
+    bounds: WindowBounds | None,
 ) -> Relation:
-    """Return the rows of one group that labels reach, and the labels with some columns, sorted."""
+    """Return the union of a group's rows within the bounds and the labels, sorted."""
     spec = side.join.source.spec
     needed = list(spec.schema.names)
     if not side.needs_tie_hash and not side.conditions:
         needed = _columns(side)
     rows = read_source(engine, side.join.source, needed)
-    if reach is not None:
-        within = " AND ".join(reach.conditions(side))
-        query = f"SELECT * FROM {_ROWS} WHERE {within}"
+    if bounds is not None:
+        condition = " AND ".join(bounds.conditions(side))
+        query = f"SELECT * FROM {_ROWS} WHERE {condition}"
         rows = replace(engine.sql(query, tables={_ROWS: rows}, parameters={}), schema=rows.schema)
     if side.needs_tie_hash:
         columns = tuple(spec.schema.names)
         hashed = pa.schema([*rows.schema, pa.field(TIE, pa.int64())])
         rows = engine.map_batches(rows, AddTieHash(columns), schema=hashed)
-    group = _Group(side.group_is_key, reach.narrow_keys if reach is not None else None)
+    group = _Group(side.group_is_key, bounds.narrow_keys if bounds is not None else None)
     both = f"({_label_rows(side, carried, group)} UNION ALL {_group_rows(side, carried, group)})"
     tables = {_LABELS: left, _ROWS: rows}
     count = side.join.source.rows
@@ -225,7 +233,7 @@ def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _columns(side: WindowSide) -> list[str]:
-    """Return the columns of a group that its aggregates need, conditions aside."""
+    """Return the columns of a group that its aggregates need, except those of conditions."""
     join = side.join
     needed = [key for _, key in join.on] + [*join.members, *side.values, join.event_time]
     if join.created_time is not None:
@@ -234,21 +242,21 @@ def _columns(side: WindowSide) -> list[str]:
 
 
 def _label_keys(side: WindowSide) -> list[str]:
-    """Return the keys of a label as the group's types; a value beyond them has no row."""
+    """Return the keys of a label in the group's types; null if out of range."""
     schema, left = side.join.source.spec.schema, side.plan.left_schema
     keys = []
     for label, key in side.join.on:
-        given, wanted = left.field(label).type, schema.field(key).type
-        keys.append(label_key(f"l.{quote(label)}", given, wanted))
+        label_type, key_type = left.field(label).type, schema.field(key).type
+        keys.append(label_key(f"l.{quote(label)}", label_type, key_type))
     return keys
 
 
 def _label_rows(side: WindowSide, carried: pa.Schema, group: _Group) -> str:
-    """Return the query of the labels; what only rows have is null."""
+    """Return the query of the labels; columns of rows are null."""
     schema = side.join.source.spec.schema
     keys = _label_keys(side)
     columns = [
-        f"{group.of(keys)} AS {GROUP}",
+        f"{group.expression(keys)} AS {GROUP}",
         f"epoch_us({label_time(side.plan)}) * 2 + 1 AS {STREAM_TIME}",
     ]
     if side.needs_created_time:
@@ -257,8 +265,8 @@ def _label_rows(side: WindowSide, carried: pa.Schema, group: _Group) -> str:
         columns.append(f"NULL::BIGINT AS {TIE}")
     if not side.group_is_key:
         columns += [f"{key} AS k{number}" for number, key in enumerate(keys)]
-    for letter, given in (("m", side.join.members), ("v", side.values)):
-        for number, name in enumerate(given):
+    for letter, columns_of_kind in (("m", side.join.members), ("v", side.values)):
+        for number, name in enumerate(columns_of_kind):
             kind = column_type(plain_field(schema.field(name)).type)
             columns.append(f"NULL::{kind} AS {letter}{number}")
     for number in range(len(side.conditions)):
@@ -270,44 +278,44 @@ def _label_rows(side: WindowSide, carried: pa.Schema, group: _Group) -> str:
 
 @dataclass(frozen=True)
 class _Group:
-    """What the stream is sorted by: the key, counted from the least one, or a hash of the keys.
+    """The sort key of the stream: the offset of the key from ``base``, or a hash of the keys.
 
-    32 bits where these are enough: DuckDB sorts them in half the time, since key and time then fit
-    16 bytes. Keys that share a hash cost the kernel a sort.
+    It has 32 bits if possible: DuckDB sorts them in half the time, since key and time then fit
+    into 16 bytes. For hash collisions the kernel sorts again.
     """
 
     is_key: bool
-    least: int | None
+    base: int | None
 
-    def of(self, keys: list[str]) -> str:
-        """Return the expression of it."""
+    def expression(self, keys: list[str]) -> str:
+        """Return the SQL expression of the sort key."""
         if not self.is_key:
             return f"(hash({', '.join(keys)}) >> 32)::UINTEGER"
-        if self.least is None:
+        if self.base is None:
             return f"{keys[0]}::BIGINT"
-        return f"({keys[0]}::BIGINT - ({self.least})::BIGINT)::UINTEGER"
+        return f"({keys[0]}::BIGINT - ({self.base})::BIGINT)::UINTEGER"
 
 
 def _group_rows(side: WindowSide, carried: pa.Schema, group: _Group) -> str:
-    """Return the query of the group's rows; what only labels have is null."""
+    """Return the query of the group's rows; columns of labels are null."""
     spec = side.join.source.spec
     keys = [quote(key) for _, key in side.join.on]
     event = timestamp(quote(side.join.event_time), spec.schema.field(side.join.event_time).type)
-    columns = [f"{group.of(keys)} AS {GROUP}", f"epoch_us({event}) * 2 AS {STREAM_TIME}"]
+    columns = [f"{group.expression(keys)} AS {GROUP}", f"epoch_us({event}) * 2 AS {STREAM_TIME}"]
     created = side.join.created_time
     if created is not None:
-        known = timestamp(quote(created), spec.schema.field(created).type)
-        columns.append(f"epoch_us({known}) AS {AVAILABLE}")
+        created_time = timestamp(quote(created), spec.schema.field(created).type)
+        columns.append(f"epoch_us({created_time}) AS {AVAILABLE}")
     if side.needs_tie_hash:
         columns.append(quote(TIE))
     if not side.group_is_key:
         columns += [f"{key} AS k{number}" for number, key in enumerate(keys)]
-    for letter, given in (("m", side.join.members), ("v", side.values)):
-        for number, name in enumerate(given):
+    for letter, columns_of_kind in (("m", side.join.members), ("v", side.values)):
+        for number, name in enumerate(columns_of_kind):
             columns.append(f"{quote(name)} AS {letter}{number}")
     for number, condition in enumerate(side.conditions):
         columns.append(f"({condition}) AS w{number}")
     for number, field in enumerate(carried):
         columns.append(f"NULL::{column_type(field.type)} AS c{number}")
-    present = [f"{each} IS NOT NULL" for each in (*keys, quote(side.join.event_time))]
+    present = [f"{expression} IS NOT NULL" for expression in (*keys, quote(side.join.event_time))]
     return f"SELECT {', '.join(columns)} FROM {_ROWS} WHERE {' AND '.join(present)}"

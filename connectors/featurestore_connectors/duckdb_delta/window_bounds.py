@@ -1,8 +1,8 @@
-"""Which rows of a group labels can see at all: those between their keys and their times.
+"""Bounds on the rows of a group that labels can aggregate: ranges of keys and times.
 
-All other rows are left out before they are sorted. That changes no answer: rows of other keys, rows
-later than every label, and rows that have left every window count for no label, and versions of
-one event have one key and one time.
+Other rows are filtered before the sort. The result is the same: rows of other keys, rows later than
+every label and rows older than every window contribute to no label, and all versions of an event
+have the same key and time.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 _LABELS = "fs_labels"
 _MICROSECOND = timedelta(microseconds=1)
-# In microseconds; earlier than any row, and a time that DuckDB has.
-_FURTHEST = 1 << 62
+# In microseconds; its negative is earlier than any row and valid in DuckDB.
+_EARLIEST = 1 << 62
 _NARROW = 1 << 32
 
 
 @dataclass(frozen=True)
-class Reach:
-    """The least and the greatest key of labels, and their first and last time in microseconds.
+class WindowBounds:
+    """The ranges of the labels' keys and times (microseconds).
 
-    Keys are None where they are no integers; times where no label has one.
+    ``keys`` is None for non-integer keys; ``times`` is None if no label has a time.
     """
 
     keys: tuple[int, int] | None
@@ -38,13 +38,13 @@ class Reach:
 
     @property
     def narrow_keys(self) -> int | None:
-        """The least key, where the others differ from it by 32 bits at most."""
+        """The minimum key, if all keys differ from it by at most 32 bits."""
         if self.keys is None or self.keys[1] - self.keys[0] >= _NARROW:
             return None
         return self.keys[0]
 
     def conditions(self, side: WindowSide) -> list[str]:
-        """Return what is true of all rows of a group that some label sees, as conditions."""
+        """Return the filter conditions for rows of a group."""
         if self.times is None or (side.group_is_key and self.keys is None):
             return ["FALSE"]
         spec, name = side.join.source.spec, side.join.event_time
@@ -52,27 +52,29 @@ class Reach:
         ends, begins = [], []
         for output in side.join.outputs:
             ends.append(self.times[1] - output.offset // _MICROSECOND)
-            begin = -_FURTHEST
+            begin = -_EARLIEST
             if output.over is not None:
                 begin = self.times[0] - (output.over + output.offset) // _MICROSECOND
             begins.append(begin)
-        found = [f"{event} <= {_instant(max(*ends, -_FURTHEST))}"]
-        if min(begins) > -_FURTHEST:
-            found.append(f"{event} > {_instant(min(begins))}")
+        texts = [f"{event} <= {_instant(max(*ends, -_EARLIEST))}"]
+        if min(begins) > -_EARLIEST:
+            texts.append(f"{event} > {_instant(min(begins))}")
         if self.keys is not None:
             key = quote(side.join.on[0][1])
-            found.append(f"{key} BETWEEN {self.keys[0]} AND {self.keys[1]}")
-        return found
+            texts.append(f"{key} BETWEEN {self.keys[0]} AND {self.keys[1]}")
+        return texts
 
 
-def reach_of(engine: DuckDBEngine, side: WindowSide, labels: Relation, key: str) -> Reach:
-    """Return what labels can see of a group.
+def bounds_of_labels(
+    engine: DuckDBEngine, side: WindowSide, labels: Relation, key: str
+) -> WindowBounds:
+    """Compute the bounds of labels for a group.
 
     Args:
         engine: The engine.
         side: The aggregates of the group.
         labels: The labels; they are read once.
-        key: The first key of a label, of the table ``l``, as the group's type.
+        key: The expression of a label's first key, of the table ``l``, in the group's type.
     """
     if not side.group_is_key:
         key = "NULL"
@@ -80,14 +82,14 @@ def reach_of(engine: DuckDBEngine, side: WindowSide, labels: Relation, key: str)
         f"SELECT min(k), max(k), min(t), max(t) FROM (SELECT {key}::BIGINT AS k, "
         f"epoch_us({label_time(side.plan)}) AS t FROM {_LABELS} AS l)"
     )
-    found = engine.sql(query, tables={_LABELS: labels}, parameters={})
-    least, greatest, first, last = engine.stream(found).read_all().to_pydict().values()
+    extremes = engine.sql(query, tables={_LABELS: labels}, parameters={})
+    min_key, max_key, first, last = engine.stream(extremes).read_all().to_pydict().values()
     keys = times = None
-    if least[0] is not None:
-        keys = (least[0], greatest[0])
+    if min_key[0] is not None:
+        keys = (min_key[0], max_key[0])
     if first[0] is not None:
         times = (first[0], last[0])
-    return Reach(keys, times)
+    return WindowBounds(keys, times)
 
 
 def _instant(micros: int) -> str:

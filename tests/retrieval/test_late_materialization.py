@@ -20,10 +20,15 @@ from featurestore.errors import EngineError
 from featurestore.plugins.engine import Relation
 from featurestore.testing.retrieval_cases import JoinShape
 from featurestore.testing.retrieval_conformance import RetrievalCheck, at, check_cases, labels_of
-from featurestore_connectors.duckdb_delta import DuckDBEngine, features_aside, joins_by_place, scan
+from featurestore_connectors.duckdb_delta import (
+    DuckDBEngine,
+    feature_spool,
+    late_materialization,
+    scan,
+)
 from featurestore_connectors.duckdb_delta.streams import MappedRelation
 
-EVERYWHERE = {"_LEAST_BYTES": 0, "_LIGHTER": 0, "_SHARE_OF_MEMORY": -1}
+EVERYWHERE = {"_MIN_BYTES": 0, "_MIN_REDUCTION": 0, "_MEMORY_FRACTION": -1}
 SHAPES = st.builds(
     JoinShape,
     key=st.sampled_from(["int", "text", "pair", "bytes", "decimal", "unsigned"]),
@@ -34,7 +39,7 @@ SHAPES = st.builds(
     label_time=st.sampled_from(["timestamp", "date"]),
 )
 
-GIVEN = {name: getattr(joins_by_place, name) for name in EVERYWHERE}
+GIVEN = {name: getattr(late_materialization, name) for name in EVERYWHERE}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -42,8 +47,8 @@ def wherever_it_can_be() -> Iterator[None]:
     """Join by place whatever the size, pieces of a few labels at a time."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in EVERYWHERE.items():
-            patch.setattr(joins_by_place, name, value)
-        patch.setattr(features_aside, "_PIECE_BYTES", 500)
+            patch.setattr(late_materialization, name, value)
+        patch.setattr(feature_spool, "_CHUNK_BYTES", 500)
         yield
 
 
@@ -103,7 +108,9 @@ def test_groups_of_several_files_answer_labels_of_several_files(
     retrieval.group("asked", asked, commits=4, primary_key=("n",), event_time="asked_at")
     wanted = ["readings.text", "readings.list", "readings.place", "prices.price"]
     every = [*wanted, "readings.text as again"]
-    assert joins_by_place.pays(engine.database, retrieval.plan(every, "asked", how=how))
+    assert late_materialization.is_worthwhile(
+        engine.database, retrieval.plan(every, "asked", how=how)
+    )
     found = retrieval.check(every, "asked", how=how)
     assert len(found) == 300 if how == "left" else 0 < len(found) < 300
     in_memory = pa.table({name: asked[name] for name in ("n", "key", "shop")})
@@ -121,7 +128,7 @@ def test_what_is_left_after_a_reading_that_was_given_up(
     retrieval.group("asked", asked, primary_key=("key",), event_time="asked_at")
     relation = engine.retrieve(retrieval.plan(["rows.x"], "asked"))
     assert isinstance(relation, MappedRelation)
-    assert isinstance(relation.source, joins_by_place.JoinByPlace)
+    assert isinstance(relation.source, late_materialization.LateMaterialization)
     batches = relation.source.batches()
     first = next(batches)
     assert first.column("x").to_pylist() == first.column("key").to_pylist()
@@ -139,7 +146,7 @@ def test_an_export_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
     asked = {"n": np.arange(count), "key": random.integers(0, 60, count), "t": times}
     found = []
     for share in (-1, 1):
-        monkeypatch.setattr(joins_by_place, "_SHARE_OF_MEMORY", share)
+        monkeypatch.setattr(late_materialization, "_MEMORY_FRACTION", share)
         with featurestore.connect(tmp_path / str(share), engine="duckdb") as store:
             store.create_featuregroup(pa.table(rows), "rows", primary_key="key", event_time="t")
             store.create_featuregroup(pa.table(asked), "asked", primary_key=("n",), event_time="t")
@@ -169,7 +176,7 @@ def test_places_are_joined_where_the_rows_do_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in GIVEN.items():
-        monkeypatch.setattr(joins_by_place, name, value)
+        monkeypatch.setattr(late_materialization, name, value)
     names = [f"x{number}" for number in range(columns)]
     given = {"key": [1], "t": [at(0)], **{name: [0.5] for name in names}}
     source = retrieval.group("rows", given, unique=True, primary_key=("key",), event_time="t")
@@ -179,7 +186,7 @@ def test_places_are_joined_where_the_rows_do_not_fit(
     retrieval.sources["asked", 1] = replace(labels, rows=500_000)
     plan = retrieval.plan([f"rows.{name}" for name in names], "asked")
     database = DuckDBEngine(memory_limit=limit).database
-    assert joins_by_place.pays(database, plan) == is_by_place
+    assert late_materialization.is_worthwhile(database, plan) == is_by_place
     database.close()
 
 
@@ -197,5 +204,5 @@ def test_rows_in_another_order_than_their_files_are_an_error(
         return replace(found, native=found.native.order(f"{scan.POSITION} DESC"))
 
     monkeypatch.setattr(scan, "read_positions", descending)
-    with pytest.raises(EngineError, match="another order than its files"):
+    with pytest.raises(EngineError, match="an order other than its files"):
         retrieval.run(retrieval.plan(["rows.x"], "asked"))

@@ -1,0 +1,305 @@
+"""Late materialization for joins larger than memory.
+
+DuckDB's ASOF join sorts both sides with all columns; data beyond the memory limit is spilled and
+read several times. Here the join sorts only keys, times and row ids (positions in the table's
+files) and returns pairs of row ids, of a label and of its matching row. The features are then read
+in one pass in file order and spooled by chunks of labels; finally the labels are read in order,
+with one chunk of features at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from featurestore.arrow.arrow_cast import cast_batch
+from featurestore.arrow.widths import is_unbounded, width_of_columns
+from featurestore.errors import EngineError
+from featurestore.model.plan import ROW, FeaturePlan, Join, Output, Source
+from featurestore.plugins.engine import Relation
+from featurestore.retrieval.point_in_time import (
+    feature_sides,
+    joined_bytes,
+    label_rows,
+    require_labels,
+)
+from featurestore_connectors.duckdb_delta import point_in_time, relations, scan
+from featurestore_connectors.duckdb_delta.feature_spool import (
+    FeatureChunk,
+    FeatureSpool,
+    Int64s,
+    chunk_starts,
+)
+from featurestore_connectors.duckdb_delta.scan import POSITION
+from featurestore_connectors.duckdb_delta.session import Database
+from featurestore_connectors.duckdb_delta.streams import (
+    MappedRelation,
+    MappedStream,
+    batches_of,
+)
+
+if TYPE_CHECKING:
+    from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
+
+# The id of the row that matches a label.
+_MATCH = "__fs_answer"
+_ROW_ID_BYTES = 8
+# Smaller joins are sorted in memory, independent of the limit.
+_MIN_BYTES = 64 << 20
+# The fraction of the memory limit beyond which a sort spills.
+_MEMORY_FRACTION = 0.5
+# The assumed ratio of memory to file size for values of variable length.
+_COMPRESSION = 3
+# Keys, times and row ids must be smaller than the rows by this factor to make it worthwhile.
+_MIN_REDUCTION = 2
+# A function from column names to the labels' columns with ascending row ids.
+ColumnsWithIds = Callable[[Sequence[str]], Relation]
+
+
+def is_worthwhile(database: Database, plan: FeaturePlan) -> bool:
+    """Return True if a join exceeds memory and the join of row ids is much smaller."""
+    if not _is_supported(plan):
+        return False
+    total_bytes = joined_bytes(plan)
+    if total_bytes is None or total_bytes < max(_MIN_BYTES, _MIN_REDUCTION * _row_id_bytes(plan)):
+        return False
+    return total_bytes > database.memory_limit * _MEMORY_FRACTION
+
+
+def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -> Relation:
+    """Return the rows of a plan, with late materialization when all rows are streamed.
+
+    Other queries over the result, such as a count, use the plan's SQL, which DuckDB optimizes.
+    """
+    query_rows = point_in_time.retrieve(engine, plan, labels)
+    source = LateMaterialization(engine, plan, labels)
+    return MappedRelation(
+        relations.ENGINE,
+        query_rows.native,
+        plan.schema,
+        single_use=query_rows.single_use,
+        source=source,
+    )
+
+
+def _row_id_bytes(plan: FeaturePlan) -> int:
+    """Return the bytes of keys, times and row ids of both sides."""
+    columns = []
+    for join in plan.joins:
+        columns += _key_and_time(plan, join)
+    rows = label_rows(plan) or 0
+    total = rows * (width_of_columns(plan.left_schema, columns) + _ROW_ID_BYTES)
+    for side in feature_sides(plan):
+        narrow = replace(side, join=replace(side.join, outputs=()))
+        total += (narrow.bytes or 0) + (side.join.source.rows or 0) * _ROW_ID_BYTES
+    return total
+
+
+def _is_supported(plan: FeaturePlan) -> bool:
+    """Return True if both sides have row ids and the last row of a key is the match."""
+    if not plan.joins or not (plan.left_source is not None or _in_memory(plan)):
+        return False
+    if _hides_row_ids(plan.left_schema):
+        return False
+    for side in feature_sides(plan):
+        if not side.last_is_greatest or point_in_time.looks_up_keys(side):
+            return False
+        if _hides_row_ids(side.spec.schema):
+            return False
+    return True
+
+
+def _in_memory(plan: FeaturePlan) -> bool:
+    """Return True if the labels are the caller's rows in memory, in order."""
+    return plan.keep_order and plan.left_plan is None and plan.left_query is None
+
+
+def _hides_row_ids(schema: pa.Schema) -> bool:
+    return any(name.lower() in scan.RESERVED_NAMES for name in schema.names)
+
+
+class LateMaterialization(MappedStream):
+    """An Arrow source that runs the join each time it is read."""
+
+    def __init__(self, engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -> None:
+        self.schema = plan.schema
+        self._engine, self._plan, self._labels = engine, plan, labels
+        self._database = engine.database
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the joined rows in the order of the labels."""
+        plan, labels = self._plan, self._label_columns()
+        label_ids = (_row_ids(batch) for batch in self._in_order(labels(())))
+        starts = chunk_starts(label_ids, bytes_per_label=sum(map(_bytes_per_match, plan.joins)))
+        with ExitStack() as stack:
+            spools = []
+            for join in plan.joins:
+                schema = _schema_of_features(join)
+                spool = FeatureSpool(self._database.scratch, schema, starts)
+                spools.append(stack.enter_context(closing(spool)))
+                self._fetch(join, labels, spool)
+            yield from self._joined(labels, spools, starts)
+
+    def _label_columns(self) -> ColumnsWithIds:
+        if self._plan.left_source is not None:
+            return partial(_columns_with_ids, self._database, self._plan.left_source)
+        labels = require_labels(self._labels)
+        table = pa.Table.from_batches(batches_of(self._database, labels), schema=labels.schema)
+        return partial(_columns_in_memory, self._database, table)
+
+    def _fetch(self, join: Join, labels: ColumnsWithIds, spool: FeatureSpool) -> None:
+        """Read the matching rows in file order and spool their features."""
+        rows = _columns_with_ids(self._database, join.source, spool.names)
+        pairs = _MatchedPairs(batches_of(self._database, self._pairs(join, labels)))
+        for batch in self._in_order(rows):
+            row_ids = _row_ids(batch)
+            label_ids, matched_ids = pairs.up_to(row_ids[-1])
+            if len(label_ids):
+                spool.add(label_ids, batch, np.searchsorted(row_ids, matched_ids))
+
+    def _pairs(self, join: Join, labels: ColumnsWithIds) -> Relation:
+        """Return the ids of labels and of their matching rows, ordered by row id."""
+        plan = self._plan
+        columns = (POSITION, _MATCH)
+        narrow = replace(
+            plan,
+            left_columns=(POSITION,),
+            left_renames=(),
+            joins=(replace(join, outputs=(Output(POSITION, _MATCH),)),),
+            columns=columns,
+            schema=pa.schema([(name, pa.int64()) for name in columns]),
+            how="inner",
+            keep_order=False,
+        )
+        side = feature_sides(replace(plan, joins=(replace(join, outputs=()),)))[0]
+        tables = {
+            point_in_time.LABELS: labels(_key_and_time(plan, join)),
+            point_in_time.table_of_side(side): _columns_with_ids(
+                self._database, join.source, side.columns
+            ),
+        }
+        query = f"SELECT * FROM ({point_in_time.query_of_plan(narrow)}) ORDER BY {_MATCH}"
+        return self._engine.sql(query, tables=tables, parameters={})
+
+    def _joined(
+        self, labels: ColumnsWithIds, spools: Sequence[FeatureSpool], starts: Int64s
+    ) -> Iterator[pa.RecordBatch]:
+        columns = dict.fromkeys(output.column for output in self._plan.left_outputs)
+        current, chunks = -1, list[FeatureChunk]()
+        for batch in self._in_order(labels(list(columns))):
+            boundaries = np.searchsorted(_row_ids(batch), starts).tolist()
+            for chunk, (first, last) in enumerate(pairwise([0, *boundaries, batch.num_rows])):
+                if first == last:
+                    continue
+                if chunk != current:
+                    chunks.clear()
+                    chunks += [spool.read_chunk(chunk) for spool in spools]
+                    current = chunk
+                yield self._rows(batch.slice(first, last - first), chunks)
+
+    def _in_order(self, relation: Relation) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a table; check that row ids ascend, as binary search requires."""
+        last = -1
+        for batch in batches_of(self._database, relation):
+            row_ids = _row_ids(batch)
+            if row_ids[0] <= last or (np.diff(row_ids) <= 0).any():
+                raise EngineError(
+                    "DuckDB returned the rows of a table in an order other than its files."
+                )
+            last = int(row_ids[-1])
+            yield batch
+
+    def _rows(self, labels: pa.RecordBatch, chunks: Sequence[FeatureChunk]) -> pa.RecordBatch:
+        """Return labels with their features."""
+        plan, label_ids = self._plan, _row_ids(labels)
+        values = {output.name: labels.column(output.column) for output in plan.left_outputs}
+        is_matched_by_all = np.ones(len(label_ids), dtype=bool)
+        for join, read_chunk in zip(plan.joins, chunks, strict=True):
+            columns, is_matched = read_chunk.lookup(label_ids)
+            is_matched_by_all &= is_matched
+            for output in join.outputs:
+                values[output.name] = columns[output.column]
+        batch = pa.RecordBatch.from_arrays(
+            [values[name] for name in plan.columns], names=list(plan.columns)
+        )
+        if plan.how == "inner":
+            batch = batch.filter(pa.array(is_matched_by_all))
+        return cast_batch(batch, self.schema)
+
+
+class _MatchedPairs:
+    """A cursor over the ids of labels and of their matching rows, ascending by row id."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._labels = self._rows = np.empty(0, dtype=np.int64)
+
+    def up_to(self, last_row: int) -> tuple[Int64s, Int64s]:
+        """Return the next pairs whose row id is at most ``last_row``."""
+        labels, rows = [], []
+        while True:
+            count = int(np.searchsorted(self._rows, last_row, side="right"))
+            labels.append(self._labels[:count])
+            rows.append(self._rows[:count])
+            self._labels, self._rows = self._labels[count:], self._rows[count:]
+            if len(self._rows):
+                break
+            batch = next(self._batches, None)
+            if batch is None:
+                break
+            self._labels, self._rows = map(_numbers, batch.columns)
+        return np.concatenate(labels), np.concatenate(rows)
+
+
+def _columns_with_ids(database: Database, source: Source, columns: Sequence[str]) -> Relation:
+    return scan.read_positions(
+        database,
+        source.path,
+        version=source.delta_version,
+        schema=source.spec.schema,
+        columns=list(columns),
+    )
+
+
+def _columns_in_memory(database: Database, labels: pa.Table, columns: Sequence[str]) -> Relation:
+    columns_with_ids = labels.select([ROW, *columns])
+    return relations.from_arrow(
+        database, columns_with_ids.rename_columns([POSITION, *columns]).to_reader()
+    )
+
+
+def _schema_of_features(join: Join) -> pa.Schema:
+    columns = dict.fromkeys(output.column for output in join.outputs)
+    return pa.schema(list(map(join.source.spec.schema.field, columns)))
+
+
+def _bytes_per_match(join: Join) -> int:
+    """Estimate the bytes of a row's features and id."""
+    source = join.source
+    schema = _schema_of_features(join)
+    total = _ROW_ID_BYTES + width_of_columns(schema, schema.names)
+    if source.bytes and source.rows and any(map(is_unbounded, schema.types)):
+        total += _COMPRESSION * source.bytes // source.rows
+    return total
+
+
+def _key_and_time(plan: FeaturePlan, join: Join) -> list[str]:
+    columns = [left for left, _ in join.on]
+    if plan.left_time is not None:
+        columns.append(plan.left_time)
+    return list(dict.fromkeys(columns))
+
+
+def _row_ids(batch: pa.RecordBatch) -> Int64s:
+    return _numbers(batch.column(POSITION))
+
+
+def _numbers(column: pa.Array) -> Int64s:
+    return column.to_numpy()

@@ -162,7 +162,7 @@ def test_rows_that_are_too_many_for_the_driver_are_left_to_spark(
     here = [engine.duplicates(words, ["named"]), engine.aggregate(words, AllRows())]
     assert scheduler.numTotalJobs() == before
     monkeypatch.setattr(streams, "_TASK_BYTES", 399)
-    monkeypatch.setattr(staged_rows, "_MOST_GROUPED_BYTES", 399)
+    monkeypatch.setattr(staged_rows, "_MAX_GROUPED_BYTES", 399)
     there = [engine.duplicates(words, ["named"]), engine.aggregate(words, AllRows())]
     assert scheduler.numTotalJobs() >= before + 2
     assert here == there

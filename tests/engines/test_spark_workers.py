@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from featurestore_connectors.spark_delta.workers import forget_archives
+from featurestore_connectors.spark_delta.workers import clear_archive_importers
 
 
 def test_archives_of_the_environment_are_forgotten_and_found_again(
@@ -31,7 +31,7 @@ def test_archives_of_the_environment_are_forgotten_and_found_again(
 
     before = remembered("brought")
     assert len(remembered("given")) == len(before) == 2
-    forget_archives()
+    clear_archive_importers()
     assert (remembered("given"), remembered("brought")) == ([], before)
     importlib.import_module("fs_given.later")
     assert remembered("given")

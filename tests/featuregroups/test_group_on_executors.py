@@ -22,7 +22,7 @@ ROWS = 5_000
 def test_rows_of_a_large_spark_dataframe_do_not_come_into_this_process(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for bound in ("_MOST_SORTED_BYTES", "_MOST_GROUPED_BYTES"):
+    for bound in ("_MAX_SORTED_BYTES", "_MAX_GROUPED_BYTES"):
         monkeypatch.setattr(staged, bound, 0)
     store = featurestore.connect(tmp_path / "store", engine="spark")
     monkeypatch.setattr(streams, "is_local", lambda session: False)  # else it reads small files

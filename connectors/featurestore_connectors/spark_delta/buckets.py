@@ -33,20 +33,20 @@ def use_location(session: Any, path: str) -> None:
     """
     if storage_for(path).is_local:
         return
-    place = Location.parse(path)
-    if place.scheme == HDFS:
-        _use_cluster(session, place)
+    location = Location.parse(path)
+    if location.scheme == HDFS:
+        _use_cluster(session, location)
         return
-    if place.scheme != "s3":
+    if location.scheme != "s3":
         raise UnsupportedLocation(
-            f"The Spark engine does not reach {place.text} yet.", hint="engine='duckdb'"
+            f"The Spark engine does not reach {location.text} yet.", hint="engine='duckdb'"
         )
     if not has_class(session, s3a.FILE_SYSTEM):
         raise ConfigurationError(
             "The active SparkSession cannot reach S3: it has no hadoop-aws.",
             hint=session_hint(s3a.settings()),
         )
-    _use_bucket(session.sparkContext._jsc.hadoopConfiguration(), place)
+    _use_bucket(session.sparkContext._jsc.hadoopConfiguration(), location)
 
 
 def use_table(session: Any, path: str) -> None:
@@ -60,24 +60,24 @@ def use_table(session: Any, path: str) -> None:
     check_log_store(session, path)
 
 
-def _use_bucket(configuration: Any, place: Location) -> None:
+def _use_bucket(configuration: Any, location: Location) -> None:
     """Tell the client of S3 how to reach a bucket; the first settings stay as long as Spark runs.
 
     Executors keep their connection to a bucket, with the settings that they were given first.
     """
-    wanted = s3a_options(place.text)
-    mark = f"fs.s3a.bucket.{place.bucket}.featurestore"
+    options = s3a_options(location.text)
+    mark = f"fs.s3a.bucket.{location.bucket}.featurestore"
     with _guard:
         if configuration.get(mark) is None:
             configuration.set(_FILE_SYSTEM_OF_S3, s3a.FILE_SYSTEM)
-            for key, value in wanted.items():
+            for key, value in options.items():
                 configuration.set(key, value)
             configuration.set(mark, "true")
             return
-    _check_settings(configuration, place, wanted)
+    _check_settings(configuration, location, options)
 
 
-def _use_cluster(session: Any, place: Location) -> None:
+def _use_cluster(session: Any, location: Location) -> None:
     """Tell Hadoop's client what ``storage_options=`` says of a cluster, beside its own files."""
     if not has_class(session, _FILE_SYSTEM_OF_HDFS):
         raise ConfigurationError(
@@ -85,21 +85,21 @@ def _use_cluster(session: Any, place: Location) -> None:
             hint="pip install 'featurestore[spark]', or a Spark that is built with Hadoop",
         )
     configuration = session.sparkContext._jsc.hadoopConfiguration()
-    wanted = options_of(place.text)
-    mark = f"featurestore.reaches.{place.bucket}"
+    options = options_of(location.text)
+    mark = f"featurestore.reaches.{location.bucket}"
     with _guard:
         if configuration.get(mark) is None:
-            for key, value in wanted.items():
+            for key, value in options.items():
                 configuration.set(key, value)
             configuration.set(mark, "true")
             return
-    _check_settings(configuration, place, wanted)
+    _check_settings(configuration, location, options)
 
 
-def _check_settings(configuration: Any, place: Location, wanted: Mapping[str, str]) -> None:
-    if any(configuration.get(key) != value for key, value in wanted.items()):
+def _check_settings(configuration: Any, location: Location, options: Mapping[str, str]) -> None:
+    if any(configuration.get(key) != value for key, value in options.items()):
         raise ConfigurationError(
-            f"The running Spark reaches {place.bucket!r} with other settings or credentials, "
+            f"The running Spark reaches {location.bucket!r} with other settings or credentials, "
             "which its executors keep.",
             hint="stop it (spark.stop()), then connect again",
         )

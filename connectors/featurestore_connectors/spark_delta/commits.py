@@ -82,8 +82,8 @@ class CommitSession:
         self.session = self.parent.newSession()
         # All at once: to ask for each of some hundred settings takes longer than a small commit. From
         # a copy, which Spark makes under its lock: other threads may set some of them meanwhile.
-        given = self.parent.conf._jconf.getAllAsJava()
-        self.session._jsparkSession.sessionState().conf().settings().putAll(given)
+        parent_settings = self.parent.conf._jconf.getAllAsJava()
+        self.session._jsparkSession.sessionState().conf().settings().putAll(parent_settings)
         for key, value in _SETTINGS.items():
             self.set(key, value)
         self.session.conf.unset(_LAST_VERSION)
@@ -127,35 +127,35 @@ class CommitSession:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        before = latest_version(self._path)
+        first_version = latest_version(self._path)
         for attempt in range(ATTEMPTS):
-            seen = latest_version(self._path)
+            attempted_version = latest_version(self._path)
             try:
                 command()
-                return self._version_after(before)
+                return self._version_after(first_version)
             except (PySparkException, Py4JError) as error:
-                landed = self._find_own(before + 1)
-                if landed is not None:
-                    warn_published(f"Version {landed} of {self._path}", as_store_error(error))
-                    return landed
+                own_version = self._find_own_commit(first_version + 1)
+                if own_version is not None:
+                    warn_published(f"Version {own_version} of {self._path}", as_store_error(error))
+                    return own_version
                 if not is_conflict(error):
                     failure = self._failure(error)
                     # A rewrite misses files that a vacuum took meanwhile, and rows have the types
                     # of columns that were widened meanwhile: then its version is not the latest.
                     is_stale = isinstance(failure, TableDamaged | VersionVacuumed)
                     is_stale = is_stale or _OTHER_TYPES in full_text(error)
-                    if not (is_stale and latest_version(self._path) > seen):
+                    if not (is_stale and latest_version(self._path) > attempted_version):
                         raise failure from error
             wait(attempt)
-        raise kept_losing(self._path)
+        raise conflict_error(self._path)
 
     def _version_after(self, before: int) -> int | None:
-        found = self.session.conf.get(_LAST_VERSION, None)
-        if found is None or int(found) <= before:
+        last_version = self.session.conf.get(_LAST_VERSION, None)
+        if last_version is None or int(last_version) <= before:
             return None
-        return int(found)
+        return int(last_version)
 
-    def _find_own(self, first: int) -> int | None:
+    def _find_own_commit(self, first: int) -> int | None:
         """Return the version of the commit that carries our note, at or after ``first``."""
         for version in range(first, latest_version(self._path) + 1):
             actions = read_commit(commit_path(self._path, version))
@@ -188,7 +188,7 @@ def wait(attempt: int) -> None:
     time.sleep(random.uniform(0.05, min(2.0, 0.1 * 2**attempt)))
 
 
-def kept_losing(path: str) -> WriteConflict:
+def conflict_error(path: str) -> WriteConflict:
     """Return the error of a write that found a conflict at every attempt."""
     return WriteConflict(
         f"Other writers of {path} won {ATTEMPTS} times in a row; nothing of this write landed.",

@@ -31,12 +31,12 @@ from featurestore.storage.selection import storage_for
 from featurestore_connectors.spark_delta import (
     buckets,
     files,
-    held,
     maintenance,
     parquet_relations,
     records,
     relations,
     rewrite,
+    row_buffer,
     row_hashes,
     s3a,
     scan,
@@ -46,12 +46,12 @@ from featurestore_connectors.spark_delta import (
     tables,
 )
 from featurestore_connectors.spark_delta.failures import translated
-from featurestore_connectors.spark_delta.held import HeldRelation
+from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
 from featurestore_connectors.spark_delta.session import (
     check_session,
     find_session,
     is_local,
-    settings_of_builders,
+    settings_for_builder,
     start_session,
 )
 from featurestore_connectors.spark_delta.staged import StagedRelation
@@ -77,8 +77,8 @@ class SparkEngine:
     def __init__(self, session: Any = None, *, durability: str = "full") -> None:
         self._durable = is_durable(durability)
         self._session: Any = None
-        self._given = session
-        self._owned = False
+        self._user_session = session
+        self._owns_session = False
         self._lock = RLock()
         self._parked = files.ParkedStreams()
 
@@ -87,10 +87,10 @@ class SparkEngine:
         """The SparkSession, found or started at first use."""
         with self._lock:
             if self._session is None or self._session.sparkContext._jsc is None:
-                session = self._given if self._given is not None else find_session()
-                self._owned = session is None
+                session = self._user_session if self._user_session is not None else find_session()
+                self._owns_session = session is None
                 if session is None:
-                    session = start_session(s3a.opened_location())
+                    session = start_session(s3a.connected_bucket())
                 else:
                     check_session(session)
                 self._session = session
@@ -103,7 +103,7 @@ class SparkEngine:
     def session_settings(self, location: str) -> Mapping[str, str]:
         if scheme_of(location) not in ("file", "s3", "hdfs"):
             return {}
-        return settings_of_builders(location)
+        return settings_for_builder(location)
 
     # -- relations ----------------------------------------------------------------------
 
@@ -133,8 +133,8 @@ class SparkEngine:
         return scan.read_files(self.session, paths, schema=schema)
 
     def select(self, relation: Relation, columns: Mapping[str, str]) -> Relation:
-        if isinstance(relation, HeldRelation):
-            return held.selected(relation, columns)
+        if isinstance(relation, BufferedRelation):
+            return row_buffer.selected(relation, columns)
         if isinstance(relation, StagedRelation):
             return staged.selected(relation, columns)
         return parquet_relations.selected(relations.select(relation, columns), relation, columns)
@@ -156,8 +156,8 @@ class SparkEngine:
         return relations.run_sql(self.session, query, tables=tables, parameters=parameters)
 
     def count(self, relation: Relation) -> int:
-        if isinstance(relation, HeldRelation):
-            return held.count(relation)
+        if isinstance(relation, BufferedRelation):
+            return row_buffer.count(relation)
         if isinstance(relation, StagedRelation):
             return staged.count(relation)
         with translated():
@@ -166,24 +166,24 @@ class SparkEngine:
     def map_batches(
         self, relation: Relation, function: BatchFunction, *, schema: pa.Schema
     ) -> Relation:
-        if isinstance(relation, HeldRelation):
-            return held.mapped(relation, function, schema=schema)
+        if isinstance(relation, BufferedRelation):
+            return row_buffer.mapped(relation, function, schema=schema)
         return streams.map_batches(relation, function, schema=schema)
 
     def aggregate(self, relation: Relation, accumulator: Accumulator[State, Result]) -> Result:
-        if isinstance(relation, HeldRelation):
-            return held.aggregate(relation, accumulator)
+        if isinstance(relation, BufferedRelation):
+            return row_buffer.aggregate(relation, accumulator)
         return streams.aggregate(relation, accumulator)
 
     def duplicates(
         self, relation: Relation, key: Sequence[str], *, limit: int = 5
     ) -> tuple[int, list[dict[str, Any]]]:
-        if isinstance(relation, HeldRelation):
-            return held.duplicates(relation, key, limit=limit)
+        if isinstance(relation, BufferedRelation):
+            return row_buffer.duplicates(relation, key, limit=limit)
         if isinstance(relation, StagedRelation):
-            found = staged.duplicates(relation, key, limit=limit)
-            if found is not None:
-                return found
+            repeated = staged.duplicates(relation, key, limit=limit)
+            if repeated is not None:
+                return repeated
         return streams.duplicates(relation, key, limit=limit)
 
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:
@@ -192,14 +192,14 @@ class SparkEngine:
     def stream(
         self, relation: Relation, *, batch_rows: int = 65_536, limit: int | None = None
     ) -> pa.RecordBatchReader:
-        if isinstance(relation, HeldRelation):
-            return held.stream(relation, batch_rows=batch_rows, limit=limit)
+        if isinstance(relation, BufferedRelation):
+            return row_buffer.stream(relation, batch_rows=batch_rows, limit=limit)
         return streams.stream(relation, batch_rows=batch_rows, limit=limit)
 
     def stage(self, relation: Relation, directory: str) -> Relation:
         buckets.use_location(self.session, directory)
-        if isinstance(relation, HeldRelation):
-            return held.stage(relation, directory)
+        if isinstance(relation, BufferedRelation):
+            return row_buffer.stage(relation, directory)
         return files.stage(relation, directory)
 
     # -- tables -------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class SparkEngine:
     def with_row_hash(
         self, relation: Relation, columns: Sequence[str], *, seed: int, name: str
     ) -> Relation | None:
-        if isinstance(relation, HeldRelation):
+        if isinstance(relation, BufferedRelation):
             return None  # Python has few rows hashed before a job has begun
         return row_hashes.with_row_hash(relation, columns, seed=seed, name=name)
 
@@ -328,9 +328,9 @@ class SparkEngine:
         """Remove parked streams, and stop Spark when this engine started it."""
         self._parked.release_all()
         with self._lock:
-            if self._owned and self._session is not None:
+            if self._owns_session and self._session is not None:
                 self._session.stop()
-            self._session, self._owned = None, False
+            self._session, self._owns_session = None, False
 
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from featurestore.errors import (
 
 _MARK = "featurestore-error:"
 _PACKED = re.compile(rf"{_MARK}([A-Za-z0-9+/=]+):")
-_MOST_CAUSES = 10
+_MAX_CAUSES = 10
 # Stack traces inside a message tell of causes that Java's getCause has lost on the way from an
 # executor.
 _CAUSED_BY = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
@@ -82,9 +82,9 @@ def translated() -> Iterator[None]:
 def as_store_error(error: BaseException) -> FeatureStoreError:
     """Return the error of the store that a failure of Spark means."""
     text = full_text(error)
-    carried = _carried(text)
-    if carried is not None:
-        return carried
+    unpacked = _unpacked_error(text)
+    if unpacked is not None:
+        return unpacked
     if "No space left on device" in text or f"Errno {errno.ENOSPC}" in text:
         return StorageError(
             "No space left on the device: nothing of this write is visible.",
@@ -96,12 +96,12 @@ def as_store_error(error: BaseException) -> FeatureStoreError:
             hint="read the table with engine='duckdb' and write its rows into a new one",
         )
     if any(sign in text for sign in _UNREADABLE):
-        found = _MISSING.search(text)
-        vacuumed = None if found is None else vacuumed_file(unquote(found.group(1)))
-        if vacuumed is not None:
-            return vacuumed
-        what = f"The file {found.group(1)!r}" if found else "A file of the table"
-        return TableDamaged(f"{what} is missing or cannot be read: {first_line(error)}")
+        file_match = _MISSING.search(text)
+        vacuum_error = None if file_match is None else vacuumed_file(unquote(file_match.group(1)))
+        if vacuum_error is not None:
+            return vacuum_error
+        file_name = f"The file {file_match.group(1)!r}" if file_match else "A file of the table"
+        return TableDamaged(f"{file_name} is missing or cannot be read: {first_line(error)}")
     return EngineError(f"Spark failed: {first_line(error)}")
 
 
@@ -116,16 +116,16 @@ def first_line(error: BaseException) -> str:
     What was raised in Python on an executor comes first, then the last cause of the Java side.
     """
     text = full_text(error)
-    _, traceback, raised = text.rpartition("Traceback (most recent call last):\n")
+    _, traceback, exception_text = text.rpartition("Traceback (most recent call last):\n")
     if traceback:
-        return _raised_line(raised)
-    found = _CAUSED_BY.findall(text) or _TASK_FAILURE.findall(text)
-    if found:
-        reason = found[-1]
+        return _exception_line(exception_text)
+    causes = _CAUSED_BY.findall(text) or _TASK_FAILURE.findall(text)
+    if causes:
+        reason = causes[-1]
     elif str(error).startswith("An error occurred while calling"):
-        reason = _first_of(_java_causes(error)[-1:])
+        reason = _first_nonempty_line(_java_causes(error)[-1:])
     else:
-        reason = _first_of([str(error)])
+        reason = _first_nonempty_line([str(error)])
     reason = _SQLSTATE.sub("", _CLASS_NAME.sub("", reason)).strip()
     expression = _marked_expression(text)
     if expression and expression not in reason:
@@ -136,14 +136,14 @@ def first_line(error: BaseException) -> str:
 def _java_causes(error: BaseException) -> list[str]:
     """Return what the Java exceptions say, from the one that was raised to its last cause."""
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    said: list[str] = []
-    while java is not None and len(said) < _MOST_CAUSES:
-        said.append(str(java.toString()))
+    messages: list[str] = []
+    while java is not None and len(messages) < _MAX_CAUSES:
+        messages.append(str(java.toString()))
         java = java.getCause()
-    return said
+    return messages
 
 
-def _raised_line(traceback: str) -> str:
+def _exception_line(traceback: str) -> str:
     """Return the last line of a traceback of an executor.
 
     Frames are indented, what was raised is not.
@@ -156,16 +156,16 @@ def _raised_line(traceback: str) -> str:
 
 def _marked_expression(text: str) -> str:
     """Return the part of a query that Spark underlines with carets."""
-    found = _UNDERLINED.search(text)
-    if found is None:
+    match = _UNDERLINED.search(text)
+    if match is None:
         return ""
-    line, marks = found.groups()
+    line, marks = match.groups()
     if marks.startswith("-"):  # the parser marks a place, not an expression
         return line.strip()
     return line[marks.index("^") : marks.rindex("^") + 1].strip()
 
 
-def _first_of(texts: list[str]) -> str:
+def _first_nonempty_line(texts: list[str]) -> str:
     for text in texts:
         for line in text.split("\n"):
             if line.strip():
@@ -173,12 +173,12 @@ def _first_of(texts: list[str]) -> str:
     return ""
 
 
-def _carried(text: str) -> FeatureStoreError | None:
-    found = _PACKED.search(text)
-    if found is None:
+def _unpacked_error(text: str) -> FeatureStoreError | None:
+    match = _PACKED.search(text)
+    if match is None:
         return None
     try:
-        name, message, hint = json.loads(base64.b64decode(found.group(1)))
+        name, message, hint = json.loads(base64.b64decode(match.group(1)))
     except ValueError:
         return None  # a text of the user's that looks like ours
     kind = getattr(errors, name, FeatureStoreError)

@@ -16,14 +16,14 @@ from featurestore.arrow.types import feature_schema, storage_schema
 from featurestore.errors import StorageError
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.spark_delta.failures import translated
-from featurestore_connectors.spark_delta.held import hold
 from featurestore_connectors.spark_delta.relations import relation
+from featurestore_connectors.spark_delta.row_buffer import buffer_rows
 from featurestore_connectors.spark_delta.session import staging_directory
 from featurestore_connectors.spark_delta.staged import staged
 from featurestore_connectors.spark_delta.types import spark_schema, to_features, to_storage
 
 # Rows up to this size stay in this process and travel inside the plan, as a local relation.
-_INSIDE_BYTES = 8 * 2**20
+_LOCAL_RELATION_BYTES = 8 * 2**20
 _ROW_GROUP_BYTES = 32 * 2**20
 
 
@@ -50,25 +50,25 @@ class ParkedStreams:
         """
         schema = feature_schema(reader.schema)
         batches = (to_features(batch, schema) for batch in reader)
-        first, size = [], 0
+        buffered, size = [], 0
         for batch in batches:
             # A copy: the rows may be arrays that the caller changes later.
-            first.append(pa.ipc.read_record_batch(batch.serialize(), schema))
+            buffered.append(pa.ipc.read_record_batch(batch.serialize(), schema))
             size += batch.nbytes
-            if size > _INSIDE_BYTES:
-                stored = map(to_storage, chain(first, batches))
-                folder = _write_folder(session, stored, storage_schema(schema))
+            if size > _LOCAL_RELATION_BYTES:
+                stored_batches = map(to_storage, chain(buffered, batches))
+                folder = _write_folder(session, stored_batches, storage_schema(schema))
                 frame = session.read.schema(spark_schema(schema)).parquet(folder)
                 self._folders.append((frame, folder))
                 return relation(frame, schema)
-        return hold(session, first, schema)
+        return buffer_rows(session, buffered, schema)
 
-    def release(self, parked: Relation) -> None:
+    def release(self, parked_relation: Relation) -> None:
         """Remove the folder that a relation reads, if it reads one."""
-        for each in list(self._folders):
-            if each[0] is parked.native:
-                self._folders.remove(each)
-                shutil.rmtree(each[1], ignore_errors=True)
+        for entry in list(self._folders):
+            if entry[0] is parked_relation.native:
+                self._folders.remove(entry)
+                shutil.rmtree(entry[1], ignore_errors=True)
 
     def release_all(self) -> None:
         """Remove every folder; relations over them stop working."""
@@ -76,12 +76,12 @@ class ParkedStreams:
             shutil.rmtree(self._folders.pop()[1], ignore_errors=True)
 
 
-def stage(given: Relation, directory: str) -> Relation:
+def stage(source: Relation, directory: str) -> Relation:
     """Write the rows once as Parquet and return them from there."""
     with translated():
-        given.native.write.mode("overwrite").parquet(directory)
-    reader = given.native.sparkSession.read.schema(spark_schema(given.schema))
-    return staged(relation(reader.parquet(directory), given.schema), directory)
+        source.native.write.mode("overwrite").parquet(directory)
+    reader = source.native.sparkSession.read.schema(spark_schema(source.schema))
+    return staged(relation(reader.parquet(directory), source.schema), directory)
 
 
 def _write_folder(session: Any, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> str:
@@ -113,13 +113,13 @@ def _write_file(path: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema)
 
 
 def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    held: list[pa.RecordBatch] = []
+    buffered: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
-        held.append(batch)
+        buffered.append(batch)
         size += batch.nbytes
         if size >= _ROW_GROUP_BYTES:
-            yield pa.Table.from_batches(held, schema)
-            held, size = [], 0
-    if held:
-        yield pa.Table.from_batches(held, schema)
+            yield pa.Table.from_batches(buffered, schema)
+            buffered, size = [], 0
+    if buffered:
+        yield pa.Table.from_batches(buffered, schema)

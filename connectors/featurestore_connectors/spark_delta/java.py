@@ -28,15 +28,15 @@ def check_java() -> int:
     """
     path = _java_path()
     try:
-        answer = subprocess.run(
+        process = subprocess.run(
             [path, "-version"], capture_output=True, text=True, timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MissingJava(
             f"The Spark engine needs Java 17 or 21, and {path} does not run: {error}.", hint=_HINT
         ) from error
-    version = parse_version(answer.stderr + answer.stdout)
-    if version is None or answer.returncode != 0:
+    version = parse_version(process.stderr + process.stdout)
+    if version is None or process.returncode != 0:
         raise MissingJava(
             f"The Spark engine needs Java 17 or 21, and {path} does not run.", hint=_HINT
         )
@@ -55,8 +55,8 @@ def parse_version(text: str) -> int | None:
     >>> parse_version('java version "1.8.0_401"')
     8
     """
-    found = _VERSION.search(text)
-    return None if found is None else int(found.group(1))
+    match = _VERSION.search(text)
+    return None if match is None else int(match.group(1))
 
 
 def _java_path() -> str:
@@ -69,9 +69,9 @@ def _java_path() -> str:
                 hint=_HINT,
             )
         return path
-    found = shutil.which("java")
-    if found is None:
+    executable = shutil.which("java")
+    if executable is None:
         raise MissingJava(
             "The Spark engine needs Java 17 or 21, and there is no java on the PATH.", hint=_HINT
         )
-    return found
+    return executable

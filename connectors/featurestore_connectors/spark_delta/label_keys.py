@@ -12,24 +12,24 @@ from featurestore_connectors.spark_delta.sqltext import column, quote
 from featurestore_connectors.spark_delta.types import spark_schema
 
 
-def label_key(name: str, given: pa.DataType, wanted: pa.DataType) -> Any:
+def label_key(name: str, label_type: pa.DataType, key_type: pa.DataType) -> Any:
     """Return a label's key as the type of a group's key; null, which has no row, beyond its values.
 
     ``name`` is the column of the labels, the types are feature types.
     """
     from pyspark.sql import functions as F
 
-    if given == wanted:
+    if label_type == key_type:
         return column(name)
-    kind = _name_of(wanted)
-    if pat.is_null(given):
+    kind = _name_of(key_type)
+    if pat.is_null(label_type):
         return F.lit(None).cast(kind)
     cast = f"try_cast({quote(name)} AS {kind})"
-    if decimal_places(given) <= decimal_places(wanted):
+    if decimal_places(label_type) <= decimal_places(key_type):
         return F.expr(cast)
     # The cast rounds, so the result may be another number.
-    back = f"try_cast({cast} AS {_name_of(given)})"
-    return F.expr(f"CASE WHEN {back} = {quote(name)} THEN {cast} END")
+    round_trip = f"try_cast({cast} AS {_name_of(label_type)})"
+    return F.expr(f"CASE WHEN {round_trip} = {quote(name)} THEN {cast} END")
 
 
 def _name_of(kind: pa.DataType) -> str:

@@ -34,48 +34,50 @@ _COUNTED_COLUMNS, _LONGEST_BOUND = 32, 32
 # From here on a table may ask things of its writers: constraints, generated columns, features.
 _PLAIN_WRITER = 2
 # Metadata of columns that writers look at: invariants, lengths of texts.
-_ASKING = ("delta.", "__")
+_CONSTRAINT_PREFIXES = ("delta.", "__")
 
 
-def append(commit: CommitSession, path: str, given: StagedRelation, write: TableWrite) -> bool:
+def append(
+    commit: CommitSession, path: str, staged_rows: StagedRelation, write: TableWrite
+) -> bool:
     """Append staged rows by their files. Return False where Delta's writer has to write them."""
     if write.mode != "append" or write.add_columns is not None or write.offsets:
         return False
-    if not given.is_whole or not (
-        storage_for(path).is_local and storage_for(given.files.folder).is_local
+    if not staged_rows.is_unprojected or not (
+        storage_for(path).is_local and storage_for(staged_rows.files.folder).is_local
     ):
         return False
     snapshot = read_snapshot(path)
     is_plain = snapshot.protocol.writer <= _PLAIN_WRITER and not snapshot.partition_by
-    if not is_plain or not _same_columns(commit.session, path, given):
+    if not is_plain or not _same_columns(commit.session, path, staged_rows):
         return False
-    footers = given.files.footers
+    footers = staged_rows.files.footers
     if footers is None:
         return False
     with Transaction(commit, path) as transaction:
         if not transaction.carry(write.transaction):
             return True
-        if _types(transaction.columns.fields) != _types(given.native.schema.fields):
+        if _types(transaction.columns.fields) != _types(staged_rows.native.schema.fields):
             return False  # another writer has just changed the columns
         names = _linked(list(footers), path)
         if names is None:
             return False
         for name, (file, footer) in zip(names, footers.items(), strict=True):
-            transaction.act(_addition(file, name, footer, given.schema))
+            transaction.act(_addition(file, name, footer, staged_rows.schema))
         nothing = transaction.nothing()
         mode = commit.session._jvm.org.apache.spark.sql.SaveMode.Append
         transaction.commit("Write", mode, nothing, nothing, nothing)
     return True
 
 
-def _same_columns(session: Any, path: str, given: Relation) -> bool:
+def _same_columns(session: Any, path: str, staged_rows: Relation) -> bool:
     """Tell whether the rows have the table's columns in its order, and it asks nothing more of them."""
-    held = session.read.format("delta").load(path).schema.fields
-    for column in held:
-        asked = [name for name in column.metadata if name.startswith(_ASKING)]
-        if asked or not column.nullable:
+    table_fields = session.read.format("delta").load(path).schema.fields
+    for column in table_fields:
+        constraints = [name for name in column.metadata if name.startswith(_CONSTRAINT_PREFIXES)]
+        if constraints or not column.nullable:
             return False
-    return _types(held) == _types(given.native.schema.fields)
+    return _types(table_fields) == _types(staged_rows.native.schema.fields)
 
 
 def _types(fields: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -117,11 +119,11 @@ def _statistics(footer: parquet.FileMetaData, schema: pa.Schema) -> dict[str, An
         # The path of a field of a struct has a dot, too.
         if column.name not in numbers or "." in column.name:
             continue
-        counted = _of_groups(footer, numbers[column.name])
-        if counted is None:
+        statistics = _column_statistics(footer, numbers[column.name])
+        if statistics is None:
             continue
-        nulls[column.name] = sum(each.null_count for each in counted)
-        bounds = _bounds(counted, column.type)
+        nulls[column.name] = sum(group.null_count for group in statistics)
+        bounds = _bounds(statistics, column.type)
         if bounds is not None:
             minimum[column.name], maximum[column.name] = bounds
     return {
@@ -132,33 +134,35 @@ def _statistics(footer: parquet.FileMetaData, schema: pa.Schema) -> dict[str, An
     }
 
 
-def _of_groups(footer: parquet.FileMetaData, number: int) -> list[parquet.Statistics] | None:
-    """Return the statistics of a column in each row group; None where one has none."""
-    found = []
+def _column_statistics(
+    footer: parquet.FileMetaData, number: int
+) -> list[parquet.Statistics] | None:
+    """Return the statistics of a column in group row group; None where one has none."""
+    statistics_by_group = []
     for group in range(footer.num_row_groups):
         statistics = footer.row_group(group).column(number).statistics
         if statistics is None or not statistics.has_null_count:
             return None
-        found.append(statistics)
-    return found
+        statistics_by_group.append(statistics)
+    return statistics_by_group
 
 
-def _bounds(counted: Sequence[parquet.Statistics], kind: pa.DataType) -> tuple[Any, Any] | None:
-    """Return least and greatest value as Delta writes them in JSON; None where that is not known."""
-    known = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_string(kind)
-    if not (known or pat.is_date32(kind) or pat.is_timestamp(kind)) or pat.is_uint64(kind):
+def _bounds(row_groups: Sequence[parquet.Statistics], kind: pa.DataType) -> tuple[Any, Any] | None:
+    """Return minima and maxima value as Delta writes them in JSON; None where that is not is_scalar."""
+    is_scalar = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_string(kind)
+    if not (is_scalar or pat.is_date32(kind) or pat.is_timestamp(kind)) or pat.is_uint64(kind):
         return None
-    least, greatest = [], []
+    minima, maxima = [], []
     # Years before 1 and after 9999 are none of Python's.
     with suppress(ValueError, OverflowError, OSError):
-        for each in counted:
-            if each.has_min_max:
-                least.append(each.min)
-                greatest.append(each.max)
-            elif each.num_values:
+        for group in row_groups:
+            if group.has_min_max:
+                minima.append(group.min)
+                maxima.append(group.max)
+            elif group.num_values:
                 return None
-        if least:
-            low, high = _text(min(least)), _text(max(greatest))
+        if minima:
+            low, high = _text(min(minima)), _text(max(maxima))
             if low is not None and high is not None:
                 return low, high
     return None

@@ -59,17 +59,17 @@ def upsert(
         delta = commit.session.read.format("delta").option("versionAsOf", snapshot.version)
         old = delta.load(path).withColumn(_FILE, sf.input_file_name())
         outgoing = old.join(keys, list(write.key), "left_semi").groupBy(_FILE).count()
-        touched = dict(map(tuple, outgoing.collect()))
-        names = {os.path.basename(unquote(path)) for path in touched}
-        chosen = [file for file in snapshot.files if os.path.basename(file.path) in names]
-        copied = sum(file.rows for file in chosen) - sum(touched.values())
+        removed_rows = dict(map(tuple, outgoing.collect()))
+        file_names = {os.path.basename(unquote(path)) for path in removed_rows}
+        affected = [file for file in snapshot.files if os.path.basename(file.path) in file_names]
+        copied = sum(file.rows for file in affected) - sum(removed_rows.values())
         transaction.measure({COPIED: copied, SOURCE: rows.count()})
-        for file in chosen:
+        for file in affected:
             transaction.act(removal(file))
-        if chosen:
-            staying = old.where(sf.col(_FILE).isin(list(touched))).drop(_FILE)
-            staying = staying.join(keys, list(write.key), "left_anti")
-            rows = rows.unionByName(staying.select(*map(column, rows.columns)))
+        if affected:
+            remaining = old.where(sf.col(_FILE).isin(list(removed_rows))).drop(_FILE)
+            remaining = remaining.join(keys, list(write.key), "left_anti")
+            rows = rows.unionByName(remaining.select(*map(column, rows.columns)))
         transaction.add(rows)
         nothing, none = transaction.nothing(), transaction.sequence()
         transaction.commit("Merge", nothing, nothing, nothing, nothing, none, none, none)
@@ -77,7 +77,7 @@ def upsert(
 
 def _move(transaction: Transaction, write: TableWrite) -> None:
     """Move the applications of a write; StreamOvertaken where one has another number by now."""
-    for app, (seen, number) in write.offsets.items():
-        if transaction.number(app) != (NONE_YET if seen is None else seen):
+    for app, (expected, number) in write.offsets.items():
+        if transaction.number(app) != (NONE_YET if expected is None else expected):
             raise overtaken(app)
         transaction.move(app, number)

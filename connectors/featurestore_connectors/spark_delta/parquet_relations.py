@@ -28,35 +28,37 @@ class ParquetRelation(Relation):
     rows: ParquetRows = field(kw_only=True, repr=False, compare=False)
 
 
-def of_table(given: Relation, snapshot: Snapshot) -> Relation:
+def with_table_files(source: Relation, snapshot: Snapshot) -> Relation:
     """Return a relation over a version with the files that have its rows, where they alone tell."""
     if snapshot.protocol.reader > _PLAIN_READER or snapshot.partition_by:
-        return given
-    found = tuple((file.path, file.bytes) for file in snapshot.files)
-    return _with_rows(given, ParquetRows(found, tuple(given.schema.names), given.schema))
+        return source
+    sized_files = tuple((file.path, file.bytes) for file in snapshot.files)
+    return _with_rows(source, ParquetRows(sized_files, tuple(source.schema.names), source.schema))
 
 
-def rows_of(given: Relation) -> ParquetRows | None:
+def rows_of(source: Relation) -> ParquetRows | None:
     """Return the rows of a relation as its files have them; None where Spark computes them."""
-    if isinstance(given, ParquetRelation):
-        return replace(given.rows, schema=given.schema)
-    return given.rows if isinstance(given, StagedRelation) else None
+    if isinstance(source, ParquetRelation):
+        return replace(source.rows, schema=source.schema)
+    return source.rows if isinstance(source, StagedRelation) else None
 
 
-def selected(chosen: Relation, given: Relation, columns: Mapping[str, str]) -> Relation:
+def selected(selected_rows: Relation, source: Relation, columns: Mapping[str, str]) -> Relation:
     """Return columns of a relation, as Spark selected them, with the files that it had."""
-    if not isinstance(given, ParquetRelation):
-        return chosen
-    names = dict(zip(given.schema.names, given.rows.columns, strict=True))
-    kept = tuple(names[old] for old in columns.values())
-    return _with_rows(chosen, replace(given.rows, columns=kept, schema=chosen.schema))
+    if not isinstance(source, ParquetRelation):
+        return selected_rows
+    names = dict(zip(source.schema.names, source.rows.columns, strict=True))
+    file_columns = tuple(names[old] for old in columns.values())
+    return _with_rows(
+        selected_rows, replace(source.rows, columns=file_columns, schema=selected_rows.schema)
+    )
 
 
-def _with_rows(given: Relation, rows: ParquetRows) -> Relation:
+def _with_rows(source: Relation, rows: ParquetRows) -> Relation:
     # Fields that a struct got later are not in all of its files.
-    if any(map(_has_fields, given.schema.types)):
-        return given
-    return ParquetRelation(given.engine, given.native, given.schema, rows=rows)
+    if any(map(_has_fields, source.schema.types)):
+        return source
+    return ParquetRelation(source.engine, source.native, source.schema, rows=rows)
 
 
 def _has_fields(kind: pa.DataType) -> bool:

@@ -40,52 +40,52 @@ class ParquetRows:
 
         A file that is larger than a part is shared by its row groups.
         """
-        total, at = max(1, self.bytes), 0
+        total, index = max(1, self.bytes), 0
         for path, size in self.files:
             shares = max(1, -(-size * parts // total))
             for share in range(shares):
-                if at % parts == number:
+                if index % parts == number:
                     yield from self._read(path, share, shares)
-                at += 1
+                index += 1
 
     def _read(self, path: str, share: int, shares: int) -> Iterator[pa.RecordBatch]:
-        with _damage_told(path):
-            opened = files.open_ranges(path)
+        with _translated_damage(path):
+            file_handle = files.open_ranges(path)
             # Spark may keep times in 96 bits, which Arrow would take for nanoseconds.
-            with parquet.ParquetFile(opened, coerce_int96_timestamp_unit="us") as file:
-                there = file.schema_arrow.names
-                held = _in_file(self.columns, there)
+            with parquet.ParquetFile(file_handle, coerce_int96_timestamp_unit="us") as file:
+                file_names = file.schema_arrow.names
+                names_in_file = _names_in_file(self.columns, file_names)
                 batches = file.iter_batches(
-                    _rows_of_a_batch(file.metadata),
+                    _rows_per_batch(file.metadata),
                     row_groups=list(range(share, file.num_row_groups, shares)),
-                    columns=list(held.values())
-                    or there[:1],  # one column tells how many rows there are
+                    columns=list(names_in_file.values())
+                    or file_names[:1],  # one column tells how many rows there are
                     use_threads=False,
                 )
                 for batch in batches:
-                    yield self._features(batch, held)
+                    yield self._features(batch, names_in_file)
 
-    def _features(self, batch: pa.RecordBatch, held: Mapping[str, str]) -> pa.RecordBatch:
+    def _features(self, batch: pa.RecordBatch, names_in_file: Mapping[str, str]) -> pa.RecordBatch:
         columns = []
-        for name, wanted in zip(self.columns, self.schema, strict=True):
-            if name in held:
-                columns.append(batch.column(held[name]))
+        for name, field in zip(self.columns, self.schema, strict=True):
+            if name in names_in_file:
+                columns.append(batch.column(names_in_file[name]))
             else:
-                columns.append(pa.nulls(batch.num_rows, wanted.type))
+                columns.append(pa.nulls(batch.num_rows, field.type))
         renamed = pa.RecordBatch.from_arrays(columns, names=self.schema.names)
         return cast_batch(renamed, self.schema)
 
 
-def _in_file(columns: Sequence[str], there: Sequence[str]) -> dict[str, str]:
+def _names_in_file(columns: Sequence[str], file_names: Sequence[str]) -> dict[str, str]:
     """Return the names in a file of the columns that it has: as for Spark, in any case."""
-    by_lower = {name.lower(): name for name in there}
-    held = {}
+    by_lower = {name.lower(): name for name in file_names}
+    matching_names = {}
     for name in columns:
-        if name in there:
-            held[name] = name
+        if name in file_names:
+            matching_names[name] = name
         elif name.lower() in by_lower:
-            held[name] = by_lower[name.lower()]
-    return held
+            matching_names[name] = by_lower[name.lower()]
+    return matching_names
 
 
 def footer_of(path: str) -> parquet.FileMetaData:
@@ -94,20 +94,20 @@ def footer_of(path: str) -> parquet.FileMetaData:
     Raises:
         StorageError: The file cannot be read.
     """
-    with _damage_told(path):
+    with _translated_damage(path):
         return parquet.read_metadata(files.open_ranges(path))
 
 
-def _rows_of_a_batch(metadata: Any) -> int:
+def _rows_per_batch(metadata: Any) -> int:
     size = 0
     for number in range(metadata.num_row_groups):
         size += metadata.row_group(number).total_byte_size
-    of_a_row = max(1, size // max(1, metadata.num_rows))
-    return min(_BATCH_ROWS, max(1, _BATCH_BYTES // of_a_row))
+    row_bytes = max(1, size // max(1, metadata.num_rows))
+    return min(_BATCH_ROWS, max(1, _BATCH_BYTES // row_bytes))
 
 
 @contextmanager
-def _damage_told(path: str) -> Iterator[None]:
+def _translated_damage(path: str) -> Iterator[None]:
     """Wrap the reading of a file: what is wrong with it leaves as an error of the store."""
     try:
         yield

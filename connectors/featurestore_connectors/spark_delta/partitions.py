@@ -9,7 +9,7 @@ from featurestore_connectors.spark_delta.sqltext import column
 # A task sorts about so many bytes, and its rows may all be on their way to the driver at once.
 _TASK_BYTES = 128 << 20
 # The driver knows of each pair of tasks before and after a shuffle whether it has rows.
-_MOST_TASKS = 8_192
+_MAX_TASKS = 8_192
 
 
 def by_key(frame: Any, key: str, *, size: int | None) -> Any:
@@ -23,9 +23,9 @@ def by_key(frame: Any, key: str, *, size: int | None) -> Any:
         key: A column.
         size: About how many bytes the rows have in memory; None where nobody knows.
     """
-    usual = frame.sparkSession.conf.get("spark.sql.shuffle.partitions")
-    needed = min(-(-(size or 0) // _TASK_BYTES), _MOST_TASKS)
+    default_partitions = frame.sparkSession.conf.get("spark.sql.shuffle.partitions")
+    required = min(-(-(size or 0) // _TASK_BYTES), _MAX_TASKS)
     # Some clusters have "auto" there, and decide by themselves.
-    if not usual.isdigit() or needed <= int(usual):
+    if not default_partitions.isdigit() or required <= int(default_partitions):
         return frame.repartition(column(key))
-    return frame.repartition(needed, column(key))
+    return frame.repartition(required, column(key))

@@ -42,11 +42,11 @@ _SharedKeys = tuple[tuple[str, str], ...]
 def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
     """Return the rows of a feature plan as a lazy relation."""
     if plan.left_source is not None and not plan.joins:
-        return _of_one_group(engine, plan)
+        return _select_group(engine, plan)
     left = _LabelSide.of(engine, plan, labels)
     frame = left.frame
-    sides = list(map(_Compiled, feature_sides(plan)))
-    clusters: dict[_SharedKeys, list[_Compiled]] = {}
+    sides = list(map(_SideQuery, feature_sides(plan)))
+    clusters: dict[_SharedKeys, list[_SideQuery]] = {}
     for side in sides:
         if side.rule.is_timed:
             clusters.setdefault(side.shared_keys, []).append(side)
@@ -58,11 +58,11 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
     return relation(_result(frame, plan, left, sides), plan.schema)
 
 
-def _of_one_group(engine: Engine, plan: FeaturePlan) -> Relation:
+def _select_group(engine: Engine, plan: FeaturePlan) -> Relation:
     """Return columns of a pinned group; they remain rows of its files."""
     columns = {output.name: output.column for output in plan.left_outputs}
-    read = left_side(engine, plan, None, label_columns(plan))
-    return replace(engine.select(read, columns), schema=plan.schema)
+    rows = left_side(engine, plan, None, label_columns(plan))
+    return replace(engine.select(rows, columns), schema=plan.schema)
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,16 @@ class _LabelSide:
 
     @classmethod
     def of(cls, engine: Engine, plan: FeaturePlan, labels: Relation | None) -> _LabelSide:
-        needed = label_columns(plan)
+        needed_columns = label_columns(plan)
         if plan.keep_order:
-            needed = list(dict.fromkeys([*needed, ROW]))
-        given = left_side(engine, plan, labels, needed)
+            needed_columns = list(dict.fromkeys([*needed_columns, ROW]))
+        left_rows = left_side(engine, plan, labels, needed_columns)
         names = {}
         columns = []
-        for index, name in enumerate(needed):
+        for index, name in enumerate(needed_columns):
             names[name] = f"c{index}"
             columns.append(column(name).alias(names[name]))
-        return cls(given.native.select(*columns), plan, names)
+        return cls(left_rows.native.select(*columns), plan, names)
 
     def column(self, name: str) -> Any:
         return column(self.names[name])
@@ -119,7 +119,7 @@ def label_time(plan: FeaturePlan, value: Callable[[str], Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class _Compiled:
+class _SideQuery:
     """One group on its way to a join.
 
     Keys ``k0, k1, ...``, ``since`` and the row to be found as the struct ``row``.
@@ -169,13 +169,13 @@ class _Compiled:
             frame = frame.where(column(key).isNotNull())
         for role in self.rule.eligible_from:
             frame = frame.where(times[role].isNotNull())
-        selected = self._keys()
+        selected_columns = self._keys()
         since = self._since(times)
         if since is not None:
             if self.rule.plan.fixed_time is not None:
                 frame = frame.where(since <= timestamp(self.rule.plan.fixed_time))
-            selected.append(since.alias("since"))
-        return frame.select(*selected, F.struct(*self._row(times)).alias("row"))
+            selected_columns.append(since.alias("since"))
+        return frame.select(*selected_columns, F.struct(*self._row(times)).alias("row"))
 
     def _since(self, times: dict[str, Any]) -> Any:
         """Return the time from which a row is eligible; None for groups without event time."""
@@ -221,10 +221,10 @@ class _Compiled:
         source, names = self.rule.join.source, self.rule.columns
         schema, version = source.spec.schema, source.delta_version
         if self.rule.is_unique:
-            read = engine.read_table(source.path, version=version, schema=schema, columns=names)
-            return read.native
-        everything = engine.read_table(source.path, version=version, schema=schema)
-        return with_tie_hash(engine, everything, names)
+            rows = engine.read_table(source.path, version=version, schema=schema, columns=names)
+            return rows.native
+        all_rows = engine.read_table(source.path, version=version, schema=schema)
+        return with_tie_hash(engine, all_rows, names)
 
     def _time(self, name: str) -> Any:
         return timestamp_of(column(name), self.rule.spec.schema.field(name).type)
@@ -239,7 +239,7 @@ def with_tie_hash(engine: Engine, rows: Relation, names: Sequence[str]) -> Any:
     return engine.map_batches(rows, AddTieHash(tuple(names)), schema=schema).native
 
 
-def _join_as_of(frame: Any, sides: list[_Compiled], left: _LabelSide, rows: list[Any]) -> Any:
+def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: list[Any]) -> Any:
     """Return the frame with the row of each group that is the greatest until the label's time."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -247,42 +247,46 @@ def _join_as_of(frame: Any, sides: list[_Compiled], left: _LabelSide, rows: list
     first = sides[0]
     key_types = first.rule.spec.schema
     types = {}
-    for side, given in zip(sides, rows, strict=True):
-        types[side.best] = given.schema["row"].dataType
+    for side, side_rows in zip(sides, rows, strict=True):
+        types[side.best] = side_rows.schema["row"].dataType
     label = F.struct(*map(column, frame.columns))
     label_type = frame.select(label.alias("label")).schema["label"].dataType
 
-    def stream(*, at: Any, side: _Compiled | None) -> list[Any]:
+    def stream(*, time: Any, side: _SideQuery | None) -> list[Any]:
         """Return the columns of the stream for labels (no side) or for the rows of a side."""
-        held = label
+        label_value = label
         if side is not None:
-            held = F.lit(None).cast(label_type)
-        columns = [at.alias("at"), F.lit(side is None).alias("is_label"), held.alias("label")]
+            label_value = F.lit(None).cast(label_type)
+        columns = [
+            time.alias("at"),
+            F.lit(side is None).alias("is_label"),
+            label_value.alias("label"),
+        ]
         for name, kind in types.items():
-            found = F.lit(None)
+            value = F.lit(None)
             if side is not None and side.best == name:
-                found = F.col("row")
-            columns.append(found.cast(kind).alias(name))
+                value = F.col("row")
+            columns.append(value.cast(kind).alias(name))
         return columns
 
     keys = []
     for (name, key), alias in zip(first.rule.join.on, first.keys, strict=True):
         keys.append(left.key(name, key_types.field(key).type).alias(alias))
-    merged = frame.select(*keys, *stream(at=left.time, side=None))
-    for side, given in zip(sides, rows, strict=True):
-        merged = merged.union(given.select(*side.keys, *stream(at=F.col("since"), side=side)))
+    merged = frame.select(*keys, *stream(time=left.time, side=None))
+    for side, side_rows in zip(sides, rows, strict=True):
+        merged = merged.union(side_rows.select(*side.keys, *stream(time=F.col("since"), side=side)))
     until = (
         Window.partitionBy(_PART, *first.keys)
         .orderBy("at", "is_label")
         .rowsBetween(Window.unboundedPreceding, 0)
     )
     best = [side.greatest(until) for side in sides]
-    ordered = _almost_sorted(merged, first.keys, size=joined_bytes(left.plan))
+    ordered = _presorted(merged, first.keys, size=joined_bytes(left.plan))
     answered = ordered.select("is_label", "label", *best).where("is_label")
     return answered.select("label.*", *types)
 
 
-def _almost_sorted(merged: Any, keys: list[str], *, size: int | None) -> Any:
+def _presorted(merged: Any, keys: list[str], *, size: int | None) -> Any:
     """Return the stream shuffled by the hash of its keys and sorted by one integer.
 
     The integer holds that hash and the second.
@@ -294,13 +298,13 @@ def _almost_sorted(merged: Any, keys: list[str], *, size: int | None) -> Any:
     from pyspark.sql import functions as F
 
     second = F.unix_seconds("at").bitwiseAND(F.lit(0xFFFFFFFF))
-    hashed = partitions.by_key(merged.withColumn(_PART, F.hash(*keys)), _PART, size=size)
-    return hashed.sortWithinPartitions(
+    partitioned = partitions.by_key(merged.withColumn(_PART, F.hash(*keys)), _PART, size=size)
+    return partitioned.sortWithinPartitions(
         F.shiftleft(F.col(_PART).cast("bigint"), 32).bitwiseOR(second)
     )
 
 
-def _join_on_key(frame: Any, side: _Compiled, left: _LabelSide, rows: Any) -> Any:
+def _join_on_key(frame: Any, side: _SideQuery, left: _LabelSide, rows: Any) -> Any:
     """Return the frame with the greatest row of each key, whatever the label's time."""
     from pyspark.sql import functions as F
 
@@ -314,28 +318,28 @@ def _join_on_key(frame: Any, side: _Compiled, left: _LabelSide, rows: Any) -> An
         names.append(name)
         renamed.append(F.col(short).alias(name))
         matches = matches & (left.key(label, schema.field(key).type) == F.col(name))
-    found = rows.select(*renamed, F.col("row").alias(side.best))
-    return frame.join(found, matches, "left").drop(*names)
+    keyed_rows = rows.select(*renamed, F.col("row").alias(side.best))
+    return frame.join(keyed_rows, matches, "left").drop(*names)
 
 
-def _result(frame: Any, plan: FeaturePlan, left: _LabelSide, sides: list[_Compiled]) -> Any:
+def _result(frame: Any, plan: FeaturePlan, left: _LabelSide, sides: list[_SideQuery]) -> Any:
     from pyspark.sql import functions as F
 
     values = {}
     for output in plan.left_outputs:
         values[output.name] = left.column(output.column)
     for side in sides:
-        found, ttl = F.col(side.best), side.rule.join.ttl
-        counts, fresh = found.isNotNull(), None
+        match, ttl = F.col(side.best), side.rule.join.ttl
+        is_matched, fresh = match.isNotNull(), None
         if ttl is not None:
-            counts = fresh = _is_fresh(left.time, found["event"], ttl)
+            is_matched = fresh = _is_fresh(left.time, match["event"], ttl)
         for index, output in enumerate(side.rule.join.outputs):
-            value = found[f"o{index}"]
+            value = match[f"o{index}"]
             if fresh is not None:
                 value = F.when(fresh, value)
             values[output.name] = value
         if plan.how == "inner":
-            frame = frame.where(counts)
+            frame = frame.where(is_matched)
     if plan.keep_order:
         frame = frame.orderBy(left.column(ROW))
     columns = []
@@ -344,10 +348,10 @@ def _result(frame: Any, plan: FeaturePlan, left: _LabelSide, sides: list[_Compil
     return frame.select(*columns)
 
 
-def _is_fresh(at: Any, event: Any, ttl: timedelta) -> Any:
+def _is_fresh(time: Any, event: Any, ttl: timedelta) -> Any:
     from pyspark.sql import functions as F
 
-    return F.unix_micros(at) - F.unix_micros(event) <= F.lit(ttl // timedelta(microseconds=1))
+    return F.unix_micros(time) - F.unix_micros(event) <= F.lit(ttl // timedelta(microseconds=1))
 
 
 def timestamp_of(value: Any, kind: pa.DataType) -> Any:

@@ -34,31 +34,31 @@ from featurestore_connectors.spark_delta.sqltext import column
 
 def can_write(session: Any, schema: pa.Schema, directory: str) -> bool:
     """Tell whether the JVM reads all types of a schema and reaches the directory as files."""
-    known = all(value_kind(kind) is not None for kind in schema.types)
-    return known and storage_for(directory).is_local and has_functions(session)
+    all_supported = all(value_kind(kind) is not None for kind in schema.types)
+    return all_supported and storage_for(directory).is_local and has_functions(session)
 
 
-def write(given: Relation, task: RecordTask) -> list[RecordShard]:
+def write(source: Relation, task: RecordTask) -> list[RecordShard]:
     """Write the shards of rows, sorted where they are, each by one task."""
     # By one number: Spark sorts it without comparing rows. The shards ascend with it.
-    rows = spread(given, task.shard, len(task.shards)).sortWithinPartitions(column(task.hash))
+    rows = spread(source, task.shard, len(task.shards)).sortWithinPartitions(column(task.hash))
     for folder in sorted({os.path.dirname(path) for path, _ in task.shards}):
         make_directory(os.path.join(task.directory, folder))
-    writer = given.native.sparkSession._jvm.featurestore.tfrecord.RecordShards
+    writer = source.native.sparkSession._jvm.featurestore.tfrecord.RecordShards
     with translated():
-        answers = list(writer.write(rows._jdf, json.dumps(_described(given.schema, task))))
-    found = []
-    for answer in answers:
-        found.append(_shard(json.loads(answer), given.schema, task))
-    return found
+        shard_reports = list(writer.write(rows._jdf, json.dumps(_described(source.schema, task))))
+    written_shards = []
+    for report in shard_reports:
+        written_shards.append(_shard(json.loads(report), source.schema, task))
+    return written_shards
 
 
 def _described(schema: pa.Schema, task: RecordTask) -> dict[str, Any]:
     columns = []
     for name in task.columns:
         kind = schema.field(name).type
-        counted = name in task.labels and not pat.is_binary(kind)
-        columns.append({"name": name, "kind": value_kind(kind), "label": counted})
+        is_label = name in task.labels and not pat.is_binary(kind)
+        columns.append({"name": name, "kind": value_kind(kind), "label": is_label})
     return {
         "directory": os.path.abspath(task.directory),
         "shards": list(task.shards),
@@ -72,17 +72,17 @@ def _described(schema: pa.Schema, task: RecordTask) -> dict[str, Any]:
 
 
 def _records(plan: RecordPlan) -> dict[str, Any]:
-    places, tails = [], []
-    for place in plan.slots:
-        places.append(
+    slots, tails = [], []
+    for slot in plan.slots:
+        slots.append(
             {
-                **_column(place),
-                "offset": place.offset,
-                "width": place.width,
-                "constant": place.lengths is None,
-                "filler": place.filler,
-                "filler_width": place.filler_width,
-                **_lengths(place.lengths),
+                **_column(slot),
+                "offset": slot.offset,
+                "width": slot.width,
+                "constant": slot.lengths is None,
+                "filler": slot.filler,
+                "filler_width": slot.filler_width,
+                **_lengths(slot.lengths),
             }
         )
     for tail in plan.tails:
@@ -90,16 +90,16 @@ def _records(plan: RecordPlan) -> dict[str, Any]:
     return {
         "template": _text(plan.template),
         "fixed": plan.fixed,
-        "places": places,
+        "places": slots,
         "tails": tails,
     }
 
 
-def _column(part: RecordSlot | RecordTail) -> dict[str, Any]:
-    mark = part.null_mark or NullMark(0, 0)
+def _column(slot: RecordSlot | RecordTail) -> dict[str, Any]:
+    mark = slot.null_mark or NullMark(0, 0)
     return {
-        "name": part.column,
-        "nullable": part.null_mark is not None,
+        "name": slot.column,
+        "nullable": slot.null_mark is not None,
         "key_offset": mark.offset,
         "masked": mark.value,
     }
@@ -115,27 +115,27 @@ def _text(data: bytes) -> str:
     return b64encode(data).decode()
 
 
-def _shard(found: dict[str, Any], schema: pa.Schema, task: RecordTask) -> RecordShard:
-    path, _ = task.shards[found["shard"]]
+def _shard(report: dict[str, Any], schema: pa.Schema, task: RecordTask) -> RecordShard:
+    path, _ = task.shards[report["shard"]]
     sidecars: tuple[WrittenFile, ...] = ()
-    if "index" in found:
-        sidecars = (_file(path + task.plan.index_suffix, found["index"]),)
+    if "index" in report:
+        sidecars = (_file(path + task.plan.index_suffix, report["index"]),)
     labels = {}
     for name in task.labels:
-        labels[name] = _labels(schema.field(name).type, found["labels"].get(name))
+        labels[name] = _labels(schema.field(name).type, report["labels"].get(name))
     return RecordShard(
-        found["shard"],
-        WrittenShard(_file(path, found["file"]), found["rows"], sidecars),
-        found["nulls"],
+        report["shard"],
+        WrittenShard(_file(path, report["file"]), report["rows"], sidecars),
+        report["nulls"],
         labels,
-        int(found["hash_sum"]),
-        int(found["first_hash"]),
-        int(found["last_hash"]),
+        int(report["hash_sum"]),
+        int(report["first_hash"]),
+        int(report["last_hash"]),
     )
 
 
-def _file(path: str, found: dict[str, Any]) -> WrittenFile:
-    return WrittenFile(path, found["bytes"], found["sha256"], tuple(found["prefixes"]))
+def _file(path: str, report: dict[str, Any]) -> WrittenFile:
+    return WrittenFile(path, report["bytes"], report["sha256"], tuple(report["prefixes"]))
 
 
 def _labels(

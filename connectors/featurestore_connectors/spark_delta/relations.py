@@ -23,7 +23,7 @@ from featurestore.plugins.engine import Relation, TimeRange
 from featurestore_connectors.spark_delta.failures import first_line, translated
 from featurestore_connectors.spark_delta.sqltext import column, quote, timestamp, with_colons
 from featurestore_connectors.spark_delta.types import of_feature_types
-from featurestore_connectors.spark_delta.workers import QuickStart
+from featurestore_connectors.spark_delta.workers import ReusedWorkerTask
 
 ENGINE = "spark"
 
@@ -56,40 +56,40 @@ def adopt(frame: object) -> Relation | None:
     return relation(frame)
 
 
-def select(given: Relation, columns: Mapping[str, str]) -> Relation:
+def select(source: Relation, columns: Mapping[str, str]) -> Relation:
     """Return columns under new names."""
-    present = set(given.schema.names)
+    present = set(source.schema.names)
     absent = [name for name in columns.values() if name not in present]
     if absent:
         raise SchemaMismatch(
             f"There are no columns {listing(absent)}; "
-            f"there are {listing(given.schema.names, limit=50)}."
+            f"there are {listing(source.schema.names, limit=50)}."
         )
-    fields, selected = [], []
+    fields, projections = [], []
     for new, old in columns.items():
-        fields.append(given.schema.field(old).with_name(new))
-        selected.append(column(old).alias(new))
-    return relation(given.native.select(*selected), pa.schema(fields))
+        fields.append(source.schema.field(old).with_name(new))
+        projections.append(column(old).alias(new))
+    return relation(source.native.select(*projections), pa.schema(fields))
 
 
-def filter_rows(given: Relation, predicate: str) -> Relation:
+def filter_rows(source: Relation, predicate: str) -> Relation:
     """Return the rows for which an SQL predicate is true."""
     from pyspark.errors import PySparkException
 
     try:
-        return relation(given.native.where(predicate), given.schema)
+        return relation(source.native.where(predicate), source.schema)
     except PySparkException as error:
         raise InvalidSql(f"The filter {predicate!r} cannot be used: {first_line(error)}") from error
 
 
-def within(given: Relation, window: TimeRange) -> Relation:
+def within(source: Relation, window: TimeRange) -> Relation:
     """Return the rows whose time lies in a range."""
     time, start, end = column(window.column), timestamp(window.start), timestamp(window.end)
     if window.closed == "left":
-        inside = (time >= start) & (time < end)
+        in_range = (time >= start) & (time < end)
     else:
-        inside = (time > start) & (time <= end)
-    return relation(given.native.where(inside), given.schema)
+        in_range = (time > start) & (time <= end)
+    return relation(source.native.where(in_range), source.schema)
 
 
 def run_sql(
@@ -115,7 +115,7 @@ def run_sql(
     return relation(native)
 
 
-def last_per_key(given: Relation, key: Sequence[str]) -> Relation:
+def last_per_key(source: Relation, key: Sequence[str]) -> Relation:
     """Return the last row of each key, in the order of the partitions as they come.
 
     Rows with a null key all stay.
@@ -123,13 +123,13 @@ def last_per_key(given: Relation, key: Sequence[str]) -> Relation:
     from pyspark.sql import functions as sf
 
     keys = list(map(column, key))
-    columns = list(map(column, given.schema.names))
+    columns = list(map(column, source.schema.names))
     has_null = reduce(or_, [key.isNull() for key in keys])
-    keyed = given.native.where(~has_null).withColumn(_NUMBER, sf.monotonically_increasing_id())
+    keyed = source.native.where(~has_null).withColumn(_NUMBER, sf.monotonically_increasing_id())
     last = keyed.groupBy(*keys).agg(sf.max_by(sf.struct(*columns), sf.col(_NUMBER)).alias(_ROW))
-    rows = last.select(*(sf.col(_ROW)[name].alias(name) for name in given.schema.names))
-    others = given.native.where(has_null).select(*columns)
-    return relation(rows.unionByName(others), given.schema)
+    rows = last.select(*(sf.col(_ROW)[name].alias(name) for name in source.schema.names))
+    others = source.native.where(has_null).select(*columns)
+    return relation(rows.unionByName(others), source.schema)
 
 
 def map_in_arrow(frame: Any, names: Sequence[str], task: Any, fields: Any) -> Any:
@@ -138,37 +138,37 @@ def map_in_arrow(frame: Any, names: Sequence[str], task: Any, fields: Any) -> An
     ``names`` are the columns that the task gets. Spark looks them up as if they were SQL, so names
     with dots or backticks stay here: the task restores them by position.
     """
-    given = frame.select(*map(column, names))
+    projected = frame.select(*map(column, names))
     if any("." in name or "`" in name for name in names):
-        given = given.toDF(*map(str, range(len(names))))
-    return given.mapInArrow(QuickStart(task), fields)
+        projected = projected.toDF(*map(str, range(len(names))))
+    return projected.mapInArrow(ReusedWorkerTask(task), fields)
 
 
-def explain(given: Relation) -> str:
+def explain(source: Relation) -> str:
     """Return Spark's formatted physical plan."""
-    execution = given.native._jdf.queryExecution()
-    machine = given.native.sparkSession._jvm
+    execution = source.native._jdf.queryExecution()
+    machine = source.native.sparkSession._jvm
     with translated():
         return str(machine.PythonSQLUtils.explainString(execution, "formatted"))
 
 
-def cast_to(frame: Any, wanted: Any) -> Any:
+def cast_to(frame: Any, target: Any) -> Any:
     """Return a frame with a Spark schema's columns.
 
     Matched by name, cast where they differ, null where missing.
     """
     from pyspark.sql import functions as sf
 
-    found = {field.name.lower(): field for field in frame.schema.fields}
+    source_fields = {field.name.lower(): field for field in frame.schema.fields}
     columns = []
-    for field in wanted.fields:
-        given = found.get(field.name.lower())
-        if given is None:
+    for field in target.fields:
+        existing = source_fields.get(field.name.lower())
+        if existing is None:
             columns.append(sf.lit(None).cast(field.dataType).alias(field.name))
-        elif given.dataType == field.dataType:
-            columns.append(column(given.name).alias(field.name))
+        elif existing.dataType == field.dataType:
+            columns.append(column(existing.name).alias(field.name))
         else:
-            columns.append(column(given.name).cast(field.dataType).alias(field.name))
+            columns.append(column(existing.name).cast(field.dataType).alias(field.name))
     return frame.select(*columns)
 
 

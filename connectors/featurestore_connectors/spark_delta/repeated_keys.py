@@ -37,17 +37,17 @@ def duplicates(
     # By number: a key column may be called as the counts are.
     numbers = list(map(str, range(len(key))))
     present = keys.select(list(key)).rename_columns(numbers).drop_null()
-    counts = _suspects(present).group_by(numbers).aggregate([([], "count_all")])
-    many = counts.filter(pc.greater(counts["count_all"], 1))
+    counts = _repeated_candidates(present).group_by(numbers).aggregate([([], "count_all")])
+    repeated = counts.filter(pc.greater(counts["count_all"], 1))
     order = [("count_all", "descending")]
     for number in numbers:
         order.append((number, "ascending"))
-    first = many.sort_by(order).slice(0, limit)
+    first = repeated.sort_by(order).slice(0, limit)
     examples = first.select([*numbers, "count_all"]).rename_columns([*key, _COUNT])
-    return len(many), examples.to_pylist()
+    return len(repeated), examples.to_pylist()
 
 
-def _suspects(keys: pa.Table) -> pa.Table:
+def _repeated_candidates(keys: pa.Table) -> pa.Table:
     """Return rows among which are all whose key occurs more than once."""
     if not can_sort(keys.schema, keys.schema.names):
         return keys
@@ -59,7 +59,7 @@ def _suspects(keys: pa.Table) -> pa.Table:
         numbers[start : start + len(values)] = values
         start += len(values)
     numbers.sort()
-    again = numbers[1:][numbers[1:] == numbers[:-1]]
-    if not len(again):
+    repeated_numbers = numbers[1:][numbers[1:] == numbers[:-1]]
+    if not len(repeated_numbers):
         return keys.slice(0, 0)
-    return keys.filter(pc.is_in(column, pa.array(np.unique(again), column.type)))
+    return keys.filter(pc.is_in(column, pa.array(np.unique(repeated_numbers), column.type)))

@@ -31,8 +31,10 @@ def upsert(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, gr
         app, number = write.transaction
         commit.set("spark.databricks.delta.write.txnAppId", app)
         commit.set("spark.databricks.delta.write.txnVersion", str(number))
-    same = " AND ".join(f"old.{quote(name)} = new.{quote(name)}" for name in write.key)
-    merge = DeltaTable.forPath(commit.session, path).alias("old").merge(rows.alias("new"), same)
+    is_same_key = " AND ".join(f"old.{quote(name)} = new.{quote(name)}" for name in write.key)
+    merge = (
+        DeltaTable.forPath(commit.session, path).alias("old").merge(rows.alias("new"), is_same_key)
+    )
     if grows:
         merge = merge.withSchemaEvolution()
     # Named one by one: the short form with schema evolution turns null structs into structs of
@@ -89,14 +91,14 @@ def _widen_once(commit: CommitSession, path: str, columns: pa.Schema) -> None:
             return
         check_files(state)
         transaction.reads_everything()
-        wider = [field for field in schema if field.type != state.schema.field(field.name).type]
-        kinds = {field.name: field.dataType for field in spark_schema(pa.schema(wider)).fields}
-        held = transaction.columns
-        for column in held.fields:
+        widened = [field for field in schema if field.type != state.schema.field(field.name).type]
+        kinds = {field.name: field.dataType for field in spark_schema(pa.schema(widened)).fields}
+        columns_schema = transaction.columns
+        for column in columns_schema.fields:
             column.dataType = kinds.get(column.name, column.dataType)
         frame = commit.session.read.format("delta").option("versionAsOf", state.version).load(path)
-        transaction.redefine(held.json())
-        transaction.move_rows(state.files, cast_to(frame, held))
+        transaction.redefine(columns_schema.json())
+        transaction.move_rows(state.files, cast_to(frame, columns_schema))
         nothing = transaction.nothing()
         mode = commit.session._jvm.org.apache.spark.sql.SaveMode.Overwrite
         transaction.commit("Write", mode, nothing, nothing, nothing)

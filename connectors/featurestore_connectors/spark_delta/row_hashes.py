@@ -32,103 +32,106 @@ _BITS = 16
 
 
 def with_row_hash(
-    given: Relation, columns: Sequence[str], *, seed: int, name: str
+    source: Relation, columns: Sequence[str], *, seed: int, name: str
 ) -> Relation | None:
     """Return the rows with their row hash; None where Python has to hash them."""
     from pyspark.sql import functions as sf
 
-    session = given.native.sparkSession
-    fields = [given.schema.field(each) for each in columns]
-    known = all(value_kind(field.type) is not None for field in fields)
-    if not known or not has_functions(session):
+    session = source.native.sparkSession
+    fields = [source.schema.field(each) for each in columns]
+    all_supported = all(value_kind(field.type) is not None for field in fields)
+    if not all_supported or not has_functions(session):
         return None
     functions = session._jvm.featurestore.hashing.RowHash
     state = sf.lit(_signed(row_hash_start(seed)))
     for field in fields:
         function, value = _value(functions, field)
         state = _call(session, function, state, value)
-    return _with_column(given, name, state.bitwiseXOR(sf.lit(_SIGN)), pa.int64())
+    return _with_column(source, name, state.bitwiseXOR(sf.lit(_SIGN)), pa.int64())
 
 
-def with_tie_hash(given: Relation, *, name: str) -> Relation | None:
+def with_tie_hash(source: Relation, *, name: str) -> Relation | None:
     """Return the rows with their tie hash, an int64 of its order; None where Python has to hash them."""
     from pyspark.sql import functions as sf
 
-    session = given.native.sparkSession
-    known = all(value_kind(kind) is not None for kind in given.schema.types)
-    if not known or not has_functions(session):
+    session = source.native.sparkSession
+    all_supported = all(value_kind(kind) is not None for kind in source.schema.types)
+    if not all_supported or not has_functions(session):
         return None
     functions = session._jvm.featurestore.hashing.TieHash
     total = sf.lit(0).cast("bigint")
-    for field in given.schema:
+    for field in source.schema:
         salt = _signed(tie_hash_salt(field.name))
         function, value = _value(functions, field, salt, exact=True)
         total = _call(session, function, total, value)
-    return _with_column(given, name, _call(session, functions.finished(), total), pa.int64())
+    return _with_column(source, name, _call(session, functions.finished(), total), pa.int64())
 
 
 def with_range_number(
-    given: Relation, of: str, *, starts: Sequence[int], numbers: Sequence[int], name: str
+    source: Relation, values: str, *, starts: Sequence[int], numbers: Sequence[int], name: str
 ) -> Relation:
     """Return the rows with the number of the range in which an int64 column lies."""
-    session = given.native.sparkSession
+    session = source.native.sparkSession
     packed_starts = struct.pack(f">{len(starts)}q", *starts)
     packed_numbers = struct.pack(f">{len(numbers)}i", *numbers)
     ranges = session._jvm.featurestore.hashing.RowHash.ranges(packed_starts, packed_numbers)
-    number = _call(session, ranges, column(of))
-    return _with_column(given, name, number, pa.int32())
+    number = _call(session, ranges, column(values))
+    return _with_column(source, name, number, pa.int32())
 
 
 def count_hashes(
-    given: Relation, *, hashes: str, group: str, columns: Sequence[str]
+    source: Relation, *, hashes: str, group: str, columns: Sequence[str]
 ) -> HashCounts | None:
     """Return counts by group and leading bits in one job; None where a column has to be looked into.
 
     The bins of a group come to the driver, and nothing of the rows.
     """
-    schema = given.schema
+    schema = source.schema
     for name in columns:
         kind = schema.field(name).type
         if value_kind(kind) is None and not pat.is_decimal(kind):
             return None
-    rows = given.native.select(*map(column, [*columns, hashes, group]))
-    counts = given.native.sparkSession._jvm.featurestore.hashing.RowCounts
+    rows = source.native.select(*map(column, [*columns, hashes, group]))
+    counts = source.native.sparkSession._jvm.featurestore.hashing.RowCounts
     with translated():
-        found = json.loads(counts.count(rows._jdf, hashes, group, list(columns), _BITS))
+        counts_json = json.loads(counts.count(rows._jdf, hashes, group, list(columns), _BITS))
     histograms, sums = {}, {}
-    for number, counted in found["groups"].items():
-        bins = np.frombuffer(b64decode(counted["bins"]), ">i8")
+    for number, bin_counts in counts_json["groups"].items():
+        bins = np.frombuffer(b64decode(bin_counts["bins"]), ">i8")
         histograms[int(number)] = bins.astype(np.int64)
-        sums[int(number)] = counted["sum"] % 2**64
+        sums[int(number)] = bin_counts["sum"] % 2**64
     profiles = []
-    for name, measured in zip(columns, found["columns"], strict=True):
-        profiles.append(_profile(schema.field(name), measured, rows=found["rows"]))
+    for name, measured in zip(columns, counts_json["columns"], strict=True):
+        profiles.append(_profile(schema.field(name), measured, rows=counts_json["rows"]))
     return HashCounts(_BITS, histograms, sums, tuple(profiles))
 
 
 def hashes_of_groups(
-    given: Relation, *, hashes: str, group: str, bits: int
+    source: Relation, *, hashes: str, group: str, bits: int
 ) -> dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
     """Return the different leading bits of each group's hashes, sorted, and how many rows have each."""
     from pyspark.sql import functions as sf
 
     leading = column(hashes).bitwiseAND(sf.lit(-1 << (64 - bits)))
-    counted = given.native.groupBy(column(group).alias("group"), leading.alias("hash"))
+    groups_of_hashes = source.native.groupBy(column(group).alias("group"), leading.alias("hash"))
     with translated():
-        table = counted.agg(sf.count(sf.lit(1)).alias("rows")).toArrow().sort_by("hash")
+        table = groups_of_hashes.agg(sf.count(sf.lit(1)).alias("rows")).toArrow().sort_by("hash")
     groups = table["group"].to_numpy()
-    found = {}
+    hashes_by_group = {}
     for number in np.unique(groups).tolist():
-        mine = groups == number
-        found[number] = table["hash"].to_numpy()[mine], table["rows"].to_numpy()[mine]
-    return found
+        is_group = groups == number
+        hashes_by_group[number] = (
+            table["hash"].to_numpy()[is_group],
+            table["rows"].to_numpy()[is_group],
+        )
+    return hashes_by_group
 
 
 # -- hashes -------------------------------------------------------------------------------
 
 
 def _value(functions: Any, field: pa.Field, *salt: int, exact: bool = False) -> tuple[Any, Any]:
-    """Return the function that folds the values of a column, and what it is given of them."""
+    """Return the function that folds the values of a column, and what it is source of them."""
     from pyspark.sql import functions as sf
 
     value, kind = column(field.name), field.type
@@ -150,21 +153,21 @@ def _value(functions: Any, field: pa.Field, *salt: int, exact: bool = False) -> 
 
 def has_functions(session: Any) -> bool:
     """Tell whether driver and executors have the jar: they have those that a session began with."""
-    brought = session.sparkContext.getConf().get("spark.jars", "")
-    return JVM_JAR.name in brought and has_class(session, _CLASS)
+    jars = session.sparkContext.getConf().get("spark.jars", "")
+    return JVM_JAR.name in jars and has_class(session, _CLASS)
 
 
 def _call(session: Any, function: Any, *arguments: Any) -> Any:
     """Return a call of a Java function as a column."""
     from pyspark.sql.classic.column import Column
 
-    given = session._jvm.PythonUtils.toSeq([argument._jc for argument in arguments])
-    return Column(function.apply(given))
+    java_arguments = session._jvm.PythonUtils.toSeq([argument._jc for argument in arguments])
+    return Column(function.apply(java_arguments))
 
 
-def _with_column(given: Relation, name: str, value: Any, kind: pa.DataType) -> Relation:
-    native = given.native.select(*map(column, given.schema.names), value.alias(name))
-    return relation(native, given.schema.append(pa.field(name, kind)))
+def _with_column(source: Relation, name: str, value: Any, kind: pa.DataType) -> Relation:
+    native = source.native.select(*map(column, source.schema.names), value.alias(name))
+    return relation(native, source.schema.append(pa.field(name, kind)))
 
 
 def _signed(word: int) -> int:

@@ -31,7 +31,7 @@ def settings() -> dict[str, str]:
     return {"spark.jars.packages": ",".join(PACKAGES), "spark.jars.excludes": ",".join(EXCLUDED)}
 
 
-def opened_location() -> str | None:
+def connected_bucket() -> str | None:
     """Return a bucket of S3 that this process has opened, None where there is none."""
     for root in connected_roots():
         if root.startswith("s3://"):

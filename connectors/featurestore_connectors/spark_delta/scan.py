@@ -68,7 +68,7 @@ def read_table(
         raise found from error
     # Columns that the version does not have yet are null.
     read = relation(cast_to(frame, spark_schema(wanted)), wanted)
-    return parquet_relations.of_table(read, snapshot)
+    return parquet_relations.with_table_files(read, snapshot)
 
 
 def is_plain(snapshot: Snapshot) -> bool:
@@ -87,7 +87,7 @@ def is_plain(snapshot: Snapshot) -> bool:
     return True
 
 
-def plain_frame(session: Any, snapshot: Snapshot, chosen: Sequence[DataFile]) -> Any:
+def plain_frame(session: Any, snapshot: Snapshot, data_files: Sequence[DataFile]) -> Any:
     """Return files of a plain version as a frame of the table's columns that have a type."""
     from pyspark.sql.types import NullType, StructType
 
@@ -95,11 +95,11 @@ def plain_frame(session: Any, snapshot: Snapshot, chosen: Sequence[DataFile]) ->
     for field in StructType.fromJson(json.loads(snapshot.metadata["schemaString"])).fields:
         if not isinstance(field.dataType, NullType):
             columns.add(field.name, field.dataType)
-    if not chosen:
+    if not data_files:
         return session.createDataFrame([], columns)
     # Names of folders above the files are no partitions, whatever they look like.
     reader = session.read.schema(columns).option("recursiveFileLookup", "true")
-    return reader.parquet(*[file.path for file in chosen])
+    return reader.parquet(*[file.path for file in data_files])
 
 
 def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:
@@ -114,7 +114,7 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
             raise StorageError(
                 f"{path} does not exist.", hint="give Parquet files or folders that hold some"
             )
-    first, old = _first_schema(paths)
+    first, int96_columns = _first_schema(paths)
     if schema is None:
         # Spark takes columns without a type for integers.
         refuse_untyped(
@@ -122,21 +122,25 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
             what=paths[0],
             hint=lambda columns: f"write the files with a type: {sql_casts(columns)}",
         )
-    fine = []  # in nanoseconds, which Spark reads as plain integers or not at all
+    nanosecond_columns = []  # in nanoseconds, which Spark reads as plain integers or not at all
     for field in first:
-        if pat.is_timestamp(field.type) and field.type.unit == "ns" and field.name not in old:
-            fine.append(field.name)
-    if fine and session.conf.get(_NANOSECONDS, "false") != "true":
+        if (
+            pat.is_timestamp(field.type)
+            and field.type.unit == "ns"
+            and field.name not in int96_columns
+        ):
+            nanosecond_columns.append(field.name)
+    if nanosecond_columns and session.conf.get(_NANOSECONDS, "false") != "true":
         raise ConfigurationError(
             f"{paths[0]} keeps times in nanoseconds (as pandas writes them), "
             "which this Spark session refuses.",
             hint=f'spark.conf.set("{_NANOSECONDS}", "true")',
         )
-    deep = any(_has_plain_folders(path) for path in paths)
-    reader = session.read.option("mergeSchema", "true").option("recursiveFileLookup", deep)
+    is_recursive = any(_has_plain_folders(path) for path in paths)
+    reader = session.read.option("mergeSchema", "true").option("recursiveFileLookup", is_recursive)
     with translated():
         frame = reader.parquet(*paths)
-    for name in fine:
+    for name in nanosecond_columns:
         frame = frame.withColumn(name, _whole_microseconds(name))
     if schema is None:
         return relation(frame)
@@ -147,9 +151,9 @@ def _whole_microseconds(name: str) -> Any:
     from pyspark.sql import functions as sf
 
     text = f"Column {name} has times finer than a microsecond; round them first"
-    given = column(name)
-    whole = sf.timestamp_micros(sf.expr(f"{quote(name)} div 1000"))
-    return sf.when(given % 1000 == 0, whole).when(given.isNotNull(), sf.raise_error(text))
+    value = column(name)
+    microseconds = sf.timestamp_micros(sf.expr(f"{quote(name)} div 1000"))
+    return sf.when(value % 1000 == 0, microseconds).when(value.isNotNull(), sf.raise_error(text))
 
 
 def _first_schema(paths: Sequence[str]) -> tuple[pa.Schema, set[str]]:
@@ -166,12 +170,12 @@ def _first_schema(paths: Sequence[str]) -> tuple[pa.Schema, set[str]]:
         raise TableDamaged(f"The file {first!r} is no readable Parquet file: {error}") from error
     except OSError as error:
         raise StorageError(f"The file {first!r} cannot be read: {error}") from error
-    old = set()
+    int96_columns = set()
     for number in range(metadata.num_columns):
-        stored = metadata.schema.column(number)
-        if stored.physical_type == "INT96":
-            old.add(stored.path)
-    return metadata.schema.to_arrow_schema(), old
+        column_schema = metadata.schema.column(number)
+        if column_schema.physical_type == "INT96":
+            int96_columns.add(column_schema.path)
+    return metadata.schema.to_arrow_schema(), int96_columns
 
 
 def _first_file(paths: Sequence[str]) -> str | None:

@@ -41,7 +41,7 @@ JVM_JAR = Path(__file__).parent / "jvm" / "featurestore-spark.jar"
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _DELTA = {"spark.sql.extensions": _EXTENSION, "spark.sql.catalog.spark_catalog": _CATALOG}
-_LOG_STORE_OF_ALL = "spark.delta.logStore.class"
+_GLOBAL_LOG_STORE = "spark.delta.logStore.class"
 _UTC_NAMES = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
 # Where Spark keeps the packages that it fetched, below the home.
 _JAR_FOLDER = os.path.join(".ivy2.5.2", "jars")
@@ -89,7 +89,7 @@ def check_session(session: Any) -> None:
             "the times of the store are UTC.",
             hint='spark.conf.set("spark.sql.session.timeZone", "UTC")',
         )
-    _use_own_interpreter(session)
+    _use_driver_interpreter(session)
 
 
 def check_log_store(session: Any, path: str) -> None:
@@ -119,9 +119,9 @@ def check_log_store(session: Any, path: str) -> None:
 
 def session_hint(settings: Mapping[str, str]) -> str:
     """Return how to build a session with settings that one lacks."""
-    told = ", ".join(f"{key}={value}" for key, value in settings.items())
+    settings_text = ", ".join(f"{key}={value}" for key, value in settings.items())
     return (
-        f"build it with {told}, or by featurestore_connectors.spark_delta.configure_session"
+        f"build it with {settings_text}, or by featurestore_connectors.spark_delta.configure_session"
         "(SparkSession.builder, location=...).getOrCreate()"
     )
 
@@ -177,19 +177,19 @@ def configure_session(builder: Any, *, location: str | None = None) -> Any:
     """
     from delta import configure_spark_with_delta_pip
 
-    given = builder._options.get("spark.jars") or os.environ.get(JARS)
-    jars = [given] if given else []
+    user_jars = builder._options.get("spark.jars") or os.environ.get(JARS)
+    jars = [user_jars] if user_jars else []
     jars.append(str(JVM_JAR))
     builder = builder.config(map=session_settings())
     packages: list[str] = []
-    if location is not None and location.startswith("s3://") and not s3a.is_among(given):
+    if location is not None and location.startswith("s3://") and not s3a.is_among(user_jars):
         packages.extend(s3a.PACKAGES)
         builder = builder.config(map=s3a.settings())
-    fetched = delta_jars()
+    fetched_jars = delta_jars()
     # Once fetched, Delta's jars are used as files: no network, no report of a resolver on every
     # start.
-    if not packages and all(files.is_file(str(jar)) for jar in fetched):
-        jars.extend(map(str, fetched))
+    if not packages and all(files.is_file(str(jar)) for jar in fetched_jars):
+        jars.extend(map(str, fetched_jars))
         return builder.config("spark.jars", ",".join(jars))
     builder = builder.config("spark.jars", ",".join(jars))
     return configure_spark_with_delta_pip(builder, extra_packages=packages)
@@ -210,18 +210,18 @@ def session_settings() -> dict[str, str]:
     }
 
 
-def settings_of_builders(location: str) -> dict[str, str]:
+def settings_for_builder(location: str) -> dict[str, str]:
     """Return what a session of somebody else is built with for a store at a location.
 
     Raises:
         MissingExtra: delta-spark is not installed.
     """
-    found = {**session_settings(), "spark.jars": str(JVM_JAR)}
+    settings = {**session_settings(), "spark.jars": str(JVM_JAR)}
     packages = [delta_package()]
     if location.startswith("s3://"):
         packages.extend(s3a.PACKAGES)
-        found.update(s3a.settings())
-    return {**found, "spark.jars.packages": ",".join(packages)}
+        settings.update(s3a.settings())
+    return {**settings, "spark.jars.packages": ",".join(packages)}
 
 
 def is_local(session: Any) -> bool:
@@ -235,10 +235,10 @@ def staging_directory(session: Any) -> str:
     Raises:
         ConfigurationError: The session runs on a cluster and no such folder was named.
     """
-    chosen = os.environ.get(STAGING)
-    if chosen:
-        files.make_directory(chosen)
-        return chosen
+    directory = os.environ.get(STAGING)
+    if directory:
+        files.make_directory(directory)
+        return directory
     if is_local(session):
         return tempfile.gettempdir()
     raise ConfigurationError(
@@ -312,7 +312,7 @@ def _log_store_of(configuration: Any, scheme: str) -> str | None:
 
     For all schemes, else for one, with and without "spark.".
     """
-    for setting in (_LOG_STORE_OF_ALL, _log_store_setting(scheme)):
+    for setting in (_GLOBAL_LOG_STORE, _log_store_setting(scheme)):
         for key in (setting, setting.removeprefix("spark.")):
             name = str(configuration.get(key, ""))
             if name:
@@ -353,7 +353,7 @@ def _add_jar_to_driver(session: Any) -> None:
         loader.addURL(machine.java.io.File(str(JVM_JAR)).toURI().toURL())
 
 
-def _use_own_interpreter(session: Any) -> None:
+def _use_driver_interpreter(session: Any) -> None:
     """Let workers on this machine run this interpreter, unless the user chose one."""
     context = session.sparkContext
     if is_local(session) and "PYSPARK_PYTHON" not in os.environ:

@@ -21,7 +21,7 @@ _TASKS_ON_CLUSTERS = 32
 
 
 def write_shards(
-    given: Relation,
+    source: Relation,
     *,
     shard: str,
     shard_count: int,
@@ -41,22 +41,22 @@ def write_shards(
     if shard_ascends:
         # By one number Spark sorts without comparing rows.
         keys = list(order)
-    rows = spread(given, shard, shard_count).sortWithinPartitions(*map(column, keys))
-    task = ShardsTask(write, shard, given.schema, options_of_connections())
+    rows = spread(source, shard, shard_count).sortWithinPartitions(*map(column, keys))
+    task = ShardsTask(write, shard, source.schema, options_of_connections())
     with translated():
-        answers = map_in_arrow(rows, given.schema.names, task, RESULT_FIELDS).collect()
-    in_order = sorted(answers, key=lambda row: row["shard"])
+        result_rows = map_in_arrow(rows, source.schema.names, task, RESULT_FIELDS).collect()
+    in_order = sorted(result_rows, key=lambda row: row["shard"])
     return [pickle.loads(row["result"]) for row in in_order]
 
 
-def spread(given: Relation, shard: str, shard_count: int) -> Any:
+def spread(source: Relation, shard: str, shard_count: int) -> Any:
     """Return a frame of the rows in which shard s is in partition ``s mod P``."""
     # A partition beyond the shards would start a task for nothing.
-    partitions = max(1, min(shard_count, _most_partitions(given.native)))
-    return given.native.repartition(partitions, _partition_key(shard, partitions))
+    partitions = max(1, min(shard_count, _max_partitions(source.native)))
+    return source.native.repartition(partitions, _partition_key(shard, partitions))
 
 
-def _most_partitions(frame: Any) -> int:
+def _max_partitions(frame: Any) -> int:
     session = frame.sparkSession
     tasks = 4 * int(session.sparkContext.defaultParallelism)
     if is_local(session):
@@ -69,18 +69,18 @@ def _partition_key(shard: str, partitions: int) -> Any:
     """Return a column that Spark's hashing sends to partition ``shard mod partitions``."""
     from pyspark.sql import functions as sf
 
-    keys = sf.array(*map(sf.lit, keys_of_partitions(partitions)))
+    keys = sf.array(*map(sf.lit, partition_keys(partitions)))
     return sf.element_at(keys, (column(shard) % partitions + 1).cast("int"))
 
 
-def keys_of_partitions(partitions: int) -> list[int]:
+def partition_keys(partitions: int) -> list[int]:
     """Return for each partition the least integer from 0 on that Spark's hashing sends there."""
-    found: dict[int, int] = {}
+    key_of_partition: dict[int, int] = {}
     candidate = 0
-    while len(found) < partitions:
-        found.setdefault(hash_of_integer(candidate) % partitions, candidate)
+    while len(key_of_partition) < partitions:
+        key_of_partition.setdefault(hash_of_integer(candidate) % partitions, candidate)
         candidate += 1
-    return [found[partition] for partition in range(partitions)]
+    return [key_of_partition[partition] for partition in range(partitions)]
 
 
 def hash_of_integer(value: int) -> int:
@@ -94,8 +94,8 @@ def hash_of_integer(value: int) -> int:
     -559580957
     """
     mask = 0xFFFFFFFF
-    mixed = _rotated(value * 0xCC9E2D51 & mask, 15) * 0x1B873593 & mask
-    state = (_rotated(42 ^ mixed, 13) * 5 + 0xE6546B64) & mask
+    mixed = _rotate_left(value * 0xCC9E2D51 & mask, 15) * 0x1B873593 & mask
+    state = (_rotate_left(42 ^ mixed, 13) * 5 + 0xE6546B64) & mask
     state ^= 4  # the length in bytes
     state = (state ^ state >> 16) * 0x85EBCA6B & mask
     state = (state ^ state >> 13) * 0xC2B2AE35 & mask
@@ -103,5 +103,5 @@ def hash_of_integer(value: int) -> int:
     return state - ((state & 0x80000000) << 1)
 
 
-def _rotated(value: int, bits: int) -> int:
+def _rotate_left(value: int, bits: int) -> int:
     return (value << bits | value >> 32 - bits) & 0xFFFFFFFF

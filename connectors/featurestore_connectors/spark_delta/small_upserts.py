@@ -21,45 +21,45 @@ from featurestore.delta.presence import check_files
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.plugins.engine import TableWrite
 from featurestore.storage import files
-from featurestore_connectors.spark_delta import held, repeated_keys, scan
+from featurestore_connectors.spark_delta import repeated_keys, row_buffer, scan
 from featurestore_connectors.spark_delta.commits import CommitSession
-from featurestore_connectors.spark_delta.held import HeldRelation
+from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
 from featurestore_connectors.spark_delta.sqltext import column, quote
 from featurestore_connectors.spark_delta.transactions import Transaction, removal
 
 # What the driver looks through, and one task writes.
-_MOST_BYTES = 128 << 20
+_MAX_BYTES = 128 << 20
 COPIED, SOURCE = "numTargetRowsCopied", "operationNumSourceRows"
 
 
 def upsert(
-    commit: CommitSession, path: str, given: HeldRelation, rows: Any, write: TableWrite
+    commit: CommitSession, path: str, buffered: BufferedRelation, rows: Any, write: TableWrite
 ) -> bool:
-    """Replace the rows whose key occurs among the given ones, and append these.
+    """Replace the rows whose key occurs among the buffered ones, and append these.
 
     ``rows`` are those as a frame of the table's columns. Return False where MERGE has to do it:
     nothing was written then.
     """
     if (
-        not repeated_keys.can_compare(given.schema, write.key)
-        or held.duplicates(given, write.key, limit=1)[0]
+        not repeated_keys.can_compare(buffered.schema, write.key)
+        or row_buffer.duplicates(buffered, write.key, limit=1)[0]
     ):
         return False
     with Transaction(commit, path) as transaction:
         snapshot = read_snapshot(path, transaction.version)
-        keys = given.stored().select(list(write.key))
+        keys = buffered.stored().select(list(write.key))
         candidates = _candidates(snapshot, keys)
-        if not scan.is_plain(snapshot) or sum(file.bytes for file in candidates) > _MOST_BYTES:
+        if not scan.is_plain(snapshot) or sum(file.bytes for file in candidates) > _MAX_BYTES:
             return False
         check_files(snapshot, candidates)
-        touched, copied = _touched(candidates, keys)
+        affected, copied = _find_affected(candidates, keys)
         # As MERGE does: whoever adds rows meanwhile may add some of these keys.
         transaction.reads_everything()
         if not transaction.carry(write.transaction):
             return True
-        for file in touched:
+        for file in affected:
             transaction.act(removal(file))
-        old = scan.plain_frame(commit.session, snapshot, touched)
+        old = scan.plain_frame(commit.session, snapshot, affected)
         transaction.add(_merged(old, rows, write.key))
         transaction.measure({COPIED: copied, SOURCE: keys.num_rows})
         nothing, none = transaction.nothing(), transaction.sequence()
@@ -69,34 +69,36 @@ def upsert(
 
 def _candidates(snapshot: Snapshot, keys: pa.Table) -> list[DataFile]:
     """Return the files that may hold some of the keys, by the statistics in the log."""
-    within = np.ones(len(snapshot.files), dtype=np.bool_)
+    may_match = np.ones(len(snapshot.files), dtype=np.bool_)
     for name in keys.schema.names:
         bounds = snapshot.bounds(name)
         if bounds is None or not has_bounds(keys.schema.field(name).type):
             continue
         extremes = pc.min_max(keys[name]).as_py()
-        least, greatest = ordinal(extremes["min"]), ordinal(extremes["max"])
-        if least is None or greatest is None:  # null keys match nothing
+        minimum, maximum = ordinal(extremes["min"]), ordinal(extremes["max"])
+        if minimum is None or maximum is None:  # null keys match nothing
             return []
-        within &= bounds.may_contain(least, greatest)
-    return [snapshot.files[number] for number in np.flatnonzero(within)]
+        may_match &= bounds.may_contain(minimum, maximum)
+    return [snapshot.files[number] for number in np.flatnonzero(may_match)]
 
 
-def _touched(candidates: Sequence[DataFile], keys: pa.Table) -> tuple[list[DataFile], int]:
+def _find_affected(candidates: Sequence[DataFile], keys: pa.Table) -> tuple[list[DataFile], int]:
     """Return the files that hold some of the keys, and how many of their rows have others."""
     numbers = list(map(str, range(keys.num_columns)))
-    wanted = keys.rename_columns(numbers)
-    touched, copied = [], 0
+    target_keys = keys.rename_columns(numbers)
+    affected, copied = [], 0
     for file in candidates:
-        found = parquet.read_table(
+        file_rows = parquet.read_table(
             files.open_ranges(file.path), columns=keys.schema.names, partitioning=None
         )
-        present = found.select(keys.schema.names).rename_columns(numbers).cast(wanted.schema)
-        matching = present.join(wanted, numbers, join_type="left semi").num_rows
+        present = (
+            file_rows.select(keys.schema.names).rename_columns(numbers).cast(target_keys.schema)
+        )
+        matching = present.join(target_keys, numbers, join_type="left semi").num_rows
         if matching:
-            touched.append(file)
+            affected.append(file)
             copied += file.rows - matching
-    return touched, copied
+    return affected, copied
 
 
 def _merged(old: Any, rows: Any, key: Sequence[str]) -> Any:
@@ -107,5 +109,5 @@ def _merged(old: Any, rows: Any, key: Sequence[str]) -> Any:
     same = sf.lit(True)
     for name in key:
         same = same & (sf.col(f"old.{quote(name)}") == sf.col(f"new.{quote(name)}"))
-    staying = old.alias("old").join(new, same, "left_anti")
-    return staying.select(*map(column, rows.columns)).union(rows).coalesce(1)
+    remaining = old.alias("old").join(new, same, "left_anti")
+    return remaining.select(*map(column, rows.columns)).union(rows).coalesce(1)

@@ -68,10 +68,10 @@ def with_colons(query: str) -> str:
     "select '$a' where t < :end"
     """
 
-    def replace(found: re.Match[str]) -> str:
-        name = found["name"]
+    def replace(match: re.Match[str]) -> str:
+        name = match["name"]
         if name is None:
-            return found[0]  # a text in quotes
+            return match[0]  # a text in quotes
         return f":{name}"
 
     return _QUOTED_OR_PARAMETER.sub(replace, query)

@@ -21,8 +21,8 @@ from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows, footer_of
 
 # Numbers of one column are sorted, in twice their bytes; a group of Arrow takes 100 bytes.
-_MOST_SORTED_BYTES, _MOST_GROUPED_BYTES = 64 << 20, 32 << 20
-_BYTES_A_VALUE = 8
+_MAX_SORTED_BYTES, _MAX_GROUPED_BYTES = 64 << 20, 32 << 20
+_BYTES_PER_VALUE = 8
 _OLD_TIMES = "INT96"
 # Spark's notes that dates and times are in the calendar of before 1582.
 _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
@@ -38,14 +38,14 @@ class StagedFiles:
     @cached_property
     def paths(self) -> tuple[str, ...]:
         """The files; none where this machine does not see them, or times are of Spark's older kinds."""
-        found = []
+        file_paths = []
         for name in files.list_directory(self.folder):
             if name.endswith(".parquet") and not name.startswith(("_", ".")):
-                found.append(os.path.join(self.folder, name))
+                file_paths.append(os.path.join(self.folder, name))
         # All were written with the same settings.
-        if found and _has_old_times(footer_of(found[0])):
+        if file_paths and _has_old_times(footer_of(file_paths[0])):
             return ()
-        return tuple(found)
+        return tuple(file_paths)
 
     @cached_property
     def footers(self) -> Mapping[str, parquet.FileMetaData] | None:
@@ -59,17 +59,17 @@ class StagedFiles:
         """Return about how many bytes columns take when they are read; None where Spark reads them."""
         if self.footers is None:
             return None
-        wanted = set(columns)
+        wanted_columns = set(columns)
         rows = size = 0
         for footer in self.footers.values():
             rows += footer.num_rows
             for group in range(footer.num_row_groups):
                 for number in range(footer.num_columns):
                     chunk = footer.row_group(group).column(number)
-                    if chunk.path_in_schema.partition(".")[0] in wanted:
+                    if chunk.path_in_schema.partition(".")[0] in wanted_columns:
                         size += chunk.total_uncompressed_size
         # Values that occur often take less in a file.
-        return max(size, rows * len(columns) * _BYTES_A_VALUE)
+        return max(size, rows * len(columns) * _BYTES_PER_VALUE)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class StagedRelation(Relation):
     columns: Mapping[str, str] = field(kw_only=True)
 
     @property
-    def is_whole(self) -> bool:
+    def is_unprojected(self) -> bool:
         """Whether these are the columns of the files under their names."""
         names = self.files.names
         return list(self.columns.items()) == list(zip(names, names, strict=True))
@@ -99,71 +99,77 @@ class StagedRelation(Relation):
         if not self.files.paths:
             return None
         sizes = files.listed_sizes(self.files.folder)
-        found = tuple((path, sizes.get(path) or files.size(path)) for path in self.files.paths)
-        return ParquetRows(found, tuple(self.columns.values()), self.schema)
+        sized_files = tuple(
+            (path, sizes.get(path) or files.size(path)) for path in self.files.paths
+        )
+        return ParquetRows(sized_files, tuple(self.columns.values()), self.schema)
 
 
-def staged(given: Relation, folder: str) -> StagedRelation:
+def staged(source: Relation, folder: str) -> StagedRelation:
     """Return a relation over rows that were written to a folder, whose columns it has."""
-    names = given.schema.names
+    names = source.schema.names
     return StagedRelation(
-        given.engine,
-        given.native,
-        given.schema,
+        source.engine,
+        source.native,
+        source.schema,
         files=StagedFiles(folder, tuple(names)),
         columns=dict(zip(names, names, strict=True)),
     )
 
 
-def selected(given: StagedRelation, columns: Mapping[str, str]) -> StagedRelation:
+def selected(source: StagedRelation, columns: Mapping[str, str]) -> StagedRelation:
     """Return columns under new names."""
-    chosen = relations.select(given, columns)
-    in_files = {}
+    selected_rows = relations.select(source, columns)
+    file_columns = {}
     for name, old in columns.items():
-        in_files[name] = given.columns[old]
+        file_columns[name] = source.columns[old]
     return StagedRelation(
-        chosen.engine, chosen.native, chosen.schema, files=given.files, columns=in_files
+        selected_rows.engine,
+        selected_rows.native,
+        selected_rows.schema,
+        files=source.files,
+        columns=file_columns,
     )
 
 
-def count(given: StagedRelation) -> int:
+def count(source: StagedRelation) -> int:
     """Return how many rows there are, by a job of Spark where it alone reads the files."""
-    if given.files.footers is None:
+    if source.files.footers is None:
         with translated():
-            return int(given.native.count())
-    return sum(footer.num_rows for footer in given.files.footers.values())
+            return int(source.native.count())
+    return sum(footer.num_rows for footer in source.files.footers.values())
 
 
 def duplicates(
-    given: StagedRelation, key: Sequence[str], *, limit: int
+    source: StagedRelation, key: Sequence[str], *, limit: int
 ) -> tuple[int, list[dict[str, Any]]] | None:
     """Return how many keys occur more than once, and the first few of them with their count.
 
     None where Spark has to look for them.
     """
-    if not repeated_keys.can_compare(given.schema, key):
+    if not repeated_keys.can_compare(source.schema, key):
         return None
-    most = _MOST_GROUPED_BYTES
-    if repeated_keys.can_sort(given.schema, key):
-        most = _MOST_SORTED_BYTES
-    keys = _read(selected(given, {name: name for name in key}), most=most)
+    max_bytes = _MAX_GROUPED_BYTES
+    if repeated_keys.can_sort(source.schema, key):
+        max_bytes = _MAX_SORTED_BYTES
+    keys = _read(selected(source, {name: name for name in key}), max_bytes=max_bytes)
     if keys is None:
         return None
     return repeated_keys.duplicates(keys, key, limit=limit)
 
 
-def _read(given: StagedRelation, *, most: int) -> pa.Table | None:
+def _read(source: StagedRelation, *, max_bytes: int) -> pa.Table | None:
     """Return the rows, None where they take more bytes."""
-    rows = given.rows
-    if rows is None or not given.is_within(most):
+    rows = source.rows
+    if rows is None or not source.is_within(max_bytes):
         return None
-    found, size = [], 0
+    batches, size = [], 0
     for batch in rows.part(0, 1):
-        found.append(batch)
+        batches.append(batch)
         size += batch.nbytes
-        if size > most:  # few values in the files, and long ones
+        if size > max_bytes:  # few values in the files, and long ones
             return None
-    return pa.Table.from_batches(found, given.schema)
+    return pa.Table.from_batches(batches, source.schema)
 
 
 def _has_old_times(footer: parquet.FileMetaData) -> bool:

@@ -46,40 +46,40 @@ _FEW_ROWS = 10_000
 _TASK_BYTES = 128 << 20
 
 
-def map_batches(given: Relation, function: BatchFunction, *, schema: pa.Schema) -> Relation:
+def map_batches(source: Relation, function: BatchFunction, *, schema: pa.Schema) -> Relation:
     """Return the relation with a function applied to each batch of feature types."""
-    task = MapTask(function, given.schema, schema)
-    native = map_in_arrow(given.native, given.schema.names, task, spark_schema(schema))
+    task = MapTask(function, source.schema, schema)
+    native = map_in_arrow(source.native, source.schema.names, task, spark_schema(schema))
     return relation(native, schema)
 
 
-def aggregate(given: Relation, accumulator: Accumulator[State, Result]) -> Result:
+def aggregate(source: Relation, accumulator: Accumulator[State, Result]) -> Result:
     """Return what an accumulator makes of all rows.
 
     States: one a partition, merged in the order of the partitions.
     """
     from pyspark.sql import functions as sf
 
-    session, rows = given.native.sparkSession, rows_of(given)
+    session, rows = source.native.sparkSession, rows_of(source)
     if rows is None:
-        task = AccumulateTask(accumulator, given.schema)
-        states = map_in_arrow(given.native, given.schema.names, task, STATE_FIELDS)
+        task = AccumulateTask(accumulator, source.schema)
+        states = map_in_arrow(source.native, source.schema.names, task, STATE_FIELDS)
     elif is_local(session) and rows.bytes <= _TASK_BYTES:
-        return _aggregate_here(rows, accumulator)
+        return _aggregate_in_driver(rows, accumulator)
     else:
-        states = _states_of_files(session, rows, accumulator)
+        states = _accumulate_files(session, rows, accumulator)
     if not is_local(session):
         # A large table has thousands of partitions: executors merge most of their states.
         group = sf.floor(sf.col("part") / _STATES_AT_ONCE)
         states = states.groupBy(group).applyInArrow(partial(merge_table, accumulator), STATE_FIELDS)
     with translated():
-        found = states.collect()
-    in_order = sorted(found, key=lambda row: row["part"])
-    merged = merge_states(accumulator, (pickle.loads(row["state"]) for row in in_order))
-    return accumulator.finish(merged)
+        state_rows = states.collect()
+    in_order = sorted(state_rows, key=lambda row: row["part"])
+    merged_state = merge_states(accumulator, (pickle.loads(row["state"]) for row in in_order))
+    return accumulator.finish(merged_state)
 
 
-def _aggregate_here(rows: ParquetRows, accumulator: Accumulator[State, Result]) -> Result:
+def _aggregate_in_driver(rows: ParquetRows, accumulator: Accumulator[State, Result]) -> Result:
     """Return what an accumulator makes of files, by as many threads as it can use."""
     threads = min(accumulator.threads, usable_cores())
 
@@ -91,42 +91,44 @@ def _aggregate_here(rows: ParquetRows, accumulator: Accumulator[State, Result]) 
     return accumulator.finish(merge_states(accumulator, iter(states)))
 
 
-def _states_of_files(session: Any, rows: ParquetRows, accumulator: Accumulator[State, Any]) -> Any:
+def _accumulate_files(session: Any, rows: ParquetRows, accumulator: Accumulator[State, Any]) -> Any:
     """Return a frame of the states that tasks count of files."""
     parts = max(int(session.sparkContext.defaultParallelism), rows.bytes // _TASK_BYTES)
     task = AccumulateFilesTask(accumulator, rows, parts, options_of_connections())
     return map_in_arrow(session.range(0, parts, 1, parts), ["id"], task, STATE_FIELDS)
 
 
-def stream(given: Relation, *, batch_rows: int, limit: int | None) -> pa.RecordBatchReader:
+def stream(source: Relation, *, batch_rows: int, limit: int | None) -> pa.RecordBatchReader:
     """Return the rows as a reader that fetches one partition ahead and holds no more than two."""
-    task = StreamTask(given.schema, batch_rows, limit)
-    messages = map_in_arrow(given.native, given.schema.names, task, MESSAGE_FIELDS)
+    task = StreamTask(source.schema, batch_rows, limit)
+    messages = map_in_arrow(source.native, source.schema.names, task, MESSAGE_FIELDS)
     if limit is not None and limit <= _FEW_ROWS:
-        received = _first_messages(messages)
+        message_stream = _first_messages(messages)
     else:
-        received = _all_messages(messages)
-    return pa.RecordBatchReader.from_batches(given.schema, _read(received, given.schema, limit))
+        message_stream = _all_messages(messages)
+    return pa.RecordBatchReader.from_batches(
+        source.schema, _read(message_stream, source.schema, limit)
+    )
 
 
 def duplicates(
-    given: Relation, key: Sequence[str], *, limit: int
+    source: Relation, key: Sequence[str], *, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
     """Return how many keys occur more than once, and the first few of them with their count."""
     from pyspark.sql import functions as sf
 
     columns = list(map(column, key))
-    present = given.native.select(*columns)
-    for each in columns:
-        present = present.where(each.isNotNull())
-    many = present.groupBy(*columns).agg(sf.count(sf.lit(1)).alias("n")).where(sf.col("n") > 1)
+    keys = source.native.select(*columns)
+    for key_column in columns:
+        keys = keys.where(key_column.isNotNull())
+    repeated = keys.groupBy(*columns).agg(sf.count(sf.lit(1)).alias("n")).where(sf.col("n") > 1)
     with translated():
-        found = many.count()
-    if not found:
+        repeated_count = repeated.count()
+    if not repeated_count:
         return 0, []
-    schema = pa.schema([*map(given.schema.field, key), pa.field("n", pa.int64())])
-    examples = relation(many.orderBy(sf.desc("n"), *columns).limit(limit), schema)
-    return found, stream(examples, batch_rows=limit, limit=limit).read_all().to_pylist()
+    schema = pa.schema([*map(source.schema.field, key), pa.field("n", pa.int64())])
+    examples = relation(repeated.orderBy(sf.desc("n"), *columns).limit(limit), schema)
+    return repeated_count, stream(examples, batch_rows=limit, limit=limit).read_all().to_pylist()
 
 
 def _all_messages(messages: Any) -> Iterator[bytes]:
@@ -141,11 +143,13 @@ def _first_messages(messages: Any) -> Iterator[bytes]:
     """
     rows = messages.rdd
     partitions = range(rows.getNumPartitions())
-    done, ahead = 0, 1
-    while done < len(partitions):
-        for row in rows.context.runJob(rows, list, partitions[done : done + ahead]):
+    read_count, batch_size = 0, 1
+    while read_count < len(partitions):
+        for row in rows.context.runJob(
+            rows, list, partitions[read_count : read_count + batch_size]
+        ):
             yield row[0]
-        done, ahead = done + ahead, ahead * 4
+        read_count, batch_size = read_count + batch_size, batch_size * 4
 
 
 def _read(

@@ -30,12 +30,12 @@ from featurestore_connectors.spark_delta import (
 from featurestore_connectors.spark_delta.commits import (
     ATTEMPTS,
     CommitSession,
+    conflict_error,
     is_repeat,
-    kept_losing,
     wait,
 )
-from featurestore_connectors.spark_delta.held import HeldRelation
 from featurestore_connectors.spark_delta.relations import cast_to
+from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
 from featurestore_connectors.spark_delta.staged import StagedRelation
 from featurestore_connectors.spark_delta.types import spark_schema
 
@@ -73,11 +73,11 @@ def create_table(
     # Readers manage without; Spark is slower then.
     with suppress(OSError):
         summary = target.removesuffix(".json") + ".crc"
-        write_new(summary, _summary_of_nothing(commit))
+        write_new(summary, _empty_checksum(commit))
 
 
 def write(
-    session: Any, path: str, given: Relation, write: TableWrite, *, durable: bool = True
+    session: Any, path: str, relation: Relation, write: TableWrite, *, durable: bool = True
 ) -> int | None:
     """Write one commit; return its Delta version, None when the transaction was a repeat."""
     if is_repeat(path, write.transaction):
@@ -85,7 +85,7 @@ def write(
     with CommitSession(session, path, write.commit_metadata, durable=durable) as commit:
         # A write of no rows is a commit, too.
         commit.set("spark.databricks.delta.skipRecordingEmptyCommits", "false")
-        return commit.run(lambda: _write_once(commit, path, given, write))
+        return commit.run(lambda: _write_once(commit, path, relation, write))
 
 
 def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = True) -> None:
@@ -93,7 +93,7 @@ def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = 
     for attempt in range(ATTEMPTS):
         state = read_snapshot(path)
         check_writable(path, state.protocol)
-        commit = _commit_of_properties(state, properties)
+        commit = _properties_commit(state, properties)
         try:
             if _put(commit_path(path, state.version + 1), commit, durable=durable):
                 return
@@ -103,22 +103,22 @@ def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = 
                 hint="is the disk full or read-only?",
             ) from error
         wait(attempt)
-    raise kept_losing(path)
+    raise conflict_error(path)
 
 
-def _write_once(commit: CommitSession, path: str, given: Relation, write: TableWrite) -> None:
+def _write_once(commit: CommitSession, path: str, relation: Relation, write: TableWrite) -> None:
     """Write by Delta's writers, or by what takes less and does the same."""
     from pyspark.sql.types import StructType
 
-    if isinstance(given, StagedRelation) and linked_files.append(commit, path, given, write):
+    if isinstance(relation, StagedRelation) and linked_files.append(commit, path, relation, write):
         return
     table = commit.session.read.format("delta").load(path)
-    held = _with_columns(StructType(list(table.schema.fields)), write.add_columns)
-    _check_columns(given, held.names)
-    grows = len(held) > len(table.schema)
-    rows = cast_to(commit.adopt(given.native), held)
+    columns = _with_columns(StructType(list(table.schema.fields)), write.add_columns)
+    _check_columns(relation, columns.names)
+    grows = len(columns) > len(table.schema)
+    rows = cast_to(commit.adopt(relation.native), columns)
     if write.mode == "upsert":
-        _upsert_once(commit, path, given, rows, write, grows=grows)
+        _upsert_once(commit, path, relation, rows, write, grows=grows)
     elif write.offsets:
         if grows:  # the columns first: readers take them as null
             _save(commit, path, rows.limit(0), TableWrite(mode="append"), grows=True)
@@ -128,7 +128,13 @@ def _write_once(commit: CommitSession, path: str, given: Relation, write: TableW
 
 
 def _upsert_once(
-    commit: CommitSession, path: str, given: Relation, rows: Any, write: TableWrite, *, grows: bool
+    commit: CommitSession,
+    path: str,
+    relation: Relation,
+    rows: Any,
+    write: TableWrite,
+    *,
+    grows: bool,
 ) -> None:
     """Replace rows by key: by MERGE, unless that cannot carry it or takes longer."""
     from pyspark.sql.types import StructType
@@ -142,23 +148,23 @@ def _upsert_once(
             deletes = cast_to(commit.adopt(write.deletes.native), keys)
         offsets.upsert(commit, path, rows, write, deletes)
         return
-    if isinstance(given, HeldRelation | StagedRelation):
+    if isinstance(relation, BufferedRelation | StagedRelation):
         # Each reading gives the same rows, so Delta need not copy them before it reads twice.
         commit.set("spark.databricks.delta.merge.materializeSource", "none")
-    done = False
-    if isinstance(given, HeldRelation) and not grows:
-        done = small_upserts.upsert(commit, path, given, rows, write)
-    if not done:
+    is_merged = False
+    if isinstance(relation, BufferedRelation) and not grows:
+        is_merged = small_upserts.upsert(commit, path, relation, rows, write)
+    if not is_merged:
         rewrite.upsert(commit, path, rows, write, grows=grows)
 
 
-def _with_columns(held: Any, added: pa.Schema | None) -> Any:
+def _with_columns(columns: Any, added: pa.Schema | None) -> Any:
     """Return a Spark schema with the columns that it does not have yet."""
-    known = {name.lower() for name in held.names}
+    known_names = {name.lower() for name in columns.names}
     for field in spark_schema(added or pa.schema([])).fields:
-        if field.name.lower() not in known:
-            held = held.add(field)
-    return held
+        if field.name.lower() not in known_names:
+            columns = columns.add(field)
+    return columns
 
 
 def _save(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, grows: bool) -> None:
@@ -175,13 +181,13 @@ def _save(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, gro
     writer.mode("append" if write.mode == "append" else "overwrite").save(path)
 
 
-def _check_columns(given: Relation, known: Sequence[str]) -> None:
+def _check_columns(relation: Relation, known_names: Sequence[str]) -> None:
     """Refuse rows with a column that the table does not hold: it would be left out."""
-    held = {name.lower() for name in known}
-    unknown = [name for name in given.schema.names if name.lower() not in held]
+    columns = {name.lower() for name in known_names}
+    unknown = [name for name in relation.schema.names if name.lower() not in columns]
     if unknown:
         raise SchemaMismatch(
-            f"The table has no columns {listing(unknown)}; it has {listing(known, limit=50)}.",
+            f"The table has no columns {listing(unknown)}; it has {listing(known_names, limit=50)}.",
             hint="schema_change='add' lets new nullable columns in",
         )
 
@@ -212,7 +218,7 @@ def _commit_zero(
         return read_bytes(commit_path(folder, 0))
 
 
-def _commit_of_properties(state: Snapshot, properties: Mapping[str, str]) -> bytes:
+def _properties_commit(state: Snapshot, properties: Mapping[str, str]) -> bytes:
     """Return the commit that sets properties of a table and changes nothing else."""
     now = to_micros(utc_now()) // 1000
     info = {
@@ -244,7 +250,7 @@ def _put(target: str, commit: bytes, *, durable: bool) -> bool:
         return publication.publish(target, commit)
 
 
-def _summary_of_nothing(commit: bytes) -> bytes:
+def _empty_checksum(commit: bytes) -> bytes:
     """Return the version checksum file of an empty table.
 
     With it Delta derives the next version's from the commit alone; without it Spark jobs replay the

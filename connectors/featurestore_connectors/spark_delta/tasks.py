@@ -35,15 +35,15 @@ class MapTask:
     """Applies a function of feature types to every batch."""
 
     function: BatchFunction
-    given: pa.Schema
+    input_schema: pa.Schema
     result: pa.Schema
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield the function's results as storage types."""
         with packing_errors():
             for batch in batches:
-                answer = self.function(_features(batch, self.given))
-                yield to_storage(to_features(answer.select(self.result.names), self.result))
+                result = self.function(_features(batch, self.input_schema))
+                yield to_storage(to_features(result.select(self.result.names), self.result))
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class MapSortedTask:
     """Hands all batches of a sorted partition to a function of feature types, one after another."""
 
     function: Callable[[Batches], Batches]
-    given: pa.Schema
+    input_schema: pa.Schema
     result: pa.Schema
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield the function's results as storage types."""
         with packing_errors():
-            for answer in self.function(_features(batch, self.given) for batch in batches):
-                yield to_storage(to_features(answer.select(self.result.names), self.result))
+            for result in self.function(_features(batch, self.input_schema) for batch in batches):
+                yield to_storage(to_features(result.select(self.result.names), self.result))
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class AccumulateTask(Generic[State]):
     """
 
     accumulator: Accumulator[State, Any]
-    given: pa.Schema
+    input_schema: pa.Schema
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield one row with the number of the partition and its state."""
         with packing_errors():
             state = accumulated(
-                self.accumulator, (_features(batch, self.given) for batch in batches)
+                self.accumulator, (_features(batch, self.input_schema) for batch in batches)
             )
             if state is not None:
                 yield state_batch(_partition(), state)
@@ -112,7 +112,7 @@ class StreamTask:
     A message has at most ``batch_rows`` rows.
     """
 
-    given: pa.Schema
+    input_schema: pa.Schema
     batch_rows: int
     limit: int | None = None
 
@@ -125,10 +125,10 @@ class StreamTask:
                     continue
                 # Their size is asked of the converted rows: Spark's own may be lists of nulls that
                 # have no offsets.
-                found = _features(batch, self.given)
-                rows = min(self.batch_rows, _rows_of_a_message(found))
-                for start in range(0, found.num_rows, rows):
-                    message = _message(found.slice(start, rows), options)
+                features = _features(batch, self.input_schema)
+                rows = min(self.batch_rows, _rows_per_message(features))
+                for start in range(0, features.num_rows, rows):
+                    message = _message(features.slice(start, rows), options)
                     yield pa.RecordBatch.from_arrays(
                         [pa.array([message], pa.binary())], ["message"]
                     )
@@ -143,14 +143,14 @@ class ShardsTask:
 
     write: ShardFunction[Any]
     shard: str
-    given: pa.Schema
+    input_schema: pa.Schema
     buckets: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield one row a shard with the pickled result."""
         with packing_errors():
             _use_buckets(self.buckets)
-            converted = (_features(batch, self.given) for batch in batches)
+            converted = (_features(batch, self.input_schema) for batch in batches)
             for number, rows in by_shard(converted, self.shard):
                 result = self.write(number, rows)
                 # A writer that took fewer rows must not leave them for the next shard.
@@ -180,13 +180,13 @@ def first_rows(batches: Batches, limit: int | None) -> Batches:
     if limit is None:
         yield from batches
         return
-    left = limit
-    while left > 0:
+    remaining = limit
+    while remaining > 0:
         batch = next(batches, None)
         if batch is None:
             return
-        yield batch.slice(0, left)
-        left -= batch.num_rows
+        yield batch.slice(0, remaining)
+        remaining -= batch.num_rows
 
 
 def by_shard(batches: Batches, shard: str) -> Iterator[tuple[int, Batches]]:
@@ -194,17 +194,17 @@ def by_shard(batches: Batches, shard: str) -> Iterator[tuple[int, Batches]]:
 
     Nothing is held but the batch at hand.
     """
-    cuts = _cut_at_shards(batches, shard)
-    ahead = next(cuts, None)
+    runs = _split_at_shards(batches, shard)
+    next_run = next(runs, None)
 
     def rows(number: int) -> Batches:
-        nonlocal ahead
-        while ahead is not None and ahead[0] == number:
-            yield ahead[1]
-            ahead = next(cuts, None)
+        nonlocal next_run
+        while next_run is not None and next_run[0] == number:
+            yield next_run[1]
+            next_run = next(runs, None)
 
-    while ahead is not None:
-        number = ahead[0]
+    while next_run is not None:
+        number = next_run[0]
         yield number, rows(number)
 
 
@@ -256,11 +256,11 @@ def _message(batch: pa.RecordBatch, options: Any) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _rows_of_a_message(batch: pa.RecordBatch) -> int:
+def _rows_per_message(batch: pa.RecordBatch) -> int:
     return max(1, batch.num_rows * _MESSAGE_BYTES // max(1, batch.nbytes))
 
 
-def _cut_at_shards(batches: Batches, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _split_at_shards(batches: Batches, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:
     for batch in batches:
         numbers = batch.column(batch.schema.get_field_index(shard)).to_numpy(zero_copy_only=False)
         start = 0

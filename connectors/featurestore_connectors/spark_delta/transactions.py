@@ -65,11 +65,11 @@ class Transaction:
         now = self._machine.scala.Option.apply(int(time.time() * 1000))
         self._actions.add(self._delta.actions.SetTransaction.apply(app, number, now))
 
-    def carry(self, given: tuple[str, int] | None) -> bool:
+    def carry(self, transaction: tuple[str, int] | None) -> bool:
         """Let the commit carry a transaction of a caller; return False where it is a repeat."""
-        if given is None:
+        if transaction is None:
             return True
-        app, number = given
+        app, number = transaction
         if self.number(app) >= number:
             return False
         self.move(app, number)
@@ -91,15 +91,15 @@ class Transaction:
     def add(self, rows: Any) -> None:
         """Write the rows of a frame as files of the table."""
         # Another writer may have widened columns since the frame was made.
-        written = self._transaction.writeFiles(cast_to(rows, self.columns)._jdf)
-        self._actions.addAll(self._machine.scala.jdk.javaapi.CollectionConverters.asJava(written))
+        new_files = self._transaction.writeFiles(cast_to(rows, self.columns)._jdf)
+        self._actions.addAll(self._machine.scala.jdk.javaapi.CollectionConverters.asJava(new_files))
 
-    def move_rows(self, old: Sequence[DataFile], rows: Any) -> None:
+    def move_rows(self, old_files: Sequence[DataFile], rows: Any) -> None:
         """Let the files of a frame take the place of others that hold the same rows."""
-        for file in old:
+        for file in old_files:
             self.act(removal(file, changes_rows=False))
-        written = self._transaction.writeFiles(rows._jdf)
-        for file in self._machine.scala.jdk.javaapi.CollectionConverters.asJava(written):
+        new_files = self._transaction.writeFiles(rows._jdf)
+        for file in self._machine.scala.jdk.javaapi.CollectionConverters.asJava(new_files):
             action = json.loads(file.json())
             action["add"]["dataChange"] = False
             self.act(json.dumps(action))
@@ -116,17 +116,19 @@ class Transaction:
         """Note numbers for the history, by the names that the operation has for them."""
         session = self._commit.session._jsparkSession
         metrics = self._machine.org.apache.spark.sql.execution.metric.SQLMetrics
-        named = self._machine.scala.collection.immutable.HashMap()
+        metrics_by_name = self._machine.scala.collection.immutable.HashMap()
         for name, value in numbers.items():
             metric = metrics.createMetric(session.sparkContext(), name)
             metric.set(value)
-            named = named.updated(name, metric)
-        self._transaction.registerSQLMetrics(session, named)
+            metrics_by_name = metrics_by_name.updated(name, metric)
+        self._transaction.registerSQLMetrics(session, metrics_by_name)
 
     def commit(self, operation: str, *arguments: Any) -> None:
         """Commit as one of Delta's operations; ``arguments`` are those of its class."""
-        made = getattr(self._machine, f"org.apache.spark.sql.delta.DeltaOperations${operation}")
-        self._transaction.commit(self.sequence(self._actions), made(*arguments))
+        operation_class = getattr(
+            self._machine, f"org.apache.spark.sql.delta.DeltaOperations${operation}"
+        )
+        self._transaction.commit(self.sequence(self._actions), operation_class(*arguments))
 
     def sequence(self, items: Any = None) -> Any:
         """Return a list of Java, an empty one without, as a sequence of Scala."""

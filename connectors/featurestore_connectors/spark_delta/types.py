@@ -46,19 +46,19 @@ def of_feature_types(frame: Any) -> tuple[Any, pa.Schema]:
     Raises:
         UnsupportedType: Lists every column that cannot be stored.
     """
-    given = _arrow_schema(frame)
-    schema = feature_schema(given, language="pyspark")
-    naive = [field.name for field in given if _has_naive(field.type)]
-    if naive:
+    arrow_schema = _arrow_schema(frame)
+    schema = feature_schema(arrow_schema, language="pyspark")
+    naive_columns = [field.name for field in arrow_schema if _has_naive(field.type)]
+    if naive_columns:
         warn_caller(
-            f"the times of {listing(naive)} have no time zone and are taken as UTC",
+            f"the times of {listing(naive_columns)} have no time zone and are taken as UTC",
             NaiveTimeWarning,
         )
-    if naive or untyped_columns(schema):
-        held = []
+    if naive_columns or untyped_columns(schema):
+        casts = []
         for field in spark_schema(schema).fields:
-            held.append(column(field.name).cast(field.dataType).alias(field.name))
-        frame = frame.select(*held)
+            casts.append(column(field.name).cast(field.dataType).alias(field.name))
+        frame = frame.select(*casts)
     return frame, schema
 
 
@@ -84,7 +84,7 @@ def _arrow_schema(frame: Any) -> pa.Schema:
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_type
 
-    fields, refused = [], []
+    fields, unsupported = [], []
     # Arrow has no column of nulls alone that may hold none, as the items of an empty array().
     for field in frame.schema.toNullable().fields:
         try:
@@ -92,10 +92,10 @@ def _arrow_schema(frame: Any) -> pa.Schema:
                 raise UnsupportedType("variant")
             fields.append(pa.field(field.name, to_arrow_type(field.dataType), nullable=True))
         except (PySparkException, UnsupportedType):
-            refused.append(f"{field.name}: {field.dataType.simpleString()}")
-    if refused:
+            unsupported.append(f"{field.name}: {field.dataType.simpleString()}")
+    if unsupported:
         raise UnsupportedType(
-            f"These columns have types that a feature group cannot hold: {'; '.join(refused)}.",
+            f"These columns have types that a feature group cannot hold: {'; '.join(unsupported)}.",
             hint="convert or drop them before writing",
         )
     return pa.schema(fields)
@@ -109,20 +109,20 @@ def _has_naive(kind: pa.DataType) -> bool:
     )
 
 
-def _spark_type(stored: pa.DataType) -> Any:
+def _spark_type(kind: pa.DataType) -> Any:
     from pyspark.sql import types as spark
 
-    if pat.is_list(stored):
-        return spark.ArrayType(_spark_type(stored.value_type), True)
-    if pat.is_struct(stored):
+    if pat.is_list(kind):
+        return spark.ArrayType(_spark_type(kind.value_type), True)
+    if pat.is_struct(kind):
         struct = spark.StructType()
-        for index in range(stored.num_fields):
-            field = stored.field(index)
+        for index in range(kind.num_fields):
+            field = kind.field(index)
             struct.add(field.name, _spark_type(field.type), True)
         return struct
-    if pat.is_decimal(stored):
-        return spark.DecimalType(stored.precision, stored.scale)
-    plain = {
+    if pat.is_decimal(kind):
+        return spark.DecimalType(kind.precision, kind.scale)
+    primitive_types = {
         pa.bool_(): spark.BooleanType,
         pa.int8(): spark.ByteType,
         pa.int16(): spark.ShortType,
@@ -135,8 +135,8 @@ def _spark_type(stored: pa.DataType) -> Any:
         pa.date32(): spark.DateType,
         TIMESTAMP: spark.TimestampType,
     }
-    if stored not in plain:
+    if kind not in primitive_types:
         raise UnsupportedType(
-            f"Spark cannot hold {stored}.", hint="convert the column before writing"
+            f"Spark cannot hold {kind}.", hint="convert the column before writing"
         )
-    return plain[stored]()
+    return primitive_types[kind]()

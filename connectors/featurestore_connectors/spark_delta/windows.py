@@ -31,12 +31,12 @@ from featurestore_connectors.spark_delta.types import spark_schema
 
 def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
     """Return the labels of a plan with its aggregates, as a lazy relation."""
-    needed = label_columns(plan)
+    needed_columns = label_columns(plan)
     if plan.keep_order:
-        needed = list(dict.fromkeys([*needed, ROW]))
-    given = left_side(engine, plan, labels, needed)
-    fields = [given.schema.field(name) for name in needed]
-    left = relation(given.native.select(*map(column, needed)), pa.schema(fields))
+        needed_columns = list(dict.fromkeys([*needed_columns, ROW]))
+    left_rows = left_side(engine, plan, labels, needed_columns)
+    fields = [left_rows.schema.field(name) for name in needed_columns]
+    left = relation(left_rows.native.select(*map(column, needed_columns)), pa.schema(fields))
     for join in plan.windows:
         left = _with_aggregates(engine, WindowSide.from_join(join, plan), left)
     frame = left.native
@@ -51,8 +51,8 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
 def _with_aggregates(engine: Engine, side: WindowSide, left: Relation) -> Relation:
     """Return a left side with the aggregates of one group."""
     schema = _stream_schema(side, left.schema)
-    labels = _selected(left.native, schema, _of_labels(side, left))
-    rows = _selected(_read(engine, side), schema, _of_rows(side))
+    labels = _selected(left.native, schema, _label_values(side, left))
+    rows = _selected(_read(engine, side), schema, _row_values(side))
     size = _bytes_of_stream(side, schema)
     merged = partitions.by_key(labels.union(rows), GROUP, size=size)
     ordered = merged.sortWithinPartitions(column(GROUP), column(STREAM_TIME))
@@ -71,7 +71,7 @@ def _bytes_of_stream(side: WindowSide, schema: pa.Schema) -> int | None:
 
 
 def _stream_schema(side: WindowSide, left: pa.Schema) -> pa.Schema:
-    given = side.join.source.spec.schema
+    group_schema = side.join.source.spec.schema
     fields = [
         pa.field(GROUP, pa.int64()),
         pa.field(STREAM_TIME, pa.int64()),
@@ -85,7 +85,7 @@ def _stream_schema(side: WindowSide, left: pa.Schema) -> pa.Schema:
         keys = [key for _, key in side.join.on]
     for letter, names in (("k", keys), ("m", side.join.members), ("v", side.values)):
         for number, name in enumerate(names):
-            fields.append(given.field(name).with_name(f"{letter}{number}"))
+            fields.append(group_schema.field(name).with_name(f"{letter}{number}"))
     for number in range(len(side.conditions)):
         fields.append(pa.field(f"w{number}", pa.bool_()))
     for number, field in enumerate(left):
@@ -106,23 +106,23 @@ def _selected(frame: Any, schema: pa.Schema, values: dict[str, Any]) -> Any:
     return frame.select(*columns)
 
 
-def _of_labels(side: WindowSide, left: Relation) -> dict[str, Any]:
+def _label_values(side: WindowSide, left: Relation) -> dict[str, Any]:
     from pyspark.sql import functions as F
 
     schema = side.join.source.spec.schema
     values: dict[str, Any] = {}
     for number, (label, key) in enumerate(side.join.on):
-        given = side.plan.left_schema.field(label).type
-        values[f"k{number}"] = label_key(label, given, schema.field(key).type)
+        label_type = side.plan.left_schema.field(label).type
+        values[f"k{number}"] = label_key(label, label_type, schema.field(key).type)
     values[GROUP] = _group(side, list(values.values()))
-    at = label_time(side.plan, column)
-    values[STREAM_TIME] = F.unix_micros(at) * 2 + 1
+    time = label_time(side.plan, column)
+    values[STREAM_TIME] = F.unix_micros(time) * 2 + 1
     for number, name in enumerate(left.schema.names):
         values[f"c{number}"] = column(name)
     return values
 
 
-def _of_rows(side: WindowSide) -> dict[str, Any]:
+def _row_values(side: WindowSide) -> dict[str, Any]:
     from pyspark.sql import functions as F
 
     schema = side.join.source.spec.schema
@@ -136,8 +136,8 @@ def _of_rows(side: WindowSide) -> dict[str, Any]:
     event, created = side.join.event_time, side.join.created_time
     values[STREAM_TIME] = F.unix_micros(timestamp_of(column(event), schema.field(event).type)) * 2
     if created is not None:
-        known = timestamp_of(column(created), schema.field(created).type)
-        values[AVAILABLE] = F.unix_micros(known)
+        created_time = timestamp_of(column(created), schema.field(created).type)
+        values[AVAILABLE] = F.unix_micros(created_time)
     if side.needs_tie_hash:
         values[TIE] = column(TIE)
     for number, condition in enumerate(side.conditions):

@@ -15,7 +15,7 @@ Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
-class QuickStart:
+class ReusedWorkerTask:
     """A task after which others begin at once in the same process.
 
     After each task Spark collects garbage: what was there before the first, mostly modules, is not
@@ -26,13 +26,13 @@ class QuickStart:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return what the task makes of the batches of a partition."""
-        forget_archives()
+        clear_archive_importers()
         if not gc.get_freeze_count():
             gc.freeze()
         return self.task(batches)
 
 
-def forget_archives() -> None:
+def clear_archive_importers() -> None:
     """Forget what Python remembers of each package in the archives that Spark begins it with.
 
     Before each task Spark tells Python to look again at all places of imports, and up to Python

@@ -26,7 +26,7 @@ _FILE = "part-00000.parquet"
 
 
 @dataclass(frozen=True)
-class HeldRelation(Relation):
+class BufferedRelation(Relation):
     """A relation whose rows this process has; ``batches`` gives them again at each call."""
 
     batches: Callable[[], Iterator[pa.RecordBatch]] = field(kw_only=True, repr=False, compare=False)
@@ -36,78 +36,82 @@ class HeldRelation(Relation):
         return pa.Table.from_batches(map(to_storage, self.batches()), storage_schema(self.schema))
 
 
-def hold(session: Any, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> HeldRelation:
+def buffer_rows(
+    session: Any, batches: Sequence[pa.RecordBatch], schema: pa.Schema
+) -> BufferedRelation:
     """Return a relation over batches of feature types."""
-    stored = pa.Table.from_batches(map(to_storage, batches), storage_schema(schema))
-    frame = session.createDataFrame(stored if len(stored) else [], spark_schema(schema))
-    return HeldRelation(relations.ENGINE, frame, schema, batches=partial(iter, batches))
+    table = pa.Table.from_batches(map(to_storage, batches), storage_schema(schema))
+    frame = session.createDataFrame(table if len(table) else [], spark_schema(schema))
+    return BufferedRelation(relations.ENGINE, frame, schema, batches=partial(iter, batches))
 
 
-def selected(given: HeldRelation, columns: Mapping[str, str]) -> HeldRelation:
+def selected(source: BufferedRelation, columns: Mapping[str, str]) -> BufferedRelation:
     """Return columns under new names."""
-    chosen = relations.select(given, columns)
-    renamed = partial(_renamed, given, list(columns.values()), chosen.schema)
-    return HeldRelation(chosen.engine, chosen.native, chosen.schema, batches=renamed)
+    chosen = relations.select(source, columns)
+    renamed = partial(_renamed, source, list(columns.values()), chosen.schema)
+    return BufferedRelation(chosen.engine, chosen.native, chosen.schema, batches=renamed)
 
 
-def mapped(given: HeldRelation, function: BatchFunction, *, schema: pa.Schema) -> HeldRelation:
+def mapped(
+    source: BufferedRelation, function: BatchFunction, *, schema: pa.Schema
+) -> BufferedRelation:
     """Return the rows with a function applied to each batch, when they are read."""
-    frame = streams.map_batches(given, function, schema=schema).native
-    applied = partial(_applied, given, function, schema)
-    return HeldRelation(given.engine, frame, schema, batches=applied)
+    frame = streams.map_batches(source, function, schema=schema).native
+    applied = partial(_applied, source, function, schema)
+    return BufferedRelation(source.engine, frame, schema, batches=applied)
 
 
-def stage(given: HeldRelation, directory: str) -> HeldRelation:
+def stage(source: BufferedRelation, directory: str) -> BufferedRelation:
     """Write the rows as one Parquet file and return them, their functions applied."""
-    batches = list(given.batches())
-    staged = hold(given.native.sparkSession, batches, given.schema)
-    written = pa.BufferOutputStream()
-    parquet.write_table(staged.stored(), written)
+    batches = list(source.batches())
+    staged = buffer_rows(source.native.sparkSession, batches, source.schema)
+    sink = pa.BufferOutputStream()
+    parquet.write_table(staged.stored(), sink)
     files.remove(directory, below=os.path.dirname(directory))
-    files.write_atomically(os.path.join(directory, _FILE), written.getvalue().to_pybytes())
+    files.write_atomically(os.path.join(directory, _FILE), sink.getvalue().to_pybytes())
     return staged
 
 
-def aggregate(given: HeldRelation, accumulator: Accumulator[State, Result]) -> Result:
+def aggregate(source: BufferedRelation, accumulator: Accumulator[State, Result]) -> Result:
     """Return what an accumulator makes of all rows."""
     state = accumulator.start()
-    for batch in given.batches():
+    for batch in source.batches():
         state = accumulator.update(state, batch)
     return accumulator.finish(state)
 
 
-def count(given: HeldRelation) -> int:
+def count(source: BufferedRelation) -> int:
     """Return how many rows there are."""
-    return sum(batch.num_rows for batch in given.batches())
+    return sum(batch.num_rows for batch in source.batches())
 
 
-def stream(given: HeldRelation, *, batch_rows: int, limit: int | None) -> pa.RecordBatchReader:
+def stream(source: BufferedRelation, *, batch_rows: int, limit: int | None) -> pa.RecordBatchReader:
     """Return the rows in batches of a size, the first ones only where there is a limit."""
-    chosen = first_rows(given.batches(), limit)
-    return pa.RecordBatchReader.from_batches(given.schema, _in_pieces(chosen, batch_rows))
+    chosen = first_rows(source.batches(), limit)
+    return pa.RecordBatchReader.from_batches(source.schema, _in_pieces(chosen, batch_rows))
 
 
 def duplicates(
-    given: HeldRelation, key: Sequence[str], *, limit: int
+    source: BufferedRelation, key: Sequence[str], *, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
     """Return how many keys occur more than once, and the first few of them with their count."""
-    if not repeated_keys.can_compare(given.schema, key):
-        return streams.duplicates(given, key, limit=limit)
-    keys = pa.Table.from_batches(given.batches(), given.schema).select(list(key))
+    if not repeated_keys.can_compare(source.schema, key):
+        return streams.duplicates(source, key, limit=limit)
+    keys = pa.Table.from_batches(source.batches(), source.schema).select(list(key))
     return repeated_keys.duplicates(keys, key, limit=limit)
 
 
 def _renamed(
-    given: HeldRelation, columns: Sequence[str], schema: pa.Schema
+    source: BufferedRelation, columns: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    for batch in given.batches():
+    for batch in source.batches():
         yield pa.RecordBatch.from_arrays(batch.select(columns).columns, schema=schema)
 
 
 def _applied(
-    given: HeldRelation, function: BatchFunction, schema: pa.Schema
+    source: BufferedRelation, function: BatchFunction, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    for batch in given.batches():
+    for batch in source.batches():
         yield to_features(function(batch).select(schema.names), schema)
 
 

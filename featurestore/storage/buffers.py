@@ -23,7 +23,7 @@ def fill(buffers: Sequence[memoryview], chunks: Iterable[Buffer]) -> bool:
     >>> bytes(first), bytes(second)
     (b'ab', b'cde')
     """
-    remaining_buffers = iter(buffers)  # none of them empty
+    remaining_buffers = iter(buffers)  # no buffer is empty
     target = memoryview(b"")
     for chunk in chunks:
         source = memoryview(chunk)

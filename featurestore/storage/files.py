@@ -168,9 +168,9 @@ def add_name(source: str, target: str) -> bool:
 def remove(path: str, *, below: str) -> bool:
     """Remove a file, or a directory with all its files, below a directory; return if it existed.
 
-    Nothing outside ``below`` is ever removed, nor ``below`` itself, whatever text the path was made
-    from: the path is followed directory by directory, and a symbolic link in between is refused. A
-    link at the end of the path is removed itself, not its target.
+    Nothing outside ``below`` is ever removed, nor ``below`` itself: the path is followed directory
+    by directory, and a symbolic link in between is refused. A link at the end of the path is removed
+    itself, not its target.
 
     Args:
         path: The file or directory.
@@ -241,7 +241,7 @@ def sha256(path: str) -> str:
 
 
 def open_whole(path: str) -> str | io.BytesIO:
-    """Return a file for libraries that read all of it: the path, or the content in memory.
+    """Return a file for libraries that read complete files: the path, or the content in memory.
 
     Raises:
         OSError: As the system raises it.
@@ -250,7 +250,7 @@ def open_whole(path: str) -> str | io.BytesIO:
 
 
 def open_ranges(path: str) -> str | IO[bytes]:
-    """Return a file for libraries that read some ranges of it: the path, or a seekable file.
+    """Return a file for libraries that read ranges: the path, or a seekable file.
 
     Raises:
         OSError: As the system raises it.
@@ -339,7 +339,7 @@ def size(path: str) -> int:
 
 
 def list_directory(path: str, *, after: str = "") -> list[str]:
-    """Return the names in a directory, sorted; empty if there is none, and for a file.
+    """Return the sorted names in a directory; empty for a missing directory and for a file.
 
     With ``after`` only names that are greater: for a directory without subdirectories.
     """

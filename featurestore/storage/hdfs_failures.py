@@ -93,7 +93,7 @@ def failure(action: str, uri: str, error: BaseException) -> StorageError:
         hint = "check host, port and the network: featurestore doctor"
     else:
         reason = f"the answer was {name or kind}"
-        hint = _HINTS.get(name or kind, "the log of the namenode says more")
+        hint = _HINTS.get(name or kind, "the log of the namenode has details")
     return StorageError(f"Cannot {action} {uri!r}: {reason}.", hint=hint)
 
 

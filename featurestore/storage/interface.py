@@ -187,8 +187,8 @@ class ObjectStore(Protocol):
     """Objects by name below one root: a bucket, or the root of an HDFS.
 
     Names are relative, with ``/`` between their parts; no part is empty, ``.`` or ``..``; other
-    names are refused. There are no directories: a folder exists as long as an object is below it,
-    and no object has the name of a folder. Nothing is renamed, appended to or locked, so that
+    names are refused. There are no directories: a folder exists while it contains an
+    object, and no object has the name of a folder. Nothing is renamed, appended to or locked, so that
     every server can keep these guarantees:
 
     Atomic: an object appears with all its bytes or not at all. Readers see the old object or the
@@ -203,7 +203,7 @@ class ObjectStore(Protocol):
 
     Retried: transient failures are retried with growing delays. Every call is idempotent.
 
-    Errors: FileNotFoundError and FileExistsError where the method says so. Other failures raise a
+    Errors: FileNotFoundError and FileExistsError as documented. Other failures raise a
     ``StorageError`` that names object and action and contains no credentials. After one from
     ``put_new`` the object may exist or not; after one from another write the old object or the new
     one exists.

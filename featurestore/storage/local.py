@@ -216,7 +216,7 @@ class LocalStorage:
             except OSError as error:
                 raise StorageError(
                     f"Cannot remove {path!r}: {_refusal(error)}.",
-                    hint="directories of a store are no symbolic links; check permissions",
+                    hint="directories of a store are not symbolic links; check permissions",
                 ) from error
         return True
 

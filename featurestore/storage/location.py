@@ -122,7 +122,7 @@ def check_name(name: str) -> str:
     if not is_relative_path(name):
         raise InvalidArgument(
             f"{name!r} is not the name of an object.",
-            hint="parts with '/' between them, none of them empty, '.' or '..'",
+            hint="parts separated by '/'; a part is not empty, '.' or '..'",
         )
     return name
 

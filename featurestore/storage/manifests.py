@@ -24,8 +24,8 @@ def read_manifest(directory: str) -> Manifest:
     """Return the manifest of a dataset's directory.
 
     Raises:
-        TrainingDatasetNotFound: There is no manifest, so no finished dataset; or a newer release
-            wrote it.
+        TrainingDatasetNotFound: The manifest does not exist, so the dataset is not finished; or a
+            newer release wrote it.
         DatasetDamaged: The manifest was changed or truncated.
     """
     path = manifest_path(directory)

@@ -26,7 +26,7 @@ DURABILITIES = ("full", "fast")
 class Publication:
     """The files of one write, until the instant at which it becomes visible.
 
-    The write adds each file before it creates it, and publishes all of them with ``publish`` or
+    The write adds each file before it creates it, and publishes all files with ``publish`` or
     ``link``. Leaving the ``with`` block without publication removes the files. If it is unknown
     whether the write was published (an interrupt inside the call), they remain: the next vacuum
     removes a file that no commit names, while a file that a commit names could not be recovered.

@@ -260,7 +260,7 @@ class RemoteStorage:
 class _Listing:
     """The objects of a folder whose names are greater than ``after``, by path.
 
-    An operation on a Delta table looks at many files of the log, one by one. Each look is a request
+    An operation on a Delta table checks many files of the log, one by one. Each check is a request
     to the server, while one list covers a thousand files. Files that are written after the list are
     not in it, so it serves readers of one state and never decides a race.
     """
@@ -307,7 +307,7 @@ def _probe_name(folder: str) -> str:
 
 
 class _RangedFile(io.RawIOBase):
-    """An object as a seekable file, for libraries that read some ranges of it.
+    """An object as a seekable file, for libraries that read ranges.
 
     The object must not change while it is read. One thread reads it.
     """

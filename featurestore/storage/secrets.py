@@ -40,7 +40,7 @@ def resolve_secret(reference: SecretReference, *, location: str, name: str, uri:
     grant = find_grant(_GRANT_KIND, location, name)
     if grant is None or (grant.get("uri"), grant.get("secret")) != (uri, str(reference)):
         raise ConfigurationError(
-            f"The store at {location} asks for the secret {reference} for {name!r}, which was not "
+            f"The store at {location} uses the secret {reference} for {name!r}, which was not "
             "registered with it on this machine.",
             hint=f"if you trust the store, register {name!r} once more here",
         )

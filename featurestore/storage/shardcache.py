@@ -59,7 +59,7 @@ class ShardCache:
                 handle = _open_with_shared_lock(target)
                 if handle is None:
                     continue
-                # Another process may have evicted one of them before the lock.
+                # Another process may have evicted a copy before the lock.
                 is_complete = all(_has_size(path, file.bytes) for file, path in copies)
                 if is_complete and _is_same(handle, target):
                     opened.callback(os.close, handle)

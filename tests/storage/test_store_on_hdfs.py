@@ -151,7 +151,7 @@ def test_what_an_option_holds_is_written_down_nowhere(
     store = connect_hdfs(storage_options={"hadoop.security.some.password": secret})
     store.create_featuregroup(labeled(50), "weather", primary_key="id")
     export(store)
-    with pytest.raises(ConfigurationError, match="no setting of Hadoop") as refused:
+    with pytest.raises(ConfigurationError, match="not a setting of Hadoop") as refused:
         featurestore.connect(
             "hdfs://elsewhere/store",
             registry=f"sqlite:///{tmp_path / 'elsewhere.db'}",

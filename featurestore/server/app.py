@@ -13,9 +13,8 @@ from featurestore.plugins.engine import find_engine
 from featurestore.plugins.remote import RETRIEVAL
 from featurestore.registry.cut import Views
 from featurestore.server.access.provider import ProviderClient
-from featurestore.server.headers import API
+from featurestore.server.http_security import API, known_hosts
 from featurestore.server.job_runs import JobRuns
-from featurestore.server.origins import known_hosts
 from featurestore.server.settings import SPARK, ServerSettings, is_loopback
 from featurestore.store import FeatureStore
 
@@ -35,14 +34,17 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
         from fastapi.staticfiles import StaticFiles
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "fastapi", "server") from None
-    from featurestore.server.api import router as api
-    from featurestore.server.browser_guard import BrowserGuard
-    from featurestore.server.etags import EntityTags
-    from featurestore.server.failures import add_error_handlers
+    from featurestore.server.account import sign_in_pages
     from featurestore.server.guard import check_form, find_visitor
-    from featurestore.server.limits import AddressLimit, BodyLimit, TimeLimit
-    from featurestore.server.pages import router as pages
-    from featurestore.server.pages.sign_in import router as sign_in
+    from featurestore.server.middleware import (
+        AddressLimit,
+        BodyLimit,
+        BrowserGuard,
+        EntityTags,
+        TimeLimit,
+    )
+    from featurestore.server.problems import add_error_handlers
+    from featurestore.server.routes import api, pages
 
     app = FastAPI(
         title="Feature store",
@@ -61,7 +63,7 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
         app.state.provider = ProviderClient(store.session, app.state.settings.provider)
     guards = [Depends(find_visitor), Depends(check_form)]
     app.include_router(api, prefix=API, dependencies=guards)
-    app.include_router(sign_in, include_in_schema=False)
+    app.include_router(sign_in_pages, include_in_schema=False)
     app.include_router(pages, include_in_schema=False, dependencies=guards)
     static_folder = str(files("featurestore.server").joinpath("static"))
     app.mount("/static", StaticFiles(directory=static_folder), name="static")

@@ -1,4 +1,4 @@
-"""Access checks of all routes: authentication, roles and form tokens (CSRF)."""
+"""Dependencies of all routes: visitor, roles, form tokens (CSRF), store and settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featurestore.registry import audit_log
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import visitors
 from featurestore.server.access.secrets import is_form_token
-from featurestore.server.access.visitors import Visitor
+from featurestore.server.access.visitors import Visitor, visible_to
 from featurestore.server.settings import ServerSettings
 from featurestore.store import FeatureStore
 
@@ -24,6 +24,7 @@ FORM_HEADER = "x-form-token"
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _BEARER = "bearer "
 _MAX_FORM_BYTES = 64 * 1024
+_ANONYMOUS = Actor("anybody", "without sign-in")
 
 
 def find_visitor(request: Request) -> Visitor | None:
@@ -59,9 +60,6 @@ def find_visitor(request: Request) -> Visitor | None:
 
 
 CurrentVisitor = Annotated[Visitor | None, Depends(find_visitor)]
-
-
-_ANONYMOUS = Actor("anybody", "without sign-in")
 
 
 def actor_of(visitor: Visitor | None) -> Actor:
@@ -139,3 +137,41 @@ def sign_in_address(request: Request) -> str:
     if request.url.query:
         path = f"{path}?{request.url.query}"
     return f"/sign-in?next={quote(path, safe='')}"
+
+
+def visible_store(request: Request, visitor: CurrentVisitor) -> FeatureStore:
+    """Return the store, filtered by the permissions of the visitor."""
+    full_store: FeatureStore = request.app.state.store
+    if visitor is None or visitor.sees_all:
+        return full_store
+    return visible_to(visitor, full_store, request.app.state.views)
+
+
+def server_settings(request: Request) -> ServerSettings:
+    """Return the settings of the server."""
+    settings: ServerSettings = request.app.state.settings
+    return settings
+
+
+def unfiltered_store(request: Request) -> FeatureStore:
+    """Return the unfiltered store, for routes that check a role themselves."""
+    store: FeatureStore = request.app.state.store
+    return store
+
+
+Store = Annotated[FeatureStore, Depends(visible_store)]
+FullStore = Annotated[FeatureStore, Depends(unfiltered_store)]
+Settings = Annotated[ServerSettings, Depends(server_settings)]
+
+
+def parse_as_of(text: str) -> int | str | None:
+    """Parse a Delta version or a time of a form field; None if it is empty.
+
+    >>> moment("7"), moment("2013-01-01T06:00Z"), moment(" ")
+    (7, '2013-01-01T06:00Z', None)
+    """
+    text = text.strip()
+    if not text:
+        return None
+    # int() of a very long text is slow; 40 digits exceed every Delta version, so the store rejects it.
+    return int(text[:40]) if text.isdecimal() else text

@@ -1,11 +1,20 @@
-"""Errors as problem details (RFC 9457) and their HTTP status codes."""
+"""Errors as problem details (RFC 9457): status codes and handlers."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+from starlette.exceptions import HTTPException as RoutingError
+
 from featurestore import errors
-from featurestore.errors import FeatureStoreError
+from featurestore.errors import FeatureStoreError, NotSignedIn
+from featurestore.server.guard import sign_in_address
+from featurestore.server.http_security import API, HEADERS
+from featurestore.server.rendering import error_page
 
 MEDIA_TYPE = "application/problem+json"
 _CONFLICTS = (
@@ -28,6 +37,7 @@ _SERVER_FAULTS = (
     errors.MissingExtra,
     errors.MissingJava,
 )
+_log = logging.getLogger("featurestore.server")
 
 
 def _status_of_access(error: FeatureStoreError) -> int | None:
@@ -75,3 +85,94 @@ def problem_details(error: FeatureStoreError) -> dict[str, Any]:
     if error.hint is not None:
         details["hint"] = error.hint
     return details
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Register handlers for all errors of an application."""
+    app.add_exception_handler(FeatureStoreError, _handle_store_error)
+    app.add_exception_handler(NotSignedIn, _handle_not_signed_in)
+    app.add_exception_handler(RoutingError, _handle_routing_error)
+    app.add_exception_handler(RequestValidationError, _handle_invalid_arguments)
+    app.add_exception_handler(Exception, _handle_unexpected)
+
+
+def _error_response(request: Request, status: int, details: dict[str, object]) -> Response:
+    if request.url.path.startswith(API):
+        response: Response = JSONResponse(details, status_code=status, media_type=MEDIA_TYPE)
+    else:
+        response = error_page(request, status, details)
+    # Unexpected errors are handled outside of the middleware that adds these headers.
+    response.headers.update(HEADERS)
+    return response
+
+
+def _handle_store_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FeatureStoreError)
+    details = _without_location(request, problem_details(error))
+    if request.app.state.settings.auth and details["status"] == 404:
+        # Missing and hidden objects must not be distinguishable.
+        details["detail"] = f"{details['detail']} (not found or not allowed)"
+    return _error_response(request, status_of(error), details)
+
+
+def _without_location(request: Request, details: dict[str, object]) -> dict[str, object]:
+    """Make paths relative to the store, so that responses do not reveal paths of the machine.
+
+    The log of the server contains the absolute paths.
+    """
+    location = str(request.app.state.store.location).rstrip("/")
+    shortened: dict[str, object] = {}
+    for name, text in details.items():
+        if isinstance(text, str):
+            text = text.replace(f"{location}/", "").replace(location, "the store")
+        shortened[name] = text
+    return shortened
+
+
+def _handle_not_signed_in(request: Request, error: Exception) -> Response:
+    """Redirect browsers to the sign-in page; return 401 to programs."""
+    assert isinstance(error, FeatureStoreError)
+    is_page = not request.url.path.startswith(API) and "authorization" not in request.headers
+    if is_page and request.method == "GET":
+        return RedirectResponse(sign_in_address(request), status_code=303)
+    details = _without_location(request, problem_details(error))
+    response = _error_response(request, status_of(error), details)
+    response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
+def _handle_routing_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException | RoutingError)
+    details: dict[str, object] = {
+        "type": "about:blank",
+        "title": str(error.detail),
+        "status": error.status_code,
+        "detail": f"{request.method} {request.url.path}: {error.detail}",
+    }
+    return _error_response(request, error.status_code, details)
+
+
+def _handle_invalid_arguments(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    messages = [
+        f"{'.'.join(map(str, argument_error['loc']))}: {argument_error['msg']}"
+        for argument_error in error.errors()
+    ]
+    details: dict[str, object] = {
+        "type": "about:blank",
+        "title": "Invalid argument",
+        "status": 422,
+        "detail": "; ".join(messages),
+    }
+    return _error_response(request, 422, details)
+
+
+def _handle_unexpected(request: Request, error: Exception) -> Response:
+    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    details: dict[str, object] = {
+        "type": "about:blank",
+        "title": "Internal error",
+        "status": 500,
+        "detail": "Unexpected error; the log of the server contains the traceback.",
+    }
+    return _error_response(request, 500, details)

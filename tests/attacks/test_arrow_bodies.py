@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from featurestore.errors import InvalidArgument, LimitExceeded
-from featurestore.server.streams import arrow_bounds
-from featurestore.server.streams.uploads import Upload
+from featurestore.server import arrow_bounds
+from featurestore.server.uploads import Upload
 
 MOST = 1 << 30
 ROWS = (1 << 31) - 1

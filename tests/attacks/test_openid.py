@@ -17,7 +17,7 @@ from joserfc.jwk import OctKey, RSAKey
 from starlette.testclient import TestClient
 
 import featurestore
-from featurestore.server.pages.sign_in import PROVIDER_COOKIE
+from featurestore.server.account import PROVIDER_COOKIE
 from featurestore.store import FeatureStore
 from tests.server.guarded import client_of
 from tests.server.openid_provider import SECRET, OpenIdProvider, running

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from featurestore.server.drawing.graph import arrange, draw
-from featurestore.server.records.lineage import filter_kinds
-from featurestore.server.records.lineage_graph import Graph, Node
+from featurestore.server.lineage import filter_kinds
+from featurestore.server.lineage_graph import Graph, Node
+from featurestore.server.lineage_page import arrange, draw
 
 NODES = [Node("featuregroup", f"g{number}", 1) for number in range(12)]
 PAIRS = st.lists(st.tuples(st.sampled_from(NODES), st.sampled_from(NODES)), max_size=40)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featurestore.server.pages.markdown import markdown
+from featurestore.server.rendering import markdown
 
 ELEMENTS = {"p", "em", "strong", "code", "pre", "ul", "ol", "li", "a", "br"}
 ATTRIBUTES = {("a", "href"), ("a", "title"), ("ol", "start"), ("code", "class")}

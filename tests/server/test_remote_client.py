@@ -48,20 +48,18 @@ from featurestore.plugins.remote import RETRIEVAL
 from featurestore.registry import audit_log
 from featurestore.registry.audit_log import Actor
 from featurestore.retrieval import FeatureFrame
-from featurestore.server import ServerSettings, create_app
+from featurestore.server import ServerSettings, create_app, uploads
 from featurestore.server.access import changes
-from featurestore.server.records.featuregroups import committers
-from featurestore.server.records.retrievals import Retrieval
-from featurestore.server.streams import uploads
-from featurestore.server.streams.answers import ChunkProducer, stream_chunks
+from featurestore.server.featuregroups import committers
+from featurestore.server.retrievals import Retrieval
+from featurestore.server.rows import ChunkProducer, stream_chunks
 from featurestore.store import FeatureStore
 from featurestore.store.remote_datasets import RemoteTrainingDataset
 from featurestore.store.remote_session import record_as
 from featurestore.training.verification.problems import Problem, VerifyReport
 from featurestore_connectors.duckdb_delta.interrupts import _COMPUTING
 from featurestore_connectors.duckdb_delta.relations import relation
-from featurestore_connectors.remote.client import HttpClient
-from featurestore_connectors.remote.streams import stream_chunks as parts_sent
+from featurestore_connectors.remote.client import HttpClient, request_body
 
 NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
 ROOT = Actor("root", "test")
@@ -290,7 +288,7 @@ def test_a_client_that_goes_leaves_nothing_behind(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     host, port = address.removeprefix("http://").split(":")
     read = {"kind": "features", "features": ["numbers@v1.text", "numbers@v1.x"], "uploaded": True}
-    body = b"".join(parts_sent({"read": read, "batch_rows": 100}, labels(20_000).to_reader()))
+    body = b"".join(request_body({"read": read, "batch_rows": 100}, labels(20_000).to_reader()))
     head = f"POST /api/v1/rows HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n"
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -356,7 +354,7 @@ def test_rows_that_are_too_many_or_damaged_are_refused(
     offsets = np.array([0, 1 << 30, 4], np.int32)  # a text that ends far beyond the letters
     columns = [None, pa.py_buffer(offsets), pa.py_buffer(b"abcd")]
     wild = pa.table({"k": pa.Array.from_buffers(pa.string(), 2, columns)})
-    assert sent(parts_sent({"read": read}, wild.to_reader()))[0] == 400
+    assert sent(request_body({"read": read}, wild.to_reader()))[0] == 400
     garbage = sent([json.dumps({"read": read}).encode(), b"\nno stream"])
     assert garbage[0] == 400
     assert "not an Arrow stream" in garbage[1]

@@ -13,7 +13,7 @@ import featurestore
 from featurestore import experiments
 from featurestore.featuregroups.overview import details
 from featurestore.server import create_app
-from featurestore.server.records.jsonable import jsonable
+from featurestore.server.rest import jsonable
 from featurestore.store import FeatureStore
 
 

@@ -1,12 +1,14 @@
-"""HTTP client based on the standard library; rows and files are streamed in both directions."""
+"""HTTP client of a served store; rows and files are streamed in both directions."""
 
 from __future__ import annotations
 
 import http.client
+import io
 import json
+import select
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -14,9 +16,9 @@ from urllib.parse import quote, urlencode, urlsplit
 import pyarrow as pa
 
 from featurestore import errors
+from featurestore.arrow.arrow_stream import ipc_chunks
 from featurestore.errors import ConfigurationError, FeatureStoreError, ServerUnavailable
 from featurestore.plugins.remote import RETRIEVAL, Client
-from featurestore_connectors.remote.streams import read_stream, request_body, send_until_response
 
 _API = "/api/v1"
 # The server sends nothing while it computes, and limits the time of queries itself.
@@ -25,6 +27,85 @@ _SUCCESS = (http.client.OK, http.client.PARTIAL_CONTENT)
 _CHUNK_BYTES = 1 << 20
 _RETRY_PAUSES = (0.2, 1.0, 5.0)
 _PAGE = 1000
+
+
+def request_body(
+    retrieval: Mapping[str, Any], labels: pa.RecordBatchReader | None
+) -> Iterator[bytes]:
+    """Yield the body of a request: a line of JSON, then the rows batch by batch."""
+    yield json.dumps(retrieval).encode() + b"\n"
+    if labels is not None:
+        yield from ipc_chunks(labels.schema, labels)
+
+
+def send_until_response(
+    connection: http.client.HTTPConnection, chunks: Iterator[bytes]
+) -> Iterator[bytes]:
+    """Yield chunks until the server responds: after an error it does not read the remaining ones."""
+    for chunk in chunks:
+        readable, _, _ = select.select([connection.sock], [], [], 0)
+        if readable:
+            return
+        yield chunk
+
+
+def read_stream(
+    connection: http.client.HTTPConnection,
+    response: http.client.HTTPResponse,
+    *,
+    unavailable: Callable[[str], Exception],
+) -> pa.RecordBatchReader:
+    """Return a lazy reader of the rows; the connection is closed with the reader or at its end."""
+    try:
+        reader = pa.ipc.open_stream(_File(response))
+    except (OSError, pa.ArrowException, http.client.HTTPException) as error:
+        connection.close()
+        raise unavailable(f"its response is not an Arrow stream: {error}") from error
+    return pa.RecordBatchReader.from_batches(
+        reader.schema, _batches(connection, response, reader, unavailable)
+    )
+
+
+def _batches(
+    connection: http.client.HTTPConnection,
+    response: http.client.HTTPResponse,
+    reader: pa.RecordBatchReader,
+    unavailable: Callable[[str], Exception],
+) -> Iterator[pa.RecordBatch]:
+    try:
+        while True:
+            try:
+                batch = reader.read_next_batch()
+            except StopIteration:
+                break
+            yield batch
+        # Raises if the server aborted the response: then the last HTTP chunk is missing.
+        response.read()
+    except (OSError, pa.ArrowException, http.client.HTTPException) as error:
+        raise unavailable(f"the row stream was aborted: {type(error).__name__}: {error}") from error
+    finally:
+        connection.close()
+
+
+class _File(io.RawIOBase):
+    """File of a response for Arrow: reads are only short at the end of the file."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self._response = response
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        """Fill a buffer."""
+        view = memoryview(target).cast("B")
+        filled = 0
+        while filled < len(view):
+            count = self._response.readinto(view[filled:])
+            if not count:
+                break
+            filled += count
+        return filled
 
 
 class HttpClient:

@@ -28,7 +28,7 @@ from featurestore.registry import access, audit_log, featuregroups
 from featurestore.registry.access import Token, User
 from featurestore.registry.audit_log import Actor
 from featurestore.registry.locking import lock
-from featurestore.server.access import roles
+from featurestore.server.access import visitors
 from featurestore.server.access.secrets import TOKEN_PREFIX, digest, hash_password, new_secret
 from featurestore.session import Session
 
@@ -69,7 +69,7 @@ def add_user(
     actor: Actor,
     name: str,
     *,
-    role: str = roles.READER,
+    role: str = visitors.READER,
     password: str | None = None,
     issuer: str | None = None,
     subject: str | None = None,
@@ -80,7 +80,7 @@ def add_user(
         UserExists: The name is taken.
     """
     check_user_name(name)
-    roles.check_role(role)
+    visitors.check_role(role)
     hashed = None if password is None else hash_password(password)
     with access_transaction(session) as connection:
         if access.find_user(connection, name) is not None:
@@ -103,7 +103,7 @@ def remove_user(session: Session, actor: Actor, name: str) -> None:
     """
     with access_transaction(session) as connection:
         user = get_user(connection, name)
-        if user.role == roles.ADMIN and len(access.every_user(connection)) > 1:
+        if user.role == visitors.ADMIN and len(access.every_user(connection)) > 1:
             _check_another_admin(connection, name)
         access.remove_user(connection, name)
         audit_log.add(connection, actor, "remove user", name)
@@ -111,10 +111,10 @@ def remove_user(session: Session, actor: Actor, name: str) -> None:
 
 def set_role(session: Session, actor: Actor, name: str, role: str) -> None:
     """Change the role of a user on the store."""
-    roles.check_role(role)
+    visitors.check_role(role)
     with access_transaction(session) as connection:
         user = get_user(connection, name)
-        if user.role == roles.ADMIN and role != roles.ADMIN:
+        if user.role == visitors.ADMIN and role != visitors.ADMIN:
             _check_another_admin(connection, name)
         access.change_user(connection, name, role=role)
         audit_log.add(connection, actor, "set role", name, {"role": role, "before": user.role})
@@ -149,7 +149,7 @@ def make_token(
         label: Purpose of the token.
         expires: Lifetime; None: valid until it is revoked.
     """
-    roles.check_scope(scope)
+    visitors.check_scope(scope)
     if len(label) > _MAX_LABEL_LENGTH:
         raise InvalidArgument(f"A label has at most {_MAX_LABEL_LENGTH} characters.")
     created, expires_at = utc_now(), None
@@ -191,7 +191,7 @@ def set_private(session: Session, actor: Actor, group: str, private: bool) -> No
 def set_group_role(session: Session, actor: Actor, group: str, name: str, role: str | None) -> None:
     """Set the role of a user on a group ("admin": owner); None removes it."""
     if role is not None:
-        roles.check_role(role, of_group=True)
+        visitors.check_role(role, of_group=True)
     with access_transaction(session) as connection:
         _check_group(connection, group)
         get_user(connection, name)
@@ -219,7 +219,7 @@ def _check_another_admin(connection: Connection, name: str) -> None:
         NotAllowed: The user is the last admin.
     """
     for user in access.every_user(connection):
-        if user.role == roles.ADMIN and user.name != name:
+        if user.role == visitors.ADMIN and user.name != name:
             return
     raise NotAllowed(
         f"{name!r} is the last admin.", hint="featurestore user role OTHER admin, then again"

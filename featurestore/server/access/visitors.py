@@ -1,4 +1,4 @@
-"""Visitors: authenticated users with their permissions."""
+"""Visitors: authenticated users, their roles and permissions."""
 
 from __future__ import annotations
 
@@ -7,16 +7,64 @@ from dataclasses import dataclass, field, replace
 
 from sqlalchemy.engine import Connection
 
-from featurestore.errors import NotAllowed, NotSignedIn
+from featurestore.errors import InvalidArgument, NotAllowed, NotSignedIn
 from featurestore.recovery import access as access_file
 from featurestore.registry import access
 from featurestore.registry.access import User
 from featurestore.registry.audit_log import Actor
 from featurestore.registry.cut import Views
-from featurestore.server.access import roles
 from featurestore.server.access.secrets import digest
 from featurestore.session import Session
 from featurestore.store import FeatureStore
+
+NONE, READER, WRITER, ADMIN = "none", "reader", "writer", "admin"
+# Roles on the store; users with "none" read only groups on which they have a role. The admin of a
+# group is its owner.
+ROLES = (NONE, READER, WRITER, ADMIN)
+# The highest role that a token of each scope can have.
+SCOPES = {"read": READER, "write": WRITER, "admin": ADMIN}
+
+
+def check_role(role: str, *, of_group: bool = False) -> str:
+    """Validate a role.
+
+    >>> check_role("writer")
+    'writer'
+    """
+    known = ROLES[1:] if of_group else ROLES
+    if role in known:
+        return role
+    raise InvalidArgument(f"Unknown role {role!r}.", hint=f"one of {', '.join(known)}")
+
+
+def check_scope(scope: str) -> str:
+    """Validate a scope."""
+    if scope in SCOPES:
+        return scope
+    raise InvalidArgument(f"Unknown scope {scope!r}.", hint=f"one of {', '.join(SCOPES)}")
+
+
+def includes(role: str, needed: str) -> bool:
+    """Return True if a role has all permissions of another role.
+
+    >>> includes("admin", "writer"), includes("reader", "writer")
+    (True, False)
+    """
+    return ROLES.index(role) >= ROLES.index(needed)
+
+
+def weaker(first: str, second: str) -> str:
+    """Return the role with fewer permissions.
+
+    >>> weaker("admin", "reader")
+    'reader'
+    """
+    return min(first, second, key=ROLES.index)
+
+
+def stronger(first: str, second: str) -> str:
+    """Return the role with more permissions."""
+    return max(first, second, key=ROLES.index)
 
 
 @dataclass(frozen=True)
@@ -39,8 +87,8 @@ class Visitor:
         """Return True if the visitor has a role on the store or on a group."""
         role = self.role
         if group is not None:
-            role = roles.stronger(role, self.groups.get(group, roles.NONE))
-        return roles.includes(role, needed)
+            role = stronger(role, self.groups.get(group, NONE))
+        return includes(role, needed)
 
     def check(self, needed: str, group: str | None = None) -> None:
         """Require a role on the store or on a group.
@@ -58,7 +106,7 @@ class Visitor:
 
 def visible_to(visitor: Visitor, full_store: FeatureStore, views: Views) -> FeatureStore:
     """Return the store filtered to what a visitor is allowed to read."""
-    reads_store = visitor.role != roles.NONE
+    reads_store = visitor.role != NONE
     registry = views.registry_for(granted=visitor.groups, reads_store=reads_store)
     return FeatureStore(replace(full_store.session, registry=registry))
 
@@ -79,7 +127,7 @@ def visitor_from_token(session: Session, text: str) -> Visitor:
                 "The token is unknown or expired.",
                 hint="featurestore user token NAME creates a token",
             )
-        return _build_visitor(connection, user, f"token {token.id}", roles.SCOPES[token.scope])
+        return _build_visitor(connection, user, f"token {token.id}", SCOPES[token.scope])
 
 
 def visitor_from_cookie(session: Session, text: str) -> Visitor | None:
@@ -88,7 +136,7 @@ def visitor_from_cookie(session: Session, text: str) -> Visitor | None:
         user = access.find_sign_in(connection, digest(text))
         if user is None:
             return None
-        return _build_visitor(connection, user, "browser", roles.ADMIN, cookie=text)
+        return _build_visitor(connection, user, "browser", ADMIN, cookie=text)
 
 
 def check_has_users(session: Session) -> None:
@@ -116,7 +164,7 @@ def _build_visitor(
 ) -> Visitor:
     groups = {}
     for group, role in access.roles_of(connection, user.name).items():
-        groups[group] = roles.weaker(role, max_role)
-    role = roles.weaker(user.role, max_role)
-    sees_all = user.role == roles.ADMIN
+        groups[group] = weaker(role, max_role)
+    role = weaker(user.role, max_role)
+    sees_all = user.role == ADMIN
     return Visitor(user.name, role, groups, sign_in_method, sees_all, cookie)

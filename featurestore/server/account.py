@@ -1,0 +1,284 @@
+"""Pages for sign-in, the account (tokens, password) and the audit log."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import quote, unquote, urlsplit
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+
+from featurestore.errors import NotAllowed, NotSignedIn
+from featurestore.registry import access, audit_log
+from featurestore.registry.audit_log import Entry
+from featurestore.server.access import changes
+from featurestore.server.access import sign_in as browser_sessions
+from featurestore.server.access.provider import Attempt, ProviderClient
+from featurestore.server.access.secrets import form_token, is_password, new_secret
+from featurestore.server.access.visitors import ADMIN, SCOPES, Visitor
+from featurestore.server.guard import (
+    COOKIE,
+    CurrentVisitor,
+    Form,
+    FullStore,
+    Settings,
+    check_form,
+    check_token,
+    require_role,
+)
+from featurestore.server.problems import status_of
+from featurestore.server.rendering import PageNumber, csv_file, load_page, page
+from featurestore.store import FeatureStore
+
+sign_in_pages = APIRouter()
+# Cookie whose form token protects the sign-in form, before there is a session.
+FORM_COOKIE = "featurestore_form"
+PROVIDER_COOKIE = "featurestore_provider"
+audit_pages = APIRouter(prefix="/audit", dependencies=[Depends(require_role(ADMIN))])
+_COLUMNS = ["at", "who", "how", "action", "subject", "detail"]
+pages = APIRouter(prefix="/account")
+
+
+@sign_in_pages.get("/healthz")
+def health(request: Request) -> PlainTextResponse:
+    """Return 200 if the registry is readable."""
+    store: FeatureStore = request.app.state.store
+    with store.session.registry.reading() as connection:
+        connection.exec_driver_sql("SELECT 1")
+    return PlainTextResponse("ok\n")
+
+
+@sign_in_pages.get("/sign-in")
+def sign_in_page(request: Request, next: str = "/") -> Response:
+    """Show the sign-in form."""
+    if not request.app.state.settings.auth:
+        return RedirectResponse("/", status_code=303)
+    return _sign_in_form(request, next, None)
+
+
+async def check_sign_in(request: Request) -> None:
+    """Require the form token of this browser, which prevents login CSRF."""
+    await check_token(request, request.cookies.get(FORM_COOKIE, ""))
+
+
+@sign_in_pages.post("/sign-in", dependencies=[Depends(check_sign_in)])
+def sign_in(request: Request, form: Form) -> Response:
+    """Sign in and redirect to the requested page."""
+    following = form.get("next", "/")
+    store: FeatureStore = request.app.state.store
+    address = "" if request.client is None else request.client.host
+    try:
+        cookie = browser_sessions.sign_in(
+            store.session, form.get("name", ""), form.get("password", ""), address=address
+        )
+    except NotSignedIn as error:
+        return _sign_in_form(request, following, error)
+    return signed_in_response(request, cookie, following)
+
+
+@sign_in_pages.post("/sign-out", dependencies=[Depends(check_form)])
+def sign_out(request: Request, visitor: CurrentVisitor) -> Response:
+    """Sign out."""
+    store: FeatureStore = request.app.state.store
+    if visitor is not None and visitor.cookie is not None:
+        browser_sessions.sign_out(store.session, visitor.cookie)
+    response = RedirectResponse("/sign-in", status_code=303)
+    response.delete_cookie(COOKIE)
+    return response
+
+
+@sign_in_pages.get("/sign-in/provider")
+def leave_for_provider(request: Request, next: str = "/") -> Response:
+    """Redirect to the sign-in page of the provider."""
+    client = _provider_of(request)
+    address, attempt = client.begin(_redirect_uri(request), local_address(next))
+    response = RedirectResponse(address, status_code=303)
+    _set_cookie(request, response, PROVIDER_COOKIE, quote(attempt.to_text()))
+    return response
+
+
+@sign_in_pages.get("/sign-in/back")
+def come_from_provider(request: Request) -> Response:
+    """Sign in the user of the provider response and redirect to the requested page."""
+    client = _provider_of(request)
+    store: FeatureStore = request.app.state.store
+    try:
+        attempt = Attempt.from_text(unquote(request.cookies.get(PROVIDER_COOKIE, "")))
+        name = client.finish(_redirect_uri(request), attempt, str(request.url))
+    except NotSignedIn as error:
+        return _sign_in_form(request, "/", error)
+    cookie = browser_sessions.start_browser_session(store.session, name, "provider")
+    response = signed_in_response(request, cookie, attempt.following)
+    response.delete_cookie(PROVIDER_COOKIE)
+    return response
+
+
+def _provider_of(request: Request) -> ProviderClient:
+    client: ProviderClient | None = request.app.state.provider
+    if client is None:
+        raise NotAllowed(
+            "This server has no sign-in provider.", hint="featurestore serve --oidc-issuer"
+        )
+    return client
+
+
+def _redirect_uri(request: Request) -> str:
+    return str(request.url_for("come_from_provider"))
+
+
+def signed_in_response(request: Request, cookie: str, following: str) -> Response:
+    """Return the redirect that sets the session cookie."""
+    response = RedirectResponse(local_address(following), status_code=303)
+    _set_cookie(request, response, COOKIE, cookie)
+    response.delete_cookie(FORM_COOKIE)
+    return response
+
+
+def local_address(text: str) -> str:
+    r"""Return a URL if it is a path of this server, else the home page (no open redirects).
+
+    >>> local_address("/groups?q=a"), local_address("//evil.example"), local_address("/\\evil.example")
+    ('/groups?q=a', '/', '/')
+    """
+    url = urlsplit(text)
+    is_path = text.startswith("/") and not text.startswith("//")
+    is_unsafe = "\\" in text or any(ord(letter) < 32 for letter in text)
+    if not is_path or is_unsafe or url.scheme or url.netloc:
+        return "/"
+    return text
+
+
+def _sign_in_form(request: Request, following: str, error: NotSignedIn | None) -> HTMLResponse:
+    form_cookie = request.cookies.get(FORM_COOKIE, "") or new_secret()
+    response = page(
+        request,
+        "sign_in.html",
+        title="Sign in",
+        following=local_address(following),
+        sign_in_token=form_token(form_cookie),
+        refusal=error,
+        provider=request.app.state.settings.provider,
+    )
+    response.status_code = 200 if error is None else status_of(error)
+    response.headers["cache-control"] = "no-store"
+    _set_cookie(request, response, FORM_COOKIE, form_cookie)
+    return response
+
+
+def _set_cookie(request: Request, response: Response, name: str, value: str) -> None:
+    """Set a cookie that is invisible to scripts and not sent with cross-site forms."""
+    secure = request.url.scheme == "https"
+    response.set_cookie(name, value, httponly=True, samesite="lax", secure=secure, path="/")
+
+
+@audit_pages.get("")
+def audit_page(
+    request: Request,
+    store: FullStore,
+    settings: Settings,
+    who: str = "",
+    q: str = "",
+    number: PageNumber = 1,
+    format: str = "html",
+) -> Response:
+    """Show the entries of the audit log, newest first."""
+
+    def read(limit: int, offset: int) -> list[Entry]:
+        with store.session.registry.reading() as connection:
+            return audit_log.entries(
+                connection, who=who.strip(), text=q.strip(), limit=limit, offset=offset
+            )
+
+    current_page = load_page(read, number=number, size=settings.page)
+    if format == "csv":
+        rows = [
+            [
+                entry.at,
+                entry.who,
+                entry.how,
+                entry.action,
+                entry.subject,
+                json.dumps(entry.detail, ensure_ascii=False),
+            ]
+            for entry in current_page.items
+        ]
+        return csv_file("audit", _COLUMNS, rows)
+    return page(request, "audit.html", title="Audit log", current_page=current_page, who=who, q=q)
+
+
+@pages.get("")
+def account_page(request: Request, store: FullStore, visitor: CurrentVisitor) -> HTMLResponse:
+    """Show the user, roles, and tokens without their secrets."""
+    return _account_response(request, store, _browser_user(visitor), new_token=None)
+
+
+@pages.post("/tokens")
+def make_token(
+    request: Request, store: FullStore, visitor: CurrentVisitor, form: Form
+) -> HTMLResponse:
+    """Create a token and show its secret once."""
+    user = _browser_user(visitor)
+    new_token, _ = changes.make_token(
+        store.session,
+        user.actor,
+        user.name,
+        scope=form.get("scope", "read"),
+        label=form.get("label", ""),
+        expires=form.get("expires", "90d"),
+    )
+    response = _account_response(request, store, user, new_token=new_token)
+    response.headers["cache-control"] = "no-store"
+    return response
+
+
+@pages.post("/tokens/{identifier}/revoke")
+def revoke_token(store: FullStore, visitor: CurrentVisitor, identifier: str) -> Response:
+    """Revoke a token."""
+    user = _browser_user(visitor)
+    changes.revoke_token(store.session, user.actor, identifier, owner=user.name)
+    return RedirectResponse("/account", status_code=303)
+
+
+@pages.post("/password")
+def set_password(store: FullStore, visitor: CurrentVisitor, form: Form) -> Response:
+    """Change the password after checking the current one, and sign out all browsers."""
+    person = _browser_user(visitor)
+    with store.session.registry.reading() as connection:
+        user = changes.get_user(connection, person.name)
+    if not is_password(user.password, form.get("before", "")):
+        raise NotAllowed("The current password is wrong.")
+    changes.set_password(store.session, person.actor, person.name, form.get("password", ""))
+    response = RedirectResponse("/sign-in", status_code=303)
+    response.delete_cookie(COOKIE)
+    return response
+
+
+def _account_response(
+    request: Request, store: FeatureStore, person: Visitor, *, new_token: str | None
+) -> HTMLResponse:
+    with store.session.registry.reading() as connection:
+        tokens = access.every_token(connection, person.name)
+        user = changes.get_user(connection, person.name)
+    return page(
+        request,
+        "account.html",
+        title=person.name,
+        person=person,
+        user=user,
+        tokens=tokens,
+        scopes=list(SCOPES),
+        new_token=new_token,
+    )
+
+
+def _browser_user(visitor: Visitor | None) -> Visitor:
+    """Return the visitor of a browser session; tokens are not allowed to manage tokens.
+
+    Raises:
+        NotAllowed: The server has no sign-in, or the request uses a token.
+    """
+    if visitor is None:
+        raise NotAllowed("This server has no sign-in.", hint="featurestore serve --auth")
+    if visitor.cookie is None:
+        raise NotAllowed("This is not allowed with a token.", hint="sign in with a browser")
+    return visitor

@@ -1,1 +1,0 @@
-"""SVG charts without scripts and inline styles; the style sheet defines the colors."""

@@ -1,0 +1,335 @@
+"""Feature groups: records of definition, rows, history and statistics, and REST routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Annotated, Any
+
+import pyarrow as pa
+from fastapi import APIRouter, Query
+
+from featurestore.errors import LimitExceeded, StatisticsNotFound
+from featurestore.featuregroups import FeatureGroup
+from featurestore.featuregroups.overview import details
+from featurestore.featuregroups.statistics import stored_statistics
+from featurestore.featuregroups.table import TableVersion
+from featurestore.model.featuregroup import Commit
+from featurestore.model.statistics import ColumnStatistics, Statistics
+from featurestore.model.times import python_rows
+from featurestore.registry import audit_log, featuregroups, overview
+from featurestore.registry.cut import CutRegistry
+from featurestore.registry.overview import GroupFilter, GroupLine
+from featurestore.retrieval import FeatureFrame
+from featurestore.server.guard import Settings, Store
+from featurestore.server.middleware import limit_query_time
+from featurestore.server.rest import (
+    REFUSALS,
+    Items,
+    Limit,
+    Name,
+    Offset,
+    Version,
+    items,
+    jsonable,
+    record,
+)
+from featurestore.store import FeatureStore
+
+_ROWS_AT_ONCE = 16
+api = APIRouter(prefix="/featuregroups", tags=["feature groups"], responses=REFUSALS)
+
+
+@dataclass(frozen=True)
+class GroupColumn:
+    """A column of a group with its statistics, if any."""
+
+    name: str
+    type: str
+    role: str
+    description: str
+    statistics: ColumnStatistics | None
+    rows: int
+
+    @property
+    def missing(self) -> float | None:
+        """The fraction of rows without a value."""
+        if self.statistics is None or self.rows == 0:
+            return None
+        return self.statistics.missing / self.rows
+
+
+def lines(
+    store: FeatureStore, group_filter: GroupFilter, *, limit: int, offset: int = 0
+) -> list[GroupLine]:
+    """Return a page of the list of groups."""
+    with store.session.registry.reading() as connection:
+        return overview.groups(connection, group_filter, limit=limit, offset=offset)
+
+
+def versions(store: FeatureStore, name: str) -> list[int]:
+    """Return the versions of a group, newest first."""
+    with store.session.registry.reading() as connection:
+        return featuregroups.versions(connection, name)[::-1]
+
+
+def definition(group: FeatureGroup) -> dict[str, Any]:
+    """Return the definition of a group."""
+    return details(group)
+
+
+def statistics(group: FeatureGroup, table_version: TableVersion | None = None) -> Statistics | None:
+    """Return the stored statistics of a table version, None without; pages never compute them."""
+    return stored_statistics(
+        group._session, group.name, version=group.version, delta_version=table_version
+    )
+
+
+def require_statistics(
+    group: FeatureGroup, table_version: TableVersion | None = None
+) -> Statistics:
+    """Return the stored statistics of a table version, by default the newest.
+
+    Raises:
+        StatisticsNotFound: This table version has no statistics.
+    """
+    stored = statistics(group, table_version)
+    if stored is not None:
+        return stored
+    arguments = f"{group.name!r}, version={group.version}"
+    if table_version is None:
+        rows, hint = "The newest rows", f"store.update_featuregroup_statistics({arguments})"
+    else:
+        rows = f"The rows at {table_version}"
+        hint = f"store.get_featuregroup_statistics({arguments}, delta_version={table_version!r})"
+    raise StatisticsNotFound(
+        f"{rows} of feature group {group.name!r} have no statistics yet.", hint=hint
+    )
+
+
+def committers(
+    full_store: FeatureStore, group: FeatureGroup, commits: Sequence[Commit]
+) -> dict[int, str]:
+    """Return the authors of commits that were made through a server, by Delta version."""
+    with full_store.session.registry.reading() as connection:
+        entries = audit_log.commits(connection, group.name, group.version)
+    commit_times = {commit.delta_version: commit.timestamp for commit in commits}
+    authors: dict[int, str] = {}
+    for delta_version, entry in entries:
+        # Entries before the commit belong to a deleted table; a repeated transaction adds a later
+        # entry for the same commit, so the first one has the author.
+        if delta_version in commit_times and entry.at >= commit_times[delta_version]:
+            authors.setdefault(delta_version, entry.who)
+    return authors
+
+
+def columns(
+    group_definition: Mapping[str, Any], table_statistics: Statistics | None
+) -> list[GroupColumn]:
+    """Return the columns of a definition, with their statistics."""
+    by_name: dict[str, ColumnStatistics] = {}
+    if table_statistics is not None:
+        by_name = {each.name: each for each in table_statistics.columns}
+    rows = 0 if table_statistics is None else table_statistics.rows
+    return [
+        GroupColumn(statistics=by_name.get(column["name"]), rows=rows, **column)
+        for column in group_definition["columns"]
+    ]
+
+
+@dataclass(frozen=True)
+class RowBounds:
+    """Limits on rows, Arrow bytes and seconds of a read."""
+
+    rows: int
+    bytes: int
+    seconds: float
+
+
+def rows(
+    group: FeatureGroup, bounds: RowBounds, *, as_of: TableVersion | None = None
+) -> dict[str, Any]:
+    """Return the first rows of a group: column names, and a list of values for each row.
+
+    Raises:
+        LimitExceeded: The rows exceed the limit on bytes.
+        QueryEnded: The query exceeded the time limit.
+    """
+    return _rows_or_error(group, group.read(as_of=as_of), bounds)
+
+
+def leading_rows(
+    group: FeatureGroup, bounds: RowBounds, *, as_of: TableVersion | None = None
+) -> dict[str, Any]:
+    """Return the rows of ``rows`` that fit into the limit on bytes, at least one.
+
+    Raises:
+        QueryEnded: The query exceeded the time limit.
+    """
+    return _values(_read_within(group, group.read(as_of=as_of), bounds)[0])
+
+
+def quarantined_rows(group: FeatureGroup, bounds: RowBounds) -> dict[str, Any]:
+    """Return the first quarantined rows, with the reasons as first column.
+
+    Raises:
+        LimitExceeded: The rows exceed the limit on bytes.
+        QueryEnded: The query exceeded the time limit.
+    """
+    return _rows_or_error(group, _quarantine(group), bounds)
+
+
+def leading_quarantined_rows(group: FeatureGroup, bounds: RowBounds) -> dict[str, Any]:
+    """Return the rows of ``quarantined_rows`` that fit into the limit on bytes, at least one."""
+    return _values(_read_within(group, _quarantine(group), bounds)[0])
+
+
+def _quarantine(group: FeatureGroup) -> FeatureFrame:
+    quarantined = group.quarantine()
+    return quarantined.select(*sorted(quarantined.schema.names, key=lambda name: name != "reasons"))
+
+
+def _rows_or_error(group: FeatureGroup, frame: FeatureFrame, bounds: RowBounds) -> dict[str, Any]:
+    table, has_more = _read_within(group, frame, bounds)
+    if has_more:
+        raise LimitExceeded(
+            f"The first {bounds.rows:,} rows exceed the limit of {bounds.bytes:,} bytes; "
+            f"{table.num_rows:,} rows fit.",
+            hint="request fewer rows with limit=, or read them with featurestore.connect(URL)",
+        )
+    return _values(table)
+
+
+def _read_within(
+    group: FeatureGroup, frame: FeatureFrame, bounds: RowBounds
+) -> tuple[pa.Table, bool]:
+    """Return the first rows within the limits, at least one, and whether the bytes limit was hit.
+
+    Reading stops at the limit.
+    """
+    engine = group._session.engine
+    batches: list[pa.RecordBatch] = []
+    remaining = bounds.bytes
+    with limit_query_time(bounds.seconds, engine):
+        reader = engine.stream(frame.relation, batch_rows=_ROWS_AT_ONCE, limit=bounds.rows)
+        for batch in reader:
+            fitting_rows = batch
+            while fitting_rows.num_rows and fitting_rows.nbytes > remaining:
+                fitting_rows = fitting_rows.slice(0, fitting_rows.num_rows - 1)
+            batches.append(fitting_rows)
+            remaining -= fitting_rows.nbytes
+            if fitting_rows.num_rows < batch.num_rows:
+                if not any(kept_batch.num_rows for kept_batch in batches):
+                    batches.append(batch.slice(0, 1))
+                reader.close()  # the connection accepts no other query before
+                return pa.Table.from_batches(batches, reader.schema), True
+    return pa.Table.from_batches(batches, reader.schema), False
+
+
+def _values(table: pa.Table) -> dict[str, Any]:
+    json_rows = [jsonable(list(row.values())) for row in python_rows(table)]
+    return {"columns": table.column_names, "rows": json_rows}
+
+
+def history(group: FeatureGroup, *, limit: int, before: int | None = None) -> list[dict[str, Any]]:
+    """Return commits, newest first."""
+    records = [dict(vars(commit)) for commit in group.history(limit=limit, before=before)]
+    if isinstance(group._session.registry, CutRegistry):
+        for record in records:
+            record["inputs"] = {}  # the Delta log may contain names of hidden groups
+    return records
+
+
+def validations(store: FeatureStore, group: FeatureGroup) -> list[dict[str, Any]]:
+    """Return the validation reports of a group, newest first."""
+    reports = store.get_validation_history(group.name, version=group.version)
+    return [report.to_json() | {"success": report.success} for report in reversed(reports)]
+
+
+@api.get("")
+def list_groups(
+    store: Store,
+    q: Annotated[str, Query(max_length=200, description="Substring of the name.")] = "",
+    tag: Annotated[str, Query(max_length=600, description="key or key=value.")] = "",
+    limit: Limit = 100,
+    offset: Offset = 0,
+) -> Items:
+    """List the latest version of each group."""
+    group_filter = GroupFilter(text=q, tag=tag)
+    return items(
+        lambda count, skipped: lines(store, group_filter, limit=count, offset=skipped),
+        asdict,
+        limit=limit,
+        offset=offset,
+    )
+
+
+@api.get("/{name}")
+def get_latest(store: Store, name: Name) -> dict[str, Any]:
+    """Return the latest version of a group and the list of its versions."""
+    group = store.featuregroup(name)
+    return record({**definition(group), "versions": versions(store, name)})
+
+
+@api.get("/{name}/{version}")
+def get_version(store: Store, name: Name, version: Version) -> dict[str, Any]:
+    """Return the definition of a version."""
+    return record(definition(store.featuregroup(name, version=version)))
+
+
+@api.get("/{name}/{version}/commits")
+def list_commits(
+    store: Store,
+    name: Name,
+    version: Version,
+    limit: Limit = 100,
+    before: Annotated[
+        int | None, Query(ge=0, description="Only commits before this Delta version.")
+    ] = None,
+) -> Items:
+    """List commits, newest first."""
+    group = store.featuregroup(name, version=version)
+    commits = history(group, limit=limit, before=before)
+    return Items(items=[record(commit) for commit in commits], next=None)
+
+
+@api.get("/{name}/{version}/statistics")
+def get_statistics(store: Store, name: Name, version: Version) -> dict[str, Any]:
+    """Return the stored statistics of the newest rows (statistics.schema.json)."""
+    group = store.featuregroup(name, version=version)
+    return record(require_statistics(group).to_json())
+
+
+@api.get("/{name}/{version}/validations")
+def list_validations(
+    store: Store, name: Name, version: Version, limit: Limit = 100, offset: Offset = 0
+) -> Items:
+    """List validation reports, newest first (validation_report.schema.json)."""
+    group = store.featuregroup(name, version=version)
+    reports = validations(store, group)
+    return items(
+        lambda count, skipped: reports[skipped : skipped + count], dict, limit=limit, offset=offset
+    )
+
+
+@api.get("/{name}/{version}/rows")
+def get_rows(
+    store: Store,
+    settings: Settings,
+    name: Name,
+    version: Version,
+    limit: Limit = 20,
+    delta_version: Annotated[
+        int | None, Query(ge=0, le=2**53, description="As of this Delta version.")
+    ] = None,
+    at: Annotated[
+        datetime | None, Query(description="As of this time; ignored with delta_version.")
+    ] = None,
+) -> dict[str, Any]:
+    """Return the first rows: column names, and a list of values for each row."""
+    group = store.featuregroup(name, version=version)
+    as_of = at if delta_version is None else delta_version
+    max_rows = min(limit, settings.rows)
+    bounds = RowBounds(max_rows, settings.answer, settings.query_seconds)
+    return rows(group, bounds, as_of=as_of)

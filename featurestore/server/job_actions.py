@@ -1,0 +1,182 @@
+"""Actions on jobs in the browser: pause, resume, run and backfill."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+
+from featurestore.errors import InvalidArgument, LimitExceeded
+from featurestore.jobs import service
+from featurestore.model.job import JobSpec
+from featurestore.model.times import parse_moment
+from featurestore.registry.runs import Run
+from featurestore.server.access import visitors
+from featurestore.server.guard import (
+    CurrentVisitor,
+    Form,
+    FullStore,
+    Settings,
+    Store,
+    actor_of,
+    log_change,
+)
+from featurestore.server.job_runs import JobRuns, Work
+from featurestore.server.rendering import page
+from featurestore.server.settings import SPARK
+from featurestore.store import FeatureStore
+
+pages = APIRouter(prefix="/jobs")
+
+
+def writable_job_store(
+    name: str, store: Store, full_store: FullStore, visitor: CurrentVisitor
+) -> FeatureStore:
+    """Return the unfiltered store if the visitor is allowed to change and run a job."""
+    service.get_job(store.session, name)
+    if visitor is not None:
+        visitor.check(visitors.WRITER)
+    return full_store
+
+
+WritableJobStore = Annotated[FeatureStore, Depends(writable_job_store)]
+
+
+@pages.post("/{name}/pause")
+def pause(name: str, full_store: WritableJobStore, visitor: CurrentVisitor) -> RedirectResponse:
+    """Pause the schedule of a job."""
+    full_store.pause_job(name)
+    return _log_and_redirect(full_store, visitor, "pause job", name, {})
+
+
+@pages.post("/{name}/resume")
+def resume(name: str, full_store: WritableJobStore, visitor: CurrentVisitor) -> RedirectResponse:
+    """Resume the schedule of a job."""
+    full_store.unpause_job(name)
+    return _log_and_redirect(full_store, visitor, "resume job", name, {})
+
+
+@pages.post("/{name}/run")
+def run(
+    request: Request, name: str, full_store: WritableJobStore, visitor: CurrentVisitor, form: Form
+) -> RedirectResponse:
+    """Run the due windows, the stale windows or the latest window of a job."""
+    choice = form.get("what", "")
+    work_by_choice: dict[str, Work] = {
+        "due": lambda: full_store.run_job(name, due=True),
+        "stale": lambda: full_store.run_job(name, stale=True),
+        "latest": lambda: full_store.run_job(name),
+    }
+    if choice not in work_by_choice:
+        raise InvalidArgument(f"Unknown value what={choice!r}.", hint="due, stale or latest")
+    command = f"featurestore job run {name}"
+    if choice != "latest":
+        command += f" --{choice}"
+    _check_runs_here(request, command)
+    _job_runs(request).start(name, f"run: {choice}", actor_of(visitor), work_by_choice[choice])
+    return _log_and_redirect(full_store, visitor, "run job", name, {"what": choice})
+
+
+@pages.get("/{name}/backfill")
+def plan_page(
+    request: Request,
+    store: Store,
+    settings: Settings,
+    name: str,
+    start: str = "",
+    end: str = "",
+) -> HTMLResponse:
+    """Show the windows of a range, their inputs and the estimated time."""
+    job = service.get_job(store.session, name)
+    plan, command = None, ""
+    if start.strip() and end.strip():
+        window = _parse_range(start, end)
+        _check_windows(job.spec, *window, max_windows=settings.windows)
+        plan, command = store.plan_job(name, window=window), _backfill_command(name, *window)
+    return page(
+        request,
+        "job_backfill.html",
+        title=f"Backfill of {name}",
+        job=job,
+        start=start,
+        end=end,
+        plan=plan,
+        command=command,
+    )
+
+
+@pages.post("/{name}/backfill")
+def backfill(
+    request: Request,
+    name: str,
+    full_store: WritableJobStore,
+    visitor: CurrentVisitor,
+    form: Form,
+    settings: Settings,
+) -> RedirectResponse:
+    """Start the backfill of a range."""
+    first, last = _parse_range(form.get("start", ""), form.get("end", ""))
+    _check_windows(
+        service.get_job(full_store.session, name).spec, first, last, max_windows=settings.windows
+    )
+    anew = form.get("anew", "") == "yes"
+    command = _backfill_command(name, first, last)
+    _check_runs_here(request, f"{command} --anew" if anew else command)
+    description = f"backfill from {first.isoformat()} to {last.isoformat()}"
+
+    def work() -> list[Run]:
+        return full_store.backfill_job(name, first, last, resume=not anew)
+
+    _job_runs(request).start(name, description, actor_of(visitor), work)
+    detail = {"start": first, "end": last, "anew": anew}
+    return _log_and_redirect(full_store, visitor, "backfill job", name, detail)
+
+
+def _backfill_command(name: str, first: datetime, last: datetime) -> str:
+    """Return the command of a backfill; ISO times have no spaces and need no quotes."""
+    return f"featurestore job backfill {name} --start {first.isoformat()} --end {last.isoformat()}"
+
+
+def _parse_range(start: str, end: str) -> tuple[datetime, datetime]:
+    first = parse_moment(start.strip(), argument="start", warn=False)
+    last = parse_moment(end.strip(), argument="end", warn=False)
+    if first >= last:
+        raise InvalidArgument(f"{first.isoformat()} is not before {last.isoformat()}.")
+    return first, last
+
+
+def _check_windows(spec: JobSpec, first: datetime, last: datetime, *, max_windows: int) -> None:
+    """Reject a range with more windows than the limit."""
+    if len(service.find_complete_windows(spec, first, last, limit=max_windows + 1)) > max_windows:
+        raise LimitExceeded(
+            f"The range has more than {max_windows:,} windows, the limit of one plan.",
+            hint="use a shorter range, or the command line: featurestore job backfill",
+        )
+
+
+def _check_runs_here(request: Request, command: str) -> None:
+    """Reject jobs of Spark stores: the server has no Spark session.
+
+    Raises:
+        InvalidArgument: The hint contains the command to run instead.
+    """
+    if request.app.state.jobs_engine == SPARK:
+        raise InvalidArgument("Jobs of this store run on Spark, not in the server.", hint=command)
+
+
+def _job_runs(request: Request) -> JobRuns:
+    job_runs: JobRuns = request.app.state.job_runs
+    return job_runs
+
+
+def _log_and_redirect(
+    full_store: FeatureStore,
+    visitor: CurrentVisitor,
+    action: str,
+    name: str,
+    detail: dict[str, Any],
+) -> RedirectResponse:
+    log_change(full_store, visitor, action, name, detail)
+    return RedirectResponse(f"/jobs/{name}", status_code=303)

@@ -1,0 +1,284 @@
+"""Jobs and monitors: records of status, runs and windows, REST routes and pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse, RedirectResponse, Response
+
+from featurestore.errors import JobNotFound
+from featurestore.jobs import service
+from featurestore.jobs.monitors import service as monitor_service
+from featurestore.jobs.run import definition_words
+from featurestore.model.monitor_report import MonitorReport
+from featurestore.model.times import parse_moment
+from featurestore.model.window import Window
+from featurestore.registry import overview, runs, stored_errors
+from featurestore.registry.jobs import RegisteredJob
+from featurestore.registry.runs import Run
+from featurestore.server.access import visitors
+from featurestore.server.guard import CurrentVisitor, Form, FullStore, Settings, Store, actor_of
+from featurestore.server.job_runs import RequestedRun
+from featurestore.server.rendering import PageNumber, csv_file, load_page, page
+from featurestore.server.rest import REFUSALS, Items, Limit, Name, Offset, items, record
+from featurestore.storage import files
+from featurestore.store import FeatureStore
+
+monitor_pages = APIRouter(prefix="/monitors")
+api = APIRouter(prefix="/jobs", tags=["jobs"], responses=REFUSALS)
+pages = APIRouter(prefix="/jobs")
+_MAX_RUNS = 100
+
+
+@dataclass(frozen=True)
+class JobWindow:
+    """A window of a job; ``state`` is "done", "failed", "stale" or "due"."""
+
+    window: Window
+    state: str
+
+
+def status_record(job_status: service.JobStatus) -> dict[str, Any]:
+    """Return the status of a job as a record."""
+    last_run = job_status.last
+    return {
+        "name": job_status.name,
+        "kind": job_status.job.spec.kind,
+        "state": job_status.job.state,
+        "schedule": job_status.job.spec.schedule,
+        "target": job_status.job.spec.target,
+        "inputs": dict(job_status.job.spec.inputs),
+        "watermark": job_status.job.watermark,
+        "due": job_status.due,
+        "failed": job_status.failed,
+        "last_state": last_run.state if last_run else None,
+        "last_error": last_run.error if last_run else None,
+        "last_ended": last_run.ended if last_run else None,
+    }
+
+
+def run_record(job_run: Run) -> dict[str, Any]:
+    """Return a run as a record, without the path of its log."""
+    return {
+        "run_id": job_run.run_id,
+        "job": job_run.job,
+        "job_version": job_run.job_version,
+        "state": job_run.state,
+        "start": job_run.window.start,
+        "end": job_run.window.end,
+        "windows": job_run.windows,
+        "rows": job_run.rows,
+        "delta_version": job_run.delta_version,
+        "started": job_run.started,
+        "ended": job_run.ended,
+        "seconds": job_run.seconds,
+        "memory": job_run.memory,
+        "error": job_run.error,
+        "hint": job_run.hint,
+    }
+
+
+def outcome_text(
+    store: FeatureStore,
+    full_store: FeatureStore,
+    job: RegisteredJob,
+    requested_run: RequestedRun | None,
+) -> str:
+    """Return the outcome of a requested run, without names that are hidden from the visitor."""
+    if requested_run is None:
+        return ""
+    known_names = definition_words(job.spec)
+    stored = stored_errors.unlisted(
+        full_store.session.registry, requested_run.outcome_text, own=known_names
+    )
+    with store.session.registry.reading() as connection:
+        return stored_errors.shown(connection, stored)
+
+
+def window_strip(store: FeatureStore, name: str, *, limit: int = 400) -> list[JobWindow]:
+    """Return the newest and due windows of a job with their states, oldest first."""
+    session = store.session
+    job = service.get_job(session, name)
+    with session.registry.reading() as connection:
+        states = dict(overview.newest_windows(connection, name, limit=limit))
+    for window in service.find_due_windows(session, job)[-limit:]:
+        states.setdefault(window, "due")
+    return [JobWindow(window, states[window]) for window in sorted(states)[-limit:]]
+
+
+@api.get("")
+def list_jobs(store: Store, limit: Limit = 100, offset: Offset = 0) -> Items:
+    """List the jobs with their status."""
+    return items(
+        lambda count, skipped: list(store.get_jobs(limit=count, offset=skipped)),
+        status_record,
+        limit=limit,
+        offset=offset,
+    )
+
+
+@api.get("/{name}")
+def get_job(store: Store, name: Name) -> dict[str, Any]:
+    """Return the definition (job.schema.json) and status of a job."""
+    job = service.get_job(store.session, name)
+    status = status_record(service.status_of(store.session, job))
+    return record({**status, "version": job.version, "definition": job.spec.to_json()})
+
+
+@api.get("/{name}/runs")
+def list_runs(store: Store, name: Name, limit: Limit = 100) -> Items:
+    """List the last runs of a job, newest first."""
+    service.get_job(store.session, name)
+    with store.session.registry.reading() as connection:
+        job_runs = runs.of_job(connection, name, last=limit)[::-1]
+    return Items(items=[record(run_record(job_run)) for job_run in job_runs], next=None)
+
+
+@pages.get("")
+def list_page(
+    request: Request,
+    store: Store,
+    settings: Settings,
+    number: PageNumber = 1,
+    format: str = "html",
+) -> Response:
+    """List the jobs with their status."""
+    current_page = load_page(
+        lambda limit, offset: list(store.get_jobs(limit=limit, offset=offset)),
+        number=number,
+        size=settings.page,
+    )
+    if format == "csv":
+        job_records = [status_record(each) for each in current_page.items]
+        return csv_file(
+            "jobs",
+            list(job_records[0]) if job_records else [],
+            [list(each.values()) for each in job_records],
+        )
+    return page(request, "jobs.html", title="Jobs", current_page=current_page)
+
+
+@pages.get("/{name}")
+def job_page(
+    request: Request, store: Store, full_store: FullStore, name: str, format: str = "html"
+) -> Response:
+    """Show the windows of a job and its runs, newest first."""
+    job = service.get_job(store.session, name)
+    with store.session.registry.reading() as connection:
+        job_runs = runs.of_job(connection, name, last=_MAX_RUNS)[::-1]
+    if format == "csv":
+        rows = [list(run_record(each).values()) for each in job_runs]
+        columns = list(run_record(job_runs[0])) if job_runs else []
+        return csv_file(f"{name}-runs", columns, rows)
+    requested_run = request.app.state.job_runs.last(name)
+    return page(
+        request,
+        "job.html",
+        title=name,
+        job=job,
+        status=service.status_of(store.session, job),
+        strip=window_strip(store, name),
+        runs=job_runs,
+        requested_run=requested_run,
+        outcome=outcome_text(store, full_store, job, requested_run),
+    )
+
+
+@pages.get("/{name}/runs/{run_id}/log")
+def log_page(store: Store, name: str, run_id: str) -> PlainTextResponse:
+    """Show the log of a run, unless it contains hidden names."""
+    no_log = JobNotFound(f"Run {run_id!r} of job {name!r} has no log.")
+    with store.session.registry.reading() as connection:
+        run = runs.find(connection, run_id)
+    log = run.log if run is not None and run.job == name else None
+    # A manipulated registry must not expose other files of the machine.
+    if log is None or not files.lies_below(log, store.session.logs_path) or not files.exists(log):
+        raise no_log
+    text = files.read_bytes(log).decode(errors="replace")
+    if store.session.registry.is_hidden(text.replace(store.location, "")):
+        raise no_log
+    with store.session.registry.reading() as connection:
+        return PlainTextResponse(stored_errors.shown(connection, text))
+
+
+@monitor_pages.get("")
+def list_monitors(request: Request, store: Store, format: str = "html") -> Response:
+    """List the monitors with their last findings."""
+    monitors = store.get_monitors()
+    if format == "csv":
+        summaries = [each._summary() for each in monitors]
+        columns = list(summaries[0]) if summaries else []
+        return csv_file("monitors", columns, [list(each.values()) for each in summaries])
+    return page(request, "monitors.html", title="Monitors", monitors=monitors)
+
+
+@monitor_pages.get("/{name}")
+def monitor_page(
+    request: Request,
+    store: Store,
+    settings: Settings,
+    name: str,
+    number: PageNumber = 1,
+    format: str = "html",
+) -> Response:
+    """Show the findings of a monitor, newest window first."""
+    current_page = load_page(
+        lambda limit, offset: store.get_monitor_history(name, limit=limit, offset=offset),
+        number=number,
+        size=settings.page,
+    )
+    if format == "csv":
+        return _findings_file(name, current_page.items)
+    return page(
+        request,
+        "monitor.html",
+        title=name,
+        name=name,
+        current_page=current_page,
+        acceptances=monitor_service.get_acceptances(store.session, name)[::-1],
+    )
+
+
+@monitor_pages.post("/{name}/accept")
+def accept(
+    name: str, store: Store, full_store: FullStore, visitor: CurrentVisitor, form: Form
+) -> RedirectResponse:
+    """Accept the out-of-bounds windows of a monitor up to a time."""
+    monitor_service.get_monitor(store.session, name)
+    if visitor is not None:
+        visitor.check(visitors.WRITER)
+    until = parse_moment(form.get("until", ""), argument="until", warn=False)
+    note = form.get("note", "").strip()
+    monitor_service.accept(
+        full_store.session, name, until=until, note=note, actor=actor_of(visitor)
+    )
+    return RedirectResponse(f"/monitors/{name}", status_code=303)
+
+
+def _findings_file(name: str, reports: list[MonitorReport]) -> Response:
+    """Return a CSV file with a row for each finding."""
+    columns = ["window_start", "window_end", "rows", "kind", "subject", "measure"]
+    columns += ["value", "low", "high", "out", "alarm", "text"]
+    rows: list[list[object]] = []
+    for report in reports:
+        for finding in report.findings:
+            row = [
+                report.window.start,
+                report.window.end,
+                report.rows,
+                finding.kind,
+                finding.subject,
+            ]
+            row += [
+                finding.measure,
+                finding.value,
+                finding.low,
+                finding.high,
+                finding.out,
+                finding.alarm,
+                str(finding),
+            ]
+            rows.append(row)
+    return csv_file(f"{name}-findings", columns, rows)

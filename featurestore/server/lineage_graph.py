@@ -1,0 +1,232 @@
+"""Nodes and graphs of lineage, and their edges in the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sqlalchemy.engine import Connection
+
+from featurestore.model.paths import FEATUREVIEWS, MODELS, TRAININGDATASETS
+from featurestore.registry import featuregroups, overview
+
+KINDS = (
+    "source",
+    "job",
+    "featuregroup",
+    "feature",
+    "feature_view",
+    "training_dataset",
+    "experiment",
+    "model",
+)
+MAX_NODES = 400
+_PAGES = {
+    "featuregroup": "/groups/{name}/{version}",
+    "feature": "/groups/{group}/{version}#feature-{column}",
+    "feature_view": "/views/{name}/{version}",
+    "training_dataset": "/datasets/{name}/{version}",
+    "model": "/models/{name}/{version}",
+    "job": "/jobs/{name}",
+    "experiment": "/experiments?name={name}",
+}
+_SOURCE_PREFIX = "source:"
+# Sources other than groups are stored with their folder below the location.
+_FOLDERS = {
+    FEATUREVIEWS: "feature_view",
+    TRAININGDATASETS: "training_dataset",
+    MODELS: "model",
+}
+
+
+def kind_label(kind: str) -> str:
+    """Return the display name of a kind.
+
+    >>> called("featuregroup"), called("training_dataset")
+    ('feature group', 'training dataset')
+    """
+    return "feature group" if kind == "featuregroup" else kind.replace("_", " ")
+
+
+@dataclass(frozen=True, order=True)
+class Node:
+    """A node of lineage; jobs, experiments and sources have no version.
+
+    The key of a feature contains its group: ``feature:weather.temp@1``.
+    """
+
+    kind: str
+    name: str
+    version: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Key of the node in URLs: ``featuregroup:weather@1``."""
+        return f"{self.kind}:{self.label}"
+
+    @property
+    def label(self) -> str:
+        """Name and version."""
+        return self.name if self.version is None else f"{self.name}@{self.version}"
+
+    @property
+    def page(self) -> str | None:
+        """URL path of the page of the node, None without a page."""
+        pattern = _PAGES.get(self.kind)
+        if pattern is None:
+            return None
+        group, column = self.parts
+        return pattern.format(name=self.name, version=self.version, group=group, column=column)
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """Group and column of a feature."""
+        group, _, column = self.name.partition(".")
+        return group, column
+
+    @classmethod
+    def parse(cls, key: str) -> Node | None:
+        """Parse a key; None if it is invalid.
+
+        >>> Node.parse("featuregroup:weather@1")
+        Node(kind='featuregroup', name='weather', version=1)
+        """
+        kind, _, label = key.partition(":")
+        if kind not in KINDS or not label:
+            return None
+        name, _, version = label.rpartition("@")
+        if name and version.isdecimal():
+            node = cls(kind, name, int(version))
+        else:
+            node = cls(kind, label)
+        is_complete = node.version is not None and all(node.parts)
+        return node if kind != "feature" or is_complete else None
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes and edges from inputs to outputs; ``truncated``: nodes beyond the limit are missing.
+
+    ``columns`` maps datasets and views to the columns that are derived from a feature.
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[tuple[Node, Node], ...]
+    truncated: bool = False
+    columns: Mapping[Node, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def from_edges(
+        cls,
+        nodes: Iterable[Node],
+        edges: Iterable[tuple[Node, Node]],
+        *,
+        truncated: bool,
+        columns: Mapping[Node, tuple[str, ...]] | None = None,
+    ) -> Graph:
+        """Build a graph from nodes and the edges between them; other edges are dropped."""
+        shown_nodes = list(nodes)
+        node_set = set(shown_nodes)
+        inner_edges = [
+            (before, after)
+            for before, after in dict.fromkeys(edges)
+            if before in node_set and after in node_set and before != after
+        ]
+        return cls(tuple(shown_nodes), tuple(inner_edges), truncated, columns or {})
+
+    def descendants(self, node: Node) -> list[Node]:
+        """Return all descendants of a node, nearest first."""
+        following: dict[Node, list[Node]] = {}
+        for before, after in self.edges:
+            following.setdefault(before, []).append(after)
+        reached = dict.fromkeys(following.get(node, ()))
+        waiting = list(reached)
+        while waiting:
+            for each in following.get(waiting.pop(0), ()):
+                if each not in reached and each != node:
+                    reached[each] = None
+                    waiting.append(each)
+        return list(reached)
+
+
+def sources(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
+    """Return the edges that lead to a node."""
+    if node.kind == "source":
+        return []
+    column = "job" if node.kind == "job" else "name"
+    rows = overview.edges(connection, limit=MAX_NODES, of={column: node.name})
+    edges = edges_of(connection, rows)
+    if node.kind == "experiment":
+        edges += trainings(connection, experiment=node.name)
+    elif node.kind == "model":
+        edges += trainings(connection, model=node.name)
+    return [edge for edge in edges if edge[1] == node]
+
+
+def results(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
+    """Return the edges that leave a node."""
+    if node.kind == "job":
+        rows = overview.edges(connection, limit=MAX_NODES, of={"job": node.name})
+    else:
+        name = _source_name(node)
+        rows = overview.edges(connection, limit=MAX_NODES, of={"source": name})
+        if not rows and node.kind == "source":
+            rows = overview.edges(connection, limit=MAX_NODES, of={"source": node.name})
+    edges = edges_of(connection, rows)
+    if node.kind == "experiment":
+        edges += trainings(connection, experiment=node.name)
+    elif node.kind == "training_dataset":
+        edges += trainings(connection, dataset=node.name)
+    return [edge for edge in edges if edge[0] == node]
+
+
+def trainings(
+    connection: Connection, *, limit: int = MAX_NODES, **filters: str
+) -> list[tuple[Node, Node]]:
+    """Return the edges from datasets to experiments, and from experiments to models."""
+    edges: dict[tuple[Node, Node], None] = {}
+    for training in overview.trainings(connection, filters, limit=limit):
+        experiment = Node("experiment", training.experiment)
+        edges[Node("training_dataset", training.dataset, training.dataset_version), experiment] = (
+            None
+        )
+        if training.model is not None:
+            edges[experiment, Node("model", training.model, training.model_version)] = None
+    return list(edges)
+
+
+def edges_of(
+    connection: Connection,
+    rows: Iterable[tuple[str, str, int, str | None, str, int | None]],
+) -> list[tuple[Node, Node]]:
+    """Convert rows to edges; a job is a node between its input and its output."""
+    edges: dict[tuple[Node, Node], None] = {}
+    for kind, name, version, job, source, source_version in rows:
+        target, origin = Node(kind, name, version), _source_node(connection, source, source_version)
+        if job is None:
+            edges[origin, target] = None
+        else:
+            edges[origin, Node("job", job)] = None
+            edges[Node("job", job), target] = None
+    return list(edges)
+
+
+def _source_name(node: Node) -> str:
+    """Return the name under which lineage stores a node as a source."""
+    if node.kind == "source":
+        return f"{_SOURCE_PREFIX}{node.name}"
+    for folder, kind in _FOLDERS.items():
+        if node.kind == kind:
+            return f"{folder}/{node.name}"
+    return node.name
+
+
+def _source_node(connection: Connection, source: str, version: int | None) -> Node:
+    if source.startswith(_SOURCE_PREFIX):
+        return Node("source", source.removeprefix(_SOURCE_PREFIX))
+    folder, _, name = source.partition("/")
+    if folder in _FOLDERS and version is not None:
+        return Node(_FOLDERS[folder], name, version)
+    if version is None and not featuregroups.versions(connection, source):
+        return Node("source", source)
+    return Node("featuregroup", source, version)

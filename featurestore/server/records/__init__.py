@@ -1,1 +1,0 @@
-"""Records that pages and the REST interface share."""

@@ -1,0 +1,302 @@
+"""Rendering of pages and CSV files: templates, filters, list pages, Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from operator import attrgetter
+from typing import Annotated, Any, Generic, TypeVar
+from urllib.parse import urlencode
+
+from fastapi import Query, Request
+from fastapi.responses import HTMLResponse, Response
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markupsafe import Markup
+
+from featurestore import __version__
+from featurestore.model.printable import printable_line, value_text
+from featurestore.model.statistics import ColumnStatistics, Statistics
+from featurestore.model.time_limits import in_time, time_limit
+from featurestore.server.access.secrets import form_token
+from featurestore.server.access.visitors import Visitor
+
+# Excludes HTML, images and headings.
+_RULES = ["backticks", "code", "emphasis", "escape", "fence", "link", "list", "newline"]
+T = TypeVar("T")
+AGES = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
+PageNumber = Annotated[int, Query(alias="page", ge=1, le=100_000)]
+_OUTSIDE_FILE_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+_MAX_FILE_NAME_LENGTH = 200
+_SPACES = re.compile(r"[ \t\r\n]+")
+_STATISTICS = ["name", "kind", "missing", "distinct", "min", "median", "mean", "max", "std"]
+_MAX_STATISTIC_LENGTH = 24
+_MAX_VALUE_LENGTH = 48
+
+
+def markdown(text: str) -> Markup:
+    """Render a description as HTML with paragraphs, lists, code, emphasis and links.
+
+    >>> markdown("as *of* `t` <b>").strip()
+    Markup('<p>as <em>of</em> <code>t</code> &lt;b&gt;</p>')
+    """
+    lines = [printable_line(line) for line in text.splitlines()]
+    return Markup(_parser().render("\n".join(lines)))
+
+
+@cache
+def _parser() -> MarkdownIt:
+    return MarkdownIt("zero", {"html": False, "linkify": False}).enable(_RULES)
+
+
+@dataclass(frozen=True)
+class ListPage(Generic[T]):
+    """A page of a list; ``more``: there is a next page."""
+
+    items: list[T]
+    number: int
+    more: bool
+
+
+def load_page(read: Callable[[int, int], list[T]], *, number: int, size: int) -> ListPage[T]:
+    """Load a page of a list; ``read`` takes limit and offset."""
+    entries = read(size + 1, (number - 1) * size)
+    return ListPage(entries[:size], number, len(entries) > size)
+
+
+def page(request: Request, template: str, **values: Any) -> HTMLResponse:
+    """Render a page from a template."""
+    return _render(request, template, 200, values)
+
+
+def error_page(request: Request, status: int, problem: Mapping[str, object]) -> HTMLResponse:
+    """Render the page of an error."""
+    # The error may be an exceeded time limit: its page needs more time.
+    with time_limit(None):
+        return _render(
+            request, "error.html", status, {"problem": problem, "title": problem["title"]}
+        )
+
+
+def is_partial(request: Request) -> bool:
+    """Return True if htmx requests a page fragment."""
+    headers = request.headers
+    needs_full_page = "hx-history-restore-request" in headers or "hx-boosted" in headers
+    return headers.get("hx-request") == "true" and not needs_full_page
+
+
+def csv_file(name: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Response:
+    """Return a table as a CSV download."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    for row in in_time(rows):
+        writer.writerow([_cell(value) for value in row])
+    headers = {"Content-Disposition": f'attachment; filename="{file_name(name)}.csv"'}
+    return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def file_name(text: str) -> str:
+    r"""Return a safe name for a download, without control characters and path separators.
+
+    >>> file_name('of_visits-v1-train'), file_name('../a"\r\nSet-Cookie: b')
+    ('of_visits-v1-train', '_a_Set-Cookie_b')
+    """
+    return _OUTSIDE_FILE_NAMES.sub("_", text)[:_MAX_FILE_NAME_LENGTH]
+
+
+def csv_of(name: str, columns: Sequence[str], items: Iterable[object]) -> Response:
+    """Return attributes of objects as a CSV download, with a column for each attribute."""
+    return csv_file(name, columns, map(attrgetter(*columns), items))
+
+
+def statistics_file(name: str, statistics: Statistics | None) -> Response:
+    """Return the statistics of columns as a CSV download."""
+    rows = []
+    for column in statistics.columns if statistics is not None else ():
+        row = [
+            column.name,
+            column.kind,
+            column.missing,
+            column.distinct,
+            column.minimum,
+            column.quantile(0.5),
+        ]
+        rows.append([*row, column.mean, column.maximum, column.std])
+    return csv_file(name, _STATISTICS, rows)
+
+
+def _cell(value: object) -> str:
+    """Return a value as a CSV cell; a quote protects strings that a spreadsheet would evaluate.
+
+    >>> _cell("=1+1"), _cell(-4711), _cell(None), _cell(0.1 / 3)
+    ("'=1+1", '-4711', '', '0.03333333333333333')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return str(value) if is_plain else value_text(value)
+
+
+def _render(
+    request: Request, template: str, status: int, values: Mapping[str, Any]
+) -> HTMLResponse:
+    state = request.app.state
+    visitor: Visitor | None = getattr(request.state, "visitor", None)
+    is_allowed = visitor is not None or not state.settings.auth
+    chunks = (
+        _environment()
+        .get_template(template)
+        .generate(
+            request=request,
+            path=request.url.path,
+            partial=is_partial(request),
+            location=state.store.location if is_allowed else None,
+            release=__version__,
+            visitor=visitor,
+            form_field=_form_field(visitor),
+            **values,
+        )
+    )
+    return HTMLResponse("".join(in_time(chunks)), status_code=status)
+
+
+def _form_field(visitor: Visitor | None) -> Markup:
+    """Return the hidden form token field of all forms (CSRF protection)."""
+    if visitor is None or visitor.cookie is None:
+        return Markup("")
+    return Markup('<input type="hidden" name="form_token" value="{}">').format(
+        form_token(visitor.cookie)
+    )
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("featurestore.server"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        number=number,
+        when=when,
+        ago=ago,
+        share=share,
+        line=line,
+        marked=highlight,
+        markdown=markdown,
+        short=short,
+        text=value_text,
+        statistic=statistic,
+    )
+    environment.globals.update(with_query=with_query)
+    return environment
+
+
+def line(value: object) -> str:
+    r"""Return a text on one line with escaped control characters.
+
+    >>> line("no such\ncolumn\x00")
+    'no such column\\u0000'
+    """
+    return printable_line(_SPACES.sub(" ", str(value)))
+
+
+def highlight(value: object, text: str) -> Markup:
+    """Return a text with all occurrences of another text highlighted.
+
+    >>> highlight("Amounts", "am")
+    Markup('<mark>Am</mark>ounts')
+    """
+    shown = line(value)
+    if not text.strip():
+        return Markup("{}").format(shown)
+    segments = re.split(f"({re.escape(text.strip())})", shown, flags=re.IGNORECASE)
+    escaped = [Markup("{}").format(part) for part in segments]
+    for index in range(1, len(escaped), 2):
+        escaped[index] = Markup("<mark>{}</mark>").format(segments[index])
+    return Markup("").join(escaped)
+
+
+def number(value: object) -> str:
+    """Format a number for display.
+
+    >>> number(1234567), number(0.123456789), number(None)
+    ('1,234,567', '0.123457', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool | str):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    return value_text(value)
+
+
+def statistic(value: object, column: ColumnStatistics) -> str:
+    """Format a number, text or time of column statistics on one short line."""
+    if value is None:
+        return ""
+    if column.kind == "time":
+        return str(value)[:19].replace("T", " ")
+    text = printable_line(number(value))
+    return text if len(text) <= _MAX_STATISTIC_LENGTH else text[: _MAX_STATISTIC_LENGTH - 1] + "…"
+
+
+def short(value: object) -> str:
+    """Format any value on one short line.
+
+    >>> short([1, 2]), short("a" * 60)[-2:], short(None)
+    ('1, 2', 'a…', '')
+    """
+    text = printable_line(number(value))
+    return text if len(text) <= _MAX_VALUE_LENGTH else text[: _MAX_VALUE_LENGTH - 1] + "…"
+
+
+def share(value: float | None) -> str:
+    """Format a fraction in per cent."""
+    if value is None:
+        return ""
+    return "0 %" if value == 0 else f"{100 * value:.2g} %"
+
+
+def when(value: object) -> str:
+    """Format a time in UTC, to the second.
+
+    >>> when(datetime(2013, 1, 1, 6, tzinfo=UTC))
+    '2013-01-01 06:00:00'
+    """
+    if isinstance(value, datetime):
+        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+        return aware.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return "" if value is None else str(value)
+
+
+def ago(value: datetime | None) -> str:
+    """Format the age of a time."""
+    if value is None:
+        return "never"
+    seconds = max((datetime.now(UTC) - value).total_seconds(), 0)
+    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        count = int(seconds // length)
+        if count:
+            return f"{count:,} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
+def with_query(request: Request, **changed: object) -> str:
+    """Return the query of a request with changed arguments; None removes an argument."""
+    arguments = [item for item in request.query_params.multi_items() if item[0] not in changed]
+    arguments += [(name, str(value)) for name, value in changed.items() if value is not None]
+    return f"?{urlencode(arguments)}" if arguments else request.url.path

@@ -1,1 +1,0 @@
-"""Rows over HTTP: uploads to disk, and responses as Arrow streams."""

@@ -1,0 +1,191 @@
+"""Writes to feature groups by REST: request models and routes; all writes are audited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, Field
+
+from featurestore.errors import FeatureGroupNotFound, InvalidArgument
+from featurestore.model.featuregroup import Commit
+from featurestore.registry import audit_log
+from featurestore.server.access import visitors
+from featurestore.server.guard import CurrentVisitor, FullStore, Settings, Store, log_change
+from featurestore.server.rest import REFUSALS, Name, Version, jsonable
+from featurestore.server.retrievals import check_sql
+from featurestore.server.rows import BODY, received_upload
+from featurestore.server.uploads import RequestModel, Upload
+from featurestore.store import FeatureStore
+
+Names = str | list[str]
+api = APIRouter(prefix="/featuregroups", tags=["writes"], responses=REFUSALS)
+ReceivedUpload = Annotated[Upload, Depends(received_upload)]
+
+
+class NewGroup(BaseModel, extra="forbid"):
+    """Arguments of ``create_featuregroup``; with ``may_exist`` of ``get_or_create_featuregroup``."""
+
+    may_exist: bool = False
+    primary_key: Names = Field(default_factory=list)
+    event_time: str | None = None
+    created_time: str | None = None
+    partition_by: Names = Field(default_factory=list)
+    version: int | None = None
+    ttl: str | None = None
+    description: str = ""
+    descriptions: dict[str, str] | None = None
+    tags: dict[str, str] | None = None
+    expectations: list[dict[str, Any]] | None = None
+    validation: str = "strict"
+    event_time_tolerance: str | None = None
+    statistics: bool = True
+    compact: Literal["auto"] | None = None
+
+    def create(self, store: FeatureStore, name: str, rows: object) -> dict[str, Any]:
+        """Create the group and return its name and version."""
+        arguments = self.model_dump(exclude={"may_exist"})
+        create_group = (
+            store.get_or_create_featuregroup if self.may_exist else store.create_featuregroup
+        )
+        group = create_group(rows, name, **arguments)
+        return {"name": group.name, "version": group.version}
+
+
+class Insert(BaseModel, extra="forbid"):
+    """Arguments of ``insert_into_featuregroup``."""
+
+    mode: Literal["append", "upsert", "overwrite"] = "append"
+    schema_change: Literal["add"] | None = None
+    on_duplicates: Literal["error", "last"] = "error"
+    transaction: tuple[str, int] | None = None
+    validation: str | None = None
+
+    def write(self, store: FeatureStore, name: str, version: int, rows: object) -> dict[str, Any]:
+        """Write the rows and return the commit."""
+        commit = store.insert_into_featuregroup(rows, name, version=version, **self.model_dump())
+        return commit_record(commit)
+
+
+class Deletion(BaseModel, extra="forbid"):
+    """Rows to delete: those for which a condition is true."""
+
+    where: str
+
+
+class Tag(BaseModel, extra="forbid"):
+    """A tag to set, or to remove where it has no value."""
+
+    key: str = Field(max_length=200)
+    value: str | None = Field(default=None, max_length=2000)
+
+
+def commit_record(commit: Commit) -> dict[str, Any]:
+    """Return a commit as a JSON record."""
+    record: dict[str, Any] = jsonable(vars(commit))
+    return record
+
+
+def require_rows(rows: object | None) -> object:
+    """Return the uploaded rows; a write without rows is an error."""
+    if rows is None:
+        raise InvalidArgument("The request body has no rows.")
+    return rows
+
+
+def creatable_store(
+    name: Name, store: Store, full_store: FullStore, visitor: CurrentVisitor
+) -> FeatureStore:
+    """Return the unfiltered store if the visitor is allowed to create a version of a group."""
+    if visitor is not None:
+        visitor.check(visitors.WRITER, name)
+        is_hidden = not store.get_latest_featuregroup_version(name)
+        if is_hidden and full_store.get_latest_featuregroup_version(name):
+            raise FeatureGroupNotFound(f"Unknown feature group {name!r}.")
+    return full_store
+
+
+def writable_store(
+    name: Name, version: Version, store: Store, full_store: FullStore, visitor: CurrentVisitor
+) -> FeatureStore:
+    """Return the unfiltered store if the visitor is allowed to write to a group."""
+    store.featuregroup(name, version=version)
+    if visitor is not None:
+        visitor.check(visitors.WRITER, name)
+    return full_store
+
+
+CreatableStore = Annotated[FeatureStore, Depends(creatable_store)]
+WritableStore = Annotated[FeatureStore, Depends(writable_store)]
+
+
+@api.post("/{name}", openapi_extra=BODY)
+def create(
+    name: Name, full_store: CreatableStore, visitor: CurrentVisitor, upload: ReceivedUpload
+) -> dict[str, Any]:
+    """Create a feature group, or its next version, from the uploaded rows."""
+    with _parsed_request(upload, NewGroup) as request:
+        group_record = request.create(full_store, name, require_rows(upload.table()))
+        # With may_exist the group may be older, and its first commit may have another author.
+        first_commit = {} if request.may_exist else {"delta_version": 1}
+        log_change(full_store, visitor, audit_log.CREATE, name, group_record | first_commit)
+        return group_record
+
+
+@api.post("/{name}/{version}/rows", openapi_extra=BODY)
+def insert(
+    name: Name,
+    version: Version,
+    full_store: WritableStore,
+    visitor: CurrentVisitor,
+    upload: ReceivedUpload,
+) -> dict[str, Any]:
+    """Write the uploaded rows in one atomic commit."""
+    with _parsed_request(upload, Insert) as request:
+        commit = request.write(full_store, name, version, require_rows(upload.table()))
+        detail = {"mode": request.mode, "delta_version": commit["delta_version"]}
+        log_change(full_store, visitor, "insert", f"{name}@v{version}", detail)
+        return commit
+
+
+@api.post("/{name}/{version}/deletions")
+def delete_rows(
+    name: Name,
+    version: Version,
+    full_store: WritableStore,
+    visitor: CurrentVisitor,
+    settings: Settings,
+    deletion: Deletion,
+) -> dict[str, Any]:
+    """Delete the rows for which a condition is true."""
+    check_sql(deletion.where, max_characters=settings.condition)
+    commit = commit_record(
+        full_store.delete_from_featuregroup(name, deletion.where, version=version)
+    )
+    detail = {"where": deletion.where, "delta_version": commit["delta_version"]}
+    log_change(full_store, visitor, "delete rows", f"{name}@v{version}", detail)
+    return commit
+
+
+@api.post("/{name}/{version}/tags")
+def tag(
+    name: Name, version: Version, full_store: WritableStore, visitor: CurrentVisitor, new_tag: Tag
+) -> dict[str, str]:
+    """Set a tag, or remove it without a value, and return all tags."""
+    if new_tag.value is None:
+        full_store.remove_featuregroup_tag(name, new_tag.key, version=version)
+    else:
+        full_store.add_featuregroup_tag(name, new_tag.key, new_tag.value, version=version)
+    log_change(full_store, visitor, "tag", f"{name}@v{version}", new_tag.model_dump())
+    return full_store.get_featuregroup_tags(name, version=version)
+
+
+@contextmanager
+def _parsed_request(upload: Upload, model: type[RequestModel]) -> Iterator[RequestModel]:
+    """Yield the parsed line of an upload, and remove the uploaded rows at the end."""
+    try:
+        yield upload.parse_line(model)
+    finally:
+        upload.remove()

@@ -144,7 +144,6 @@ for group in ("featurestore.engines", "featurestore.formats", "featurestore.vali
 LAZY_CIRCLES = {
     ("featurestore._current", "featurestore.store"),
     ("featurestore.store", "featurestore.store.remote"),
-    ("featurestore.featuregroups.handle", "featurestore.featuregroups.overview"),
     ("featurestore.training.dataset", "featurestore.training.statistics"),
     ("featurestore.statistics.accumulator", "featurestore.statistics.codec"),
     ("featurestore.model.plan", "featurestore.model.plan_text"),

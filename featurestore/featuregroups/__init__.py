@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from featurestore.featuregroups.create import create, get_or_create
 from featurestore.featuregroups.definition import Declaration
-from featurestore.featuregroups.deletes import delete_group, delete_rows
 from featurestore.featuregroups.handle import FeatureGroup
+from featurestore.featuregroups.maintenance import delete_group, delete_rows
 from featurestore.featuregroups.write import Write, insert
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""FeatureGroup: the handle of one version of a group."""
+"""FeatureGroup: the handle of one version of a group, and its records for lists."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.shapes import describe
 from featurestore.delta import commits
 from featurestore.featuregroups import discovery
 from featurestore.featuregroups.discovery import Provenance
 from featurestore.featuregroups.read import history, read, read_quarantine
 from featurestore.featuregroups.statistics import statistics_of
-from featurestore.featuregroups.table import TableVersion, open_group, resolve
+from featurestore.featuregroups.table import OpenGroup, TableVersion, open_group, resolve
 from featurestore.featuregroups.write import Write, insert
 from featurestore.model import html
 from featurestore.model.arguments import suggest_arguments
+from featurestore.model.durations import format_ttl
 from featurestore.model.external import ExternalRows
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.statistics import Statistics
 from featurestore.model.window_features import WindowFeature
-from featurestore.registry import featuregroups
+from featurestore.registry import featuregroups, streams
 from featurestore.registry.lineage import LineageEdge
 from featurestore.retrieval import (
     Explanation,
@@ -242,21 +244,19 @@ class FeatureGroup:
         return discovery.derived_from(self._session, self._name, version=self._version)
 
     def _summary(self) -> dict[str, object]:
-        from featurestore.featuregroups.overview import overview
 
         return overview(self)
 
     def _details(self) -> dict[str, Any]:
-        from featurestore.featuregroups.overview import details
 
         return details(self)
 
     def _repr_html_(self) -> str:
-        details = self._details()
-        columns = details.pop("columns")
-        return html.properties_table(details, caption=f"Feature group {self}") + html.records_table(
-            columns
-        )
+        properties = self._details()
+        columns = properties.pop("columns")
+        return html.properties_table(
+            properties, caption=f"Feature group {self}"
+        ) + html.records_table(columns)
 
     def __str__(self) -> str:
         return f"{self._name} v{self._version}"
@@ -275,3 +275,78 @@ class FeatureGroup:
 
     def __hash__(self) -> int:
         return hash((self._session.location, self._name, self._version))
+
+
+def overview(group: FeatureGroup) -> dict[str, Any]:
+    """Return the summary of a group for lists."""
+    table = open_group(group._session, group.name, group.version)
+    spec = table.spec
+    return {
+        "name": spec.name,
+        "version": spec.version,
+        "delta_version": table.delta_version,
+        "rows": _rows(table),
+        "features": len(spec.features),
+        "primary_key": list(spec.primary_key),
+        "event_time": spec.event_time,
+        "description": group.description,
+    }
+
+
+def details(group: FeatureGroup) -> dict[str, Any]:
+    """Return everything about a group except its rows."""
+    table = open_group(group._session, group.name, group.version)
+    spec = table.spec
+    return {
+        "name": spec.name,
+        "version": spec.version,
+        "description": group.description,
+        "tags": group.tags,
+        "delta_version": table.delta_version,
+        "rows": _rows(table),
+        "files": len(table.state.files),
+        "bytes": table.state.bytes,
+        "path": table.path,
+        "external": None if spec.external is None else spec.external.to_json(),
+        "primary_key": list(spec.primary_key),
+        "event_time": spec.event_time,
+        "created_time": spec.created_time,
+        "partition_by": list(spec.partition_by),
+        "ttl": format_ttl(spec.ttl),
+        "validation": spec.validation,
+        "expectations": [dict(each) for each in spec.expectations],
+        "statistics": spec.statistics,
+        "job": spec.job,
+        **_stream(group, spec),
+        "columns": _columns(spec, commits.meta_of(table.state).features),
+    }
+
+
+def _stream(group: FeatureGroup, spec: FeatureGroupSpec) -> dict[str, Any]:
+    """Return the status of the stream that writes into a group, if there is one."""
+    if spec.job is None:
+        return {}
+    with group._session.registry.reading() as connection:
+        status = streams.status(connection, spec.job)
+    return {} if status is None else {"stream": status.summary()}
+
+
+def _rows(table: OpenGroup) -> int | None:
+    """Return how many rows a group has; None for an external group."""
+    if table.spec.external is not None:
+        return None
+    return table.state.rows
+
+
+def _columns(spec: FeatureGroupSpec, descriptions: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return name, type, role and description of each column."""
+    columns = []
+    for field in spec.schema:
+        role = "feature"
+        if field.name in spec.primary_key:
+            role = "key"
+        elif field.name in (spec.event_time, spec.created_time):
+            role = "time"
+        record = {"name": field.name, "type": describe(field.type), "role": role}
+        columns.append({**record, "description": descriptions.get(field.name, "")})
+    return columns

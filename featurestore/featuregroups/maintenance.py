@@ -1,4 +1,4 @@
-"""Maintenance: compaction of small files, and removal of unused files."""
+"""Maintenance of a group: compaction, vacuum, deletion, and the feature views that depend on it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,31 @@ from datetime import timedelta
 
 from featurestore.delta import commits
 from featurestore.delta.compaction import size_to_merge_below
+from featurestore.delta.deleted import record_deletion
 from featurestore.delta.log import latest_version
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import WriteConflict
+from featurestore.errors import (
+    FeatureViewWarning,
+    InvalidArgument,
+    PinnedByTrainingDataset,
+    UsedByFeatureView,
+    WriteConflict,
+    listing,
+)
 from featurestore.featuregroups.registration import advance
-from featurestore.featuregroups.table import open_group
+from featurestore.featuregroups.table import open_group, open_stored, resolve
+from featurestore.model.callers import warn_caller
 from featurestore.model.durations import parse_duration
+from featurestore.model.feature_view import FeatureViewSpec, incompatible_features
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.times import shifted, utc_now
+from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
-from featurestore.recovery.pins import RECLAIM, pinned_versions
+from featurestore.recovery.pins import RECLAIM, pinned_by, pinned_by_exports, pinned_versions
+from featurestore.registry import feature_views
 from featurestore.session import Session
 from featurestore.storage.failures import after_publication
+from featurestore.usersql import fix_clock, predicate
 
 
 def compact(session: Session, name: str, *, version: int | None = None) -> Commit:
@@ -69,3 +82,131 @@ def vacuum(
         removed = session.engine.vacuum(group.path, keep_versions=pinned, retain=oldest)
         advance(session, spec, latest_version(group.path), run=run)
     return removed
+
+
+def warn_views(session: Session, spec: FeatureGroupSpec) -> None:
+    """Warn of every view that reads features which a new definition does not have.
+
+    A view reads a fixed version: a later one without a feature only prevents an update of the view,
+    a recreated version breaks it.
+    """
+    with session.registry.reading() as connection:
+        reading = feature_views.reading(connection, spec.name)
+    for view in reading:
+        missing_features = _missing_features(view, spec)
+        if missing_features:
+            warn_caller(
+                f"{_view_title(view)} reads feature group {spec.name!r}: in version {spec.version} "
+                f"{', '.join(missing_features)}. {_consequence(view, spec)}",
+                FeatureViewWarning,
+            )
+
+
+def refuse_used(session: Session, name: str, version: int, *, force: bool) -> None:
+    """Refuse to delete a version that views read; with ``force`` warn that they break.
+
+    Raises:
+        UsedByFeatureView: Lists the views.
+    """
+    with session.registry.reading() as connection:
+        reading = feature_views.reading(connection, name, version)
+    if not reading:
+        return
+    users = listing(f"{view.name} version {view.version}" for view in reading)
+    description = f"Feature group {name!r} version {version} is read by the feature views {users}"
+    if not force:
+        raise UsedByFeatureView(
+            f"{description}.",
+            hint="delete those first, or force=True: they cannot be read any more",
+        )
+    warn_caller(f"{description}, which cannot be read any more.", FeatureViewWarning)
+
+
+def _missing_features(view: FeatureViewSpec, spec: FeatureGroupSpec) -> list[str]:
+    return incompatible_features(
+        [feature for feature in view.features if feature.group == spec.name], spec
+    )
+
+
+def _consequence(view: FeatureViewSpec, spec: FeatureGroupSpec) -> str:
+    if (spec.name, spec.version) in view.groups:
+        return "It cannot be read any more."
+    return "It goes on reading the version that it names."
+
+
+def _view_title(view: FeatureViewSpec) -> str:
+    return f"Feature view {view.name!r} version {view.version}"
+
+
+def delete_rows(
+    session: Session,
+    name: str,
+    where: str,
+    *,
+    version: int | None = None,
+    run_id: str | None = None,
+) -> Commit:
+    """Delete the rows for which a predicate (DuckDB's SQL) is true.
+
+    Without such rows nothing is committed.
+    """
+    group = open_stored(session, name, version, to="delete any")
+    if not isinstance(where, str) or not where.strip():
+        raise InvalidArgument(
+            f"where={where!r} is not a condition.", hint="where=\"event_time < '2020-01-01'\""
+        )
+    spec = group.spec
+    where = fix_clock(where, now=utc_now())
+    condition = predicate(where, schema=spec.schema, dialect=session.engine.dialect)
+    with in_flight(
+        session, kind="write", name=spec.name, version=spec.version, run_id=run_id
+    ) as run:
+        note = {"operation": "delete", "run": run.run_id, "where": where, "unique": "kept"}
+        note |= group.seen_by_writer()
+        delta_version = session.engine.delete(group.path, condition, commit_metadata=note)
+        if delta_version is None:
+            delta_version = group.delta_version
+        advance(session, spec, delta_version, run=run)
+    return commits.commit_of(group.path, delta_version)
+
+
+def delete_group(session: Session, name: str, *, version: int, force: bool = False) -> None:
+    """Delete a version of a group with its data, quarantine and statistics.
+
+    Raises:
+        PinnedByTrainingDataset: A training dataset was made from it; ``force=True`` deletes it
+            anyway.
+        UsedByFeatureView: A feature view reads it; ``force=True`` deletes it anyway.
+    """
+    if version is None:
+        raise InvalidArgument("delete_featuregroup needs a version.", hint="version=1")
+    name, version = resolve(session, name, version)
+    with in_flight(session, kind=RECLAIM, name=name, version=version) as reclaim_run:
+        if not force:
+            _refuse_pinned(session, name, version)
+        refuse_used(session, name, version, force=force)
+        with in_flight(session, kind="delete", name=name, version=version) as run:
+            with session.registry.transaction() as connection:
+                groups.forget(connection, name, version)
+            record_deletion(session.featuregroup_path(name, version))
+            with after_publication(f"The deletion of feature group {name!r} version {version}"):
+                groups.remove_files(session.paths, name, version)
+                run.registered = True
+        reclaim_run.registered = True
+
+
+def _refuse_pinned(session: Session, name: str, version: int) -> None:
+    if pinned_by_exports(session, name, version):
+        raise PinnedByTrainingDataset(
+            f"A training dataset is being made from feature group {name!r} version {version}.",
+            hint="wait for it, or force=True: then it fails",
+        )
+    users = pinned_by(session, name, version)
+    if users:
+        dataset_names = [f"{each.dataset} version {each.dataset_version}" for each in users]
+        raise PinnedByTrainingDataset(
+            f"Feature group {name!r} version {version} is pinned by the training datasets "
+            f"{listing(dataset_names)}.",
+            hint="delete those first, or force=True: they stay readable, but cannot be recomputed "
+            "any more",
+        )

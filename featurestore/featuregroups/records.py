@@ -22,7 +22,7 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.featuregroups import stored_values
 from featurestore.featuregroups.audit import AuditedRows
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.featuregroups.times import warn_of_odd_times
+from featurestore.featuregroups.write_checks import warn_of_odd_times
 from featurestore.ingest import as_relation
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.plugins.engine import Accumulator, Engine, Relation

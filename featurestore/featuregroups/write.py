@@ -34,10 +34,13 @@ from featurestore.featuregroups.definition import check_policy
 from featurestore.featuregroups.maintenance import compact_when_due
 from featurestore.featuregroups.records import RecordOrder, prepare_records, ranges_of_positions
 from featurestore.featuregroups.registration import register, write_rows
-from featurestore.featuregroups.repeats import warn_of_repeats
 from featurestore.featuregroups.table import OpenGroup, open_stored
-from featurestore.featuregroups.times import check_time_numbers, warn_of_odd_times
 from featurestore.featuregroups.widening import widen, with_needed_digits
+from featurestore.featuregroups.write_checks import (
+    check_time_numbers,
+    warn_of_odd_times,
+    warn_of_repeats,
+)
 from featurestore.ingest import as_relation, known_rows, may_be_native, with_language
 from featurestore.model.counts import MAX_INT64
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec

@@ -38,7 +38,7 @@ from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
 from featurestore.model.window import Window
 from featurestore.plugins.engine import Engine, Relation, TimeRange
-from featurestore.retrieval.untyped_rows import typed_relation
+from featurestore.retrieval.labels import typed_relation
 from featurestore.session import Session
 
 _log = logging.getLogger("featurestore.jobs")

@@ -18,7 +18,7 @@ from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.snapshot import transaction_version
 from featurestore.errors import InvalidJob, SourceChanged
 from featurestore.featuregroups.definition import Declaration
-from featurestore.featuregroups.deletes import delete_rows
+from featurestore.featuregroups.maintenance import delete_rows
 from featurestore.featuregroups.table import OpenGroup, open_group, open_stored
 from featurestore.model.durations import format_ttl
 from featurestore.model.job import JobSpec

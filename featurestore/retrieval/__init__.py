@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from featurestore.retrieval.conversions import check_dataframe_type, convert
     from featurestore.retrieval.coverage import CoverageReport, GroupCoverage
-    from featurestore.retrieval.empty_groups import CoverageWarning
     from featurestore.retrieval.execution import run
     from featurestore.retrieval.explain import ExplainedRow, Explanation, explain_value
     from featurestore.retrieval.features import explain_features, get_feature, get_features
     from featurestore.retrieval.frame import FeatureFrame
     from featurestore.retrieval.leakage import Leak, LeakReport, check_leakage
     from featurestore.retrieval.query import query_frame
-    from featurestore.retrieval.window_explanation import WindowExplanation, explain_window
+    from featurestore.retrieval.reader_warnings import CoverageWarning
+    from featurestore.retrieval.window_rows import WindowExplanation, explain_window
 
 __all__ = [
     "FeatureFrame", "get_features", "get_feature", "explain_features", "run", "convert",
@@ -29,14 +29,14 @@ __all__ = [
 
 _HOMES = {
     "FeatureFrame": "frame",
-    "CoverageWarning": "empty_groups",
+    "CoverageWarning": "reader_warnings",
     "run": "execution",
     "query_frame": "query",
     **dict.fromkeys(("CoverageReport", "GroupCoverage"), "coverage"),
     **dict.fromkeys(("check_dataframe_type", "convert"), "conversions"),
     **dict.fromkeys(("explain_features", "get_feature", "get_features"), "features"),
     **dict.fromkeys(("ExplainedRow", "Explanation", "explain_value"), "explain"),
-    **dict.fromkeys(("WindowExplanation", "explain_window"), "window_explanation"),
+    **dict.fromkeys(("WindowExplanation", "explain_window"), "window_rows"),
     **dict.fromkeys(("Leak", "LeakReport", "check_leakage"), "leakage"),
 }
 

@@ -30,8 +30,7 @@ from featurestore.retrieval.planner import (
     reordered,
 )
 from featurestore.retrieval.resolve import Feature, Specs, no_features_error, resolve
-from featurestore.retrieval.unique_columns import check_unique
-from featurestore.retrieval.window_ties import check_ties
+from featurestore.retrieval.uniqueness import check_ties, check_unique
 from featurestore.retrieval.windows import matched_spec, plan_windows
 from featurestore.session import Session
 

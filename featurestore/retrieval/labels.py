@@ -1,34 +1,43 @@
-"""The labels of a retrieval: a dataframe, another retrieval, or a group."""
+"""The labels of a retrieval: a dataframe, another retrieval, or a group.
+
+Untyped columns get the types of their join partners, and times of an engine's own dataframes, which
+do not pass through Arrow, are checked here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from featurestore import ingest
-from featurestore.errors import ColumnConflict
+from featurestore.arrow.arrow_cast import cast_batch
+from featurestore.arrow.fitting import can_fit
+from featurestore.arrow.instants import first_out_of_range, out_of_range_error, time_columns
+from featurestore.arrow.types import is_nested
+from featurestore.arrow.untyped import typed_like, untyped_columns
+from featurestore.errors import ColumnConflict, OutOfRange
 from featurestore.model.plan import ROW
 from featurestore.model.references import parse_group_reference
 from featurestore.model.source import SourceRead
-from featurestore.plugins.engine import Relation
+from featurestore.model.times import FIRST, LAST
+from featurestore.plugins.engine import Accumulator, Engine, Relation
 from featurestore.retrieval.catalog import Pins
 from featurestore.retrieval.execution import Labels
 from featurestore.retrieval.frame import FeatureFrame
-from featurestore.retrieval.native_times import refuse_times_outside
 from featurestore.retrieval.planner import LabelSide
 from featurestore.retrieval.resolve import Specs, find_spec
-from featurestore.retrieval.untyped_rows import (
-    TypesFor,
-    typed_relation,
-    typed_schema,
-    typed_table,
-)
 from featurestore.session import Session
+from featurestore.usersql import predicate
 
+# Returns the types of the columns that columns of a schema are joined with.
+TypesFor = Callable[[pa.Schema], Mapping[str, pa.DataType]]
+_OUTSIDE = f"({{0}} < '{FIRST.isoformat()}' or {{0}} > '{LAST.isoformat()}')"
+_OUTSIDE_DAYS = f"({{0}} < '{FIRST.date().isoformat()}' or {{0}} > '{LAST.date().isoformat()}')"
 _PEEK_ROWS = 1000
 
 
@@ -127,3 +136,96 @@ def _check_names(schema: pa.Schema) -> None:
                 f"The labels have two columns {name!r} (ignoring case).", hint="rename one"
             )
         known_names.add(name.lower())
+
+
+def typed_schema(schema: pa.Schema, types: TypesFor) -> pa.Schema:
+    """Return a schema whose untyped columns have the types of their join partners."""
+    if not untyped_columns(schema):
+        return schema
+    return typed_like(schema, types(schema))
+
+
+def typed_relation(engine: Engine, relation: Relation, schema: pa.Schema) -> Relation:
+    """Return a relation cast to a schema that ``typed_schema`` made of its own."""
+    if relation.schema == schema:
+        return relation
+    cast = partial(cast_batch, schema=schema)
+    return engine.map_batches(relation, cast, schema=schema)
+
+
+def typed_table(table: pa.Table, types: TypesFor, library: str) -> pa.Table:
+    """Return rows whose columns without values have the types of their join partners."""
+    blank = _blank_columns(table) if library == "pandas" else []
+    if not blank and not untyped_columns(table.schema):
+        return table
+    types_by_column = types(table.schema)
+    for name in blank:
+        if name in types_by_column and not can_fit(pa.float64(), types_by_column[name]):
+            index = table.schema.get_field_index(name)
+            table = table.set_column(index, name, pa.nulls(table.num_rows))
+    schema = typed_like(table.schema, types_by_column)
+    batches = [cast_batch(batch, schema) for batch in table.to_batches()]
+    return pa.Table.from_batches(batches, schema)
+
+
+def _blank_columns(table: pa.Table) -> list[str]:
+    """Return the columns of floats without a value: pandas gives any such column this type."""
+    names = []
+    for field in table.schema:
+        nulls = table.column(field.name).null_count
+        if pat.is_float64(field.type) and nulls == table.num_rows:
+            names.append(field.name)
+    return names
+
+
+@dataclass(frozen=True)
+class FindOutside(Accumulator["OutOfRange | None", "OutOfRange | None"]):
+    """The refusal of the first time outside of the years 1 to 9999, or None.
+
+    ``columns`` are the names of the columns, which are called c0, c1 and so on in the rows.
+    """
+
+    columns: tuple[str, ...]
+
+    def start(self) -> OutOfRange | None:
+        return None
+
+    def update(self, state: OutOfRange | None, batch: pa.RecordBatch) -> OutOfRange | None:
+        if state is not None:
+            return state
+        for name, array in zip(self.columns, batch.columns, strict=True):
+            row = first_out_of_range(array)
+            if row is not None:
+                return out_of_range_error(array, row, column=name, shown="A row")
+        return None
+
+    def merge(self, first: OutOfRange | None, second: OutOfRange | None) -> OutOfRange | None:
+        return first or second
+
+    def finish(self, state: OutOfRange | None) -> OutOfRange | None:
+        return state
+
+
+def refuse_times_outside(relation: Relation, *, engine: Engine) -> None:
+    """Refuse rows, which can be read twice, with a time outside of the years 1 to 9999.
+
+    The engine filters them, so that few become Arrow; times inside of lists and structs all do.
+
+    Raises:
+        OutOfRange: Names the column and the time.
+    """
+    columns = time_columns(relation.schema)
+    if not columns:
+        return
+    plain = {f"c{number}": name for number, name in enumerate(columns)}  # nothing to quote
+    rows = engine.select(relation, plain)
+    if not any(map(is_nested, rows.schema.types)):
+        conditions = []
+        for field in rows.schema:
+            template = _OUTSIDE_DAYS if pa.types.is_date(field.type) else _OUTSIDE
+            conditions.append(template.format(field.name))
+        text = " or ".join(conditions)
+        rows = engine.filter(rows, predicate(text, schema=rows.schema, dialect=engine.dialect))
+    error = engine.aggregate(rows, FindOutside(columns))
+    if error is not None:
+        raise error

@@ -39,7 +39,7 @@ from featurestore.retrieval.sampled_labels import (
     run_over,
     sampled_labels,
 )
-from featurestore.retrieval.window_leaks import window_values
+from featurestore.retrieval.window_rows import window_values
 from featurestore.session import Session
 from featurestore.usersql import quote
 

@@ -18,13 +18,12 @@ from featurestore.storage import files
 from featurestore.storage.connections import use_options
 from featurestore.storage.publication import is_durable
 from featurestore.storage.selection import storage_for
-from featurestore.store.alerts import AlertCalls
 from featurestore.store.feature_views import FeatureViewCalls
 from featurestore.store.featuregroups import FeatureGroupCalls
 from featurestore.store.features import FeatureCalls
 from featurestore.store.insight import InsightCalls
 from featurestore.store.models import ModelCalls
-from featurestore.store.monitors import MonitorCalls
+from featurestore.store.monitors import AlertCalls, MonitorCalls
 from featurestore.store.sources import SourceCalls
 from featurestore.store.training_datasets import TrainingDatasetCalls
 

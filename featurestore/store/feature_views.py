@@ -70,7 +70,7 @@ class FeatureViewCalls(StoreBase):
         >>> (view.version, view.featuregroups)
         (1, ['questions@v1', 'weather@v1', 'planes@v1'])
         """
-        from featurestore.views import FeatureView, catalog
+        from featurestore.views import FeatureView, definition
         from featurestore.views.definition import define
 
         spec = define(
@@ -84,7 +84,7 @@ class FeatureViewCalls(StoreBase):
             tags=normalize_tags(tags),
             transformations=transformations or {},
         )
-        return FeatureView(self._session, catalog.create(self._session, spec, version=version))
+        return FeatureView(self._session, definition.create(self._session, spec, version=version))
 
     def get_feature_view(self, name: str, *, version: int | None = None) -> FeatureView:
         """Return a feature view; ``version=None`` takes the latest.
@@ -92,9 +92,9 @@ class FeatureViewCalls(StoreBase):
         >>> store.get_feature_view("late_flights").version
         1
         """
-        from featurestore.views import FeatureView, catalog
+        from featurestore.views import FeatureView, definition
 
-        return FeatureView(self._session, catalog.get(self._session, name, version))
+        return FeatureView(self._session, definition.get(self._session, name, version))
 
     def get_feature_views(self) -> list[FeatureView]:
         """Return every version of every feature view, by name and version.
@@ -102,9 +102,9 @@ class FeatureViewCalls(StoreBase):
         >>> [view.name for view in store.get_feature_views()]
         ['late_flights']
         """
-        from featurestore.views import FeatureView, catalog
+        from featurestore.views import FeatureView, definition
 
-        return [FeatureView(self._session, spec) for spec in catalog.every(self._session)]
+        return [FeatureView(self._session, spec) for spec in definition.every(self._session)]
 
     def delete_feature_view(self, name: str, *, version: int) -> None:
         """Delete one version of a feature view; training datasets made from it stay.
@@ -113,6 +113,6 @@ class FeatureViewCalls(StoreBase):
         >>> store.get_feature_views()
         []
         """
-        from featurestore.views import catalog
+        from featurestore.views import definition
 
-        catalog.remove(self._session, name, version)
+        definition.remove(self._session, name, version)

@@ -345,7 +345,7 @@ class FeatureGroupCalls(StoreBase):
         >>> store.get_featuregroup_partitions("gates")
         [{'origin': 'JFK'}, {'origin': 'LGA'}]
         """
-        from featurestore.featuregroups.partition_values import partitions_of
+        from featurestore.featuregroups.read import partitions_of
 
         return partitions_of(self._session, name, version=version)
 
@@ -429,7 +429,7 @@ class FeatureGroupCalls(StoreBase):
         {'temp': 'in Fahrenheit'}
         """
         from featurestore.featuregroups import FeatureGroup
-        from featurestore.featuregroups.descriptions import update
+        from featurestore.featuregroups.discovery import update
 
         spec = update(
             self._session,
@@ -455,7 +455,7 @@ class FeatureGroupCalls(StoreBase):
         (2, ['origin', 'measured_at', 'temp', 'wind_speed'], {'team': 'sky'})
         """
         from featurestore.featuregroups import FeatureGroup
-        from featurestore.featuregroups.rename import rename_feature
+        from featurestore.featuregroups.create import rename_feature
 
         spec = rename_feature(self._session, name, old, new)
         return FeatureGroup(self._session, spec.name, spec.version)

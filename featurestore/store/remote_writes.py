@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from featurestore import ingest
@@ -13,24 +13,10 @@ from featurestore.model.durations import format_duration
 from featurestore.model.featuregroup import Commit
 from featurestore.model.names import check_name
 from featurestore.store.featuregroups import FeatureGroupCalls
-from featurestore.store.remote_session import client_of, record_as, unsupported
+from featurestore.store.remote_handles import client_of, commit_of, unsupported
 
 if TYPE_CHECKING:
     from featurestore.featuregroups import FeatureGroup
-    from featurestore.session import Session
-
-
-def commit_of(record: Mapping[str, Any]) -> Commit:
-    """Return the commit of a server record."""
-    timestamp = datetime.fromisoformat(record["timestamp"])
-    return record_as(Commit, {**record, "timestamp": timestamp})
-
-
-def insert(session: Session, df: object, group: FeatureGroup, options: Mapping[str, Any]) -> Commit:
-    """Send rows to a group; untyped columns get the group's types, as in a local write."""
-    rows = ingest.to_reader(df, like=group.schema)
-    path = f"/featuregroups/{group.name}/{group.version}/rows"
-    return commit_of(client_of(session).send(path, options, rows))
 
 
 class RemoteWriteCalls(FeatureGroupCalls):

@@ -21,7 +21,7 @@ from featurestore.model.plan import FeaturePlan, WindowJoin
 from featurestore.model.window_features import WindowFeature, window, windows
 from featurestore.retrieval.planner import LabelSide, RetrievalOptions
 from featurestore.retrieval.resolve import resolve
-from featurestore.retrieval.window_leaks import events_of
+from featurestore.retrieval.window_rows import events_of
 from featurestore.retrieval.windows import plan_windows
 from featurestore.testing.oracle import bits
 from featurestore.testing.retrieval_conformance import (

@@ -8,7 +8,7 @@ from featurestore.ingest import to_relation
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import FeatureFrame
-from featurestore.retrieval.untyped_rows import typed_relation, typed_schema
+from featurestore.retrieval.labels import typed_relation, typed_schema
 from featurestore.session import Session
 from featurestore.training.dataset import TrainingDataset
 from featurestore.training.transformations import resolve_transformations

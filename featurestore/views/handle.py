@@ -14,7 +14,7 @@ from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.retrieval import FeatureFrame, check_dataframe_type, convert
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.session import Session
-from featurestore.views import catalog
+from featurestore.views import definition
 from featurestore.views.definition import check_label
 from featurestore.views.retrieval import problems, rows_of
 
@@ -269,7 +269,7 @@ class FeatureView:
         >>> store.get_feature_view("late_flights").training_datasets()
         []
         """
-        return catalog.datasets_of(self._session, self.name, self.version)
+        return definition.datasets_of(self._session, self.name, self.version)
 
     def __repr__(self) -> str:
         return f"FeatureView({self.name!r}, version={self.version})"

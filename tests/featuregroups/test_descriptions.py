@@ -75,7 +75,7 @@ def test_descriptions_change_without_a_version_and_outlive_the_registry(
         ({}, "nothing to change"),
         ({"descriptions": {"tmp": "x"}}, "descriptions={'temp': '...'}"),
         ({"descriptions": {"temp": 5}}, "not a string"),
-        ({"descriptions": "in F"}, "no dict of texts"),
+        ({"descriptions": "in F"}, "not a dict of strings"),
         ({"description": 5}, "description='Hourly weather'"),
     ],
 )

@@ -26,7 +26,7 @@ from featurestore.errors import (
     VersionVacuumed,
     WriteConflict,
 )
-from featurestore.featuregroups import deletes, maintenance
+from featurestore.featuregroups import maintenance
 from featurestore.recovery import owners, pins
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import intents, manifests, training_datasets
@@ -223,7 +223,7 @@ def test_an_export_that_begins_beside_a_deletion_waits_for_it(
 ) -> None:
     many_versions(duckdb_store)
     export = Exporter(duckdb_store, monkeypatch)
-    between_pins_and_removal(monkeypatch, deletes, "pinned_by", export.run_until_it_waits)
+    between_pins_and_removal(monkeypatch, maintenance, "pinned_by", export.run_until_it_waits)
     duckdb_store.delete_featuregroup("g", version=1)
     export.end()
     assert isinstance(export.error, FeatureStoreError)

@@ -54,8 +54,8 @@ from featurestore.server.featuregroups import committers
 from featurestore.server.retrievals import Retrieval
 from featurestore.server.rows import ChunkProducer, stream_chunks
 from featurestore.store import FeatureStore
-from featurestore.store.remote_datasets import RemoteTrainingDataset
-from featurestore.store.remote_session import record_as
+from featurestore.store.remote import RemoteTrainingDataset
+from featurestore.store.remote_handles import record_as
 from featurestore.training.verification.problems import Problem, VerifyReport
 from featurestore_connectors.duckdb_delta.interrupts import _COMPUTING
 from featurestore_connectors.duckdb_delta.relations import relation

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 import featurestore
 from featurestore import experiments
-from featurestore.featuregroups.overview import details
+from featurestore.featuregroups.handle import details
 from featurestore.server import create_app
 from featurestore.server.rest import jsonable
 from featurestore.store import FeatureStore

@@ -17,7 +17,7 @@ from featurestore.errors import (
 )
 from featurestore.model.arguments import ALIASES, REPLACEMENTS
 from featurestore.retrieval import FeatureFrame
-from featurestore.retrieval.other_methods import PANDAS, SPARK, suggest_replacement
+from featurestore.retrieval.conversions import PANDAS, SPARK, suggest_replacement
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore

@@ -40,7 +40,7 @@ from featurestore.readers.arrow_numpy import to_numpy
 from featurestore.readers.selection import PRESENT
 from featurestore.registry import featuregroups
 from featurestore.retrieval import FeatureFrame
-from featurestore.retrieval.untyped_rows import typed_relation, typed_schema, typed_table
+from featurestore.retrieval.labels import typed_relation, typed_schema, typed_table
 from featurestore.transform.fitted import Transformations
 from featurestore.views.retrieval import rows_of
 

@@ -16,7 +16,7 @@ from featurestore.model.roles import KnownRoles
 from featurestore.model.source import SourceRead, SourceReads
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import FeatureFrame
-from featurestore.retrieval.native_times import refuse_times_outside
+from featurestore.retrieval.labels import refuse_times_outside
 from featurestore.session import Session
 
 

@@ -1,4 +1,4 @@
-"""Checks of declared times: refused types, and warnings of implausible values."""
+"""Checks of a write: types of declared times, implausible times, and repeated batches."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from datetime import datetime
 import pyarrow.types as pat
 
 from featurestore.arrow.epochs import conversion_hint, is_number, misread_advice
-from featurestore.errors import DataWarning, InvalidArgument, SchemaMismatch
+from featurestore.delta.datafile import DataFile
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import DataWarning, FeatureStoreError, InvalidArgument, SchemaMismatch
 from featurestore.featuregroups.audit import AuditedRows
 from featurestore.featuregroups.definition import Declaration
+from featurestore.featuregroups.table import OpenGroup
 from featurestore.ingest import with_language
 from featurestore.model.callers import warn_caller
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import SuspiciousTimeWarning
 from featurestore.plugins.engine import Engine, Relation
+from featurestore.storage import files
 from featurestore.validation.checks import EARLY_TIMES, FUTURE_TIMES
 
+# Reading many large files again would cost more than the write.
+_MOST_BYTES = 256 * 1024 * 1024
 _PEEK_ROWS = 1000
 
 
@@ -86,3 +92,47 @@ def _first(rows: Relation, name: str, *, engine: Engine) -> list[float | None]:
     table = engine.stream(column, batch_rows=_PEEK_ROWS, limit=_PEEK_ROWS).read_all()
     values: list[float | None] = table.column(0).to_pylist()
     return values
+
+
+def warn_of_repeats(group: OpenGroup, delta_version: int) -> None:
+    """Warn if all files of a commit equal earlier files of the group byte for byte.
+
+    Only files of equal size, rows and statistics are read. The rows are committed, so nothing is
+    raised.
+    """
+    before: dict[tuple[int, int], list[DataFile]] = {}
+    for file in group.state.files:
+        before.setdefault((file.bytes, file.rows), []).append(file)
+    if not before:
+        return
+    try:
+        earlier_paths = {file.path for file in group.state.files}
+        added = [
+            file
+            for file in read_snapshot(group.path, delta_version).files
+            if file.path not in earlier_paths
+        ]
+        if sum(file.bytes for file in added) > _MOST_BYTES:
+            return
+        is_repeat = bool(added) and all(_has_copy(file, before) for file in added)
+    except (FeatureStoreError, OSError):
+        return  # without the files the rows cannot be compared
+    rows = sum(file.rows for file in added)
+    if is_repeat and rows > 1:
+        warn_caller(
+            f"the same {rows:,} rows were in feature group {group.spec.name!r} already and are "
+            "there twice now; transaction=('name', number) makes a write happen once, and a group "
+            "with primary_key= takes mode='upsert'",
+            DataWarning,
+        )
+
+
+def _has_copy(file: DataFile, before: dict[tuple[int, int], list[DataFile]]) -> bool:
+    for candidate in before.get((file.bytes, file.rows), ()):
+        is_similar = (candidate.statistics, candidate.partition) == (
+            file.statistics,
+            file.partition,
+        )
+        if is_similar and files.sha256(candidate.path) == files.sha256(file.path):
+            return True
+    return False

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from featurestore.errors import FeatureStoreError, InvalidSourceFile, SourceError
 from featurestore.sources import SourceFrame
 from featurestore.store import FeatureStore
-from featurestore_connectors.sources.sqlalchemy_types import Described, described_column
+from featurestore_connectors.sources.sqlalchemy_types import QueryColumn, described_column
 
 Lake = Callable[..., SourceFrame]
 NANOS = "2024-01-01T00:00:00.123456789Z"
@@ -139,7 +139,7 @@ def test_metadata_that_are_not_iceberg_are_refused_in_few_words(
 
 
 def test_way_out_of_long_decimals_keeps_every_digit() -> None:
-    told = Described("total", 246, 67, 30, False)
+    told = QueryColumn("total", 246, 67, 30, False)
     column = described_column(told, quoted="`total`")
     assert (column.kind, column.way_out) == (None, "CAST(`total` AS CHAR)")
 

@@ -22,7 +22,7 @@ from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore.store import FeatureStore
 from featurestore_connectors.sources import postgres_jdbc
 from featurestore_connectors.sources.postgres import PostgresSnapshot, PostgresSource
-from featurestore_connectors.sources.postgres_parts import cut
+from featurestore_connectors.sources.postgres_partitions import partition_rows
 from tests.registry.conftest import postgres_server, postgres_url  # noqa: F401  # fixtures
 from tests.streams import kafka_server
 
@@ -97,17 +97,17 @@ def snapshot_of(url: str, **options: str) -> Iterator[PostgresSnapshot]:
 def test_every_row_is_in_one_part(filled: str, column: str | None, table: str) -> None:
     query = SourceQuery(table=table)
     with snapshot_of(filled) as snapshot:
-        found = cut(
+        found = partition_rows(
             query,
             snapshot._columns(query),
-            parts=6,
+            partition_count=6,
             column=column,
             source=table,
             rows=lambda text: snapshot._rows(snapshot._open[0], text),
         )
         is_cut = column not in ("nothing", "elsewhere")
         assert len(found.conditions) == (6 if is_cut else 1)
-        source = f"(select {found.cut or 'null'} as part from {table}) as rows"
+        source = f"(select {found.key or 'null'} as part from {table}) as rows"
         counts = []
         for condition in found.conditions:
             asked = f"select count(*) from {source} where {condition}"
@@ -119,10 +119,10 @@ def test_every_row_is_in_one_part(filled: str, column: str | None, table: str) -
 def test_pages_are_read_without_looking_at_the_others(filled: str) -> None:
     query = SourceQuery(table="readings")
     with snapshot_of(filled) as snapshot:
-        found = cut(
+        found = partition_rows(
             query,
             [],
-            parts=4,
+            partition_count=4,
             column=None,
             source="readings",
             rows=lambda text: snapshot._rows(snapshot._open[0], text),

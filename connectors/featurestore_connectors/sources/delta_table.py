@@ -1,7 +1,7 @@
 """Delta tables of anybody, at any version, read by Delta's own kernel.
 
 Deletion vectors, column mapping, widened types, v2 checkpoints and shallow clones are the kernel's
-to understand (``polars-deltalake``); a table that asks for more than it knows is refused by name.
+to understand (``polars-deltalake``); a table with unsupported features is refused.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from featurestore.plugins.source import Source, SourceConfig, SourceQuery, Sourc
 from featurestore.storage.connections import delta_options
 from featurestore.storage.location import HDFS, without_owner
 from featurestore.storage.mirror import Mirror
-from featurestore_connectors.sources import places
-from featurestore_connectors.sources.failures import told
+from featurestore_connectors.sources import locations
+from featurestore_connectors.sources.failures import one_line
 from featurestore_connectors.sources.typed_columns import (
     SourceColumn,
     TypedColumns,
-    fitted,
+    cast_batches,
 )
 
 
@@ -44,15 +44,15 @@ class DeltaSource:
 
     def __init__(self, config: SourceConfig) -> None:
         self._config = config
-        self._place = places.place_of(config, prefix="delta", noun="Delta table")
+        self._location = locations.parse_location(config, prefix="delta", noun="Delta table")
 
     def snapshot(self, at: int | datetime | None = None) -> DeltaSnapshot:
         """Open a version: a number, that of a moment, or the latest."""
-        path = self._place.opened(self._config)
-        with places.reached(self._config):
+        path = self._location.open(self._config)
+        with locations.storage_errors(self._config):
             if not log.is_delta_table(path):
                 raise SourceTableNotFound(
-                    f"Source {self._config.name!r}: {without_owner(path)} is no Delta table.",
+                    f"Source {self._config.name!r}: {without_owner(path)} is not a Delta table.",
                     hint="a folder of Parquet files is a source by its path alone, without delta+",
                 )
             if isinstance(at, datetime):
@@ -81,11 +81,11 @@ class DeltaSnapshot(TypedColumns):
         self._path = path
         self._version = version
         self._old_layout = polars.CompatLevel.oldest()
-        self._mirror = _mirror_of(path) if path.startswith(f"{HDFS}:") else None
-        place = without_owner(path) if self._mirror is None else self._mirror.folder
-        options = delta_options(path) if self._mirror is None else None
+        self._mirror = _mirror_log(path) if path.startswith(f"{HDFS}:") else None
+        table_path = without_owner(path) if self._mirror is None else self._mirror.folder
+        storage_options = delta_options(path) if self._mirror is None else None
         try:
-            self._rows = scan_delta(place, version=version, storage_options=options)
+            self._rows = scan_delta(table_path, version=version, storage_options=storage_options)
             self._empty = self._rows.head(0).collect().to_arrow(compat_level=self._old_layout)
         except Exception as error:  # the kernel's errors have no class of their own
             self.close()
@@ -103,16 +103,16 @@ class DeltaSnapshot(TypedColumns):
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         schema = self.schema(query)
         if self._mirror is not None:
-            with places.reached(self._config):
-                self._mirror.fetch(_names_of_version(self._mirror, self._path, self._version))
+            with locations.storage_errors(self._config):
+                self._mirror.fetch(_version_files(self._mirror, self._path, self._version))
         rows = self._rows
         if query.window is not None:
             rows = rows.filter(self._within(query.window))
         batches = self._batches(rows.select(schema.names))
-        return pa.RecordBatchReader.from_batches(schema, fitted(batches, schema))
+        return pa.RecordBatchReader.from_batches(schema, cast_batches(batches, schema))
 
     def close(self) -> None:
-        """Remove what was fetched; a version is no connection."""
+        """Remove the fetched files."""
         if self._mirror is not None:
             self._mirror.close()
 
@@ -151,30 +151,30 @@ class DeltaSnapshot(TypedColumns):
             raise self._refusal(error) from error
 
     def _refusal(self, error: Exception) -> SourceError | SourceTableNotFound:
-        said = told(str(error), None)
-        place = (
+        reason = one_line(str(error), None)
+        subject = (
             f"Source {self._config.name!r}, version {self._version} of {without_owner(self._path)}"
         )
         if not 0 <= self._version <= log.latest_version(self._path):
             return SourceTableNotFound(
-                f"{place}: there is no such version; the latest is "
+                f"{subject}: there is no such version; the latest is "
                 f"{log.latest_version(self._path)}."
             )
         return SourceError(
-            f"{place} cannot be read: {said}",
+            f"{subject} cannot be read: {reason}",
             hint="was it vacuumed, or does it use a feature of Delta that is newer than the reader?",
         )
 
 
-def _mirror_of(path: str) -> Mirror:
-    """Return the files of a table; of them its log is here."""
+def _mirror_log(path: str) -> Mirror:
+    """Return a mirror of a table with its log fetched."""
     mirror = Mirror(path)
     mirror.fetch(name for name in mirror.names if name.startswith(f"{log.LOG_FOLDER}/"))
     return mirror
 
 
-def _names_of_version(mirror: Mirror, path: str, version: int) -> list[str]:
-    """Return the files that hold the rows of a version; all of them where only the kernel knows."""
+def _version_files(mirror: Mirror, path: str, version: int) -> list[str]:
+    """Return the data files of a version; all files if only the kernel can read the log."""
     try:
         return [each.path[len(path) + 1 :] for each in read_snapshot(path, version).files]
     except UnsupportedTable:
@@ -182,20 +182,22 @@ def _names_of_version(mirror: Mirror, path: str, version: int) -> list[str]:
 
 
 def _has_variant(kind: pa.DataType) -> bool:
-    """Tell whether values are variants, which the kernel gives as the two parts that files have.
+    """Return whether values are variants, which the kernel returns in their two-binary encoding.
 
-    Of those nobody could make use here (https://github.com/apache/parquet-format, VariantEncoding).
+    The encoding is not decoded here (https://github.com/apache/parquet-format, VariantEncoding).
     """
     if pat.is_list(kind):
         return _has_variant(kind.value_type)
     if not pat.is_struct(kind):
         return False
-    parts = {}
-    for index in range(kind.num_fields):
-        parts[kind.field(index).name] = kind.field(index).type
-    if set(parts) == {"metadata", "value"} and set(map(pat.is_binary, parts.values())) == {True}:
+    member_types = {
+        kind.field(index).name: kind.field(index).type for index in range(kind.num_fields)
+    }
+    if set(member_types) == {"metadata", "value"} and set(
+        map(pat.is_binary, member_types.values())
+    ) == {True}:
         return True
-    return any(map(_has_variant, parts.values()))
+    return any(map(_has_variant, member_types.values()))
 
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 A store may be another one's, and its sources with it. Drivers take options that read files of this
 machine, run statements, load libraries or make objects of a named class, so those alone are let
-through that are known to do none of it.
+through that are known to be harmless.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ POSTGRES = (
     "sslmode",
 )
 _TIMEOUTS = ("connect_timeout", "read_timeout", "write_timeout")
-_BY_DRIVER: Mapping[str, Sequence[str]] = {
+_DRIVER_OPTIONS: Mapping[str, Sequence[str]] = {
     "cx_oracle": ("service_name",),
     "mariadbconnector": (*_TIMEOUTS, "ssl", "ssl_verify_cert"),
     "mysqlconnector": ("charset", "collation", "connect_timeout", "ssl_verify_cert"),
@@ -44,7 +44,7 @@ _BY_DRIVER: Mapping[str, Sequence[str]] = {
 # Names and numbers: no slash of a path, no brace or semicolon, which end a value of ODBC.
 _PLAIN = re.compile(r"[\w .,:=+()-]*")
 _HOST = re.compile(r"[\w.,:%\\-]*")
-# What makes a driver send a file of this machine to a server that asks for it; the default of some.
+# Options that let a server request local files from a driver (LOAD DATA LOCAL); some default to on.
 _SENDS_FILES = {
     "mariadbconnector": "local_infile",
     "mysqlconnector": "allow_local_infile",
@@ -54,39 +54,39 @@ _SENDS_FILES = {
 
 
 def check_options(
-    config: SourceConfig, options: Mapping[str, Any], *, known: Sequence[str], driver: str
+    config: SourceConfig, options: Mapping[str, Any], *, allowed: Sequence[str], driver: str
 ) -> None:
-    """Refuse options of a URI that are not ``known``, or whose values are no plain texts.
+    """Refuse options of a URI that are not ``allowed``, or whose values are not plain text.
 
     Raises:
         InvalidArgument: Names the option and those that there are; its value is not repeated.
     """
     for name, value in options.items():
-        if name not in known:
+        if name not in allowed:
             raise InvalidArgument(
-                f"Source {config.name!r}: the URI has the option {name!r}, which is none of those "
-                f"that a source may set for {driver}: {listing(known)}.",
-                hint=did_you_mean(name, known, write="?{}=...")
+                f"Source {config.name!r}: the URI has the option {name!r}, which is not among those "
+                f"that a source may set for {driver}: {listing(allowed)}.",
+                hint=did_you_mean(name, allowed, write="?{}=...")
                 or "files and statements of a driver are set on this machine, by its own "
                 "environment or configuration",
             )
         if not isinstance(value, str) or not _PLAIN.fullmatch(value):
             raise InvalidArgument(
-                f"Source {config.name!r}: the option {name!r} of the URI is no plain text.",
+                f"Source {config.name!r}: the option {name!r} of the URI is not plain text.",
                 hint="it is given once, and holds letters, digits and .,:=+()- alone",
             )
 
 
 def checked_url(config: SourceConfig, url: sa.URL) -> sa.URL:
-    """Return the URL of a database, its driver told to send no files of this machine.
+    """Return the URL of a database, with local file uploads of its driver disabled.
 
     Raises:
         InvalidArgument: The URL sets more of its driver than a source may; names the option.
     """
     if not _HOST.fullmatch(url.host or ""):
-        raise InvalidArgument(f"Source {config.name!r}: {url.host!r} is no name of a server.")
+        raise InvalidArgument(f"Source {config.name!r}: {url.host!r} is not a host name.")
     driver = _driver(url)
-    check_options(config, url.query, known=_BY_DRIVER.get(driver, ()), driver=driver)
+    check_options(config, url.query, allowed=_DRIVER_OPTIONS.get(driver, ()), driver=driver)
     if driver in _SENDS_FILES:
         url = url.update_query_dict({_SENDS_FILES[driver]: "false"})
     return url

@@ -11,7 +11,7 @@ import pyarrow as pa
 from featurestore.errors import InvalidArgument, SourceTableNotFound, did_you_mean, listing
 from featurestore.model.source import SourceTable
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore_connectors.sources import duckdb_rows, places, sqltext
+from featurestore_connectors.sources import duckdb_rows, locations, sqltext
 from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns
 
 _TABLES = """
@@ -27,13 +27,13 @@ class DuckDBSource:
         if config.options:
             raise InvalidArgument(f"A DuckDB source has no options {listing(config.options)}.")
         self._config = config
-        self._path = places.local_path(config, prefix="duckdb")
+        self._path = locations.local_path(config, prefix="duckdb")
 
     def snapshot(self, at: int | datetime | None = None) -> DuckDBSnapshot:
         """Open the file."""
         if at is not None:
             raise InvalidArgument(f"at={at!r}: a DuckDB file keeps no earlier versions.")
-        return DuckDBSnapshot(self._config, places.existing(self._config, self._path))
+        return DuckDBSnapshot(self._config, locations.require_existing(self._config, self._path))
 
 
 class DuckDBSnapshot(TypedColumns):
@@ -46,7 +46,7 @@ class DuckDBSnapshot(TypedColumns):
         self._connection = duckdb_rows.connect(config, path)
         # A query is for the tables of this file, and reaches no other file.
         self._connection.execute("SET GLOBAL enable_external_access = false")
-        self.identity = places.fingerprint(places.statuses([path, f"{path}.wal"]))
+        self.identity = locations.fingerprint(locations.statuses([path, f"{path}.wal"]))
         self.server = f"DuckDB {duckdb.__version__}"
 
     def tables(self) -> Sequence[SourceTable]:
@@ -68,12 +68,12 @@ class DuckDBSnapshot(TypedColumns):
             raise InvalidArgument(
                 f"A DuckDB source has no {query}.", hint="give table='orders', or sql='select ...'"
             )
-        known = [each.name for each in self.tables()]
-        if query.table not in known:
+        table_names = [each.name for each in self.tables()]
+        if query.table not in table_names:
             raise SourceTableNotFound(
                 f"Source {self._config.name!r} has no table {query.table!r}; "
-                f"it has {listing(known, limit=50)}.",
-                hint=did_you_mean(query.table, known, write="table={!r}"),
+                f"it has {listing(table_names, limit=50)}.",
+                hint=did_you_mean(query.table, table_names, write="table={!r}"),
             )
         return sqltext.table_name(query.table)
 

@@ -1,4 +1,4 @@
-"""Rows that DuckDB reads of files: its types looked at, its streams typed, its errors translated."""
+"""Read rows with DuckDB: check its types, cast its streams, convert its errors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from featurestore.arrow.types import feature_type
 from featurestore.errors import InvalidSql, SourceError, SourceTableNotFound, SourceUnavailable
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore_connectors.sources import sqltext
-from featurestore_connectors.sources.failures import told
-from featurestore_connectors.sources.typed_columns import SourceColumn, chosen, fitted, schema_of
+from featurestore_connectors.sources.failures import one_line
+from featurestore_connectors.sources.typed_columns import (
+    SourceColumn,
+    cast_batches,
+    schema_of,
+    select_columns,
+)
 
 _BATCH_ROWS = 65_536
 _SHOWN = 500
-_WAYS_OUT = {
+_CASTS = {
     "INTERVAL": "epoch({})",
     "TIME": "epoch({})",
     "UHUGEINT": "{}::varchar",
@@ -31,7 +36,7 @@ def connect(config: SourceConfig, path: str = ":memory:") -> duckdb.DuckDBPyConn
         connection.execute("SET GLOBAL TimeZone = 'UTC'")
     except duckdb.Error as error:
         raise SourceUnavailable(
-            f"Source {config.name!r} cannot be reached: {told(str(error), None)}",
+            f"Source {config.name!r} cannot be reached: {one_line(str(error), None)}",
             hint="another process that writes a DuckDB file keeps others out",
         ) from error
     return connection
@@ -45,10 +50,10 @@ def columns_of(
         cursor = connection.cursor()
         native = cursor.sql(f"SELECT * FROM {source}")
         types = [str(kind) for kind in native.types]
-        given = native.limit(0).to_arrow_table().schema
+        arrow_schema = native.limit(0).to_arrow_table().schema
     except duckdb.Error as error:
-        raise of_duckdb(config, error) from error
-    return [_column(field, kind) for field, kind in zip(given, types, strict=True)]
+        raise convert_error(config, error) from error
+    return [_column(field, kind) for field, kind in zip(arrow_schema, types, strict=True)]
 
 
 def read(
@@ -57,28 +62,26 @@ def read(
     source: str,
     query: SourceQuery,
     *,
-    finished: Callable[[], None] | None = None,
+    on_finished: Callable[[], None] | None = None,
 ) -> pa.RecordBatchReader:
-    """Return the rows of a table, a subquery or files, cut as a query says.
+    """Return the rows of a table, a subquery or files, with the columns and window of a query.
 
     ``finished`` is called after the last row, before the reader ends.
     """
-    known = columns_of(config, connection, source)
-    columns = chosen(known, query)
+    all_columns = columns_of(config, connection, source)
+    columns = select_columns(all_columns, query)
     schema = schema_of(columns)
-    natives = {column.name: column.native for column in known}
-    expressions = []
-    for column in columns:
-        expressions.append(f"{column.expression} AS {sqltext.quote(column.name)}")
+    natives = {column.name: column.native for column in all_columns}
+    expressions = [f"{column.expression} AS {sqltext.quote(column.name)}" for column in columns]
     text = sqltext.select(expressions, source=source, condition=_condition(query, natives))
-    batches = _batches(config, connection, text, finished)
-    return pa.RecordBatchReader.from_batches(schema, fitted(batches, schema))
+    batches = _batches(config, connection, text, on_finished)
+    return pa.RecordBatchReader.from_batches(schema, cast_batches(batches, schema))
 
 
-def of_duckdb(config: SourceConfig, error: duckdb.Error) -> Exception:
+def convert_error(config: SourceConfig, error: duckdb.Error) -> Exception:
     """Return the store's error for one of DuckDB."""
     text = str(error).split("Stack Trace")[0]
-    message = f"Source {config.name!r}: {told(text, None)[:_SHOWN]}"
+    message = f"Source {config.name!r}: {one_line(text, None)[:_SHOWN]}"
     if isinstance(error, duckdb.CatalogException):
         return SourceTableNotFound(message)
     if isinstance(error, duckdb.ParserException | duckdb.BinderException):
@@ -90,19 +93,19 @@ def _batches(
     config: SourceConfig,
     connection: duckdb.DuckDBPyConnection,
     text: str,
-    finished: Callable[[], None] | None,
+    on_finished: Callable[[], None] | None,
 ) -> Iterator[pa.RecordBatch]:
     cursor = connection.cursor()
     try:
         yield from cursor.sql(text).to_arrow_reader(_BATCH_ROWS)
     except duckdb.Error as error:
-        raise of_duckdb(config, error) from error
+        raise convert_error(config, error) from error
     except (OSError, pa.ArrowException) as error:
-        raise SourceError(f"Source {config.name!r}: {told(str(error), None)}") from error
+        raise SourceError(f"Source {config.name!r}: {one_line(str(error), None)}") from error
     finally:
         cursor.close()
-    if finished is not None:
-        finished()
+    if on_finished is not None:
+        on_finished()
 
 
 def _column(field: pa.Field, native: str) -> SourceColumn:
@@ -115,7 +118,7 @@ def _column(field: pa.Field, native: str) -> SourceColumn:
     kind = feature_type(field.type)
     if native == "UHUGEINT":
         kind = None
-    way_out = _WAYS_OUT.get(native, "{}::varchar").format(name)
+    way_out = _CASTS.get(native, "{}::varchar").format(name)
     return SourceColumn(field.name, name, kind, native, way_out=way_out)
 
 
@@ -124,9 +127,9 @@ def _condition(query: SourceQuery, natives: dict[str, str]) -> str | None:
     if window is None:
         return None
     # Literals of the column's own type, so that files and row groups outside are never read.
-    word = "TIMESTAMP"
+    literal_type = "TIMESTAMP"
     if natives[window.column].endswith("WITH TIME ZONE"):
-        word = "TIMESTAMPTZ"
-    start = f"{word} {sqltext.text(sqltext.moment(window.start))}"
-    end = f"{word} {sqltext.text(sqltext.moment(window.end))}"
+        literal_type = "TIMESTAMPTZ"
+    start = f"{literal_type} {sqltext.text(sqltext.utc_text(window.start))}"
+    end = f"{literal_type} {sqltext.text(sqltext.utc_text(window.end))}"
     return sqltext.within(window, column=sqltext.quote(window.column), start=start, end=end)

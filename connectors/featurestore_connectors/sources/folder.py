@@ -40,7 +40,7 @@ from featurestore.storage.filesystem import file_systems
 from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import without_owner
 from featurestore.storage.selection import storage_for
-from featurestore_connectors.sources import duckdb_rows, places
+from featurestore_connectors.sources import duckdb_rows, locations
 from featurestore_connectors.sources.folders.bad_rows import BadRows, TableName
 from featurestore_connectors.sources.folders.csv_table import CsvTable
 from featurestore_connectors.sources.folders.json_table import JsonTable
@@ -74,7 +74,9 @@ class FolderSource:
     def __init__(self, config: SourceConfig) -> None:
         parse_options(config.options)
         self._config = config
-        self._place = places.place_of(config, prefix="file", noun="folder", own=NAMES)
+        self._location = locations.parse_location(
+            config, prefix="file", noun="folder", option_names=NAMES
+        )
 
     def snapshot(self, at: int | datetime | None = None) -> FolderSnapshot:
         """List the files."""
@@ -83,7 +85,7 @@ class FolderSource:
                 f"at={at!r}: a folder of files keeps no earlier versions.",
                 hint="a Delta table does: uri='delta+/path'",
             )
-        return FolderSnapshot(self._config, self._place.opened(self._config))
+        return FolderSnapshot(self._config, self._location.open(self._config))
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,11 @@ class FolderSnapshot:
     def __init__(self, config: SourceConfig, path: str) -> None:
         self._config = config
         self._root = files.resolve(path)
-        with places.reached(config):
-            self._statuses = places.below(self._root)
+        with locations.storage_errors(config):
+            self._statuses = locations.below(self._root)
         self._decided_tables: dict[str, _DecidedTable] = {}
         self._bad_rows: list[BadRows] = []
-        self.identity = places.fingerprint(self._statuses)
+        self.identity = locations.fingerprint(self._statuses)
         self.server = (
             f"{without_owner(path)}, read by Arrow {pa.__version__} and DuckDB {duckdb.__version__}"
         )
@@ -160,9 +162,7 @@ class FolderSnapshot:
 
     def description(self, query: SourceQuery) -> Mapping[str, Any]:
         decided = self._open(query)
-        columns = {}
-        for column in decided.schema.columns:
-            columns[column.name] = str(column.kind)
+        columns = {column.name: str(column.kind) for column in decided.schema.columns}
         return {
             "path": query.path or ".",
             "dialect": dict(decided.table.dialect()),
@@ -218,10 +218,11 @@ class FolderSnapshot:
 
     def _open(self, query: SourceQuery) -> _DecidedTable:
         """Return the table of a query, its schema decided now where it is not yet."""
-        table_options: dict[str, str] = {}
-        for name, value in {**self._config.options, **query.options}.items():
-            if name in NAMES:
-                table_options[name] = value
+        table_options: dict[str, str] = {
+            name: value
+            for name, value in {**self._config.options, **query.options}.items()
+            if name in NAMES
+        }
         key = decision_key(query.path, table_options)
         if key not in self._decided_tables:
             _, table = self._table(query)
@@ -230,15 +231,15 @@ class FolderSnapshot:
 
     def _decided(self, key: str, table: FolderTable, query: SourceQuery) -> TableSchema:
         decisions = self._config.decisions
-        stored = None if decisions is None else decisions.get(key)
-        if stored is not None:
-            return TableSchema.from_json(stored)
+        stored_schema = None if decisions is None else decisions.get(key)
+        if stored_schema is not None:
+            return TableSchema.from_json(stored_schema)
         schema = table.decide()
         self._check_unchanged(table)
         if decisions is None:
             return schema
-        shown = {"path": query.path or ".", "dialect": dict(table.dialect())}
-        return TableSchema.from_json(decisions.decide(key, {**shown, **schema.to_json()}))
+        shown_table = {"path": query.path or ".", "dialect": dict(table.dialect())}
+        return TableSchema.from_json(decisions.decide(key, {**shown_table, **schema.to_json()}))
 
     def _table(self, query: SourceQuery) -> tuple[FolderFiles, FolderTable]:
         options = self._options(query)
@@ -256,31 +257,34 @@ class FolderSnapshot:
     def _files(self, query: SourceQuery, options: FolderOptions) -> FolderFiles:
         if query.table is not None or query.sql is not None:
             raise InvalidArgument(
-                f"A folder has no {query}.", hint="give path='orders', or nothing for all of it"
+                f"A folder has no {query}.",
+                hint="pass path='orders', or no path for the complete folder",
             )
-        place = places.inside(self._root, query.path or ".")
-        if place is None:
+        files_root = locations.inside(self._root, query.path or ".")
+        if files_root is None:
             raise InvalidArgument(
                 f"path={query.path!r} leads out of the source {self._config.name!r}.",
                 hint="register the other folder as a source of its own",
             )
-        statuses = self._below(place)
-        folder_files = split_by_format(statuses, root=self._root, place=place, options=options)
+        statuses = self._below(files_root)
+        folder_files = split_by_format(
+            statuses, root=self._root, files_root=files_root, options=options
+        )
         if folder_files is not None:
             return folder_files
-        known = [each.name for each in self.tables()]
+        table_names = [each.name for each in self.tables()]
         raise SourceTableNotFound(
             f"Source {self._config.name!r} has no files at {query.path or '.'!r}; "
-            f"it has {listing(known)}.{_unread(statuses)}",
-            hint=did_you_mean(query.path or "", known, write="path={!r}")
+            f"it has {listing(table_names)}.{_unread(statuses)}",
+            hint=did_you_mean(query.path or "", table_names, write="path={!r}")
             or f"files end in {listing(_all_endings())}, and in {listing(COMPRESSIONS)} after these",
         )
 
-    def _below(self, place: str) -> dict[str, FileStatus]:
-        if place == self._root:
+    def _below(self, root: str) -> dict[str, FileStatus]:
+        if root == self._root:
             return self._statuses
-        with places.reached(self._config):
-            return places.below(place)
+        with locations.storage_errors(self._config):
+            return locations.below(root)
 
     def _checked(
         self, batches: Iterator[pa.RecordBatch], table: FolderTable
@@ -289,12 +293,14 @@ class FolderSnapshot:
         self._check_unchanged(table)
 
     def _check_unchanged(self, table: FolderTable) -> None:
-        with places.reached(self._config):
-            unchanged = places.are_unchanged(table.folder_files.place, table.folder_files.statuses)
+        with locations.storage_errors(self._config):
+            unchanged = locations.are_unchanged(
+                table.folder_files.root, table.folder_files.statuses
+            )
         if not unchanged:
             raise SourceChanged(
                 f"Files of source {self._config.name!r} changed while they were read.",
-                hint="read again, when nobody writes them",
+                hint="read again when the files are no longer written",
             )
 
 

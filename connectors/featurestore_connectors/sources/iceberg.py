@@ -27,17 +27,17 @@ from featurestore.errors import (
 from featurestore.model.source import SourceTable
 from featurestore.model.times import from_micros, to_micros
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore_connectors.sources import duckdb_rows, iceberg_files, places
+from featurestore_connectors.sources import duckdb_rows, iceberg_files, locations
 from featurestore_connectors.sources.driver_options import checked_url
-from featurestore_connectors.sources.failures import told
-from featurestore_connectors.sources.typed_columns import chosen, schema_of
+from featurestore_connectors.sources.failures import one_line
+from featurestore_connectors.sources.typed_columns import schema_of, select_columns
 
 _OPTIONS = ("catalog", "warehouse")
-_ONE_TABLE = "."
+_SINGLE_TABLE = "."
 _SHOWN = 200
 # What reading a document raises that is JSON, and not of a table.
-_OF_METADATA = (AttributeError, LookupError, TypeError, ValueError)
-_OF_PYDANTIC = re.compile(
+_METADATA_ERRORS = (AttributeError, LookupError, TypeError, ValueError)
+_PYDANTIC_TEXT = re.compile(
     r"\d+ validation errors? for \w+|\[type=.*?\](?= |$)|For further information visit \S+"
 )
 
@@ -69,18 +69,20 @@ class IcebergSource:
         except ImportError as error:
             raise missing_extra("pyiceberg", "iceberg") from error
         if self._is_table:
-            path = places.existing(self._config, places.local_path(self._config, prefix="iceberg"))
+            path = locations.require_existing(
+                self._config, locations.local_path(self._config, prefix="iceberg")
+            )
             with _translated(self._config, None):
-                table = iceberg_catalogs.table_of(path)
-            return IcebergSnapshot(self._config, _OneTable(table), at=at)
+                table = iceberg_catalogs.load_table(path)
+            return IcebergSnapshot(self._config, _SingleTable(table), at=at)
         secret = None
         if self._uri.startswith("http") and self._config.secret is not None:
             secret = self._config.secret()
         if self._uri.startswith("sqlite:"):
             file = self._uri.removeprefix("sqlite:").removeprefix("//")
-            places.existing(self._config, file.replace("//", "/", 1))
+            locations.require_existing(self._config, file.replace("//", "/", 1))
         with _translated(self._config, secret):
-            catalog = iceberg_catalogs.opened_catalog(
+            catalog = iceberg_catalogs.open_catalog(
                 self._uri,
                 name=self._config.options.get("catalog", "default"),
                 warehouse=self._config.options.get("warehouse"),
@@ -90,14 +92,14 @@ class IcebergSource:
 
 
 @dataclass(frozen=True)
-class _OneTable:
+class _SingleTable:
     """A catalog of one table."""
 
     table: Any
 
 
 @dataclass(frozen=True)
-class _Opened:
+class _OpenTable:
     """A table at a snapshot (None before its first one), with the columns that are read."""
 
     table: Any
@@ -106,7 +108,7 @@ class _Opened:
 
 
 class IcebergSnapshot:
-    """Tables of one catalog, each at the snapshot that it had when it was first looked at."""
+    """Tables of one catalog, each pinned to its snapshot at the first access."""
 
     def __init__(
         self,
@@ -118,40 +120,40 @@ class IcebergSnapshot:
     ) -> None:
         self._config = config
         self._catalog = catalog
-        self._at = at
+        self._version = at
         self._secret = secret
-        self._opened: dict[str, _Opened] = {}
+        self._open_tables: dict[str, _OpenTable] = {}
         self._connection = duckdb_rows.connect(config)
         self.server = f"Iceberg catalog {config.uri}"
 
     @property
     def identity(self) -> str:
         """The snapshots of the tables that were read."""
-        found = []
-        for name, opened in sorted(self._opened.items()):
-            number = "none" if opened.snapshot is None else opened.snapshot.snapshot_id
-            found.append(f"{name} snapshot {number}")
-        return ", ".join(found) or "no table read"
+        table_snapshots = []
+        for name, open_table in sorted(self._open_tables.items()):
+            number = "none" if open_table.snapshot is None else open_table.snapshot.snapshot_id
+            table_snapshots.append(f"{name} snapshot {number}")
+        return ", ".join(table_snapshots) or "no table read"
 
     def tables(self) -> Sequence[SourceTable]:
-        if isinstance(self._catalog, _OneTable):
-            return [SourceTable(_ONE_TABLE)]
+        if isinstance(self._catalog, _SingleTable):
+            return [SourceTable(_SINGLE_TABLE)]
         with _translated(self._config, self._secret):
             return [SourceTable(name) for name in sorted(_tables_below(self._catalog, ()))]
 
     def query_of(self, table: SourceTable) -> SourceQuery:
-        if isinstance(self._catalog, _OneTable):
+        if isinstance(self._catalog, _SingleTable):
             return SourceQuery()
         return SourceQuery(table=table.name)
 
     def names(self, query: SourceQuery) -> Sequence[str]:
-        opened = self._open(query)
-        return [str(field.name) for field in opened.schema.fields]
+        open_table = self._open(query)
+        return [str(field.name) for field in open_table.schema.fields]
 
     def schema(self, query: SourceQuery) -> pa.Schema:
         source = self._rows(query)
         return schema_of(
-            chosen(duckdb_rows.columns_of(self._config, self._connection, source), query)
+            select_columns(duckdb_rows.columns_of(self._config, self._connection, source), query)
         )
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
@@ -162,47 +164,56 @@ class IcebergSnapshot:
 
     def _rows(self, query: SourceQuery) -> str:
         """Return the SQL of a table's rows at its snapshot."""
-        opened = self._open(query)
+        open_table = self._open(query)
         with _translated(self._config, self._secret):
             return iceberg_files.rows(
-                self._config, self._connection, opened.table, opened.snapshot, opened.schema, query
+                self._config,
+                self._connection,
+                open_table.table,
+                open_table.snapshot,
+                open_table.schema,
+                query,
             )
 
-    def _open(self, query: SourceQuery) -> _Opened:
-        one = isinstance(self._catalog, _OneTable)
-        if query.sql is not None or query.path is not None or one == (query.table is not None):
+    def _open(self, query: SourceQuery) -> _OpenTable:
+        is_single_table = isinstance(self._catalog, _SingleTable)
+        if (
+            query.sql is not None
+            or query.path is not None
+            or is_single_table == (query.table is not None)
+        ):
             raise InvalidArgument(
                 f"An Iceberg source has no {query or 'query for nothing'}.",
                 hint="table='sales.orders' in a catalog, nothing for the table of a metadata file",
             )
-        name = query.table or _ONE_TABLE
-        if name not in self._opened:
-            self._opened[name] = self._at_snapshot(name)
-        return self._opened[name]
+        name = query.table or _SINGLE_TABLE
+        if name not in self._open_tables:
+            self._open_tables[name] = self._open_table(name)
+        return self._open_tables[name]
 
-    def _at_snapshot(self, name: str) -> _Opened:
+    def _open_table(self, name: str) -> _OpenTable:
         table = self._load(name)
-        if isinstance(self._at, datetime):
-            found = table.snapshot_as_of_timestamp(to_micros(self._at) // 1000)
-        elif self._at is not None:
-            found = table.snapshot_by_id(self._at)
+        if isinstance(self._version, datetime):
+            snapshot = table.snapshot_as_of_timestamp(to_micros(self._version) // 1000)
+        elif self._version is not None:
+            snapshot = table.snapshot_by_id(self._version)
         else:
-            return _Opened(table, table.current_snapshot(), table.schema())
-        if found is None:
-            known = []
+            return _OpenTable(table, table.current_snapshot(), table.schema())
+        if snapshot is None:
+            last_snapshots = []
             for each in table.metadata.snapshots[-5:]:
-                when = from_micros(each.timestamp_ms * 1000).isoformat()
-                known.append(f"{each.snapshot_id} of {when}")
+                timestamp = from_micros(each.timestamp_ms * 1000).isoformat()
+                last_snapshots.append(f"{each.snapshot_id} of {timestamp}")
             raise SourceTableNotFound(
-                f"Source {self._config.name!r}, table {name!r} has no snapshot at {self._at}: it "
-                f"never had, or has expired it. Its last ones are {listing(known)}.",
+                f"Source {self._config.name!r}, table {name!r} has no snapshot at {self._version}: it "
+                f"never had, or has expired it. Its last ones are {listing(last_snapshots)}.",
                 hint="leave at= out for the latest",
             )
-        schema = table.schemas().get(found.schema_id, table.schema())
-        return _Opened(table, found, schema)
+        schema = table.schemas().get(snapshot.schema_id, table.schema())
+        return _OpenTable(table, snapshot, schema)
 
     def _load(self, name: str) -> Any:
-        if isinstance(self._catalog, _OneTable):
+        if isinstance(self._catalog, _SingleTable):
             return self._catalog.table
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
@@ -210,11 +221,11 @@ class IcebergSnapshot:
             try:
                 return self._catalog.load_table(name)
             except (NoSuchTableError, NoSuchNamespaceError) as error:
-                known = [each.name for each in self.tables()]
+                table_names = [each.name for each in self.tables()]
                 raise SourceTableNotFound(
                     f"Source {self._config.name!r} has no table {name!r}; "
-                    f"it has {listing(known, limit=50)}.",
-                    hint=did_you_mean(name, known, write="table={!r}"),
+                    f"it has {listing(table_names, limit=50)}.",
+                    hint=did_you_mean(name, table_names, write="table={!r}"),
                 ) from error
 
 
@@ -251,11 +262,11 @@ def _translated(config: SourceConfig, secret: str | None) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise SourceError(
-            f"Source {config.name!r}: a file of the table is gone: {told(str(error), secret)}",
+            f"Source {config.name!r}: a file of the table is gone: {one_line(str(error), secret)}",
             hint="was its snapshot expired while it was read?",
         ) from None
     except Exception as error:  # pyiceberg's errors have no class of their own
-        if isinstance(error, _OF_METADATA) or "validation error" in str(error):
+        if isinstance(error, _METADATA_ERRORS) or "validation error" in str(error):
             raise SourceError(
                 f"Source {config.name!r}: the metadata are not those of an Iceberg table, or are "
                 f"damaged: {_reason(error, secret)}.",
@@ -263,14 +274,14 @@ def _translated(config: SourceConfig, secret: str | None) -> Iterator[None]:
             ) from None
         # Not chained: the text of the cause may hold the secret.
         raise SourceUnavailable(
-            f"Source {config.name!r} cannot be read: {told(str(error), secret)}",
+            f"Source {config.name!r} cannot be read: {one_line(str(error), secret)}",
             hint="look at the URI, the catalog's name (options={'catalog': ...}) and the secret",
         ) from None
 
 
 def _reason(error: Exception, secret: str | None) -> str:
     """Return what is wrong with metadata, in a few words and without what pydantic adds."""
-    text = _OF_PYDANTIC.sub(" ", told(str(error), secret))
+    text = _PYDANTIC_TEXT.sub(" ", one_line(str(error), secret))
     return f"{type(error).__name__}: {' '.join(text.split())[:_SHOWN]}"
 
 

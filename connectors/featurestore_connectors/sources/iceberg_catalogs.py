@@ -1,4 +1,4 @@
-"""Catalogs of Iceberg, opened with what a source says and nothing else.
+"""Open Iceberg catalogs with the settings of a source only.
 
 pyiceberg imports and calls what a table's property ``py-io-impl`` names, and adds what this
 machine's configuration keeps for a catalog of the same name, its credentials too. Tables and sources
@@ -18,8 +18,8 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable
 
 
-class _OwnFiles:
-    """Reads the files of all tables as their place says, whatever their properties name."""
+class _LocationFileIO:
+    """Chooses the FileIO by the location of a table, never by its properties."""
 
     def _load_file_io(
         self, properties: Mapping[str, Any] | None = None, location: str | None = None
@@ -27,15 +27,15 @@ class _OwnFiles:
         return load_file_io(location=location)
 
 
-class _OwnSqlCatalog(_OwnFiles, SqlCatalog):
+class _SqlCatalog(_LocationFileIO, SqlCatalog):
     pass
 
 
-class _OwnRestCatalog(_OwnFiles, RestCatalog):
+class _RestCatalog(_LocationFileIO, RestCatalog):
     pass
 
 
-def opened_catalog(
+def open_catalog(
     uri: str, *, name: str, warehouse: str | None = None, token: str | None = None
 ) -> SqlCatalog | RestCatalog:
     """Return the catalog at a URI, a server or a database, of which nothing is written."""
@@ -43,15 +43,15 @@ def opened_catalog(
     if warehouse is not None:
         properties["warehouse"] = warehouse
     if not uri.startswith("http"):
-        return _OwnSqlCatalog(name, **properties, init_catalog_tables="false")
+        return _SqlCatalog(name, **properties, init_catalog_tables="false")
     if token is not None:
         properties["token"] = token
-    return _OwnRestCatalog(name, **properties)
+    return _RestCatalog(name, **properties)
 
 
-def table_of(metadata: str) -> StaticTable:
+def load_table(metadata: str) -> StaticTable:
     """Return the table of one metadata file."""
     files = load_file_io(location=metadata)
-    read = FromInputFile.table_metadata(files.new_input(metadata))
+    metadata_content = FromInputFile.table_metadata(files.new_input(metadata))
     name = ("static-table", metadata)
-    return StaticTable(name, read, metadata, files, NoopCatalog(name[0]))
+    return StaticTable(name, metadata_content, metadata, files, NoopCatalog(name[0]))

@@ -15,7 +15,7 @@ from featurestore.errors import SourceError, UnsupportedType
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore_connectors.sources import sqltext
-from featurestore_connectors.sources.failures import told
+from featurestore_connectors.sources.failures import one_line
 
 _TYPES = {
     "boolean": "BOOLEAN",
@@ -45,12 +45,12 @@ def rows(
     """Return the rows of a table at a snapshot as a subquery; files outside a window are left out.
 
     Raises:
-        UnsupportedType: A column that is asked for is of no type that can be read.
-        SourceError: Its files need a newer reader; says what to do.
+        UnsupportedType: A requested column has a type that cannot be read.
+        SourceError: The files need a newer reader.
     """
     fields = _readable(schema, query)
     if snapshot is None:
-        return _nothing(fields)
+        return _empty_rows(fields)
     scan = table.scan(snapshot_id=snapshot.snapshot_id)
     if query.window is not None:
         scan = scan.filter(_overlapping(schema, query.window))
@@ -60,21 +60,21 @@ def rows(
         for delete in task.delete_files:
             deletes.add(_delete_path(config, delete))
     if not paths:
-        return _nothing(fields)
+        return _empty_rows(fields)
     _check_ids(config, connection, [*paths])
     columns = ", ".join(sqltext.quote(field.name) for field in fields)
     source = f"{_parquet(paths)}, schema = {_schema_map(fields)}"
     if not deletes:
         return f"(SELECT {columns} FROM read_parquet({source})) AS rows"
     source += f", {_FILE} = true, {_NUMBER} = true"
-    gone = (
+    deleted_rows = (
         "SELECT 1 FROM deleted WHERE deleted.pos = rows.file_row_number AND deleted.file = "
         "rows.filename"
     )
     return (
         "(WITH deleted AS (SELECT regexp_replace(file_path, '^file:(//)?', '') AS file, pos "
         f"FROM read_parquet({_parquet(sorted(deletes))})) "
-        f"SELECT {columns} FROM read_parquet({source}) AS rows WHERE NOT EXISTS ({gone})) AS rows"
+        f"SELECT {columns} FROM read_parquet({source}) AS rows WHERE NOT EXISTS ({deleted_rows})) AS rows"
     )
 
 
@@ -90,24 +90,24 @@ def _tasks(config: SourceConfig, scan: Any) -> list[Any]:
 
 
 def _readable(schema: Any, query: SourceQuery) -> list[Any]:
-    """Return the fields that can be read; UnsupportedType where others are asked for."""
-    asked = query.columns
-    readable, refused = [], []
+    """Return the readable fields; UnsupportedType if others are requested."""
+    names = query.columns
+    readable, unsupported = [], []
     for field in schema.fields:
         if _type(field.field_type) is not None and _default(field) is None:
             readable.append(field)
-        elif asked is None or field.name in asked:
-            refused.append(f"{field.name!r} ({field.field_type})")
-    if refused:
+        elif names is None or field.name in names:
+            unsupported.append(f"{field.name!r} ({field.field_type})")
+    if unsupported:
         raise UnsupportedType(
-            f"{query}: these columns cannot be read without loss: {', '.join(refused)}.",
+            f"{query}: these columns cannot be read without loss: {', '.join(unsupported)}.",
             hint=f"columns={[field.name for field in readable]!r} leaves them out",
         )
     return readable
 
 
 def _type(kind: Any) -> str | None:
-    """Return DuckDB's type for one of Iceberg; None where values of it are not read."""
+    """Return DuckDB's type for an Iceberg type; None if it is not supported."""
     text = str(kind)
     if text.startswith("decimal("):
         return text.upper()
@@ -134,10 +134,10 @@ def _schema_map(fields: Sequence[Any]) -> str:
     return f"MAP {{{', '.join(entries)}}}"
 
 
-def _nothing(fields: Sequence[Any]) -> str:
-    columns = []
-    for field in fields:
-        columns.append(f"NULL::{_type(field.field_type)} AS {sqltext.quote(field.name)}")
+def _empty_rows(fields: Sequence[Any]) -> str:
+    columns = [
+        f"NULL::{_type(field.field_type)} AS {sqltext.quote(field.name)}" for field in fields
+    ]
     return f"(SELECT {', '.join(columns)} WHERE false) AS rows"
 
 
@@ -177,15 +177,15 @@ def _check_ids(
         "GROUP BY file_name HAVING count(field_id) = 0 LIMIT 1"
     )
     try:
-        found = connection.cursor().execute(text).fetchall()
+        files_without_ids = connection.cursor().execute(text).fetchall()
     except duckdb.IOException as error:
         raise SourceError(
-            f"Source {config.name!r}: a file of the table is gone: {told(str(error), None)}",
+            f"Source {config.name!r}: a file of the table is gone: {one_line(str(error), None)}",
             hint="was its snapshot expired while it was read?",
         ) from error
-    if found:
+    if files_without_ids:
         raise SourceError(
-            f"Source {config.name!r}: {found[0][0]} has no ids of columns: it was added to the "
+            f"Source {config.name!r}: {files_without_ids[0][0]} has no ids of columns: it was added to the "
             "table as a file of something else.",
             hint="rewrite the table's data files",
         )
@@ -206,7 +206,7 @@ def _path(config: SourceConfig, location: str) -> str:
         path = path.removeprefix("//")
     if "://" in path or not path.startswith("/"):
         raise SourceError(
-            f"Source {config.name!r}: {location} is no path of this machine.",
+            f"Source {config.name!r}: {location} is not a local path.",
             hint="local and mounted paths are read",
         )
     return path

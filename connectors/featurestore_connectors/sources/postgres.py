@@ -1,4 +1,4 @@
-"""Postgres by ADBC: one exported snapshot for all connections, types looked at before they are read.
+"""Postgres by ADBC: one exported snapshot for all connections; types are checked before reading.
 
 The query that the server sees names the columns that are needed and the bounds of the window. What
 the driver would change silently is cast by the server (identifiers, addresses) or refused.
@@ -34,16 +34,19 @@ from featurestore.plugins.source import (
 )
 from featurestore_connectors.sources import sqltext
 from featurestore_connectors.sources.driver_options import POSTGRES, check_options
-from featurestore_connectors.sources.failures import guarded, translated
-from featurestore_connectors.sources.postgres_jdbc import PartedRead
-from featurestore_connectors.sources.postgres_parts import cut, parts_asked_for
+from featurestore_connectors.sources.failures import guard_batches, translate_errors
+from featurestore_connectors.sources.postgres_jdbc import PartitionedRead
+from featurestore_connectors.sources.postgres_partitions import (
+    parse_partition_count,
+    partition_rows,
+)
 from featurestore_connectors.sources.typed_columns import (
     SourceColumn,
     TypedColumns,
+    cast_batches,
     check_axes,
-    chosen,
-    fitted,
     schema_of,
+    select_columns,
 )
 
 _CONNECT_SECONDS = "10"
@@ -57,9 +60,9 @@ _TABLES = """
 _SNAPSHOT = (
     "SELECT pg_export_snapshot(), pg_current_snapshot()::text, current_setting('server_version')"
 )
-# Types whose text says all that they are, and which the driver gives as bytes without meaning.
+# Types without loss as text, which the driver returns as opaque bytes.
 _AS_TEXT = ("uuid", "inet", "cidr", "macaddr", "macaddr8", "xml")
-_WAYS_OUT = {
+_CASTS = {
     "money": "{}::numeric(18, 2)",
     "oid": "{}::bigint",
     "numeric": "{}::numeric(18, 2)",
@@ -70,7 +73,7 @@ _WAYS_OUT = {
 _ARRAY_ITEMS = ("bool", "bpchar", "float4", "float8", "int2", "int4", "int8", "text", "varchar")
 # How Postgres keeps precision and scale of a number in one integer, 4 above their bits.
 _TYPMOD_OFFSET = 4
-_MOST_DIGITS = 38
+_MAX_DIGITS = 38
 
 
 class PostgresSource:
@@ -78,20 +81,20 @@ class PostgresSource:
 
     def __init__(self, config: SourceConfig) -> None:
         self._config = config
-        self._parts = parts_asked_for(config.options)
+        self._partition_count = parse_partition_count(config.options)
         for option in parse_qsl(urlsplit(config.uri).query, keep_blank_values=True):
-            check_options(config, dict([option]), known=POSTGRES, driver="Postgres")
+            check_options(config, dict([option]), allowed=POSTGRES, driver="Postgres")
 
     def has_parts(self, engine: Engine) -> bool:
-        """Tell whether the tasks of an engine read the rows: those of Spark, where options say so."""
-        return engine.name == "spark" and self._parts is not None
+        """Return whether the tasks of the engine read the rows: on Spark, if options request it."""
+        return engine.name == "spark" and self._partition_count is not None
 
     def snapshot(self, at: int | datetime | None = None) -> PostgresSnapshot:
         """Connect, and export a snapshot of now."""
         if at is not None:
             raise InvalidArgument(
                 f"at={at!r}: a Postgres database keeps no earlier versions.",
-                hint="leave at= out, or ask for the time in sql=",
+                hint="omit at=, or filter by time in sql=",
             )
         return PostgresSnapshot(self._config)
 
@@ -112,14 +115,14 @@ class PostgresSnapshot(TypedColumns):
         self.server = f"PostgreSQL {version}"
 
     def tables(self) -> Sequence[SourceTable]:
-        found = []
+        tables = []
         for schema, name, readable in self._rows(self._open[0], _TABLES):
-            whole = name if schema == "public" else f"{schema}.{name}"
-            found.append(SourceTable(whole, bool(readable)))
-        return found
+            full_name = name if schema == "public" else f"{schema}.{name}"
+            tables.append(SourceTable(full_name, bool(readable)))
+        return tables
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        columns = chosen(self._columns(query), query)
+        columns = select_columns(self._columns(query), query)
         schema = schema_of(columns)
         expressions, arrays = [], []
         for column in columns:
@@ -130,29 +133,29 @@ class PostgresSnapshot(TypedColumns):
                 expressions.append(column.axes)
         text = sqltext.select(expressions, source=self._from(query), condition=_condition(query))
         batches = check_axes(self._batches(text), arrays)
-        return pa.RecordBatchReader.from_batches(schema, fitted(batches, schema))
+        return pa.RecordBatchReader.from_batches(schema, cast_batches(batches, schema))
 
     def stage(self, query: SourceQuery, engine: Engine, directory: str) -> Relation:
-        known = self._columns(query)
+        columns = self._columns(query)
         source, options = self._from(query), self._config.options
-        parts = cut(
+        partitions = partition_rows(
             query,
-            known,
-            parts=parts_asked_for(options) or 1,
+            columns,
+            partition_count=parse_partition_count(options) or 1,
             column=options.get("partition_column"),
             source=source,
             rows=lambda text: self._rows(self._open[0], text),
         )
-        read = PartedRead(
+        partitioned_read = PartitionedRead(
             self._config,
             self._secret,
             str(self._shared),
-            chosen(known, query),
+            select_columns(columns, query),
             source,
             _condition(query),
-            parts,
+            partitions,
         )
-        return read.stage(engine, directory)
+        return partitioned_read.stage(engine, directory)
 
     def close(self) -> None:
         while self._open:
@@ -164,7 +167,7 @@ class PostgresSnapshot(TypedColumns):
             from adbc_driver_postgresql import dbapi
         except ImportError as error:
             raise missing_extra("adbc-driver-postgresql", "sources") from error
-        with translated(self._config, secret=self._secret):
+        with translate_errors(self._config, secret=self._secret):
             connection = dbapi.connect(
                 _with_secret(self._config.uri, self._secret), autocommit=True
             )
@@ -178,7 +181,7 @@ class PostgresSnapshot(TypedColumns):
         return connection
 
     def _rows(self, connection: Any, text: str) -> list[Any]:
-        with translated(self._config, secret=self._secret), connection.cursor() as cursor:
+        with translate_errors(self._config, secret=self._secret), connection.cursor() as cursor:
             cursor.execute(text)
             return list(cursor.fetchall())
 
@@ -198,7 +201,7 @@ class PostgresSnapshot(TypedColumns):
                 cursor.execute(text)
                 yield from cursor.fetch_record_batch()
 
-        yield from guarded(self._config, batches(), secret=self._secret, close=close)
+        yield from guard_batches(self._config, batches(), secret=self._secret, close=close)
 
     def _from(self, query: SourceQuery) -> str:
         if query.table is not None:
@@ -212,21 +215,21 @@ class PostgresSnapshot(TypedColumns):
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
         text = f"SELECT * FROM {self._from(query)}"
         try:
-            given = self._described(text)
+            driver_schema = self._described(text)
         except SourceTableNotFound as error:
-            known = [each.name for each in self.tables()]
+            table_names = [each.name for each in self.tables()]
             hint = None
             if query.table is not None:
-                hint = did_you_mean(query.table, known, write="table={!r}")
+                hint = did_you_mean(query.table, table_names, write="table={!r}")
             raise SourceTableNotFound(
-                f"{error.message} It has {listing(known, limit=50)}.", hint=hint
+                f"{error.message} It has {listing(table_names, limit=50)}.", hint=hint
             ) from error
-        return list(map(_column, given))
+        return list(map(_column, driver_schema))
 
     def _described(self, text: str) -> pa.Schema:
-        """Return the columns of a query; an error of it leaves the snapshot as it was."""
+        """Return the columns of a query; a savepoint protects the snapshot from its errors."""
         with (
-            translated(self._config, secret=self._secret),
+            translate_errors(self._config, secret=self._secret),
             self._open[0].cursor() as cursor,
         ):
             cursor.execute("SAVEPOINT described")
@@ -240,13 +243,13 @@ def _condition(query: SourceQuery) -> str | None:
     window = query.window
     if window is None:
         return None
-    start = f"TIMESTAMPTZ {sqltext.text(sqltext.moment(window.start))}"
-    end = f"TIMESTAMPTZ {sqltext.text(sqltext.moment(window.end))}"
+    start = f"TIMESTAMPTZ {sqltext.text(sqltext.utc_text(window.start))}"
+    end = f"TIMESTAMPTZ {sqltext.text(sqltext.utc_text(window.end))}"
     return sqltext.within(window, column=sqltext.quote(window.column), start=start, end=end)
 
 
 def _column(field: pa.Field) -> SourceColumn:
-    """Return how a column is read, from what the driver tells of its type."""
+    """Return the column for a field, from the type metadata of the driver."""
     metadata = field.metadata or {}
     native = metadata.get(b"POSTGRESQL:type", b"").decode()
     name = sqltext.quote(field.name)
@@ -254,8 +257,8 @@ def _column(field: pa.Field) -> SourceColumn:
         return SourceColumn(field.name, f"{name}::text", pa.string(), native)
     if native == "numeric":
         kind = _decimal(int(metadata.get(b"POSTGRESQL:typmod", b"-1")))
-        told = native if kind is not None else "numeric without digits, or with more than 38"
-        return SourceColumn(field.name, name, kind, told, way_out=_way_out(native, name))
+        one_line = native if kind is not None else "numeric without digits, or with more than 38"
+        return SourceColumn(field.name, name, kind, one_line, way_out=_way_out(native, name))
     if native.startswith("_"):
         is_plain = native[1:] in _ARRAY_ITEMS
         return SourceColumn(
@@ -266,10 +269,10 @@ def _column(field: pa.Field) -> SourceColumn:
             way_out=f"{name}::text[]",
             axes=f"array_ndims({name})",
         )
-    given = field.type
-    if isinstance(given, pa.BaseExtensionType):
-        given = given.storage_type
-    kind = feature_type(given)
+    storage_type = field.type
+    if isinstance(storage_type, pa.BaseExtensionType):
+        storage_type = storage_type.storage_type
+    kind = feature_type(storage_type)
     is_opaque = b"ADBC:postgresql:typname" in metadata
     if is_opaque or native in ("money", "oid"):
         kind = None
@@ -277,7 +280,7 @@ def _column(field: pa.Field) -> SourceColumn:
 
 
 def _way_out(native: str, name: str) -> str:
-    return _WAYS_OUT.get(native, "{}::text").format(name)
+    return _CASTS.get(native, "{}::text").format(name)
 
 
 def _decimal(typmod: int) -> pa.DataType | None:
@@ -288,26 +291,26 @@ def _decimal(typmod: int) -> pa.DataType | None:
     scale = (typmod - _TYPMOD_OFFSET) & 0x7FF
     if scale >= 0x400:  # eleven bits with a sign
         return None
-    if not 0 < precision <= _MOST_DIGITS or scale > precision:
+    if not 0 < precision <= _MAX_DIGITS or scale > precision:
         return None
     return pa.decimal128(precision, scale)
 
 
 def _with_secret(uri: str, secret: str | None) -> str:
     """Return the URI as the driver takes it: with the password, and with an end to waiting."""
-    parts = urlsplit(uri)
-    options = dict(parse_qsl(parts.query))
+    url = urlsplit(uri)
+    options = dict(parse_qsl(url.query))
     options.setdefault("connect_timeout", _CONNECT_SECONDS)
-    place = parts.netloc
+    netloc = url.netloc
     if secret is not None:
-        user, separator, host = place.rpartition("@")
+        user, separator, host = netloc.rpartition("@")
         if not separator:
             raise InvalidArgument(
                 "A Postgres URI with a secret needs a user.",
                 hint="postgresql://user@host:5432/database",
             )
-        place = f"{user}:{percent(secret, safe='')}@{host}"
-    return urlunsplit(("postgresql", place, parts.path, urlencode(options), ""))
+        netloc = f"{user}:{percent(secret, safe='')}@{host}"
+    return urlunsplit(("postgresql", netloc, url.path, urlencode(options), ""))
 
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Rows of Postgres read by the tasks of Spark, through JDBC, all in one snapshot.
 
 A connection of this process holds the snapshot open, and the session of each task joins it by its
-first statement. What Java's types would change (times, days, lists) comes as numbers and texts, and
-becomes what it is on the executors.
+first statement. Values that Java's types would change (times, dates, lists) are sent as numbers and
+text, and converted on the executors.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from featurestore.errors import (
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.source import SourceConfig
 from featurestore_connectors.sources import sqltext
-from featurestore_connectors.sources.failures import told
-from featurestore_connectors.sources.postgres_parts import PART, Parts
+from featurestore_connectors.sources.failures import one_line
+from featurestore_connectors.sources.postgres_partitions import PARTITION_KEY, Partitions
 from featurestore_connectors.sources.typed_columns import SourceColumn, schema_of
 
 _DRIVER = "org.postgresql.Driver"
@@ -64,8 +64,8 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class PartedRead:
-    """What tasks read: columns of a table or subquery, in a snapshot that is held open."""
+class PartitionedRead:
+    """A read by tasks: columns of a table or subquery, in a snapshot that stays open."""
 
     config: SourceConfig
     secret: str | None
@@ -73,7 +73,7 @@ class PartedRead:
     columns: Sequence[SourceColumn]
     source: str
     condition: str | None
-    parts: Parts
+    partitions: Partitions
 
     def stage(self, engine: Engine, directory: str) -> Relation:
         """Have each part written as files of a directory by a task, and return the rows from there.
@@ -81,7 +81,7 @@ class PartedRead:
         Raises:
             ConfigurationError: The session has no driver; the hint is how to get it.
             UnsupportedType: A value does not fit; names its column.
-            SourceError: What else the server said.
+            SourceError: Any other error of the server.
         """
         rows = engine.adopt(self._frame(_session(engine)))
         assert rows is not None
@@ -102,90 +102,95 @@ class PartedRead:
             "fetchsize": _FETCH_ROWS,
             "sessionInitStatement": _JOIN.format(sqltext.text(self.snapshot)),
         }
-        expressions = []
-        for number, column in enumerate(self.columns):
-            expressions.append(f"{_sent(column)} AS c{number}")
-        if self.parts.cut is not None:
-            expressions.append(f"{self.parts.cut} AS {PART}")
+        expressions = [
+            f"{_sent_expression(column)} AS c{number}" for number, column in enumerate(self.columns)
+        ]
+        if self.partitions.key is not None:
+            expressions.append(f"{self.partitions.key} AS {PARTITION_KEY}")
         text = sqltext.select(expressions, source=self.source, condition=self.condition)
         try:
             frame = session.read.jdbc(
                 url,
                 f"({text}) AS rows",
-                predicates=list(self.parts.conditions),
+                predicates=list(self.partitions.conditions),
                 properties=settings,
             )
         except PySparkException as error:
             raise _failure(self.config, error, self.secret) from None
-        received = []
-        for number, column in enumerate(self.columns):
-            received.append(_received(frame[f"c{number}"], column))
+        received = [
+            _received_column(frame[f"c{number}"], column)
+            for number, column in enumerate(self.columns)
+        ]
         return frame.select(*received)
 
 
-def _sent(column: SourceColumn) -> str:
+def _sent_expression(column: SourceColumn) -> str:
     """Return the SQL of a column in a type that Java takes as it is."""
-    given, kind = column.expression, column.kind
+    expression, kind = column.expression, column.kind
     assert kind is not None
     if pat.is_timestamp(kind):
-        micros = f"(extract(epoch FROM {given}) * 1000000)::bigint"
-        return _finite(given, micros, _NO_MICROS)
+        micros = f"(extract(epoch FROM {expression}) * 1000000)::bigint"
+        return _finite_or(expression, micros, _NO_MICROS)
     if pat.is_date(kind):
-        return _finite(given, f"{given} - DATE '1970-01-01'", _NO_DAY)
+        return _finite_or(expression, f"{expression} - DATE '1970-01-01'", _NO_DAY)
     if column.axes is not None:
-        return f"CASE WHEN {column.axes} > 1 THEN '{_AXES}' ELSE array_to_json({given})::text END"
+        return (
+            f"CASE WHEN {column.axes} > 1 THEN '{_AXES}' ELSE array_to_json({expression})::text END"
+        )
     if pat.is_string(kind) and column.native != "bpchar":
-        return f"{given}::text"
-    return given
+        return f"{expression}::text"
+    return expression
 
 
-def _finite(given: str, value: str, other: int) -> str:
+def _finite_or(expression: str, value: str, replacement: int) -> str:
     return (
-        f"CASE WHEN {given} IS NULL THEN NULL WHEN {given} BETWEEN '{_FIRST}' AND '{_LAST}' "
-        f"THEN {value} ELSE {other} END"
+        f"CASE WHEN {expression} IS NULL THEN NULL WHEN {expression} BETWEEN '{_FIRST}' AND '{_LAST}' "
+        f"THEN {value} ELSE {replacement} END"
     )
 
 
-def _received(given: Any, column: SourceColumn) -> Any:
+def _received_column(frame_column: Any, column: SourceColumn) -> Any:
     """Return the column of a frame as its feature type."""
     from pyspark.sql import functions as sf
 
     kind = column.kind
     assert kind is not None
     if pat.is_timestamp(kind):
-        value = sf.timestamp_micros(_refused(given, _NO_MICROS, column, "times"))
+        value = sf.timestamp_micros(_raise_at_marker(frame_column, _NO_MICROS, column, "times"))
     elif pat.is_date(kind):
-        value = sf.date_from_unix_date(_refused(given, _NO_DAY, column, "times"))
+        value = sf.date_from_unix_date(_raise_at_marker(frame_column, _NO_DAY, column, "times"))
     elif column.axes is not None:
-        texts = _refused(given, _AXES, column, "lists")
-        value = sf.from_json(texts, f"array<{_NAMES[kind.value_type]}>", {"mode": "FAILFAST"})
+        json_lists = _raise_at_marker(frame_column, _AXES, column, "lists")
+        value = sf.from_json(json_lists, f"array<{_NAMES[kind.value_type]}>", {"mode": "FAILFAST"})
     elif pat.is_decimal(kind):
-        value = given.cast(f"decimal({kind.precision},{kind.scale})")
+        value = frame_column.cast(f"decimal({kind.precision},{kind.scale})")
     else:
-        value = given.cast(_NAMES[kind])
+        value = frame_column.cast(_NAMES[kind])
     return value.alias(column.name)
 
 
-def _refused(given: Any, sign: object, column: SourceColumn, what: str) -> Any:
+def _raise_at_marker(frame_column: Any, marker: object, column: SourceColumn, noun: str) -> Any:
     """Return a column, which raises where a value is the sign for one that does not fit."""
     from pyspark.sql import functions as sf
 
-    text = _MARK + json.dumps([column.name, what])
-    return sf.when(given == sf.lit(sign), sf.raise_error(sf.lit(text))).otherwise(given)
+    text = _MARK + json.dumps([column.name, noun])
+    return sf.when(frame_column == sf.lit(marker), sf.raise_error(sf.lit(text))).otherwise(
+        frame_column
+    )
 
 
 def _failure(config: SourceConfig, error: Exception, secret: str | None) -> FeatureStoreError:
-    """Return what the executors or the server said, without the secret."""
-    said = told(str(error), secret)
-    _, found, rest = said.partition(_MARK)
-    if not found:
+    """Convert an error of the executors or the server, without the secret."""
+    message = one_line(str(error), secret)
+    _, separator, payload = message.partition(_MARK)
+    if not separator:
         return SourceError(
-            f"Source {config.name!r}, read by the tasks of Spark: {said}",
+            f"Source {config.name!r}, read by the tasks of Spark: {message}",
             hint="the executors need to reach the server; without options= partitions this process "
             "reads all of it",
         )
-    (name, what), _ = json.JSONDecoder().raw_decode(rest)
-    if what == "lists":
+    (name, noun), _ = json.JSONDecoder().raw_decode(payload)
+    if noun == "lists":
         return UnsupportedType(
             f"Column {name!r} has arrays of several axes, which cannot be read without loss.",
             hint=f"sql='select {sqltext.quote(name)}::text ...', or unnest them",
@@ -198,22 +203,20 @@ def _failure(config: SourceConfig, error: Exception, secret: str | None) -> Feat
 
 def _address(config: SourceConfig) -> tuple[str, dict[str, str]]:
     """Return a URI as Java's driver takes it, and the user."""
-    parts = urlsplit(config.uri)
-    options = {}
-    for name, value in parse_qsl(parts.query):
-        options[_RENAMED.get(name, name)] = value
-    if not parts.hostname:
+    partitions = urlsplit(config.uri)
+    options = {_RENAMED.get(name, name): value for name, value in parse_qsl(partitions.query)}
+    if not partitions.hostname:
         raise InvalidArgument(
             f"Source {config.name!r}: the URI names no server that tasks can reach.",
             hint="postgresql://user@host:5432/database",
         )
     options.setdefault("connectTimeout", _CONNECT_SECONDS)
-    place = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    if parts.port is not None:
-        place = f"{place}:{parts.port}"
-    user = {} if parts.username is None else {"user": unquote(parts.username)}
-    database = quote(unquote(parts.path.lstrip("/")), safe="")
-    return f"jdbc:postgresql://{place}/{database}?{urlencode(options)}", user
+    netloc = f"[{partitions.hostname}]" if ":" in partitions.hostname else partitions.hostname
+    if partitions.port is not None:
+        netloc = f"{netloc}:{partitions.port}"
+    user = {} if partitions.username is None else {"user": unquote(partitions.username)}
+    database = quote(unquote(partitions.path.lstrip("/")), safe="")
+    return f"jdbc:postgresql://{netloc}/{database}?{urlencode(options)}", user
 
 
 def _session(engine: Engine) -> Any:

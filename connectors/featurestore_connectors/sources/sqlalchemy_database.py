@@ -1,7 +1,7 @@
 """Databases by SQLAlchemy, with any installed dialect: MySQL and MariaDB, and by name all others.
 
-One connection in one transaction, of the level at which it sees one state. What the server is asked
-for names the columns that are needed and the bounds of the window.
+One connection with one transaction, at an isolation level with a consistent snapshot. The query
+names only the needed columns and the bounds of the window.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import sqltext
 from featurestore_connectors.sources.driver_options import checked_url
-from featurestore_connectors.sources.failures import told
+from featurestore_connectors.sources.failures import one_line
 from featurestore_connectors.sources.sqlalchemy_rows import BATCH_ROWS, RunningQuery
 from featurestore_connectors.sources.sqlalchemy_types import (
-    Described,
+    QueryColumn,
     described_column,
     is_zoned,
     reflected_column,
@@ -43,9 +43,9 @@ from featurestore_connectors.sources.sqlalchemy_types import (
 from featurestore_connectors.sources.typed_columns import (
     SourceColumn,
     TypedColumns,
-    chosen,
-    fitted,
+    cast_batches,
     schema_of,
+    select_columns,
 )
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 _MYSQL = ("mysql", "mariadb")
 _DRIVERS = {"mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql"}
 # Kinds that have a connector of their own, which reads more and faster.
-_OWN = ("duckdb", "sqlite")
+_OTHER_CONNECTORS = ("duckdb", "sqlite")
 _CONNECT_SECONDS = "10"
-# Levels at which a transaction sees one state, the first of them that a database has.
+# Isolation levels with a consistent snapshot; the first that the database supports is used.
 _LEVELS = ("SNAPSHOT", "REPEATABLE READ", "SERIALIZABLE")
 # Error numbers of MySQL (https://mariadb.com/docs/server/reference/error-codes).
 _NO_TABLE, _NO_COLUMN, _CHANGED, _NO_RIGHTS = 1146, 1054, 1412, (1142, 1143)
@@ -70,7 +70,7 @@ class SQLAlchemySource:
         if config.options:
             raise InvalidArgument(
                 f"A source of SQLAlchemy has no options {listing(config.options)}.",
-                hint="settings of the driver stand in the URI: ?charset=utf8mb4",
+                hint="put settings of the driver into the URI: ?charset=utf8mb4",
             )
         self._url = _url(config)
 
@@ -79,7 +79,7 @@ class SQLAlchemySource:
         if at is not None:
             raise InvalidArgument(
                 f"at={at!r}: source {self._config.name!r} keeps no earlier versions.",
-                hint="leave at= out, or ask for the time in a view",
+                hint="omit at=, or filter by time in a view",
             )
         return SQLAlchemySnapshot(self._config, self._url)
 
@@ -114,18 +114,18 @@ class SQLAlchemySnapshot(TypedColumns):
         return [SourceTable(name) for name in sorted(set(names))]
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        known = self._columns(query)
-        columns = chosen(known, query)
-        schema = schema_of(columns)
+        columns = self._columns(query)
+        selected_columns = select_columns(columns, query)
+        schema = schema_of(selected_columns)
         condition = None
         if query.window is not None:
-            by_name = {column.name: column for column in known}
-            condition = self._condition(query.window, by_name[query.window.column])
-        expressions = []
-        for column in columns:
-            expressions.append(f"{column.expression} AS {self._quote(column.name)}")
+            columns_by_name = {column.name: column for column in columns}
+            condition = self._condition(query.window, columns_by_name[query.window.column])
+        expressions = [
+            f"{column.expression} AS {self._quote(column.name)}" for column in selected_columns
+        ]
         text = sqltext.select(expressions, source=self._from(query), condition=condition)
-        batches = fitted(self._batches(text, columns), schema)
+        batches = cast_batches(self._batches(text, selected_columns), schema)
         return pa.RecordBatchReader.from_batches(schema, batches)
 
     def close(self) -> None:
@@ -142,11 +142,11 @@ class SQLAlchemySnapshot(TypedColumns):
         """End a query in the middle of its rows, which a driver of MySQL would fetch to the last."""
         import sqlalchemy as sa
 
-        # What was asked for is there or not needed: the connection closes either way.
+        # A failed interrupt does not matter: the connection is closed anyway.
         with contextlib.suppress(sa.exc.DBAPIError):
             if self._dialect.name in _MYSQL:
-                with self._connection.engine.connect() as other:
-                    other.exec_driver_sql(f"KILL QUERY {int(self._number)}")
+                with self._connection.engine.connect() as second_connection:
+                    second_connection.exec_driver_sql(f"KILL QUERY {int(self._number)}")
             running.end()
 
     @property
@@ -171,17 +171,17 @@ class SQLAlchemySnapshot(TypedColumns):
     def _begin(self) -> None:
         with self._translated(connecting=True):
             try:
-                known = self._dialect.get_isolation_level_values(self._connection.connection)
+                levels = self._dialect.get_isolation_level_values(self._connection.connection)
             except NotImplementedError:
-                known = ()
+                levels = ()
             for level in _LEVELS:
-                if level in known:
+                if level in levels:
                     self._connection.execution_options(isolation_level=level)
                     break
             if self._dialect.name in _MYSQL:
                 self._connection.exec_driver_sql("SET time_zone = '+00:00'")
-                told = self._connection.exec_driver_sql("SELECT connection_id()")
-                self._number = told.scalar_one()
+                one_line = self._connection.exec_driver_sql("SELECT connection_id()")
+                self._number = one_line.scalar_one()
                 self._connection.exec_driver_sql(
                     "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
                 )
@@ -195,7 +195,7 @@ class SQLAlchemySnapshot(TypedColumns):
         """Have the connection for another query, whose errors are those of the store."""
         with self._lock:
             if self._running is not None:
-                self._running.put_aside()
+                self._running.spool()
                 self._running = None
             with self._translated():
                 yield
@@ -218,7 +218,7 @@ class SQLAlchemySnapshot(TypedColumns):
 
     def _from(self, query: SourceQuery) -> str:
         if query.table is not None:
-            schema, table = self._place(query.table)
+            schema, table = self._split_name(query.table)
             quoted = self._quote(table)
             return quoted if schema is None else f"{self._quote(schema)}.{quoted}"
         if query.sql is not None:
@@ -228,7 +228,7 @@ class SQLAlchemySnapshot(TypedColumns):
             hint="give table='orders', or sql='select ...'",
         )
 
-    def _place(self, table: str) -> tuple[str | None, str]:
+    def _split_name(self, table: str) -> tuple[str | None, str]:
         """Return schema and name of a table: ``orders``, or ``sales.orders``."""
         before, dot, after = table.partition(".")
         if not dot or table in [each.name for each in self.tables()]:
@@ -240,7 +240,7 @@ class SQLAlchemySnapshot(TypedColumns):
             return self._reflected(query.table)
         if self._dialect.name not in _MYSQL and query.sql is not None:
             raise InvalidArgument(
-                f"Source {self._config.name!r}: {self._dialect.name} does not tell the types of a "
+                f"Source {self._config.name!r}: {self._dialect.name} does not report the types of a "
                 "query's columns without loss; those of tables and views are known.",
                 hint="create view ... as select ... in the database, then table='...'",
             )
@@ -249,45 +249,53 @@ class SQLAlchemySnapshot(TypedColumns):
     def _reflected(self, table: str) -> list[SourceColumn]:
         import sqlalchemy as sa
 
-        schema, name = self._place(table)
+        schema, name = self._split_name(table)
         try:
             with self._free(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", sa.exc.SAWarning)  # types that it does not know
-                found = sa.inspect(self._connection).get_columns(name, schema=schema)
+                reflected = sa.inspect(self._connection).get_columns(name, schema=schema)
         except sa.exc.NoSuchTableError:
-            known = [each.name for each in self.tables()]
+            table_names = [each.name for each in self.tables()]
             raise SourceTableNotFound(
                 f"Source {self._config.name!r} has no table {table!r}; "
-                f"it has {listing(known, limit=50)}.",
-                hint=did_you_mean(table, known, write="table={!r}"),
+                f"it has {listing(table_names, limit=50)}.",
+                hint=did_you_mean(table, table_names, write="table={!r}"),
             ) from None
         columns = []
-        for each in found:
+        for each in reflected:
             quoted = self._quote(each["name"])
             kind = each["type"]
             columns.append(
                 reflected_column(each["name"], kind, dialect=self._dialect, quoted=quoted)
             )
-        unknown = [each["name"] for each in found if isinstance(each["type"], sa.types.NullType)]
+        unknown = [
+            each["name"] for each in reflected if isinstance(each["type"], sa.types.NullType)
+        ]
         if unknown and self._dialect.name in _MYSQL:
             source = f"(SELECT * FROM {self._from(SourceQuery(table=table))}) AS query"
-            by_name = {column.name: column for column in self._described(source)}
-            columns = [by_name[each.name] if each.name in unknown else each for each in columns]
+            described_columns = {column.name: column for column in self._described(source)}
+            columns = [
+                described_columns[each.name] if each.name in unknown else each for each in columns
+            ]
         return columns
 
     def _described(self, source: str) -> list[SourceColumn]:
-        """Return the columns of a query of MySQL: no row of it is needed for what tells its types."""
-        nothing = f"FROM (SELECT 1) AS one_row LEFT JOIN {source} ON 1 = 0"
+        """Return the columns of a MySQL query from its metadata, without fetching a row."""
+        empty_join = f"FROM (SELECT 1) AS one_row LEFT JOIN {source} ON 1 = 0"
         with self._free():
-            result = self._connection.exec_driver_sql(f"SELECT {self._quote('query')}.* {nothing}")
+            result = self._connection.exec_driver_sql(
+                f"SELECT {self._quote('query')}.* {empty_join}"
+            )
             description: Any = result.cursor.description
             result.close()
-            looks = [f"charset({self._quote(each[0])})" for each in description]
-            sets = self._connection.exec_driver_sql(f"SELECT {', '.join(looks)} {nothing}").one()
+            charsets = [f"charset({self._quote(each[0])})" for each in description]
+            charset_values = self._connection.exec_driver_sql(
+                f"SELECT {', '.join(charsets)} {empty_join}"
+            ).one()
         columns = []
-        for each, charset in zip(description, sets, strict=True):
-            given = Described(each[0], each[1], each[4], each[5], charset == "binary")
-            columns.append(described_column(given, quoted=self._quote(each[0])))
+        for each, charset in zip(description, charset_values, strict=True):
+            query_column = QueryColumn(each[0], each[1], each[4], each[5], charset == "binary")
+            columns.append(described_column(query_column, quoted=self._quote(each[0])))
         return columns
 
     def _condition(self, window: TimeRange, column: SourceColumn) -> str:
@@ -299,16 +307,16 @@ class SQLAlchemySnapshot(TypedColumns):
         import sqlalchemy as sa
 
         zoned = is_zoned(column)
-        given = value.astimezone(UTC)
+        utc_value = value.astimezone(UTC)
         literal = sa.literal(
-            given if zoned else given.replace(tzinfo=None), sa.DateTime(timezone=zoned)
+            utc_value if zoned else utc_value.replace(tzinfo=None), sa.DateTime(timezone=zoned)
         )
         return str(literal.compile(dialect=self._dialect, compile_kwargs={"literal_binds": True}))
 
     def _quote(self, name: str) -> str:
         """Return an identifier as the database quotes it; nothing else puts a name into SQL."""
         if "\0" in name:
-            raise InvalidArgument(f"{name!r} is no name: it has a NUL in it.")
+            raise InvalidArgument(f"{name!r} is not a name: it contains a NUL.")
         quote = self._dialect.identifier_preparer.quote_identifier
         quoted = str(quote(name))
         if quote("%").count("%") == 2:  # doubled for texts with parameters, which ours have not
@@ -328,51 +336,51 @@ class SQLAlchemySnapshot(TypedColumns):
             # Not chained: the text of the cause may hold the secret.
             raise self._error(error, connecting=connecting) from None
         except (sa.exc.SQLAlchemyError, OSError) as error:
-            said = told(str(error), self._secret)
-            raise SourceError(f"Source {self._config.name!r}: {said}") from None
+            message = one_line(str(error), self._secret)
+            raise SourceError(f"Source {self._config.name!r}: {message}") from None
 
     def _error(self, error: sa.exc.DBAPIError, *, connecting: bool) -> FeatureStoreError:
-        said = told(str(error.orig), self._secret)
-        place = f"Source {self._config.name!r}"
-        given = getattr(error.orig, "args", ())
-        number = given[0] if given else None
+        message = one_line(str(error.orig), self._secret)
+        subject = f"Source {self._config.name!r}"
+        arguments = getattr(error.orig, "args", ())
+        number = arguments[0] if arguments else None
         if connecting or error.connection_invalidated:
             return SourceUnavailable(
-                f"{place} cannot be reached, or refuses the user: {said}",
+                f"{subject} cannot be reached, or refuses the user: {message}",
                 hint="look at the URI and at the secret that secret= refers to",
             )
         if number == _NO_TABLE:
-            return SourceTableNotFound(f"{place}: {said}")
+            return SourceTableNotFound(f"{subject}: {message}")
         if number == _CHANGED:
-            return SourceChanged(f"{place}: {said}", hint="read it once more")
+            return SourceChanged(f"{subject}: {message}", hint="read it once more")
         if number in _NO_RIGHTS:
-            return SourceError(f"{place}: {said}", hint="grant the user the right to select")
+            return SourceError(f"{subject}: {message}", hint="grant the user the right to select")
         if number == _NO_COLUMN or type(error).__name__ == "ProgrammingError":
             return InvalidSql(
-                f"{place}: {said}", hint="the SQL is that of the source's own database"
+                f"{subject}: {message}", hint="the SQL is that of the source's own database"
             )
-        return SourceError(f"{place}: {said}")
+        return SourceError(f"{subject}: {message}")
 
 
 def _url(config: SourceConfig) -> sa.URL:
     """Return the address as SQLAlchemy takes it, without the secret.
 
     Raises:
-        InvalidArgument: It is none, names a database that another connector reads, or sets an
+        InvalidArgument: It is malformed, names a database that another connector reads, or sets an
             option that a source may not.
     """
     import sqlalchemy as sa
 
-    given = config.uri.removeprefix("sqlalchemy+")
+    uri = config.uri.removeprefix("sqlalchemy+")
     try:
-        url = sa.make_url(given)
+        url = sa.make_url(uri)
     except (sa.exc.ArgumentError, ValueError) as error:
         raise InvalidArgument(
-            f"Source {config.name!r}: {config.uri!r} is no URL of SQLAlchemy.",
+            f"Source {config.name!r}: {config.uri!r} is not a URL of SQLAlchemy.",
             hint="mysql://user@host:3306/database, or sqlalchemy+<dialect>+<driver>://...",
         ) from error
     backend = url.get_backend_name()
-    if backend in _OWN:
+    if backend in _OTHER_CONNECTORS:
         raise InvalidArgument(
             f"Source {config.name!r}: {backend} has a connector of its own.",
             hint=f"uri='{backend}:///...'",

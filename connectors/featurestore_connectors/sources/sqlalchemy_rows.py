@@ -1,7 +1,7 @@
 """Rows of a query as Arrow batches, from a connection that has one query at a time.
 
-Its snapshot is that connection's, so another query has what is left of the first one put aside in
-a file: memory stays bounded, and both see the same state.
+The snapshot belongs to the connection, so a second query first spools the remaining rows of the
+first one to a file: memory stays bounded, and both see the same state.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RunningQuery:
         self._failure: FeatureStoreError | None = None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, wherever they are by now."""
+        """Yield the rows, from the connection or from the spool file."""
         while True:
             with self._lock:
                 batch = next(self._batches, None)
@@ -43,8 +43,8 @@ class RunningQuery:
                 return
             yield batch
 
-    def put_aside(self) -> None:
-        """Take what is left from the connection, which another query needs, into a file.
+    def spool(self) -> None:
+        """Spool the remaining rows to a file, to free the connection for another query.
 
         An error of these rows is raised where they are read, not here.
         """
@@ -66,7 +66,7 @@ class RunningQuery:
         self._batches = _from_file(file, empty=writer is None)
 
     def end(self) -> None:
-        """Give up what is left of the rows."""
+        """Discard the remaining rows."""
         if self._result is not None:
             self._result.close()
             self._result = None
@@ -84,21 +84,22 @@ def _from_file(file: Any, *, empty: bool) -> Iterator[pa.RecordBatch]:
 
 
 def _batch(rows: Sequence[Any], columns: Sequence[SourceColumn]) -> pa.RecordBatch:
-    arrays = []
-    for column, values in zip(columns, zip(*rows, strict=True), strict=True):
-        arrays.append(_array(values, column))
+    arrays = [
+        _array(values, column)
+        for column, values in zip(columns, zip(*rows, strict=True), strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
 
 
 def _array(values: Sequence[Any], column: SourceColumn) -> pa.Array:
     convert = converter(column)
-    given = values if convert is None else list(map(convert, values))
+    converted = values if convert is None else list(map(convert, values))
     try:
-        return pa.array(given, column.kind)
+        return pa.array(converted, column.kind)
     except _WRONG as error:
         raise UnsupportedType(
-            f"Column {column.name!r} ({column.native}) has a value that is no {column.kind}: "
-            f"{str(_first_wrong(given, column))[:_SHOWN]!r}.",
+            f"Column {column.name!r} ({column.native}) has a value that is not {column.kind}: "
+            f"{str(_first_wrong(converted, column))[:_SHOWN]!r}.",
             hint="columns=[...] with the others leaves it out; sql= or a view can cast it",
         ) from error
 

@@ -1,7 +1,7 @@
-"""Columns of databases that SQLAlchemy reads: the type that each comes as, or none.
+"""Types of columns that SQLAlchemy reads.
 
-Of a table its reflection tells the types. Of a query MySQL and MariaDB tell them in what they send
-before the rows: codes, lengths, and the character set of texts, which bytes have none of.
+For a table, reflection returns the types. For a query, MySQL and MariaDB send them before the
+rows: type codes, lengths, and the character set, which distinguishes text from bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from featurestore_connectors.sources.typed_columns import SourceColumn
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-_MOST_DIGITS = 38
+_MAX_DIGITS = 38
 _PLAIN: dict[type, pa.DataType] = {
     bool: pa.bool_(),
     int: pa.int64(),
@@ -31,8 +31,8 @@ _PLAIN: dict[type, pa.DataType] = {
     datetime: TIMESTAMP,
     date: pa.date32(),
 }
-# Types of MySQL and MariaDB that are no more than objects to SQLAlchemy.
-_OF_MYSQL = {
+# Types of MySQL and MariaDB for which SQLAlchemy has no Python type.
+_MYSQL_TYPES = {
     "YEAR": pa.int64(),
     "INET4": pa.string(),
     "INET6": pa.string(),
@@ -56,7 +56,7 @@ _CODES: dict[int, tuple[str, pa.DataType]] = {
 _REFUSED_CODES = {6: "NULL", 11: "TIME", 16: "BIT", 255: "GEOMETRY"}
 _DECIMAL_CODES = (0, 246)
 _TEXT_CODES = (15, 247, 248, 249, 250, 251, 252, 253, 254)
-_WAYS_OUT = {
+_CASTS = {
     "BIT": "CAST({} AS UNSIGNED)",
     "GEOMETRY": "ST_AsText({})",
     "NULL": "CAST({} AS SIGNED)",
@@ -65,8 +65,8 @@ _WAYS_OUT = {
 
 
 @dataclass(frozen=True)
-class Described:
-    """What MySQL tells of a column of a query before its rows.
+class QueryColumn:
+    """The metadata of a query's column that MySQL sends before the rows.
 
     ``length`` is that of a number's text, sign and point included; None where the driver hides it.
     """
@@ -81,35 +81,37 @@ class Described:
 def reflected_column(
     name: str, kind: sa.types.TypeEngine[object], *, dialect: sa.Dialect, quoted: str
 ) -> SourceColumn:
-    """Return how a column of a table is read, from what reflection tells of its type."""
+    """Return the column of a table, from its reflected type."""
     is_mysql = dialect.name in ("mysql", "mariadb")
     native = _native(kind, dialect)
-    found = _reflected_type(kind, native, is_mysql=is_mysql)
+    kind_or_none = _reflected_type(kind, native, is_mysql=is_mysql)
     if not is_mysql:
-        return SourceColumn(name, quoted, found, native)
+        return SourceColumn(name, quoted, kind_or_none, native)
     word = native.split("(")[0].split(" ")[0]
-    return _mysql_column(name, found, word, native=native, quoted=quoted)
+    return _mysql_column(name, kind_or_none, word, native=native, quoted=quoted)
 
 
-def described_column(told: Described, *, quoted: str) -> SourceColumn:
-    """Return how a column of a query is read, from what MySQL tells of it."""
-    if told.code in _CODES:
-        native, found = _CODES[told.code]
-        return _mysql_column(told.name, found, native, native=native, quoted=quoted)
-    if told.code in _TEXT_CODES:
-        kind = pa.binary() if told.is_binary else pa.string()
-        return SourceColumn(told.name, quoted, kind, "bytes or text")
-    if told.code in _DECIMAL_CODES:
-        found = None
-        if told.length is not None and told.scale is not None:
-            # A sign is among them where the numbers may have one, which is not told.
-            digits = told.length - (told.scale > 0)
-            if digits == _MOST_DIGITS + 1:
-                digits = _MOST_DIGITS
-            found = decimal_type(digits, told.scale)
-        return _mysql_column(told.name, found, "DECIMAL", native="DECIMAL", quoted=quoted)
-    native = _REFUSED_CODES.get(told.code, f"type {told.code}")
-    return _mysql_column(told.name, None, native, native=native, quoted=quoted)
+def described_column(query_column: QueryColumn, *, quoted: str) -> SourceColumn:
+    """Return the column of a query, from the metadata of MySQL."""
+    if query_column.code in _CODES:
+        native, kind_or_none = _CODES[query_column.code]
+        return _mysql_column(query_column.name, kind_or_none, native, native=native, quoted=quoted)
+    if query_column.code in _TEXT_CODES:
+        kind = pa.binary() if query_column.is_binary else pa.string()
+        return SourceColumn(query_column.name, quoted, kind, "bytes or text")
+    if query_column.code in _DECIMAL_CODES:
+        kind_or_none = None
+        if query_column.length is not None and query_column.scale is not None:
+            # The length includes a sign for signed numbers, but the metadata does not show which are.
+            digits = query_column.length - (query_column.scale > 0)
+            if digits == _MAX_DIGITS + 1:
+                digits = _MAX_DIGITS
+            kind_or_none = decimal_type(digits, query_column.scale)
+        return _mysql_column(
+            query_column.name, kind_or_none, "DECIMAL", native="DECIMAL", quoted=quoted
+        )
+    native = _REFUSED_CODES.get(query_column.code, f"type {query_column.code}")
+    return _mysql_column(query_column.name, None, native, native=native, quoted=quoted)
 
 
 def _mysql_column(
@@ -119,7 +121,7 @@ def _mysql_column(
     expression = quoted
     if word == "FLOAT":
         expression = f"({quoted} + 0e0)"  # a float alone is sent as six digits
-    way_out = _WAYS_OUT.get(word, "CAST({} AS CHAR)").format(quoted)
+    way_out = _CASTS.get(word, "CAST({} AS CHAR)").format(quoted)
     return SourceColumn(name, expression, kind, native, way_out=way_out)
 
 
@@ -148,8 +150,8 @@ def _reflected_type(
         return decimal_type(kind.precision, kind.scale)
     if native.startswith("BIGINT") and "UNSIGNED" in native:
         return pa.uint64()
-    if is_mysql and native.split("(")[0] in _OF_MYSQL:
-        return _OF_MYSQL[native.split("(")[0]]
+    if is_mysql and native.split("(")[0] in _MYSQL_TYPES:
+        return _MYSQL_TYPES[native.split("(")[0]]
     try:
         return _PLAIN.get(kind.python_type)
     except NotImplementedError:
@@ -158,7 +160,7 @@ def _reflected_type(
 
 def decimal_type(precision: int | None, scale: int | None) -> pa.DataType | None:
     """Return the type of exact numbers with these digits; None where they are not bounded so."""
-    if precision is None or not 0 < precision <= _MOST_DIGITS:
+    if precision is None or not 0 < precision <= _MAX_DIGITS:
         return None
     scale = scale or 0
     if not 0 <= scale <= precision:
@@ -167,7 +169,7 @@ def decimal_type(precision: int | None, scale: int | None) -> pa.DataType | None
 
 
 def is_zoned(column: SourceColumn) -> bool:
-    """Tell whether a column's times have a zone, so that literals beside them need one."""
+    """Return whether the times of a column have a zone, so that literals need one too."""
     return "WITH TIME ZONE" in column.native or "DATETIMEOFFSET" in column.native
 
 

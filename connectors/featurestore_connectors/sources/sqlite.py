@@ -1,8 +1,8 @@
 """SQLite files by ADBC.
 
-A column of SQLite has values of any type; the driver takes the type of the first ones. So the types
-that a column really holds are asked for first, and a row of values of these types is read before all
-others, which settles what the driver makes of it.
+A column of SQLite may hold values of any type; the driver infers the type from the first ones. So
+the actual storage classes are queried first, and a sample row of these types is prepended to the
+result, which fixes the inferred types.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from featurestore.errors import (
 from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore_connectors.sources import places, sqltext
-from featurestore_connectors.sources.failures import guarded, translated
+from featurestore_connectors.sources import locations, sqltext
+from featurestore_connectors.sources.failures import guard_batches, translate_errors
 from featurestore_connectors.sources.typed_columns import (
     SourceColumn,
     TypedColumns,
-    chosen,
-    fitted,
+    cast_batches,
     schema_of,
+    select_columns,
 )
 
 _TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name"
@@ -54,7 +54,7 @@ _TIME_STEP = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _ColumnStorage:
     """What a column is declared as, and the storage classes of its values (first, last by name)."""
 
     declared: str
@@ -69,13 +69,13 @@ class SQLiteSource:
         if config.options:
             raise InvalidArgument(f"A SQLite source has no options {listing(config.options)}.")
         self._config = config
-        self._path = places.local_path(config, prefix="sqlite")
+        self._path = locations.local_path(config, prefix="sqlite")
 
     def snapshot(self, at: int | datetime | None = None) -> SQLiteSnapshot:
         """Open the file and begin a transaction, which sees one state to its end."""
         if at is not None:
             raise InvalidArgument(f"at={at!r}: a SQLite file keeps no earlier versions.")
-        return SQLiteSnapshot(self._config, places.existing(self._config, self._path))
+        return SQLiteSnapshot(self._config, locations.require_existing(self._config, self._path))
 
 
 class SQLiteSnapshot(TypedColumns):
@@ -89,36 +89,36 @@ class SQLiteSnapshot(TypedColumns):
         self._config = config
         self._closed = False
         self._views = 0
-        with translated(config):
+        with translate_errors(config):
             self._connection = dbapi.connect(f"file:{percent(path)}?mode=ro", autocommit=True)
         self._execute("BEGIN")
         self._execute("SELECT count(*) FROM sqlite_master")  # the first read begins it
         self.server = f"SQLite {self._execute('SELECT sqlite_version()')[0][0]}"
-        self.identity = places.fingerprint(places.statuses([path, f"{path}-wal"]))
+        self.identity = locations.fingerprint(locations.statuses([path, f"{path}-wal"]))
 
     def tables(self) -> Sequence[SourceTable]:
         return [SourceTable(name) for (name,) in self._execute(_TABLES)]
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        known = self._columns(query)
-        columns = chosen(known, query)
-        schema = schema_of(columns)
+        columns = self._columns(query)
+        selected_columns = select_columns(columns, query)
+        schema = schema_of(selected_columns)
         window = query.window
         condition = None
-        read = list(columns)
+        read_columns = list(selected_columns)
         if window is not None:
-            by_name = {column.name: column for column in known}
-            read.append(by_name[window.column])
+            columns_by_name = {column.name: column for column in columns}
+            read_columns.append(columns_by_name[window.column])
             condition = _condition(window)
         samples, expressions = [], []
-        for number, column in enumerate(read):
+        for number, column in enumerate(read_columns):
             samples.append(f"{_SAMPLES[column.native]} AS {sqltext.quote(f'c{number}')}")
             expressions.append(column.expression)
         rows = sqltext.select(expressions, source=self._from(query), condition=condition)
         batches = self._batches(f"SELECT {', '.join(samples)} UNION ALL {rows}")
-        typed = fitted(_parsed(batches, read), schema_of(read))
+        typed = cast_batches(_parse_batches(batches, read_columns), schema_of(read_columns))
         if window is not None:
-            typed = _cut(typed, window)
+            typed = _filter_window(typed, window)
         return pa.RecordBatchReader.from_batches(schema, _first_columns(typed, schema))
 
     def close(self) -> None:
@@ -127,18 +127,18 @@ class SQLiteSnapshot(TypedColumns):
             self._connection.close()
 
     def _execute(self, text: str) -> list[Any]:
-        with translated(self._config), self._connection.cursor() as cursor:
+        with translate_errors(self._config), self._connection.cursor() as cursor:
             cursor.execute(text)
             return list(cursor.fetchall())
 
     def _batches(self, text: str) -> Iterator[pa.RecordBatch]:
         """Yield what a query gives, without its first row."""
-        with translated(self._config):
+        with translate_errors(self._config):
             cursor = self._connection.cursor()
             cursor.execute(text)
             reader = cursor.fetch_record_batch()
         first = True
-        for batch in guarded(self._config, iter(reader), secret=None, close=cursor.close):
+        for batch in guard_batches(self._config, iter(reader), secret=None, close=cursor.close):
             yield batch.slice(1) if first else batch
             first = False
 
@@ -157,33 +157,33 @@ class SQLiteSnapshot(TypedColumns):
         source = self._from(query)
         names = self._names(f"SELECT * FROM {source} LIMIT 0")
         declared = self._declared(query.table or self._view(source))
-        looks = []
+        expressions = []
         for name in names:
             kind = f"nullif(typeof({sqltext.quote(name)}), 'null')"
-            looks += [f"min({kind})", f"max({kind})"]
-        found = self._execute(f"SELECT {', '.join(looks)} FROM {source}")[0]
+            expressions += [f"min({kind})", f"max({kind})"]
+        storage_classes = self._execute(f"SELECT {', '.join(expressions)} FROM {source}")[0]
         columns = []
         for number, name in enumerate(names):
-            first, last = found[2 * number : 2 * number + 2]
-            columns.append(_column(name, _Stored(declared.get(name, ""), first, last)))
+            first, last = storage_classes[2 * number : 2 * number + 2]
+            columns.append(_column(name, _ColumnStorage(declared.get(name, ""), first, last)))
         return columns
 
     def _names(self, text: str) -> list[str]:
-        with translated(self._config), self._connection.cursor() as cursor:
+        with translate_errors(self._config), self._connection.cursor() as cursor:
             cursor.execute(text)
             return list(cursor.fetch_arrow_table().schema.names)
 
     def _check_table(self, table: str) -> None:
-        known = [each.name for each in self.tables()]
-        if table not in known:
+        table_names = [each.name for each in self.tables()]
+        if table not in table_names:
             raise SourceTableNotFound(
                 f"Source {self._config.name!r} has no table {table!r}; "
-                f"it has {listing(known, limit=50)}.",
-                hint=did_you_mean(table, known, write="table={!r}"),
+                f"it has {listing(table_names, limit=50)}.",
+                hint=did_you_mean(table, table_names, write="table={!r}"),
             )
 
     def _view(self, source: str) -> str:
-        """Return the name of a view of this connection alone: it tells what columns come from."""
+        """Create a temporary view, which reports the declared types of its columns; return its name."""
         self._views += 1
         name = f"__fs_view_{self._views}"
         self._execute(f"CREATE TEMP VIEW {sqltext.quote(name)} AS SELECT * FROM {source}")
@@ -191,37 +191,37 @@ class SQLiteSnapshot(TypedColumns):
 
     def _declared(self, table: str) -> dict[str, str]:
         """Return the types that columns are declared as."""
-        found = self._execute(f"PRAGMA table_info({sqltext.quote(table)})")
-        return {str(row[1]): str(row[2] or "").upper() for row in found}
+        table_info = self._execute(f"PRAGMA table_info({sqltext.quote(table)})")
+        return {str(row[1]): str(row[2] or "").upper() for row in table_info}
 
 
-def _column(name: str, stored: _Stored) -> SourceColumn:
+def _column(name: str, storage: _ColumnStorage) -> SourceColumn:
     """Return how a column is read, by what it holds and, where that leaves a choice, is declared as."""
     quoted = sqltext.quote(name)
-    held = {stored.first, stored.last} - {None}
-    if held == {"integer", "real"}:
+    storage_classes = {storage.first, storage.last} - {None}
+    if storage_classes == {"integer", "real"}:
         # Whole numbers among floats; those that no float holds are refused when they are read.
-        held = {"real"}
-    if len(held) > 1:
-        native = f"values of types {listing(sorted(map(str, held)))}"
+        storage_classes = {"real"}
+    if len(storage_classes) > 1:
+        native = f"values of types {listing(sorted(map(str, storage_classes)))}"
         return SourceColumn(name, quoted, None, native, way_out=f"cast({quoted} as text)")
-    by_declaration = _by_declaration(stored.declared)
-    if not held:
+    by_declaration = _by_declaration(storage.declared)
+    if not storage_classes:
         if by_declaration is None:
             return SourceColumn(
                 name, quoted, None, "all values are null", way_out=f"cast({quoted} as real)"
             )
-        storage, kind = by_declaration
-        return SourceColumn(name, quoted, kind, storage)
-    (storage,) = map(str, held)
-    kind = _KINDS[storage]
+        storage_class, kind = by_declaration
+        return SourceColumn(name, quoted, kind, storage_class)
+    (storage_class,) = map(str, storage_classes)
+    kind = _KINDS[storage_class]
     if by_declaration is not None:
         declared_storage, declared_kind = by_declaration
-        if storage == declared_storage:
+        if storage_class == declared_storage:
             kind = declared_kind
-        elif (storage, declared_storage) == ("integer", "real"):
-            storage, kind = "real", declared_kind
-    return SourceColumn(name, quoted, kind, storage)
+        elif (storage_class, declared_storage) == ("integer", "real"):
+            storage_class, kind = "real", declared_kind
+    return SourceColumn(name, quoted, kind, storage_class)
 
 
 def _by_declaration(declared: str) -> tuple[str, pa.DataType] | None:
@@ -247,9 +247,9 @@ def _by_declaration(declared: str) -> tuple[str, pa.DataType] | None:
 
 
 def _condition(window: TimeRange) -> str:
-    """Return a condition that holds for all rows of a window, and for some beside its ends.
+    """Return a condition that holds for all rows of a window, and for some near its ends.
 
-    SQLite compares times to the millisecond, the rest is cut when they are read.
+    SQLite compares times to the millisecond; the exact bounds are applied to the batches.
     """
     time = _SQLITE_TIME.format(sqltext.quote(window.column))
     start = _SQLITE_TIME.format(sqltext.text(_plain(window.start - _TIME_STEP)))
@@ -258,26 +258,27 @@ def _condition(window: TimeRange) -> str:
 
 
 def _plain(value: datetime) -> str:
-    return sqltext.moment(value).removesuffix("+00:00")
+    return sqltext.utc_text(value).removesuffix("+00:00")
 
 
-def _parsed(
+def _parse_batches(
     batches: Iterator[pa.RecordBatch], columns: Sequence[SourceColumn]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches with the texts of dates and times as what they say."""
+    """Yield batches with text parsed to dates and times."""
     for batch in batches:
-        arrays = []
-        for column, array in zip(columns, batch.columns, strict=True):
-            arrays.append(_parsed_array(column, array))
+        arrays = [
+            _parsed_array(column, array)
+            for column, array in zip(columns, batch.columns, strict=True)
+        ]
         yield pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
 
 
 def _parsed_array(column: SourceColumn, array: pa.Array) -> pa.Array:
     kind = column.kind
     if kind == pa.bool_():
-        wrong = pc.any(pc.invert(pc.is_in(array, pa.array([0, 1, None], pa.int64())))).as_py()
-        if wrong:
-            raise UnsupportedType(f"Column {column.name!r} holds numbers that are no truth values.")
+        has_invalid = pc.any(pc.invert(pc.is_in(array, pa.array([0, 1, None], pa.int64())))).as_py()
+        if has_invalid:
+            raise UnsupportedType(f"Column {column.name!r} has numbers that are not booleans.")
         return array.cast(pa.bool_())
     if column.native != "text" or pat.is_string(kind):
         return array
@@ -287,7 +288,7 @@ def _parsed_array(column: SourceColumn, array: pa.Array) -> pa.Array:
         return _times(array)
     except pa.ArrowInvalid as error:
         raise UnsupportedType(
-            f"Column {column.name!r} has a text that is no time: {error}.",
+            f"Column {column.name!r} has text that is not a time: {error}.",
             hint=f"sql='select cast({sqltext.quote(column.name)} as text) ...' gives the texts",
         ) from error
 
@@ -301,7 +302,9 @@ def _times(array: pa.Array) -> pa.Array:
     return pc.coalesce(zoned, pc.assume_timezone(plain, "UTC"))
 
 
-def _cut(batches: Iterator[pa.RecordBatch], window: TimeRange) -> Iterator[pa.RecordBatch]:
+def _filter_window(
+    batches: Iterator[pa.RecordBatch], window: TimeRange
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a window, whose time is the last column."""
     for batch in batches:
         times = batch.column(batch.num_columns - 1).cast(TIMESTAMP)

@@ -16,7 +16,7 @@ def quote(name: str) -> str:
     '"odd""name"'
     """
     if "\0" in name:
-        raise InvalidArgument(f"{name!r} is no name: it has a NUL in it.")
+        raise InvalidArgument(f"{name!r} is not a name: it contains a NUL.")
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -25,18 +25,18 @@ def text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def table_name(name: str, known: Sequence[str] = ()) -> str:
+def table_name(name: str, table_names: Sequence[str] = ()) -> str:
     """Return the quoted name of a table: ``orders``, or ``sales.orders`` with its schema.
 
     >>> table_name("sales.orders"), table_name("a.b", ["a.b"])
     ('"sales"."orders"', '"a.b"')
     """
-    if name in known:
+    if name in table_names:
         return quote(name)
     return ".".join(map(quote, name.split(".", 1)))
 
 
-def moment(value: datetime) -> str:
+def utc_text(value: datetime) -> str:
     """Return a time in UTC as ISO text, to the microsecond."""
     return value.astimezone(UTC).isoformat(sep=" ", timespec="microseconds")
 
@@ -47,7 +47,7 @@ def subquery(sql: str) -> str:
 
 
 def within(window: TimeRange, *, column: str, start: str, end: str) -> str:
-    """Return the condition that a column lies in a window between two literals."""
+    """Return the condition that a column is in a window between two literals."""
     if window.closed == "right":
         return f"{column} > {start} AND {column} <= {end}"
     return f"{column} >= {start} AND {column} < {end}"
@@ -55,5 +55,5 @@ def within(window: TimeRange, *, column: str, start: str, end: str) -> str:
 
 def select(expressions: Sequence[str], *, source: str, condition: str | None) -> str:
     """Return a query for expressions of a table or a subquery."""
-    where = "" if condition is None else f" WHERE {condition}"
-    return f"SELECT {', '.join(expressions)} FROM {source}{where}"
+    where_clause = "" if condition is None else f" WHERE {condition}"
+    return f"SELECT {', '.join(expressions)} FROM {source}{where_clause}"

@@ -1,4 +1,4 @@
-"""Columns of a source: the type that each comes as, and the values that fit it, or a refusal by name.
+"""Typed columns of a source; values that do not fit their type are refused by column.
 
 What a driver gives is not always what the database holds: exact numbers come as text, infinite
 times as times before the flood, arrays of two axes as one long array. Here such values become what
@@ -23,7 +23,7 @@ from featurestore.model.times import to_micros
 from featurestore.plugins.source import SourceQuery
 from featurestore_connectors.sources.sqltext import quote
 
-# Times outside of these years have no place in tables, and infinite ones lie far outside.
+# Tables do not support times outside these years; infinite times are far outside.
 _FIRST, _LAST = "0001-01-01T00:00:00", "9999-12-31T23:59:59.999999"
 _MICROS_A_DAY = 86_400_000_000
 
@@ -45,48 +45,49 @@ class SourceColumn:
     axes: str | None = None
 
 
-def chosen(columns: Sequence[SourceColumn], query: SourceQuery) -> list[SourceColumn]:
+def select_columns(columns: Sequence[SourceColumn], query: SourceQuery) -> list[SourceColumn]:
     """Return the columns that a query needs, in its order.
 
     Raises:
         SourceTableNotFound: A column is not there; lists those that are.
-        UnsupportedType: Columns that are needed cannot be read; lists all of them.
+        UnsupportedType: Needed columns cannot be read; lists all such columns.
     """
-    known = {column.name: column for column in columns}
-    asked = list(known) if query.columns is None else list(query.columns)
-    needed = list(asked)
+    columns_by_name = {column.name: column for column in columns}
+    names = list(columns_by_name) if query.columns is None else list(query.columns)
+    needed = list(names)
     if query.window is not None:
         needed.append(query.window.column)
-    absent = [name for name in needed if name not in known]
-    if absent:
+    missing = [name for name in needed if name not in columns_by_name]
+    if missing:
         raise SourceTableNotFound(
-            f"{query} has no columns {listing(absent)}; it has {listing(known, limit=50)}.",
-            hint=did_you_mean(absent[0], known, write="{!r}")
+            f"{query} has no columns {listing(missing)}; it has {listing(columns_by_name, limit=50)}.",
+            hint=did_you_mean(missing[0], columns_by_name, write="{!r}")
             or "was the column dropped or renamed at the source?",
         )
-    found = [known[name] for name in asked]
-    _refuse([column for column in found if column.kind is None], query)
-    return found
+    selected = [columns_by_name[name] for name in names]
+    _refuse([column for column in selected if column.kind is None], query)
+    return selected
 
 
 def _refuse(columns: Sequence[SourceColumn], query: SourceQuery) -> None:
     if not columns:
         return
-    told = [f"{column.name!r} ({column.native})" for column in columns]
-    ways = []
-    for column in columns:
-        if column.way_out is not None:
-            ways.append(f"{column.way_out} AS {quote(column.name)}")
+    refused = [f"{column.name!r} ({column.native})" for column in columns]
+    casts = [
+        f"{column.way_out} AS {quote(column.name)}"
+        for column in columns
+        if column.way_out is not None
+    ]
     hint = "columns=[...] with the others leaves them out"
-    if ways:
-        hint = f"sql='select {', '.join(ways)}, ...' gives them types that can be kept"
+    if casts:
+        hint = f"sql='select {', '.join(casts)}, ...' gives them types that can be kept"
     raise UnsupportedType(
-        f"{query}: these columns cannot be read without loss: {', '.join(told)}.", hint=hint
+        f"{query}: these columns cannot be read without loss: {', '.join(refused)}.", hint=hint
     )
 
 
 class TypedColumns(ABC):
-    """What a snapshot says of a query once it knows the columns."""
+    """A snapshot whose names and schema derive from its typed columns."""
 
     @abstractmethod
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
@@ -103,7 +104,7 @@ class TypedColumns(ABC):
 
     def schema(self, query: SourceQuery) -> pa.Schema:
         """Return the types of the columns that a query needs."""
-        return schema_of(chosen(self._columns(query), query))
+        return schema_of(select_columns(self._columns(query), query))
 
 
 def schema_of(columns: Sequence[SourceColumn]) -> pa.Schema:
@@ -111,16 +112,14 @@ def schema_of(columns: Sequence[SourceColumn]) -> pa.Schema:
     return pa.schema([pa.field(column.name, column.kind) for column in columns])
 
 
-def fitted(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def cast_batches(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield batches of exactly the types of a schema; a value that does not fit ends it by name."""
     for batch in batches:
-        arrays = []
-        for index, field in enumerate(schema):
-            arrays.append(_fitted_array(batch.column(index), field))
+        arrays = [_storage_array(batch.column(index), field) for index, field in enumerate(schema)]
         yield cast_batch(pa.RecordBatch.from_arrays(arrays, names=schema.names), schema)
 
 
-def _fitted_array(array: pa.Array, field: pa.Field) -> pa.Array:
+def _storage_array(array: pa.Array, field: pa.Field) -> pa.Array:
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pat.is_decimal(field.type) and pat.is_string(array.type):
@@ -128,7 +127,7 @@ def _fitted_array(array: pa.Array, field: pa.Field) -> pa.Array:
             return array.cast(field.type)
         except pa.ArrowInvalid as error:
             raise UnsupportedType(
-                f"Column {field.name!r} has a number that is no {field.type}: {error}.",
+                f"Column {field.name!r} has a number that is not {field.type}: {error}.",
                 hint="numbers such as NaN and infinity have no place among exact ones",
             ) from error
     check_times(array, field.name)
@@ -167,8 +166,8 @@ def _check_bounds(array: pa.Array, name: str) -> None:
 
 
 def _bounds(array: pa.Array) -> tuple[int | None, int | None]:
-    found = pc.min_max(array)
-    return found["min"].as_py(), found["max"].as_py()
+    extremes = pc.min_max(array)
+    return extremes["min"].as_py(), extremes["max"].as_py()
 
 
 def _day(text: str) -> int:
@@ -191,10 +190,10 @@ def check_axes(
     for batch in batches:
         first = batch.num_columns - len(arrays)
         for index, name in enumerate(arrays):
-            most = pc.max(batch.column(first + index)).as_py()
-            if most is not None and most > 1:
+            max_axes = pc.max(batch.column(first + index)).as_py()
+            if max_axes is not None and max_axes > 1:
                 raise UnsupportedType(
-                    f"Column {name!r} has arrays of {most} axes, which cannot be read without loss.",
+                    f"Column {name!r} has arrays of {max_axes} axes, which cannot be read without loss.",
                     hint=f"sql='select {quote(name)}::text ...', or unnest them",
                 )
         columns = [batch.column(index) for index in range(first)]

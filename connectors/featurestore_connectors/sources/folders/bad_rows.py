@@ -9,7 +9,7 @@ from featurestore.errors import InvalidSourceFile
 from featurestore.plugins.source import BadRow
 from featurestore_connectors.sources.folders.listing import FolderFile
 
-_STORED = 10_000
+_MAX_STORED = 10_000
 _SHOWN = 120
 
 
@@ -72,7 +72,7 @@ class BadRows:
                 "them",
             )
         self.count += 1
-        if len(self.rows) < _STORED:
+        if len(self.rows) < _MAX_STORED:
             self.rows.append(row)
 
 

@@ -214,9 +214,9 @@ class CsvTexts:
             ) from None
         if isinstance(error, UnicodeDecodeError) or "UTF8" in str(error):
             line = undecodable_line(self.file, self.dialect)
-            where = "" if line is None else f" line {line}"
+            position = "" if line is None else f" line {line}"
             raise table.refusal(
-                f"{self.file.name}{where}: the bytes are not {self.dialect.encoding}.",
+                f"{self.file.name}{position}: the bytes are not {self.dialect.encoding}.",
                 hint=f"{table.call(encoding='latin-1')} reads every byte",
             ) from None
         if width is not None:
@@ -292,7 +292,7 @@ class _KeptLines(io.RawIOBase):
         super().__init__()
         self._text = file.open_text(dialect.encoding)
         self._lines = Lines(self._text, dialect)
-        self._rest = b""
+        self._remainder = b""
 
     def close(self) -> None:
         self._text.close()
@@ -308,8 +308,8 @@ class _KeptLines(io.RawIOBase):
         return len(data)
 
     def _next(self, most: int) -> bytes:
-        lines = [self._rest]
-        size = len(self._rest)
+        lines = [self._remainder]
+        size = len(self._remainder)
         while size < most:
             line = next(self._lines, None)
             if line is None:
@@ -317,5 +317,5 @@ class _KeptLines(io.RawIOBase):
             lines.append(line.encode())
             size += len(lines[-1])
         data = b"".join(lines)
-        self._rest = data[most:]
+        self._remainder = data[most:]
         return data[:most]

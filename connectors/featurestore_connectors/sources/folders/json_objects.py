@@ -122,7 +122,7 @@ class _Document:
         self._table = table
         self._exact = exact
         self._text = ""
-        self._at = 0
+        self._position = 0
         self._line = 1
 
     def values(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -131,16 +131,16 @@ class _Document:
             while self._peek():
                 yield self._object()
             return
-        self._advance(self._at + 1)
+        self._advance(self._position + 1)
         if self._peek() != "]":
             yield self._object()
             while self._peek() == ",":
-                self._advance(self._at + 1)
+                self._advance(self._position + 1)
                 self._peek()
                 yield self._object()
         if self._peek() != "]":
             raise self._refusal("the array is not closed")
-        self._advance(self._at + 1)
+        self._advance(self._position + 1)
         if self._peek():
             raise self._refusal("text follows the array")
 
@@ -148,10 +148,10 @@ class _Document:
         line = self._line
         while True:
             try:
-                value, end = parse_json_at(self._text, self._at, exact=self._exact)
+                value, end = parse_json_at(self._text, self._position, exact=self._exact)
                 break
             except JsonError as error:
-                is_long = len(self._text) - self._at > _LONGEST_RECORD
+                is_long = len(self._text) - self._position > _LONGEST_RECORD
                 if is_long or not self._read_more():
                     raise self._refusal(
                         f"the record that begins here is not JSON: {error}"
@@ -164,7 +164,7 @@ class _Document:
     def _peek(self) -> str:
         """Return the next sign that is not space, or nothing at the end."""
         while True:
-            remainder = self._at
+            remainder = self._position
             while remainder < len(self._text) and self._text[remainder] in _SPACE:
                 remainder += 1
             self._advance(remainder)
@@ -174,13 +174,13 @@ class _Document:
                 return ""
 
     def _advance(self, end: int) -> None:
-        self._line += self._text.count("\n", self._at, end)
-        self._at = end
+        self._line += self._text.count("\n", self._position, end)
+        self._position = end
 
     def _read_more(self) -> bool:
         """Read as much again as waits to be parsed; False at the end of the file."""
-        self._text = self._text[self._at :]
-        self._at = 0
+        self._text = self._text[self._position :]
+        self._position = 0
         more = self._stream.read(max(_CHUNK_BYTES, len(self._text)))
         self._text += more
         return bool(more)

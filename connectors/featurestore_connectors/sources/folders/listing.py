@@ -64,7 +64,7 @@ class FolderFile:
 class FolderFiles:
     """The files of one table: those of one format, and the names of those that are not read."""
 
-    place: str
+    root: str
     format: str
     files: tuple[FolderFile, ...]
     unread: tuple[str, ...]
@@ -86,16 +86,16 @@ def has_known_ending(path: str) -> bool:
 
 
 def split_by_format(
-    statuses: Mapping[str, FileStatus], *, root: str, place: str, options: FolderOptions
+    statuses: Mapping[str, FileStatus], *, root: str, files_root: str, options: FolderOptions
 ) -> FolderFiles | None:
     """Return the files of a place that are of its format; None where there are none.
 
     Raises:
         InvalidArgument: Files of several formats, or folders ``key=value`` of several kinds.
     """
-    by_format: dict[str, list[FolderFile]] = {}
+    files_by_format: dict[str, list[FolderFile]] = {}
     unread = []
-    is_file = list(statuses) == [place]
+    is_file = list(statuses) == [files_root]
     for path, status in statuses.items():
         formats = _formats_of(path, options.format)
         if is_file and not formats and options.format is not None:
@@ -104,29 +104,29 @@ def split_by_format(
         if not formats:
             unread.append(_below(root, path))
             continue
-        by_format.setdefault(formats[0], []).append(_file(path, status, root))
-    if not by_format:
+        files_by_format.setdefault(formats[0], []).append(_file(path, status, root))
+    if not files_by_format:
         return None
-    if len(by_format) > 1:
+    if len(files_by_format) > 1:
         raise InvalidArgument(
-            f"{without_owner(place)} has files of several formats: {listing(sorted(by_format))}.",
-            hint=f"add_source(..., options={{'format': {sorted(by_format)[0]!r}}}) reads one of "
+            f"{without_owner(files_root)} has files of several formats: {listing(sorted(files_by_format))}.",
+            hint=f"add_source(..., options={{'format': {sorted(files_by_format)[0]!r}}}) reads one of "
             "them",
         )
-    ((name, chosen),) = by_format.items()
-    folder_files = FolderFiles(place, name, tuple(chosen), tuple(unread))
+    ((name, format_files),) = files_by_format.items()
+    folder_files = FolderFiles(files_root, name, tuple(format_files), tuple(unread))
     _check_partitions(folder_files)
     return folder_files
 
 
-def _formats_of(path: str, wanted: str | None) -> Sequence[str]:
+def _formats_of(path: str, required_format: str | None) -> Sequence[str]:
     ending, compression = endings_of(path)
     formats = [name for name, endings in ENDINGS.items() if ending in endings]
     if compression is not None and "parquet" in formats:
         return ()
-    if wanted is None:
+    if required_format is None:
         return tuple(formats[:1])
-    return (wanted,) if wanted in formats else ()
+    return (required_format,) if required_format in formats else ()
 
 
 def endings_of(path: str) -> tuple[str, str | None]:

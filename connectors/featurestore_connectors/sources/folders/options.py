@@ -47,7 +47,7 @@ NAMES = (
     "on_bad_rows",
     "timestamp_precision",
 )
-_OF_CSV = (*NAMES[1:10], "skip_rows", "comment")
+_CSV_OPTIONS = (*NAMES[1:10], "skip_rows", "comment")
 _DECIMAL = re.compile(r"decimal(?:128)?\((\d+), *(\d+)\)")
 
 
@@ -99,20 +99,19 @@ def parse_options(options: Mapping[str, str]) -> FolderOptions:
     >>> parse_options({"delimiter": ";", "dtypes": '{"zip": "string"}'}).dtypes
     {'zip': DataType(string)}
     """
-    values: dict[str, Any] = {}
-    for name in NAMES:
-        if name in options:
-            values[name] = _PARSERS[name](name, options[name])
+    values: dict[str, Any] = {
+        name: _PARSERS[name](name, options[name]) for name in NAMES if name in options
+    }
     parsed = FolderOptions(**values)
     _check_together(parsed, options)
     return parsed
 
 
 def _check_together(parsed: FolderOptions, options: Mapping[str, str]) -> None:
-    of_csv = [name for name in _OF_CSV if name in options]
-    if of_csv and parsed.format not in (None, "csv"):
+    csv_options = [name for name in _CSV_OPTIONS if name in options]
+    if csv_options and parsed.format not in (None, "csv"):
         raise InvalidArgument(
-            f"Options {listing(of_csv)} are those of CSV, and format={parsed.format!r}.",
+            f"Options {listing(csv_options)} are those of CSV, and format={parsed.format!r}.",
             hint="format='csv'",
         )
     if parsed.names and parsed.header:
@@ -138,13 +137,13 @@ def _check_together(parsed: FolderOptions, options: Mapping[str, str]) -> None:
         )
 
 
-def _one_of(*known: str) -> Callable[[str, str], str]:
+def _one_of(*choices: str) -> Callable[[str, str], str]:
     def parse(name: str, text: str) -> str:
-        if text in known:
+        if text in choices:
             return text
         raise InvalidArgument(
-            f"{name}={text!r} is not known; there are {listing(known)}.",
-            hint=did_you_mean(text, known, write=f"{name}={{!r}}") or f"{name}={known[0]!r}",
+            f"{name}={text!r} is not known; there are {listing(choices)}.",
+            hint=did_you_mean(text, choices, write=f"{name}={{!r}}") or f"{name}={choices[0]!r}",
         )
 
     return parse

@@ -108,10 +108,11 @@ class ParquetTable(FolderTable):
             table=self.table,
             options=self.options,
         )
-        inside = []
-        for column in columns:
-            if column.name in described and not _is_null(described[column.name]):
-                inside.append(column.name)
+        inside = [
+            column.name
+            for column in columns
+            if column.name in described and not _is_null(described[column.name])
+        ]
         count = 0
         try:
             for batch in self._batches(file, inside, described, window):
@@ -288,16 +289,16 @@ def _without_patterns(path: str) -> str:
     return escaped.replace("*", "[*]").replace("?", "[?]")
 
 
-def _wider(left: pa.DataType | None, right: pa.DataType | None) -> pa.DataType | None:
+def _wider(first: pa.DataType | None, second: pa.DataType | None) -> pa.DataType | None:
     """Return the narrowest type that holds all values of two, or None."""
-    if left is None or right is None:
+    if first is None or second is None:
         return None
     for family in (_SIGNED, _UNSIGNED, _FLOATS):
-        if left in family and right in family:
-            return max(left, right, key=family.index)
-    for one, other in ((left, right), (right, left)):
-        if one in _UNSIGNED[:3] and other in _SIGNED:
-            return max(_SIGNED[_UNSIGNED.index(one) + 1], other, key=_SIGNED.index)
-        if other == pa.float64() and (one in _SIGNED[:3] or one in _UNSIGNED[:3]):
-            return other
+        if first in family and second in family:
+            return max(first, second, key=family.index)
+    for narrow, wide in ((first, second), (second, first)):
+        if narrow in _UNSIGNED[:3] and wide in _SIGNED:
+            return max(_SIGNED[_UNSIGNED.index(narrow) + 1], wide, key=_SIGNED.index)
+        if wide == pa.float64() and (narrow in _SIGNED[:3] or narrow in _UNSIGNED[:3]):
+            return wide
     return None

@@ -143,7 +143,7 @@ class JsonScan:
         if not kinds:
             return pa.string()
         raise table.refusal(
-            f"column {path!r} is {self._places(kinds)}.",
+            f"column {path!r} is {self._kind_locations(kinds)}.",
             hint=f"{table.call(dtypes={column: _text_type(path)})} reads the values as text",
         )
 
@@ -157,9 +157,10 @@ class JsonScan:
         if only is list:
             items = self._items or JsonScan(self._rules)
             return pa.list_(pa.field("item", items.kind(table, f"{path}[]", column)))
-        fields = []
-        for name, scan in self.members.items():
-            fields.append(pa.field(name, scan.kind(table, f"{path}.{name}", column)))
+        fields = [
+            pa.field(name, scan.kind(table, f"{path}.{name}", column))
+            for name, scan in self.members.items()
+        ]
         if len(fields) > _MANY_NAMES or not fields:
             raise table.refusal(
                 f"column {path!r} has objects of {len(fields)} names, which is not a struct.",
@@ -173,21 +174,22 @@ class JsonScan:
         is_text = self._first.keys() - {type(None)} == {str}
         return self._strings.meaning if is_text else ""
 
-    def _places(self, kinds: set[type]) -> str:
+    def _kind_locations(self, kinds: set[type]) -> str:
         if kinds <= {int, float}:
-            first_place, what = self._wide, "an integer beyond 64 bits"
+            first_location, description = self._wide, "an integer beyond 64 bits"
             if float in kinds:
-                first_place, what = (
+                first_location, description = (
                     self._inexact,
                     "an integer that float64 does not hold, among floats,",
                 )
-            file, line = first_place or self._first[int]
-            return f"{what} at {file} line {line}"
-        listed = []
-        for kind, (file, line) in self._first.items():
-            if kind in kinds:
-                listed.append(f"{kind_of(kind())} at {file} line {line}")
-        return " and ".join(listed)
+            file, line = first_location or self._first[int]
+            return f"{description} at {file} line {line}"
+        kinds_with_lines = [
+            f"{kind_of(kind())} at {file} line {line}"
+            for kind, (file, line) in self._first.items()
+            if kind in kinds
+        ]
+        return " and ".join(kinds_with_lines)
 
 
 def _is_exact(value: int) -> bool:

@@ -51,17 +51,15 @@ class TableSchema:
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema as a JSON object that ``from_json`` reads back equal."""
-        columns = []
-        for column in self.columns:
-            columns.append({**vars(column), "kind": type_to_json(column.kind)})
+        columns = [{**vars(column), "kind": type_to_json(column.kind)} for column in self.columns]
         return {"columns": columns}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TableSchema:
         """Return the schema that ``to_json`` wrote."""
-        columns = []
-        for each in data["columns"]:
-            columns.append(Column(**{**each, "kind": type_from_json(each["kind"])}))
+        columns = [
+            Column(**{**each, "kind": type_from_json(each["kind"])}) for each in data["columns"]
+        ]
         return cls(tuple(columns))
 
 
@@ -80,11 +78,11 @@ def rules_of(column: Column, options: FolderOptions) -> TextRules:
 
 def check_names(names: Sequence[str], table: TableName, file: FolderFile, *, line: int = 1) -> None:
     """Refuse names of columns that repeat."""
-    twins = sorted({name for name in names if names.count(name) > 1})
-    if twins:
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
         renamed = [f"column_{number}" for number in range(1, len(names) + 1)]
         raise table.refusal(
-            f"{file.name} line {line}: the columns {listing(twins)} are there more than once.",
+            f"{file.name} line {line}: the columns {listing(duplicates)} are there more than once.",
             hint=f"{table.call(header=False, skip_rows=line, names=renamed)} names them anew",
         )
 
@@ -103,16 +101,16 @@ def compare_names(
     Raises:
         InvalidSourceFile: Names the file and the columns.
     """
-    more = [name for name in names if name not in expected and name not in options.dtypes]
-    less = [name for name in expected if name not in names and name not in options.dtypes]
-    if not more and not less:
+    extra = [name for name in names if name not in expected and name not in options.dtypes]
+    missing = [name for name in expected if name not in names and name not in options.dtypes]
+    if not extra and not missing:
         return
     differences = []
-    if more:
-        differences.append(f"has the columns {listing(more)}")
-    if less:
-        differences.append(f"lacks the columns {listing(less)}")
-    declared = dict.fromkeys([*more, *less], "string")
+    if extra:
+        differences.append(f"has the columns {listing(extra)}")
+    if missing:
+        differences.append(f"lacks the columns {listing(missing)}")
+    declared = dict.fromkeys([*extra, *missing], "string")
     raise table.refusal(
         f"{file.name} {' and '.join(differences)}, unlike {first}.",
         hint=f"{table.call(dtypes=declared)} declares them, and they are null where a file lacks "
@@ -120,14 +118,14 @@ def compare_names(
     )
 
 
-def check_declared(known: Sequence[str], table: TableName, options: FolderOptions) -> None:
+def check_declared(column_names: Sequence[str], table: TableName, options: FolderOptions) -> None:
     """Refuse declared columns that no file has."""
     for name in options.dtypes:
-        if name not in known:
+        if name not in column_names:
             raise InvalidArgument(
                 f"dtypes: no file of source {table.source!r} has the column {name!r}; there are "
-                f"{listing(known, limit=50)}.",
-                hint=did_you_mean(name, known, write="dtypes={{{!r}: 'string'}}"),
+                f"{listing(column_names, limit=50)}.",
+                hint=did_you_mean(name, column_names, write="dtypes={{{!r}: 'string'}}"),
             )
 
 

@@ -31,10 +31,10 @@ class FolderTable(ABC):
 
     @abstractmethod
     def columns(self) -> list[Column]:
-        """Read all files, and return the columns that each of them has.
+        """Read all files and return their common columns.
 
         Raises:
-            InvalidSourceFile: They disagree; names files, lines and columns.
+            InvalidSourceFile: Files disagree; names files, lines and columns.
         """
 
     @abstractmethod
@@ -79,10 +79,11 @@ class FolderTable(ABC):
         in_files = [column for column in needed if not column.is_partition]
         fields = pa.schema([(column.name, column.kind) for column in columns])
         for file in self.folder_files.files:
-            constants = {}
-            for column in needed:
-                if column.is_partition:
-                    constants[column.name] = partition_value(file, column, self.table, self.options)
+            constants = {
+                column.name: partition_value(file, column, self.table, self.options)
+                for column in needed
+                if column.is_partition
+            }
             for batch in self.rows(file, schema, in_files, window=window, bad_rows=bad_rows):
                 arrays = []
                 for column in needed:
@@ -90,8 +91,10 @@ class FolderTable(ABC):
                         arrays.append(pa.repeat(constants[column.name], batch.num_rows))
                     else:
                         arrays.append(batch.column(column.name))
-                whole = pa.RecordBatch.from_arrays(arrays, [column.name for column in needed])
-                rows = _within(whole, window)
+                batch_in_order = pa.RecordBatch.from_arrays(
+                    arrays, [column.name for column in needed]
+                )
+                rows = _within(batch_in_order, window)
                 yield pa.RecordBatch.from_arrays(
                     [rows.column(name) for name in fields.names], schema=fields
                 )

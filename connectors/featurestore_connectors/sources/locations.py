@@ -1,4 +1,4 @@
-"""Where the files of a source are: a path of this machine or a URI, and what tells their state."""
+"""Locations of a source's files, local or at a URI, and the fingerprint of their state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ADDRESSES = ("aws_endpoint_url", "proxy_url")
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLocation:
     """A path of this machine, or a URI with the settings by which a source has it opened.
 
     Without settings a URI is opened as the process does it: with those of the store in the same
@@ -33,7 +33,7 @@ class Place:
     path: str
     settings: Mapping[str, str] = field(default_factory=dict)
 
-    def opened(self, config: SourceConfig) -> str:
+    def open(self, config: SourceConfig) -> str:
         """Return the path, or the URI ready to be read.
 
         Raises:
@@ -47,38 +47,41 @@ class Place:
             settings["aws_skip_signature"] = "true"
         if settings:
             path = use_options_for_owner(path, config.name, settings)
-        with reached(config):
-            return existing(config, path)
+        with storage_errors(config):
+            return require_existing(config, path)
 
 
-def place_of(config: SourceConfig, *, prefix: str, noun: str, own: Sequence[str] = ()) -> Place:
+def parse_location(
+    config: SourceConfig, *, prefix: str, noun: str, option_names: Sequence[str] = ()
+) -> SourceLocation:
     """Return the place that a URI names; options that are not the source's own are its settings.
 
     Raises:
         InvalidArgument: The options or the secret mean nothing there.
         UnsupportedLocation: It is a URI of an unknown kind.
     """
-    given = {}
-    for name, value in config.options.items():
-        if name not in own:
-            given[name] = value
+    settings_options = {
+        name: value for name, value in config.options.items() if name not in option_names
+    }
     uri = config.uri.removeprefix(f"{prefix}+")
     is_remote = not storage_for(uri).is_local and not uri.startswith(("file:", f"{prefix}:"))
     location = Location.parse(uri) if is_remote else None
     if location is None or location.scheme != "s3":
-        if given:
-            known = f"it has {listing(own)}" if own else "it takes none"
-            raise InvalidArgument(f"A {noun} has no options {listing(given)}; {known}.")
+        if settings_options:
+            options_text = f"it has {listing(option_names)}" if option_names else "it takes none"
+            raise InvalidArgument(
+                f"A {noun} has no options {listing(settings_options)}; {options_text}."
+            )
         if location is None:
-            return Place(local_path(config, prefix=prefix))
-        return Place(location.text)
-    settings = check_options(given, argument="options")
+            return SourceLocation(local_path(config, prefix=prefix))
+        return SourceLocation(location.text)
+    settings = check_options(settings_options, argument="options")
     if (config.secret is None) != (USER not in settings):
         raise InvalidArgument(
             f"Source {config.name!r} has one half of its credentials only.",
-            hint=f"options={{{USER!r}: '...'}} and secret='env:NAME', or neither of them",
+            hint=f"options={{{USER!r}: '...'}} and secret='env:NAME', or neither",
         )
-    return Place(location.text, settings)
+    return SourceLocation(location.text, settings)
 
 
 def local_path(config: SourceConfig, *, prefix: str) -> str:
@@ -87,19 +90,21 @@ def local_path(config: SourceConfig, *, prefix: str) -> str:
     Raises:
         InvalidArgument: The URI names another machine.
     """
-    rest = config.uri.removeprefix(f"{prefix}+").removeprefix(f"{prefix}:").removeprefix("file:")
-    if rest.startswith("//"):
-        rest = rest[2:].replace("//", "/", 1)
-        if not rest.startswith("/"):
+    path_text = (
+        config.uri.removeprefix(f"{prefix}+").removeprefix(f"{prefix}:").removeprefix("file:")
+    )
+    if path_text.startswith("//"):
+        path_text = path_text[2:].replace("//", "/", 1)
+        if not path_text.startswith("/"):
             raise InvalidArgument(
                 f"{config.uri!r} names no path of this machine.",
                 hint=f"{prefix}:///absolute/path has three slashes",
             )
-    if "://" in rest:
+    if "://" in path_text:
         raise InvalidArgument(
-            f"{config.uri!r} is no path of this machine.", hint="local and mounted paths are read"
+            f"{config.uri!r} is not a local path.", hint="local and mounted paths are read"
         )
-    path = os.path.expanduser(rest)
+    path = os.path.expanduser(path_text)
     if not path.startswith("/"):
         raise InvalidArgument(
             f"{config.uri!r} is relative to nothing.", hint="give an absolute path"
@@ -107,7 +112,7 @@ def local_path(config: SourceConfig, *, prefix: str) -> str:
     return path
 
 
-def existing(config: SourceConfig, path: str) -> str:
+def require_existing(config: SourceConfig, path: str) -> str:
     """Return a path that is there; SourceUnavailable where it is not."""
     if not files.exists(path):
         hint = "is it mounted here, and spelled so?"
@@ -121,8 +126,8 @@ def existing(config: SourceConfig, path: str) -> str:
 
 
 @contextmanager
-def reached(config: SourceConfig) -> Iterator[None]:
-    """Say of a storage that does not answer, or refuses the user, that the source is unavailable."""
+def storage_errors(config: SourceConfig) -> Iterator[None]:
+    """Convert errors of the storage to SourceUnavailable."""
     try:
         yield
     except StorageError as error:
@@ -142,21 +147,21 @@ def inside(root: str, path: str) -> str | None:
         if path == ".":
             return root
         return f"{root}/{path}" if is_relative_path(path) else None
-    place = os.path.realpath(os.path.join(root, path))
-    if place != root and not place.startswith(root.rstrip("/") + "/"):
+    resolved = os.path.realpath(os.path.join(root, path))
+    if resolved != root and not resolved.startswith(root.rstrip("/") + "/"):
         return None
-    return place
+    return resolved
 
 
-def below(place: str) -> dict[str, FileStatus]:
+def below(root: str) -> dict[str, FileStatus]:
     """Return the files at or below a place, by path in their order; hidden ones are left out."""
-    if files.is_file(place):
-        return {place: files.status(place)}
-    if storage_for(place).prefers_listing:
-        listed = files.statuses_below(place)
-        start = len(place) + 1
+    if files.is_file(root):
+        return {root: files.status(root)}
+    if storage_for(root).prefers_listing:
+        listed = files.statuses_below(root)
+        start = len(root) + 1
         return {path: each for path, each in listed if all(map(_is_shown, path[start:].split("/")))}
-    paths = files.walk(place, enter=_is_shown)
+    paths = files.walk(root, enter=_is_shown)
     return {path: files.status(path) for path in paths if _is_shown(os.path.basename(path))}
 
 
@@ -166,25 +171,22 @@ def _is_shown(name: str) -> bool:
 
 def statuses(paths: Iterable[str]) -> dict[str, FileStatus]:
     """Return the status of each path that is there."""
-    found = {}
-    for path in paths:
-        if files.exists(path):
-            found[path] = files.status(path)
-    return found
+    statuses_by_path = {path: files.status(path) for path in paths if files.exists(path)}
+    return statuses_by_path
 
 
-def are_unchanged(place: str, known: Mapping[str, FileStatus]) -> bool:
-    """Tell whether files at or below a place are what they were; others may have come."""
-    now = below(place) if storage_for(place).prefers_listing else statuses(known)
-    return all(now.get(path) == status for path, status in known.items())
+def are_unchanged(root: str, earlier: Mapping[str, FileStatus]) -> bool:
+    """Return whether files at or below a location are unchanged; new files are ignored."""
+    present = below(root) if storage_for(root).prefers_listing else statuses(earlier)
+    return all(present.get(path) == status for path, status in earlier.items())
 
 
-def fingerprint(found: Mapping[str, FileStatus]) -> str:
+def fingerprint(statuses: Mapping[str, FileStatus]) -> str:
     """Return a hash of names, sizes and times of files, and of the tags of objects."""
     digest = hashlib.sha256()
-    for path, status in found.items():
-        told = f"{without_owner(path)} {status.size} {status.modified_ns}"
+    for path, status in statuses.items():
+        line = f"{without_owner(path)} {status.size} {status.modified_ns}"
         if isinstance(status.inode, str):
-            told = f"{told} {status.inode}"
-        digest.update(f"{told}\n".encode())
+            line = f"{line} {status.inode}"
+        digest.update(f"{line}\n".encode())
     return digest.hexdigest()[:32]

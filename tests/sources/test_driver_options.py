@@ -8,10 +8,10 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sources.locations import opened
 
 from featurestore.errors import InvalidArgument
 from featurestore_connectors.sources.driver_options import POSTGRES
+from tests.sources.places import opened
 
 MYSQL = ("charset", "connect_timeout", "program_name", "read_timeout", "ssl_verify_cert")
 MYSQL += ("ssl_verify_identity", "write_timeout")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.sources.locations import PLACES
 
 import featurestore
 from featurestore.errors import (
@@ -28,6 +27,7 @@ from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import lineage
 from featurestore.store import FeatureStore
 from tests.on_spark import spark_in_soak
+from tests.sources.places import PLACES
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 COLUMNS = "id integer, plan text, spent real, updated_at timestamp"

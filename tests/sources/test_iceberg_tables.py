@@ -12,8 +12,6 @@ import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyiceberg")
-from tests.sources.locations import iceberg_append, iceberg_table, opened
-
 from featurestore.errors import (
     FeatureStoreError,
     SourceError,
@@ -24,6 +22,7 @@ from featurestore.errors import (
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceQuery
 from featurestore.store import FeatureStore
+from tests.sources.places import iceberg_append, iceberg_table, opened
 
 ORDERS = SourceQuery(table="sales.orders")
 TIME = pa.timestamp("us", tz="UTC")

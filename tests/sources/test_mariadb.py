@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.sources.locations import opened
 
 import featurestore
 from featurestore.errors import (
@@ -27,6 +26,7 @@ from featurestore.errors import (
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceConfig, SourceQuery, SourceSnapshot, find_source
 from tests.sources.mariadb_server import PASSWORD, USER, connected
+from tests.sources.places import opened
 
 pytestmark = pytest.mark.mariadb
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.sources.locations import opened
 
 from featurestore.errors import InvalidSql, SourceError, SourceTableNotFound, UnsupportedType
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceQuery, SourceSnapshot
 from featurestore.store import FeatureStore
 from tests.registry.conftest import postgres_server  # noqa: F401  # a fixture
+from tests.sources.places import opened
 
 pytestmark = pytest.mark.postgres
 

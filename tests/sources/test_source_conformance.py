@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.sources.locations import PLACES, mysql, postgres, sqlalchemy
 
 from featurestore.plugins.source import Source, SourceQuery
 from featurestore.testing.source_conformance import SourceConformance
 from tests.registry.conftest import postgres_server  # noqa: F401  # a fixture
+from tests.sources.places import PLACES, mysql, postgres, sqlalchemy
 
 
 class TestFiles(SourceConformance):

@@ -16,7 +16,6 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from tests.sources.locations import PLACES
 
 from featurestore.errors import (
     ConfigurationError,
@@ -34,6 +33,7 @@ from featurestore.store import FeatureStore
 from featurestore.testing.source_conformance import SourceConformance
 from tests.hdfs_server import HdfsServer
 from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer
+from tests.sources.places import PLACES
 
 Put = Callable[[str, bytes], None]
 

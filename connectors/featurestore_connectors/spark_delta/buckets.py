@@ -1,8 +1,7 @@
-"""Buckets and HDFS under Spark: what a session must have for them, and how it reaches each.
+"""Configuration of S3 buckets and HDFS clusters in a running Spark session.
 
-The settings of a place go into the Hadoop configuration of the running driver, which Spark sends
-along with its tasks. They are no settings of Spark, so neither its event log nor its page of the
-environment shows them.
+The settings are stored in the driver's Hadoop configuration, which Spark sends to its tasks. They
+are not Spark settings, so that credentials appear neither in the event log nor in the web UI.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ _guard = threading.Lock()
 
 
 def use_location(session: Any, path: str) -> None:
-    """Let a session read and write below a path; nothing is to be done for a directory.
+    """Configure a session for a location; a no-op for local directories.
 
     Raises:
-        ConfigurationError: It lacks the client of S3 or HDFS, or reaches the place with other
-            settings.
-        UnsupportedLocation: Spark does not reach places of this kind.
+        ConfigurationError: The session has no client for S3 or HDFS, or uses the location with
+            other settings.
+        UnsupportedLocation: The engine does not support this kind of location.
     """
     if storage_for(path).is_local:
         return
@@ -50,20 +49,20 @@ def use_location(session: Any, path: str) -> None:
 
 
 def use_table(session: Any, path: str) -> None:
-    """Let a session write a table: it reaches the place, and replaces nobody's commits.
+    """Configure a session for a table's location and check that its commits are atomic.
 
     Raises:
-        ConfigurationError: The hint is what to build the session with.
-        UnsupportedLocation: Spark does not reach places of this kind.
+        ConfigurationError: The hint has the required session settings.
+        UnsupportedLocation: The engine does not support this kind of location.
     """
     use_location(session, path)
     check_log_store(session, path)
 
 
 def _use_bucket(configuration: Any, location: Location) -> None:
-    """Tell the client of S3 how to reach a bucket; the first settings stay as long as Spark runs.
+    """Set the S3 client's options for a bucket; the first options apply as long as Spark runs.
 
-    Executors keep their connection to a bucket, with the settings that they were given first.
+    Executors cache their connection to a bucket with its initial options.
     """
     options = s3a_options(location.text)
     mark = f"fs.s3a.bucket.{location.bucket}.featurestore"
@@ -78,7 +77,7 @@ def _use_bucket(configuration: Any, location: Location) -> None:
 
 
 def _use_cluster(session: Any, location: Location) -> None:
-    """Tell Hadoop's client what ``storage_options=`` says of a cluster, beside its own files."""
+    """Set the options of ``storage_options=`` for an HDFS cluster in Hadoop's configuration."""
     if not has_class(session, _FILE_SYSTEM_OF_HDFS):
         raise ConfigurationError(
             "The active SparkSession cannot reach HDFS: its Spark came without Hadoop's client.",

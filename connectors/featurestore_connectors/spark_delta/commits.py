@@ -1,8 +1,7 @@
-"""Commits of Spark: each with settings of its own, tried again after conflicts.
+"""Commits by Spark: separate session settings, and retries after conflicts.
 
-Delta decides by the log store (``jvm/``) who committed a version first, and checks what took
-its place. What it cannot reconcile by itself is a conflict, and the command runs again from the new
-version.
+The log store (``jvm/``) decides which writer commits a version. Delta checks concurrent commits; if
+it cannot reconcile them, the command runs again from the new version.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from featurestore.storage.failures import warn_published
 from featurestore_connectors.spark_delta.buckets import use_table
 from featurestore_connectors.spark_delta.failures import as_store_error, full_text
 
-# A conflict means that somebody else made progress; more than this in a row is no accident.
+# A conflict means that another writer made progress; more than this in a row is not a coincidence.
 ATTEMPTS = 20
 _LAST_VERSION = "spark.databricks.delta.lastCommitVersionInSession"
 _NOTE = "spark.databricks.delta.commitInfo.userMetadata"
-# Read by our log store: it syncs the data files of a commit before the commit has its name.
+# Read by the log store, which syncs data files to disk before it publishes the commit.
 _DURABILITY = "featurestore.durability"
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -54,15 +53,15 @@ _CONFLICTS = (
 
 
 class CommitSession:
-    """A session beside the user's for one write: the same Spark with settings of its own.
+    """A separate session for one write, with its own settings in the same Spark application.
 
-    Neither the user's session nor another thread sees the settings. Delta takes the note and the
-    transaction of a merge or delete from the session's settings alone. One thread uses a commit
-    session.
+    The settings are invisible to the user's session and to other threads. Delta reads the commit
+    metadata and the transaction of a merge or delete only from session settings. A commit session
+    is used by one thread.
 
     Raises:
-        ConfigurationError: The user's session would replace commits of other writers.
-        UnsupportedTable: The table uses what the store does not read or write.
+        ConfigurationError: The user's session could overwrite commits of other writers.
+        UnsupportedTable: The table uses unsupported features.
     """
 
     def __init__(
@@ -71,8 +70,7 @@ class CommitSession:
         self.parent = session
         self._durable = durable
         self._path = path
-        # The id tells this commit from any other with the same note, should Spark fail after it
-        # landed.
+        # The unique id identifies this commit if Spark fails after it was published.
         self.note = json.dumps({**commit_metadata, "id": uuid.uuid4().hex}, sort_keys=True)
         self.session: Any = None
 
@@ -80,8 +78,8 @@ class CommitSession:
         use_table(self.parent, self._path)
         check_writable(self._path, read_snapshot(self._path).protocol)
         self.session = self.parent.newSession()
-        # All at once: to ask for each of some hundred settings takes longer than a small commit. From
-        # a copy, which Spark makes under its lock: other threads may set some of them meanwhile.
+        # One call, since reading several hundred settings takes longer than a small commit. Spark
+        # copies them under its lock: other threads may change settings concurrently.
         parent_settings = self.parent.conf._jconf.getAllAsJava()
         self.session._jsparkSession.sessionState().conf().settings().putAll(parent_settings)
         for key, value in _SETTINGS.items():
@@ -100,7 +98,7 @@ class CommitSession:
         self.session = None
 
     def set(self, key: str, value: str) -> None:
-        """Set a setting of this commit."""
+        """Set a session setting of this commit."""
         self.session.conf.set(key, value)
 
     def adopt(self, frame: Any) -> Any:
@@ -114,15 +112,15 @@ class CommitSession:
             self.parent.catalog.dropGlobalTempView(view)
 
     def run(self, command: Callable[[], object]) -> int | None:
-        """Run a command; return the Delta version that it committed, None when it did not commit.
+        """Run a command and return the committed Delta version, None if it did not commit.
 
-        It runs again after conflicts, with growing pauses. A failure after the commit is a
-        ``PublicationWarning``: the commit stands, and repeating it would double its rows.
+        The command is retried after conflicts, with backoff. A failure after the commit is a
+        ``PublicationWarning``: the commit is valid, and a retry would duplicate its rows.
 
         Raises:
-            WriteConflict: Other writers kept winning.
-            RowsOutsideWindow: Rows of a replacing write lie outside the range that it replaces.
-            FeatureStoreError: Spark failed; nothing landed.
+            WriteConflict: The retries are exhausted.
+            RowsOutsideWindow: Rows are outside the replaced range.
+            FeatureStoreError: Spark failed; nothing was committed.
         """
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
@@ -140,8 +138,8 @@ class CommitSession:
                     return own_version
                 if not is_conflict(error):
                     failure = self._failure(error)
-                    # A rewrite misses files that a vacuum took meanwhile, and rows have the types
-                    # of columns that were widened meanwhile: then its version is not the latest.
+                    # Retry if the snapshot is stale: a vacuum may have removed its files, or
+                    # another writer may have widened columns.
                     is_stale = isinstance(failure, TableDamaged | VersionVacuumed)
                     is_stale = is_stale or _OTHER_TYPES in full_text(error)
                     if not (is_stale and latest_version(self._path) > attempted_version):
@@ -156,7 +154,7 @@ class CommitSession:
         return int(last_version)
 
     def _find_own_commit(self, first: int) -> int | None:
-        """Return the version of the commit that carries our note, at or after ``first``."""
+        """Return the version at or after ``first`` with this commit's metadata."""
         for version in range(first, latest_version(self._path) + 1):
             actions = read_commit(commit_path(self._path, version))
             if commit_info(actions).get("userMetadata") == self.note:
@@ -165,32 +163,32 @@ class CommitSession:
 
     def _failure(self, error: BaseException) -> Exception:
         if "DELTA_REPLACE_WHERE_MISMATCH" in full_text(error):
-            text = f"Rows lie outside the range that is replaced in {self._path}."
+            text = f"Rows are outside the range that is replaced in {self._path}."
             return RowsOutsideWindow(text)
         return as_store_error(error)
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Tell whether Delta gave up because of another writer's commit."""
-    # delta-spark's Python classes of a conflict share no base of their own, and their text need not
-    # repeat their name.
+    """Return True if Delta failed because of a concurrent commit."""
+    # delta-spark's Python exceptions of conflicts have no common base class, and their text may not
+    # contain their name.
     text = f"{type(error).__name__}: {full_text(error)}"
     return any(sign in text for sign in _CONFLICTS)
 
 
 def is_repeat(path: str, transaction: tuple[str, int] | None) -> bool:
-    """Tell whether a transaction was committed before."""
+    """Return True if a transaction is committed already."""
     return transaction is not None and read_snapshot(path).holds(transaction)
 
 
 def wait(attempt: int) -> None:
-    """Let other writers go ahead, longer at each attempt."""
+    """Sleep for a random time that grows with each attempt."""
     time.sleep(random.uniform(0.05, min(2.0, 0.1 * 2**attempt)))
 
 
 def conflict_error(path: str) -> WriteConflict:
-    """Return the error of a write that found a conflict at every attempt."""
+    """Return the error of a write that had a conflict in every attempt."""
     return WriteConflict(
-        f"Other writers of {path} won {ATTEMPTS} times in a row; nothing of this write landed.",
+        f"Other writers of {path} won {ATTEMPTS} times in a row; this write was not committed.",
         hint="write again later",
     )

@@ -1,7 +1,4 @@
-"""The interface Engine on Spark and Delta for Spark.
-
-Each method is a few lines that call one module.
-"""
+"""The implementation of the Engine interface on Spark and Delta; a facade over its modules."""
 
 from __future__ import annotations
 
@@ -61,14 +58,12 @@ if TYPE_CHECKING:
 
 
 class SparkEngine:
-    """Runs everything on Spark.
-
-    The active session where there is one, else one that starts at first use.
+    """An engine on Spark: the active session, or a new one that is started on first use.
 
     Args:
         session: The session to use.
-        durability: "full": a commit is on disk, with all files that it names and this machine sees,
-            before the call returns; "fast" leaves when that is to the operating system.
+        durability: "full": a commit and its local files are synced to disk before the call returns;
+            "fast": the operating system decides.
     """
 
     name = "spark"
@@ -213,7 +208,7 @@ class SparkEngine:
         properties: Mapping[str, str],
         commit_metadata: Mapping[str, Any],
     ) -> None:
-        if not storage_for(path).is_local:  # no group is begun that the session could not write
+        if not storage_for(path).is_local:  # fail before the group is created
             buckets.use_table(self.session, path)
         tables.create_table(
             path,
@@ -287,7 +282,7 @@ class SparkEngine:
         self, relation: Relation, columns: Sequence[str], *, seed: int, name: str
     ) -> Relation | None:
         if isinstance(relation, BufferedRelation):
-            return None  # Python has few rows hashed before a job has begun
+            return None  # Python hashes few rows faster than a job starts
         return row_hashes.with_row_hash(relation, columns, seed=seed, name=name)
 
     def with_range_number(
@@ -322,10 +317,10 @@ class SparkEngine:
         return relations.explain(relation)
 
     def interrupt(self, thread: int) -> None:
-        """Others may use the same context: their jobs are not ended."""
+        """No-op: the Spark context may be shared, and jobs of others must not be cancelled."""
 
     def close(self) -> None:
-        """Remove parked streams, and stop Spark when this engine started it."""
+        """Remove parked streams and stop Spark if this engine started it."""
         self._parked.release_all()
         with self._lock:
             if self._owns_session and self._session is not None:

@@ -1,6 +1,6 @@
-"""Failures of Spark as errors of the store.
+"""Translation of Spark's failures to errors of the store.
 
-What an executor raised on purpose comes back as it was raised.
+Errors of the store that executors raise are transported to the driver unchanged.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from featurestore.errors import (
 _MARK = "featurestore-error:"
 _PACKED = re.compile(rf"{_MARK}([A-Za-z0-9+/=]+):")
 _MAX_CAUSES = 10
-# Stack traces inside a message tell of causes that Java's getCause has lost on the way from an
-# executor.
+# Stack traces inside a message contain causes that Java's getCause loses on the way from executors.
 _CAUSED_BY = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
 _TASK_FAILURE = re.compile(r"Lost task .* executor \S+\): (.*)$", re.MULTILINE)
 _CLASS_NAME = re.compile(r"^(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
@@ -46,7 +45,7 @@ _UNREADABLE = (
 
 
 class ExecutorError(RuntimeError):
-    """An error of the store on its way from an executor: only its text survives the journey."""
+    """An error of the store, encoded in text: Spark transports only the text from an executor."""
 
     def __init__(self, error: FeatureStoreError) -> None:
         packed = json.dumps([type(error).__name__, error.message, error.hint])
@@ -55,7 +54,7 @@ class ExecutorError(RuntimeError):
 
 @contextmanager
 def packing_errors() -> Iterator[None]:
-    """Wrap work on an executor so that the store's errors reach the driver whole."""
+    """Encode errors of the store within the block, so that the driver can restore them."""
     try:
         yield
     except FeatureStoreError as error:
@@ -64,11 +63,11 @@ def packing_errors() -> Iterator[None]:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Wrap work on the driver: Spark's failures leave as errors of the store.
+    """Translate Spark's failures within the block to errors of the store.
 
     Raises:
-        FeatureStoreError: As raised on an executor; ``TableDamaged`` and ``StorageError`` for files
-            and disks; else ``EngineError`` with the reason that Spark gives last.
+        FeatureStoreError: The error of an executor; ``TableDamaged`` and ``StorageError`` for files
+            and disks; else ``EngineError`` with Spark's root cause.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -80,19 +79,19 @@ def translated() -> Iterator[None]:
 
 
 def as_store_error(error: BaseException) -> FeatureStoreError:
-    """Return the error of the store that a failure of Spark means."""
+    """Translate a failure of Spark to an error of the store."""
     text = full_text(error)
     unpacked = _unpacked_error(text)
     if unpacked is not None:
         return unpacked
     if "No space left on device" in text or f"Errno {errno.ENOSPC}" in text:
         return StorageError(
-            "No space left on the device: nothing of this write is visible.",
-            hint="free space, then repeat",
+            "No space left on the device: the write was not committed.",
+            hint="free disk space, then repeat",
         )
     if "URISyntaxException" in text:
         return UnsupportedTable(
-            f"The log names a file by a text that is no URI: {first_line(error)}",
+            f"The log has a file path that is not a URI: {first_line(error)}",
             hint="read the table with engine='duckdb' and write its rows into a new one",
         )
     if any(sign in text for sign in _UNREADABLE):
@@ -106,14 +105,14 @@ def as_store_error(error: BaseException) -> FeatureStoreError:
 
 
 def full_text(error: BaseException) -> str:
-    """Return all that Spark said, the Java side's causes included."""
+    """Return the complete text of an error, including its Java causes."""
     return "\n".join([str(error), *_java_causes(error)])
 
 
 def first_line(error: BaseException) -> str:
-    """Return the sentence in which Spark says what was wrong, and the expression it points at.
+    """Summarize an error in one line: the root cause and the expression that Spark marks.
 
-    What was raised in Python on an executor comes first, then the last cause of the Java side.
+    An exception in Python on an executor takes precedence over the last Java cause.
     """
     text = full_text(error)
     _, traceback, exception_text = text.rpartition("Traceback (most recent call last):\n")
@@ -134,7 +133,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _java_causes(error: BaseException) -> list[str]:
-    """Return what the Java exceptions say, from the one that was raised to its last cause."""
+    """Return the texts of a Java exception and its causes, the root cause last."""
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     messages: list[str] = []
     while java is not None and len(messages) < _MAX_CAUSES:
@@ -144,10 +143,7 @@ def _java_causes(error: BaseException) -> list[str]:
 
 
 def _exception_line(traceback: str) -> str:
-    """Return the last line of a traceback of an executor.
-
-    Frames are indented, what was raised is not.
-    """
+    """Return the exception line of an executor's traceback, the first that is not indented."""
     for line in traceback.split("\n"):
         if line and not line.startswith(" "):
             return line
@@ -155,12 +151,12 @@ def _exception_line(traceback: str) -> str:
 
 
 def _marked_expression(text: str) -> str:
-    """Return the part of a query that Spark underlines with carets."""
+    """Return the expression of a query that Spark underlines with carets."""
     match = _UNDERLINED.search(text)
     if match is None:
         return ""
     line, marks = match.groups()
-    if marks.startswith("-"):  # the parser marks a place, not an expression
+    if marks.startswith("-"):  # the parser marks a position, not an expression
         return line.strip()
     return line[marks.index("^") : marks.rindex("^") + 1].strip()
 
@@ -180,7 +176,7 @@ def _unpacked_error(text: str) -> FeatureStoreError | None:
     try:
         name, message, hint = json.loads(base64.b64decode(match.group(1)))
     except ValueError:
-        return None  # a text of the user's that looks like ours
+        return None  # user text that happens to contain the mark
     kind = getattr(errors, name, FeatureStoreError)
     if isinstance(kind, type) and issubclass(kind, FeatureStoreError):
         return kind(message, hint=hint)

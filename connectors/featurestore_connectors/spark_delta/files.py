@@ -1,4 +1,4 @@
-"""Rows as Parquet files: an Arrow stream parked for the executors, a stage of a write."""
+"""Rows in Parquet files: Arrow streams that are shipped to executors, and staged writes."""
 
 from __future__ import annotations
 
@@ -22,27 +22,25 @@ from featurestore_connectors.spark_delta.session import staging_directory
 from featurestore_connectors.spark_delta.staged import staged
 from featurestore_connectors.spark_delta.types import spark_schema, to_features, to_storage
 
-# Rows up to this size stay in this process and travel inside the plan, as a local relation.
+# Rows up to this size are sent inside the query plan, as a local relation.
 _LOCAL_RELATION_BYTES = 8 * 2**20
 _ROW_GROUP_BYTES = 32 * 2**20
 
 
 class ParkedStreams:
-    """Arrow streams on their way to the executors.
+    """Arrow streams that are shipped to executors: small ones in the plan, large ones in a folder.
 
-    Small ones inside the plan, large ones in a folder each.
-
-    A folder stays until its relation is released, else as long as the engine lives: plans read it
-    lazily, so only the caller knows when the last one has run. Any thread may park and release.
+    A folder is kept until its relation is released or the engine is closed: plans read it lazily,
+    so only the caller knows when it is no longer needed. Thread-safe.
     """
 
     def __init__(self) -> None:
         self._folders: list[tuple[Any, str]] = []
 
     def park(self, session: Any, reader: pa.RecordBatchReader) -> Relation:
-        """Return a relation with the rows of a stream, in their order.
+        """Return a relation with the rows of a stream, in order.
 
-        The stream is read to its end, a batch at a time.
+        The stream is consumed batch by batch.
 
         Raises:
             UnsupportedType: A column has a type that cannot be stored.
@@ -52,7 +50,7 @@ class ParkedStreams:
         batches = (to_features(batch, schema) for batch in reader)
         buffered, size = [], 0
         for batch in batches:
-            # A copy: the rows may be arrays that the caller changes later.
+            # Copy, since the caller may modify the arrays later.
             buffered.append(pa.ipc.read_record_batch(batch.serialize(), schema))
             size += batch.nbytes
             if size > _LOCAL_RELATION_BYTES:
@@ -71,13 +69,13 @@ class ParkedStreams:
                 shutil.rmtree(entry[1], ignore_errors=True)
 
     def release_all(self) -> None:
-        """Remove every folder; relations over them stop working."""
+        """Remove all folders; their relations become invalid."""
         while self._folders:
             shutil.rmtree(self._folders.pop()[1], ignore_errors=True)
 
 
 def stage(source: Relation, directory: str) -> Relation:
-    """Write the rows once as Parquet and return them from there."""
+    """Write the rows as Parquet and return a relation over the files."""
     with translated():
         source.native.write.mode("overwrite").parquet(directory)
     reader = source.native.sparkSession.read.schema(spark_schema(source.schema))
@@ -85,7 +83,7 @@ def stage(source: Relation, directory: str) -> Relation:
 
 
 def _write_folder(session: Any, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> str:
-    """Return a new folder that holds a stream; a stream that breaks off leaves none."""
+    """Write a stream to a new folder; remove the folder if the stream fails."""
     folder = tempfile.mkdtemp(prefix="featurestore-stream-", dir=staging_directory(session))
     try:
         os.chmod(folder, 0o755)  # executors may run as another user
@@ -97,10 +95,7 @@ def _write_folder(session: Any, batches: Iterator[pa.RecordBatch], schema: pa.Sc
 
 
 def _write_file(path: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
-    """Write one file of many row groups.
-
-    Spark splits it among tasks, and one file alone keeps the row order.
-    """
+    """Write one file with many row groups: Spark splits it by row group and keeps the row order."""
     try:
         with parquet.ParquetWriter(path, schema, compression="lz4") as writer:
             for table in _row_groups(batches, schema):

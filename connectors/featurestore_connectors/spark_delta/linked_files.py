@@ -1,8 +1,7 @@
-"""Staged rows whose files become those of a table: rows are written once, checked, and committed.
+"""Appends of staged files without a rewrite, by hard links.
 
-Where the table keeps files as Spark's writer makes them, the files get a second name in its folder,
-and the commit names them with the statistics of their footers. Else they are read and written
-again by Delta's writer.
+If the table needs nothing beyond Spark's Parquet files, the staged files are linked into its folder
+and committed with the statistics of their footers. Otherwise Delta's writer rewrites the rows.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from featurestore_connectors.spark_delta.commits import CommitSession
 from featurestore_connectors.spark_delta.staged import StagedRelation
 from featurestore_connectors.spark_delta.transactions import Transaction
 
-# As many columns as Delta's writers count, and as much of a text as they keep.
+# The limits of Delta's writers: columns with statistics, and the length of string bounds.
 _COUNTED_COLUMNS, _LONGEST_BOUND = 32, 32
-# From here on a table may ask things of its writers: constraints, generated columns, features.
+# Higher writer versions may require constraints, generated columns or table features.
 _PLAIN_WRITER = 2
-# Metadata of columns that writers look at: invariants, lengths of texts.
+# Prefixes of column metadata that writers must enforce: invariants, string lengths.
 _CONSTRAINT_PREFIXES = ("delta.", "__")
 
 
 def append(
     commit: CommitSession, path: str, staged_rows: StagedRelation, write: TableWrite
 ) -> bool:
-    """Append staged rows by their files. Return False where Delta's writer has to write them."""
+    """Append staged files; return False if Delta's writer must write the rows."""
     if write.mode != "append" or write.add_columns is not None or write.offsets:
         return False
     if not staged_rows.is_unprojected or not (
@@ -71,7 +70,7 @@ def append(
 
 
 def _same_columns(session: Any, path: str, staged_rows: Relation) -> bool:
-    """Tell whether the rows have the table's columns in its order, and it asks nothing more of them."""
+    """Return True if the rows have the table's columns in order, and the columns no constraints."""
     table_fields = session.read.format("delta").load(path).schema.fields
     for column in table_fields:
         constraints = [name for name in column.metadata if name.startswith(_CONSTRAINT_PREFIXES)]
@@ -85,7 +84,7 @@ def _types(fields: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 def _linked(staged: Sequence[str], path: str) -> list[str] | None:
-    """Give files a second name in a table; None where the file system does not."""
+    """Hard-link files into a table; return None if the file system does not support it."""
     names: list[str] = []
     for file in staged:
         name = f"part-{uuid.uuid4()}.parquet"
@@ -137,7 +136,7 @@ def _statistics(footer: parquet.FileMetaData, schema: pa.Schema) -> dict[str, An
 def _column_statistics(
     footer: parquet.FileMetaData, number: int
 ) -> list[parquet.Statistics] | None:
-    """Return the statistics of a column in group row group; None where one has none."""
+    """Return the statistics of a column in each row group; None if any are missing."""
     statistics_by_group = []
     for group in range(footer.num_row_groups):
         statistics = footer.row_group(group).column(number).statistics
@@ -148,12 +147,12 @@ def _column_statistics(
 
 
 def _bounds(row_groups: Sequence[parquet.Statistics], kind: pa.DataType) -> tuple[Any, Any] | None:
-    """Return minima and maxima value as Delta writes them in JSON; None where that is not is_scalar."""
+    """Return minimum and maximum in Delta's JSON form; None if they are unknown."""
     is_scalar = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_string(kind)
     if not (is_scalar or pat.is_date32(kind) or pat.is_timestamp(kind)) or pat.is_uint64(kind):
         return None
     minima, maxima = [], []
-    # Years before 1 and after 9999 are none of Python's.
+    # Python has no years before 1 and after 9999.
     with suppress(ValueError, OverflowError, OSError):
         for group in row_groups:
             if group.has_min_max:
@@ -169,7 +168,7 @@ def _bounds(row_groups: Sequence[parquet.Statistics], kind: pa.DataType) -> tupl
 
 
 def _text(value: Any) -> Any:
-    """Return a value as JSON of the log has it; None for those that it cannot tell whole."""
+    """Return a value in the log's JSON form; None if it has no exact form."""
     if isinstance(value, datetime):
         return value.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
     if isinstance(value, date):

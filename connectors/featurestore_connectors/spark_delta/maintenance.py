@@ -1,7 +1,4 @@
-"""Maintenance: data files that no version needs.
-
-Spark's own VACUUM knows of no versions to keep.
-"""
+"""Vacuum: removal of unneeded data files. Spark's own VACUUM cannot keep selected versions."""
 
 from __future__ import annotations
 

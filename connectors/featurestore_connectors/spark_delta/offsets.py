@@ -1,7 +1,7 @@
-"""Writes that move several transaction numbers at once, which Delta's writers cannot be told.
+"""Writes that advance several transaction numbers in one commit.
 
-Delta takes one application of a write as an option. A stream has one for each partition, so the
-commit is made of the same parts here: the files that Delta writes, and a number for each of them.
+Delta's writers accept one application per write, but a stream has one for each partition. So the
+commit is assembled here from the files that Delta writes and one transaction number per partition.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _FILE = "__fs_file"
 
 
 def append(commit: CommitSession, path: str, rows: Any, write: TableWrite) -> None:
-    """Append rows and move the applications of ``write.offsets``.
+    """Append rows and advance the applications of ``write.offsets``.
 
     Raises:
-        StreamOvertaken: One has another number by now; nothing was written.
+        StreamOvertaken: An application has another number by now; nothing was written.
     """
     machine = commit.session._jvm
     with Transaction(commit, path) as transaction:
@@ -39,10 +39,9 @@ def append(commit: CommitSession, path: str, rows: Any, write: TableWrite) -> No
 def upsert(
     commit: CommitSession, path: str, rows: Any, write: TableWrite, deletes: Any | None
 ) -> None:
-    """Replace rows by key, remove those of ``deletes``, and move the applications of ``write.offsets``.
+    """Replace rows by key, remove those of ``deletes``, and advance ``write.offsets``.
 
-    MERGE cannot carry several transaction numbers, so that the files which hold such keys are
-    written again here.
+    MERGE supports one transaction number, so the files with such keys are rewritten here.
 
     Raises:
         StreamOvertaken: An application has another number by now; nothing was written.
@@ -76,7 +75,7 @@ def upsert(
 
 
 def _move(transaction: Transaction, write: TableWrite) -> None:
-    """Move the applications of a write; StreamOvertaken where one has another number by now."""
+    """Advance the offsets of a write; raise StreamOvertaken if one has another number by now."""
     for app, (expected, number) in write.offsets.items():
         if transaction.number(app) != (NONE_YET if expected is None else expected):
             raise overtaken(app)

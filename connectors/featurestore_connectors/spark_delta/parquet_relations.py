@@ -1,7 +1,7 @@
-"""Relations whose rows lie in Parquet files, which Python reads itself where it alone looks at them.
+"""Relations over Parquet files that Python reads directly.
 
-What Spark hands to Python goes through its rows, back to Arrow and through a socket: that takes more
-of the processors than to decode the files and to count their rows.
+Data from Spark to Python is converted to rows and back to Arrow and sent through a socket, which
+costs more CPU time than decoding the files and aggregating their rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from featurestore.plugins.engine import Relation
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
 from featurestore_connectors.spark_delta.staged import StagedRelation
 
-# From here on more than its files tells what rows a table has.
+# In higher reader versions the rows of a table depend on more than its files.
 _PLAIN_READER = 1
 
 
@@ -29,7 +29,7 @@ class ParquetRelation(Relation):
 
 
 def with_table_files(source: Relation, snapshot: Snapshot) -> Relation:
-    """Return a relation over a version with the files that have its rows, where they alone tell."""
+    """Add the files of a version to its relation, if they alone determine the rows."""
     if snapshot.protocol.reader > _PLAIN_READER or snapshot.partition_by:
         return source
     sized_files = tuple((file.path, file.bytes) for file in snapshot.files)
@@ -37,7 +37,7 @@ def with_table_files(source: Relation, snapshot: Snapshot) -> Relation:
 
 
 def rows_of(source: Relation) -> ParquetRows | None:
-    """Return the rows of a relation as its files have them; None where Spark computes them."""
+    """Return the file rows of a relation; None if Spark computes them."""
     if isinstance(source, ParquetRelation):
         return replace(source.rows, schema=source.schema)
     return source.rows if isinstance(source, StagedRelation) else None
@@ -55,7 +55,7 @@ def selected(selected_rows: Relation, source: Relation, columns: Mapping[str, st
 
 
 def _with_rows(source: Relation, rows: ParquetRows) -> Relation:
-    # Fields that a struct got later are not in all of its files.
+    # Fields that were added to a struct later are missing in older files.
     if any(map(_has_fields, source.schema.types)):
         return source
     return ParquetRelation(source.engine, source.native, source.schema, rows=rows)

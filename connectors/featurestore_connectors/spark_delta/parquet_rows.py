@@ -1,4 +1,4 @@
-"""Rows of Parquet files as Arrow batches, read without Spark by whoever has a part of them."""
+"""Rows of Parquet files as Arrow batches, read in parallel parts without Spark."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _BATCH_ROWS, _BATCH_BYTES = 65_536, 64 << 20
 class ParquetRows:
     """The rows of files as feature types. Picklable.
 
-    ``files`` are their paths and bytes, ``columns`` the names there in the order of ``schema``.
-    Columns that a file lacks are null.
+    ``files`` are (path, bytes) pairs; ``columns`` are the names in the files, in the order of
+    ``schema``. Missing columns are null.
     """
 
     files: tuple[tuple[str, int], ...]
@@ -36,9 +36,9 @@ class ParquetRows:
         return sum(size for _, size in self.files)
 
     def part(self, number: int, parts: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one of so many parts, each about as large as the others.
+        """Yield the rows of part ``number`` of ``parts`` parts of similar size.
 
-        A file that is larger than a part is shared by its row groups.
+        Files larger than a part are split by row groups.
         """
         total, index = max(1, self.bytes), 0
         for path, size in self.files:
@@ -51,7 +51,7 @@ class ParquetRows:
     def _read(self, path: str, share: int, shares: int) -> Iterator[pa.RecordBatch]:
         with _translated_damage(path):
             file_handle = files.open_ranges(path)
-            # Spark may keep times in 96 bits, which Arrow would take for nanoseconds.
+            # Spark may store times as INT96, which Arrow reads as nanoseconds by default.
             with parquet.ParquetFile(file_handle, coerce_int96_timestamp_unit="us") as file:
                 file_names = file.schema_arrow.names
                 names_in_file = _names_in_file(self.columns, file_names)
@@ -77,7 +77,7 @@ class ParquetRows:
 
 
 def _names_in_file(columns: Sequence[str], file_names: Sequence[str]) -> dict[str, str]:
-    """Return the names in a file of the columns that it has: as for Spark, in any case."""
+    """Map column names to those of a file; case-insensitive, as in Spark."""
     by_lower = {name.lower(): name for name in file_names}
     matching_names = {}
     for name in columns:
@@ -89,7 +89,7 @@ def _names_in_file(columns: Sequence[str], file_names: Sequence[str]) -> dict[st
 
 
 def footer_of(path: str) -> parquet.FileMetaData:
-    """Return what the end of a file says of its rows.
+    """Return the footer of a file.
 
     Raises:
         StorageError: The file cannot be read.
@@ -108,7 +108,7 @@ def _rows_per_batch(metadata: Any) -> int:
 
 @contextmanager
 def _translated_damage(path: str) -> Iterator[None]:
-    """Wrap the reading of a file: what is wrong with it leaves as an error of the store."""
+    """Translate read errors of a file to errors of the store."""
     try:
         yield
     except pa.ArrowInvalid as error:

@@ -1,4 +1,4 @@
-"""How many tasks a shuffle by a key has."""
+"""The number of tasks of a shuffle by key."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from typing import Any
 
 from featurestore_connectors.spark_delta.sqltext import column
 
-# A task sorts about so many bytes, and its rows may all be on their way to the driver at once.
+# Approximate bytes that a task sorts; all its rows may be collected to the driver at once.
 _TASK_BYTES = 128 << 20
-# The driver knows of each pair of tasks before and after a shuffle whether it has rows.
+# The driver tracks each pair of tasks before and after a shuffle.
 _MAX_TASKS = 8_192
 
 
 def by_key(frame: Any, key: str, *, size: int | None) -> Any:
-    """Return the rows with those of a key in one partition.
+    """Shuffle the rows so that equal keys are in one partition.
 
-    Spark makes ``spark.sql.shuffle.partitions`` of them and puts small ones together. On one
-    machine these are few: rows that are too many for them get more.
+    Spark uses ``spark.sql.shuffle.partitions`` partitions and coalesces small ones. On one machine
+    the setting is low, so large data gets more partitions.
 
     Args:
-        frame: Of Spark.
+        frame: A Spark DataFrame.
         key: A column.
-        size: About how many bytes the rows have in memory; None where nobody knows.
+        size: The approximate bytes of the rows in memory; None if unknown.
     """
     default_partitions = frame.sparkSession.conf.get("spark.sql.shuffle.partitions")
     required = min(-(-(size or 0) // _TASK_BYTES), _MAX_TASKS)
-    # Some clusters have "auto" there, and decide by themselves.
+    # Some clusters set it to "auto".
     if not default_partitions.isdigit() or required <= int(default_partitions):
         return frame.repartition(column(key))
     return frame.repartition(required, column(key))

@@ -1,4 +1,4 @@
-"""Shards of records written by the JVM (``jvm/RecordShards.java``): no row passes Python."""
+"""Record shards written by the JVM (``jvm/RecordShards.java``), without a pass through Python."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from featurestore_connectors.spark_delta.sqltext import column
 
 
 def can_write(session: Any, schema: pa.Schema, directory: str) -> bool:
-    """Tell whether the JVM reads all types of a schema and reaches the directory as files."""
+    """Return True if the JVM supports all types of a schema and the directory is local."""
     all_supported = all(value_kind(kind) is not None for kind in schema.types)
     return all_supported and storage_for(directory).is_local and has_functions(session)
 
 
 def write(source: Relation, task: RecordTask) -> list[RecordShard]:
-    """Write the shards of rows, sorted where they are, each by one task."""
-    # By one number: Spark sorts it without comparing rows. The shards ascend with it.
+    """Sort the rows on the executors and write each shard by one task."""
+    # Spark sorts a single number without comparing rows. The shards ascend with it.
     rows = spread(source, task.shard, len(task.shards)).sortWithinPartitions(column(task.hash))
     for folder in sorted({os.path.dirname(path) for path, _ in task.shards}):
         make_directory(os.path.join(task.directory, folder))
@@ -147,7 +147,7 @@ def _labels(
 
 
 def _label(word: Any, kind: pa.DataType) -> Any:
-    """Return the value that Java tells as a whole number, numbers with a fraction by their bits."""
+    """Decode a label value from Java: integers, and floats as their bits."""
     if word is None or pat.is_string(kind):
         return word
     if pat.is_floating(kind):

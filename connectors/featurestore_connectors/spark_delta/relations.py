@@ -27,17 +27,14 @@ from featurestore_connectors.spark_delta.workers import ReusedWorkerTask
 
 ENGINE = "spark"
 
-# Columns while rows are compared; feature names cannot begin like this.
+# Temporary columns; feature names cannot start with this prefix.
 _NUMBER, _ROW = "__fs_number", "__fs_row"
-# Names of views belong to the whole session: two queries at once would see each other's tables.
+# View names are global in a session: concurrent queries would see each other's tables.
 _VIEWS = Lock()
 
 
 def relation(native: Any, schema: pa.Schema | None = None) -> Relation:
-    """Return a relation over a DataFrame.
-
-    Without ``schema`` its feature types are those that Spark's types say.
-    """
+    """Return a relation over a DataFrame; without ``schema``, derive it from the Spark types."""
     if schema is None:
         native, schema = of_feature_types(native)
     return Relation(ENGINE, native, schema)
@@ -62,8 +59,8 @@ def select(source: Relation, columns: Mapping[str, str]) -> Relation:
     absent = [name for name in columns.values() if name not in present]
     if absent:
         raise SchemaMismatch(
-            f"There are no columns {listing(absent)}; "
-            f"there are {listing(source.schema.names, limit=50)}."
+            f"Unknown columns {listing(absent)}. "
+            f"Available: {listing(source.schema.names, limit=50)}."
         )
     fields, projections = [], []
     for new, old in columns.items():
@@ -83,7 +80,7 @@ def filter_rows(source: Relation, predicate: str) -> Relation:
 
 
 def within(source: Relation, window: TimeRange) -> Relation:
-    """Return the rows whose time lies in a range."""
+    """Return the rows whose time is in a range."""
     time, start, end = column(window.column), timestamp(window.start), timestamp(window.end)
     if window.closed == "left":
         in_range = (time >= start) & (time < end)
@@ -95,9 +92,9 @@ def within(source: Relation, window: TimeRange) -> Relation:
 def run_sql(
     session: Any, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
 ) -> Relation:
-    """Return the result of a query over named relations.
+    """Return the lazy result of a query over named relations.
 
-    It is analysed now, so the names are free again.
+    Spark resolves the names immediately, so the temporary views are dropped before the return.
     """
     from pyspark.errors import PySparkException
 
@@ -116,10 +113,7 @@ def run_sql(
 
 
 def last_per_key(source: Relation, key: Sequence[str]) -> Relation:
-    """Return the last row of each key, in the order of the partitions as they come.
-
-    Rows with a null key all stay.
-    """
+    """Return the last row of each key in partition order; keep all rows with null keys."""
     from pyspark.sql import functions as sf
 
     keys = list(map(column, key))
@@ -135,8 +129,8 @@ def last_per_key(source: Relation, key: Sequence[str]) -> Relation:
 def map_in_arrow(frame: Any, names: Sequence[str], task: Any, fields: Any) -> Any:
     """Return a frame with a task run over the Arrow batches of each partition.
 
-    ``names`` are the columns that the task gets. Spark looks them up as if they were SQL, so names
-    with dots or backticks stay here: the task restores them by position.
+    ``names`` are the input columns of the task. Spark parses names as SQL, so those with dots or
+    backticks are replaced by numbers; the task restores them by position.
     """
     projected = frame.select(*map(column, names))
     if any("." in name or "`" in name for name in names):
@@ -173,7 +167,7 @@ def cast_to(frame: Any, target: Any) -> Any:
 
 
 def _register(session: Any, tables: Mapping[str, Relation]) -> dict[str, Any]:
-    """Make relations known as views; return the user's own views that they hide."""
+    """Register relations as temporary views; return the user's views that they hide."""
     hidden = {}
     for name in tables:
         view = quote(name)

@@ -1,4 +1,4 @@
-"""Keys that occur more than once among rows which the driver has, found without a Spark job."""
+"""Detection of duplicate keys in the driver, without a Spark job."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _COUNT = "n"
 
 
 def can_compare(schema: pa.Schema, key: Sequence[str]) -> bool:
-    """Tell whether Arrow compares the values of columns as Spark does."""
+    """Return True if Arrow compares the values of the key as Spark does."""
     kinds = [schema.field(name).type for name in key]
     return not any(is_nested(kind) or pat.is_floating(kind) for kind in kinds)
 
 
 def can_sort(schema: pa.Schema, key: Sequence[str]) -> bool:
-    """Tell whether a sort finds what occurs again, in a tenth of the memory of groups."""
+    """Return True if a sort can detect duplicates, in a tenth of the memory of a group-by."""
     return len(key) == 1 and bool(pat.is_integer(schema.field(key[0]).type))
 
 
@@ -31,10 +31,10 @@ def duplicates(
 ) -> tuple[int, list[dict[str, Any]]]:
     """Return how many keys occur more than once, and the first few of them with their count.
 
-    ``keys`` holds the columns of ``key`` alone, which ``can_compare`` allows; those with nulls are
-    no keys.
+    ``keys`` has only the columns of ``key``, for which ``can_compare`` is true; rows with nulls are
+    ignored.
     """
-    # By number: a key column may be called as the counts are.
+    # Numbered names, since a key column may have the name of the count column.
     numbers = list(map(str, range(len(key))))
     present = keys.select(list(key)).rename_columns(numbers).drop_null()
     counts = _repeated_candidates(present).group_by(numbers).aggregate([([], "count_all")])
@@ -48,7 +48,7 @@ def duplicates(
 
 
 def _repeated_candidates(keys: pa.Table) -> pa.Table:
-    """Return rows among which are all whose key occurs more than once."""
+    """Return a superset of the rows with repeated keys."""
     if not can_sort(keys.schema, keys.schema.names):
         return keys
     column = keys.column(0)

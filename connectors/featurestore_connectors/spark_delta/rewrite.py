@@ -1,7 +1,4 @@
-"""Writes that change rows which are there.
-
-Upsert, replace, delete and compaction, each one commit of Delta's.
-"""
+"""Writes that rewrite existing files: upsert, delete, type widening and compaction."""
 
 from __future__ import annotations
 
@@ -37,8 +34,8 @@ def upsert(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, gr
     )
     if grows:
         merge = merge.withSchemaEvolution()
-    # Named one by one: the short form with schema evolution turns null structs into structs of
-    # nulls.
+    # List the columns explicitly: updateAll with schema evolution turns null structs into structs
+    # of nulls.
     columns = {quote(name): f"new.{quote(name)}" for name in rows.columns}
     merge.whenMatchedUpdate(set=columns).whenNotMatchedInsert(values=columns).execute()
 
@@ -51,10 +48,7 @@ def delete(
     commit_metadata: Mapping[str, Any],
     durable: bool = True,
 ) -> int | None:
-    """Delete the rows for which the predicate is true.
-
-    Return the Delta version, None when no row matched.
-    """
+    """Delete the rows that match a predicate; return the version, None if no row matches."""
     from delta.tables import DeltaTable
     from pyspark.errors import AnalysisException, ParseException
 
@@ -75,10 +69,7 @@ def delete(
 def widen_columns(
     session: Any, path: str, columns: pa.Schema, *, durable: bool = True
 ) -> int | None:
-    """Write all files again with decimals of more digits.
-
-    Return the Delta version, None when the table has them already.
-    """
+    """Rewrite all files with wider decimals; return the version, None if they are wide enough."""
     with CommitSession(session, path, {"operation": "widen"}, durable=durable) as commit:
         return commit.run(lambda: _widen_once(commit, path, columns))
 
@@ -107,10 +98,7 @@ def _widen_once(commit: CommitSession, path: str, columns: pa.Schema) -> None:
 def compact(
     session: Any, path: str, *, below: int | None = None, durable: bool = True
 ) -> int | None:
-    """Rewrite files smaller than ``below`` bytes into large ones.
-
-    Return the Delta version, None when nothing was to do.
-    """
+    """Merge files smaller than ``below`` bytes; return the version, None without changes."""
     from delta.tables import DeltaTable
 
     with CommitSession(session, path, {"operation": "compact"}, durable=durable) as commit:

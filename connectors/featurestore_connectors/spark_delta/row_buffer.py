@@ -1,7 +1,7 @@
-"""Rows that the driver holds, where a stream was small: they are looked at here, without Spark jobs.
+"""In-memory buffers of small streams in the driver, processed without Spark jobs.
 
-A relation over them has a frame of Spark, too, for all that is not answered here. It is made of the
-same rows, and functions that were applied to the one are applied to the other.
+A buffered relation also has a Spark frame of the same rows, with the same functions applied, for
+operations that this module does not implement.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FILE = "part-00000.parquet"
 
 @dataclass(frozen=True)
 class BufferedRelation(Relation):
-    """A relation whose rows this process has; ``batches`` gives them again at each call."""
+    """A relation whose rows are in this process; each call of ``batches`` iterates over them."""
 
     batches: Callable[[], Iterator[pa.RecordBatch]] = field(kw_only=True, repr=False, compare=False)
 
@@ -55,14 +55,14 @@ def selected(source: BufferedRelation, columns: Mapping[str, str]) -> BufferedRe
 def mapped(
     source: BufferedRelation, function: BatchFunction, *, schema: pa.Schema
 ) -> BufferedRelation:
-    """Return the rows with a function applied to each batch, when they are read."""
+    """Return a lazy relation with a function applied to each batch."""
     frame = streams.map_batches(source, function, schema=schema).native
     applied = partial(_applied, source, function, schema)
     return BufferedRelation(source.engine, frame, schema, batches=applied)
 
 
 def stage(source: BufferedRelation, directory: str) -> BufferedRelation:
-    """Write the rows as one Parquet file and return them, their functions applied."""
+    """Compute the rows, write them as one Parquet file and return them."""
     batches = list(source.batches())
     staged = buffer_rows(source.native.sparkSession, batches, source.schema)
     sink = pa.BufferOutputStream()
@@ -73,7 +73,7 @@ def stage(source: BufferedRelation, directory: str) -> BufferedRelation:
 
 
 def aggregate(source: BufferedRelation, accumulator: Accumulator[State, Result]) -> Result:
-    """Return what an accumulator makes of all rows."""
+    """Return the result of an accumulator over all rows."""
     state = accumulator.start()
     for batch in source.batches():
         state = accumulator.update(state, batch)

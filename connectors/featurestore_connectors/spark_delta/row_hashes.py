@@ -1,7 +1,7 @@
-"""Row hashes by functions of the JVM: rows need not leave it to be hashed and counted.
+"""Row hashes computed and counted by JVM functions, without a pass through Python.
 
-The functions (``jvm/RowHash.java``) come with the jar of the log store. A session that has not
-brought the jar to its executors, and types that they do not know, are left to Python.
+The functions (``jvm/RowHash.java``) are in the jar of the log store. Python hashes the rows if the
+executors do not have the jar, or for unsupported types.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BITS = 16
 def with_row_hash(
     source: Relation, columns: Sequence[str], *, seed: int, name: str
 ) -> Relation | None:
-    """Return the rows with their row hash; None where Python has to hash them."""
+    """Return the rows with their row hash; None if Python must hash them."""
     from pyspark.sql import functions as sf
 
     session = source.native.sparkSession
@@ -51,7 +51,7 @@ def with_row_hash(
 
 
 def with_tie_hash(source: Relation, *, name: str) -> Relation | None:
-    """Return the rows with their tie hash, an int64 of its order; None where Python has to hash them."""
+    """Return the rows with their tie hash as int64; None if Python must hash them."""
     from pyspark.sql import functions as sf
 
     session = source.native.sparkSession
@@ -70,7 +70,7 @@ def with_tie_hash(source: Relation, *, name: str) -> Relation | None:
 def with_range_number(
     source: Relation, values: str, *, starts: Sequence[int], numbers: Sequence[int], name: str
 ) -> Relation:
-    """Return the rows with the number of the range in which an int64 column lies."""
+    """Return the rows with the range number of an int64 column."""
     session = source.native.sparkSession
     packed_starts = struct.pack(f">{len(starts)}q", *starts)
     packed_numbers = struct.pack(f">{len(numbers)}i", *numbers)
@@ -82,9 +82,9 @@ def with_range_number(
 def count_hashes(
     source: Relation, *, hashes: str, group: str, columns: Sequence[str]
 ) -> HashCounts | None:
-    """Return counts by group and leading bits in one job; None where a column has to be looked into.
+    """Count hashes by group and leading bits in one job; None if a column's type is unsupported.
 
-    The bins of a group come to the driver, and nothing of the rows.
+    Only the bins of each group are collected to the driver.
     """
     schema = source.schema
     for name in columns:
@@ -109,7 +109,7 @@ def count_hashes(
 def hashes_of_groups(
     source: Relation, *, hashes: str, group: str, bits: int
 ) -> dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Return the different leading bits of each group's hashes, sorted, and how many rows have each."""
+    """Return the distinct leading bits of each group's hashes, sorted, with their row counts."""
     from pyspark.sql import functions as sf
 
     leading = column(hashes).bitwiseAND(sf.lit(-1 << (64 - bits)))
@@ -131,7 +131,7 @@ def hashes_of_groups(
 
 
 def _value(functions: Any, field: pa.Field, *salt: int, exact: bool = False) -> tuple[Any, Any]:
-    """Return the function that folds the values of a column, and what it is source of them."""
+    """Return the JVM function that hashes a column, and the column in its input type."""
     from pyspark.sql import functions as sf
 
     value, kind = column(field.name), field.type
@@ -152,7 +152,7 @@ def _value(functions: Any, field: pa.Field, *salt: int, exact: bool = False) -> 
 
 
 def has_functions(session: Any) -> bool:
-    """Tell whether driver and executors have the jar: they have those that a session began with."""
+    """Return True if driver and executors have the jar; executors have the session's initial jars."""
     jars = session.sparkContext.getConf().get("spark.jars", "")
     return JVM_JAR.name in jars and has_class(session, _CLASS)
 
@@ -175,7 +175,7 @@ def _signed(word: int) -> int:
 
 
 def _profile(field: pa.Field, measured: dict[str, int], *, rows: int) -> ColumnProfile:
-    """Return the profile of a column; truth values have no extremes."""
+    """Return the profile of a column; booleans have no extremes."""
     minimum, maximum = measured.get("minimum"), measured.get("maximum")
     if pat.is_boolean(field.type):
         minimum, maximum = None, None

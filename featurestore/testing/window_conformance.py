@@ -169,7 +169,9 @@ class WindowConformance(RetrievalFixtures):
         )
         labels = labels_of(k=[1], at=[at(1)])
         plan = self.plan(retrieval, [window("w.x", "sum", over="1d")], labels)
-        with pytest.raises(Exception, match="several rows of one key and event time") as caught:
+        with pytest.raises(
+            Exception, match="several rows with the same key and event time"
+        ) as caught:
             retrieval.run(plan, labels)
         assert isinstance(caught.value, InvalidArgument)
 

@@ -155,7 +155,7 @@ def test_a_writer_that_keeps_losing_says_so(
     monkeypatch.setattr(commits, "ATTEMPTS", 2)
     monkeypatch.setattr(commits, "wait", lambda attempt: None)
     monkeypatch.setattr(small_upserts, "upsert", _raise_conflict)
-    with pytest.raises(WriteConflict, match="nothing of this write landed"):
+    with pytest.raises(WriteConflict, match="this write was not committed"):
         engine.write(path, given(engine, [row(1, 2)]), TableWrite("upsert", key=("k",)))
     assert content(engine, path) == [row(1)]
 

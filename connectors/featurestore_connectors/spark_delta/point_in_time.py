@@ -1,7 +1,7 @@
-"""Feature plans on Spark: labels and rows in one sorted stream, a running maximum, no range join.
+"""Feature plans on Spark: a running maximum over a sorted union of labels and rows.
 
-The rule is ``featurestore.retrieval.point_in_time``. Rows enter the stream of their key at the time
-from which they are eligible; so at each label the greatest row seen until then is the answer.
+The semantics are defined in ``featurestore.retrieval.point_in_time``. Rows are ordered by the time
+from which they are eligible, so the match of a label is the greatest preceding row of its key.
 Groups that are joined on the same columns share one shuffle.
 """
 
@@ -34,8 +34,7 @@ from featurestore_connectors.spark_delta.sqltext import column, timestamp
 
 _PART = "part"
 _DAY = 86_400_000_000
-# What groups must share to share one sort: the left columns, and the types of the keys that these
-# meet.
+# Groups with equal left columns and key types share one sort.
 _SharedKeys = tuple[tuple[str, str], ...]
 
 
@@ -59,7 +58,7 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
 
 
 def _select_group(engine: Engine, plan: FeaturePlan) -> Relation:
-    """Return columns of a pinned group; they remain rows of its files."""
+    """Return columns of a pinned group, as a relation over its files."""
     columns = {output.name: output.column for output in plan.left_outputs}
     rows = left_side(engine, plan, None, label_columns(plan))
     return replace(engine.select(rows, columns), schema=plan.schema)
@@ -67,7 +66,7 @@ def _select_group(engine: Engine, plan: FeaturePlan) -> Relation:
 
 @dataclass(frozen=True)
 class _LabelSide:
-    """The left side under short names, ``c0, c1, ...``; ``names`` says which column is which."""
+    """The left side under short names ``c0, c1, ...``; ``names`` maps the original names to them."""
 
     frame: Any
     plan: FeaturePlan
@@ -90,7 +89,7 @@ class _LabelSide:
         return column(self.names[name])
 
     def key(self, name: str, kind: pa.DataType) -> Any:
-        """Return a left column as it is compared with a key of a feature type."""
+        """Return a left column cast for the comparison with a key of a feature type."""
         return label_key(self.names[name], self.plan.left_schema.field(name).type, kind)
 
     @property
@@ -120,10 +119,7 @@ def label_time(plan: FeaturePlan, value: Callable[[str], Any]) -> Any:
 
 @dataclass(frozen=True)
 class _SideQuery:
-    """One group on its way to a join.
-
-    Keys ``k0, k1, ...``, ``since`` and the row to be found as the struct ``row``.
-    """
+    """The rows of one group before the join: keys ``k0, k1, ...``, ``since`` and the struct ``row``."""
 
     rule: FeatureSide
 
@@ -141,7 +137,7 @@ class _SideQuery:
 
     @property
     def best(self) -> str:
-        """The column that holds the row found."""
+        """The column of the matching row."""
         return f"w{self.rule.number}"
 
     def greatest(self, until: Any) -> Any:
@@ -155,10 +151,7 @@ class _SideQuery:
         return best.over(until).alias(self.best)
 
     def rows(self, engine: Engine) -> Any:
-        """Return the rows that can match some label.
-
-        Keys, ``since``, and ``row``, which orders as the rule says.
-        """
+        """Return the rows that can match a label: keys, ``since`` and ``row`` in match order."""
         from pyspark.sql import functions as F
 
         frame = self._read(engine)
@@ -191,10 +184,7 @@ class _SideQuery:
         return F.greatest(*eligible)
 
     def _row(self, times: dict[str, Any]) -> list[Any]:
-        """Return the fields of the row to be found.
-
-        Those that order rows first, then the outputs.
-        """
+        """Return the fields of the struct ``row``: the ordering fields first, then the outputs."""
         from pyspark.sql import functions as F
 
         fields = []
@@ -206,8 +196,8 @@ class _SideQuery:
             fields.append(column(TIE).alias("tie"))
         for index, output in enumerate(self.rule.join.outputs):
             fields.append(column(output.column).alias(f"o{index}"))
-        # A struct of nulls is no null, so it tells a row of nulls from no row; but it cannot be
-        # empty.
+        # A struct of nulls is not null, so a row of nulls differs from no match; but a struct must
+        # have a field.
         return fields or [F.lit(True).alias("found")]
 
     def _keys(self) -> list[Any]:
@@ -231,7 +221,7 @@ class _SideQuery:
 
 
 def with_tie_hash(engine: Engine, rows: Relation, names: Sequence[str]) -> Any:
-    """Return columns of rows with the hash of all of them that decides ties, as a frame."""
+    """Return a frame of columns and the tie-breaking hash of all columns."""
     hashed = row_hashes.with_tie_hash(rows, name=TIE)
     if hashed is not None:
         return hashed.native.select(*map(column, [*names, TIE]))
@@ -240,7 +230,7 @@ def with_tie_hash(engine: Engine, rows: Relation, names: Sequence[str]) -> Any:
 
 
 def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: list[Any]) -> Any:
-    """Return the frame with the row of each group that is the greatest until the label's time."""
+    """Return the frame with the greatest eligible row of each group at the label's time."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -287,13 +277,11 @@ def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: lis
 
 
 def _presorted(merged: Any, keys: list[str], *, size: int | None) -> Any:
-    """Return the stream shuffled by the hash of its keys and sorted by one integer.
+    """Shuffle the stream by the hash of its keys and sort it by one integer: the hash and second.
 
-    The integer holds that hash and the second.
-
-    Spark sorts by one integer without comparing rows. The window's sort by all keys and times,
-    which compares rows all over memory, then finds them almost in order. Seconds before 1970 and
-    after 2106 come in another order here, which costs time and changes no answer.
+    Spark sorts a single integer without comparing rows. The window's sort by all keys and times,
+    with random memory access, then gets almost sorted input. Seconds before 1970 and after 2106 are
+    not ordered here, which costs time but does not affect the result.
     """
     from pyspark.sql import functions as F
 
@@ -305,7 +293,7 @@ def _presorted(merged: Any, keys: list[str], *, size: int | None) -> Any:
 
 
 def _join_on_key(frame: Any, side: _SideQuery, left: _LabelSide, rows: Any) -> Any:
-    """Return the frame with the greatest row of each key, whatever the label's time."""
+    """Return the frame with the greatest row of each key, independent of the label's time."""
     from pyspark.sql import functions as F
 
     if not (side.rule.is_unique and side.rule.join.event_time is None):
@@ -357,7 +345,7 @@ def _is_fresh(time: Any, event: Any, ttl: timedelta) -> Any:
 def timestamp_of(value: Any, kind: pa.DataType) -> Any:
     """Return a time column as a timestamp.
 
-    A date is its midnight in UTC, whatever the session's time zone.
+    A date is its midnight in UTC, independent of the session's time zone.
     """
     from pyspark.sql import functions as F
 

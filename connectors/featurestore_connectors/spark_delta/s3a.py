@@ -1,4 +1,4 @@
-"""S3A, Hadoop's client of S3: the jars that it comes in, and whether a session has them."""
+"""The jars of S3A, Hadoop's S3 client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILE_SYSTEM = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 
 
 def is_among(jars: str | None) -> bool:
-    """Tell whether a list of jars has S3A.
+    """Return True if a list of jars contains S3A.
 
     >>> is_among("/jars/hadoop-aws-3.4.1.jar,/jars/s3-2.24.6.jar"), is_among(None)
     (True, False)
@@ -27,12 +27,12 @@ def is_among(jars: str | None) -> bool:
 
 
 def settings() -> dict[str, str]:
-    """Return what a session is built with that fetches the jars."""
+    """Return the session settings that download the jars."""
     return {"spark.jars.packages": ",".join(PACKAGES), "spark.jars.excludes": ",".join(EXCLUDED)}
 
 
 def connected_bucket() -> str | None:
-    """Return a bucket of S3 that this process has opened, None where there is none."""
+    """Return an S3 bucket that this process has opened, or None."""
     for root in connected_roots():
         if root.startswith("s3://"):
             return root

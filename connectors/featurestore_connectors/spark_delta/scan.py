@@ -1,8 +1,7 @@
-"""Delta versions and Parquet files of others as relations; nothing here starts a Spark job.
+"""Scans of Delta versions and external Parquet files; nothing here starts a Spark job.
 
-The log is read, and the table judged, by ``featurestore.delta`` before Spark looks: Spark takes
-lines of the log that are no JSON for nothing at all, and reads more kinds of tables than the store
-can promise to read alike on each engine.
+``featurestore.delta`` reads and validates the log before Spark does: Spark ignores log lines that
+are not JSON, and supports table features that the store does not support on all engines.
 """
 
 from __future__ import annotations
@@ -72,15 +71,15 @@ def read_table(
 
 
 def is_plain(snapshot: Snapshot) -> bool:
-    """Tell whether Spark's reader of Parquet gives the rows of a version by its files alone.
+    """Return True if Spark's Parquet reader can read a version from its files alone.
 
-    Delta starts jobs to read its log and to choose files, which take longer than few files do.
+    Delta starts jobs to read its log and to select files, which take longer than reading few files.
     """
     has_features = snapshot.protocol.reader > 1  # files of other types than the table's, for one
     if has_features or snapshot.partition_by or len(snapshot.files) > _FEW_FILES:
         return False
     for file in snapshot.files:
-        # Hidden files are passed over in silence, and other signs are taken for patterns.
+        # Spark silently skips hidden files and interprets some characters as patterns.
         hidden = os.path.basename(file.path).startswith(("_", "."))
         if hidden or _NO_PLAIN_PATH.search(file.path.rpartition("://")[2]):
             return False
@@ -88,7 +87,7 @@ def is_plain(snapshot: Snapshot) -> bool:
 
 
 def plain_frame(session: Any, snapshot: Snapshot, data_files: Sequence[DataFile]) -> Any:
-    """Return files of a plain version as a frame of the table's columns that have a type."""
+    """Read files of a plain version as a frame of the table's typed columns."""
     from pyspark.sql.types import NullType, StructType
 
     columns = StructType()
@@ -97,7 +96,7 @@ def plain_frame(session: Any, snapshot: Snapshot, data_files: Sequence[DataFile]
             columns.add(field.name, field.dataType)
     if not data_files:
         return session.createDataFrame([], columns)
-    # Names of folders above the files are no partitions, whatever they look like.
+    # Do not interpret folder names as partitions.
     reader = session.read.schema(columns).option("recursiveFileLookup", "true")
     return reader.parquet(*[file.path for file in data_files])
 
@@ -107,7 +106,7 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
 
     Raises:
         StorageError: A path does not exist.
-        ConfigurationError: Files keep nanoseconds, and the session does not read them.
+        ConfigurationError: Files have nanoseconds, which the session does not read.
     """
     for path in paths:
         if not files.exists(path):
@@ -116,7 +115,7 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
             )
     first, int96_columns = _first_schema(paths)
     if schema is None:
-        # Spark takes columns without a type for integers.
+        # Spark reads columns without a type as integers.
         refuse_untyped(
             first,
             what=paths[0],
@@ -132,8 +131,8 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
             nanosecond_columns.append(field.name)
     if nanosecond_columns and session.conf.get(_NANOSECONDS, "false") != "true":
         raise ConfigurationError(
-            f"{paths[0]} keeps times in nanoseconds (as pandas writes them), "
-            "which this Spark session refuses.",
+            f"{paths[0]} has times in nanoseconds (as pandas writes them), "
+            "which this Spark session does not read.",
             hint=f'spark.conf.set("{_NANOSECONDS}", "true")',
         )
     is_recursive = any(_has_plain_folders(path) for path in paths)
@@ -157,9 +156,9 @@ def _whole_microseconds(name: str) -> Any:
 
 
 def _first_schema(paths: Sequence[str]) -> tuple[pa.Schema, set[str]]:
-    """Return the Arrow schema of the first file, and its columns of Spark's older times (96 bits).
+    """Return the Arrow schema of the first file, and its INT96 columns (Spark's older times).
 
-    Arrow calls these nanoseconds, too.
+    Arrow reads INT96 as nanoseconds, too.
     """
     first = _first_file(paths)
     if first is None:
@@ -195,7 +194,7 @@ def _files(path: str) -> Iterator[str]:
 
 
 def _has_plain_folders(path: str) -> bool:
-    """Tell whether files lie in folders below ``path`` that are no partitions (``name=value``)."""
+    """Return True if ``path`` has files in subfolders that are not partitions (``name=value``)."""
     if files.is_file(path):
         return False
     for file in _files(path):

@@ -1,9 +1,7 @@
-"""The SparkSession behind the engine.
+"""The SparkSession of the engine: the active session, or a new one configured for Delta.
 
-The active one where there is one, else a new one that knows Delta.
-
-A session may be used by any thread. One that somebody else started is checked and left as it is;
-one that the engine started is stopped by the engine.
+A session is thread-safe. Sessions of the user are checked and not modified; the engine stops only
+sessions that it started.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ JARS = "FEATURESTORE_SPARK_JARS"
 # Delta's log store of each scheme that the store's own writes to: commits never replace those of
 # other writers.
 LOG_STORES = {"file": "featurestore.delta.PosixLogStore", "s3": "featurestore.delta.S3LogStore"}
-# What Delta commits by where it is told nothing, and what is right there: it renames without
-# overwriting.
+# Delta's default log store for HDFS, which is safe: it renames without overwriting.
 _LOG_STORE_OF_HDFS = "io.delta.storage.HDFSLogStore"
 JVM_JAR = Path(__file__).parent / "jvm" / "featurestore-spark.jar"
 
@@ -43,13 +40,13 @@ _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _DELTA = {"spark.sql.extensions": _EXTENSION, "spark.sql.catalog.spark_catalog": _CATALOG}
 _GLOBAL_LOG_STORE = "spark.delta.logStore.class"
 _UTC_NAMES = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
-# Where Spark keeps the packages that it fetched, below the home.
+# Spark's cache of downloaded packages, below the home directory.
 _JAR_FOLDER = os.path.join(".ivy2.5.2", "jars")
 _LOG_SETTINGS = os.path.join(os.path.dirname(__file__), "log4j2.properties")
 
 
 def find_session() -> Any:
-    """Return the active SparkSession, or None when this process has none."""
+    """Return the active SparkSession, or None."""
     if "pyspark" not in sys.modules:
         return None
     from pyspark import SparkContext
@@ -60,17 +57,16 @@ def find_session() -> Any:
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    # Other threads than the one that started Spark have no active session: the builder gives the
-    # default one.
+    # Only the thread that started Spark has an active session; the builder returns the default one.
     return SparkSession.builder.getOrCreate()
 
 
 def check_session(session: Any) -> None:
-    """Make sure that a session somebody else started can hold the store.
+    """Check that a user's session supports the store.
 
     Raises:
-        ConfigurationError: It does not know Delta, or its time zone is not UTC; the hint is what to
-            add.
+        ConfigurationError: It is not configured for Delta, or its time zone is not UTC; the hint
+            has the settings.
     """
     extensions = session.conf.get("spark.sql.extensions", "") or ""
     catalog = session.conf.get("spark.sql.catalog.spark_catalog", "") or ""
@@ -93,17 +89,15 @@ def check_session(session: Any) -> None:
 
 
 def check_log_store(session: Any, path: str) -> None:
-    """Make sure that commits of a session below a path do not replace those of other writers.
+    """Check that commits of a session cannot overwrite those of other writers.
 
-    Delta's own log store renames a commit into its place, over one that another process put there a
-    moment before.
+    Delta's own log store publishes a commit by rename, which overwrites a concurrent commit.
 
     Raises:
-        ConfigurationError: The session commits by another log store; the hint is what to build it
-            with.
+        ConfigurationError: The session uses another log store; the hint has the settings.
     """
     scheme = scheme_of(path)
-    # What the JVM was started with: Delta does not look at what a session sets later.
+    # Delta reads only the settings that the JVM was started with.
     configuration = session.sparkContext._jsc.getConf()
     if scheme == HDFS and _log_store_of(configuration, scheme) in (None, _LOG_STORE_OF_HDFS):
         return
@@ -118,7 +112,7 @@ def check_log_store(session: Any, path: str) -> None:
 
 
 def session_hint(settings: Mapping[str, str]) -> str:
-    """Return how to build a session with settings that one lacks."""
+    """Return a hint to build a session with missing settings."""
     settings_text = ", ".join(f"{key}={value}" for key, value in settings.items())
     return (
         f"build it with {settings_text}, or by featurestore_connectors.spark_delta.configure_session"
@@ -127,14 +121,14 @@ def session_hint(settings: Mapping[str, str]) -> str:
 
 
 def start_session(location: str | None = None) -> Any:
-    """Return a new session, local or on the master of the environment or of spark-submit.
+    """Start a session, local or on the master set by the environment or by spark-submit.
 
     Args:
-        location: Where the store is that it is for.
+        location: The store's location.
 
     Raises:
         MissingExtra: pyspark or delta-spark is not installed.
-        MissingJava: No Java that Spark works with.
+        MissingJava: No supported version of Java is installed.
         EngineError: Spark did not start.
     """
     check_libraries()
@@ -144,8 +138,8 @@ def start_session(location: str | None = None) -> Any:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    # A session started inside Python reads this variable, not spark.pyspark.python; else workers
-    # are PATH's python3.
+    # A session started from Python reads this variable, not spark.pyspark.python; without it,
+    # workers use python3 from PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("featurestore").config(map=session_settings())
     if not submitted:
@@ -163,17 +157,16 @@ def start_session(location: str | None = None) -> Any:
 
 
 def configure_session(builder: Any, *, location: str | None = None) -> Any:
-    """Return a ``SparkSession.builder`` with the settings and jars that the store needs.
+    """Add the settings and jars that the store needs to a ``SparkSession.builder``.
 
-    For a session of your own:
-
+    Example:
         builder = SparkSession.builder.master("local[2]")
         spark = configure_session(builder, location="s3://bucket/prefix").getOrCreate()
 
     Args:
-        builder: What is built by ``getOrCreate()``.
-        location: Where the store is. For S3 the session gets Hadoop's client of it, too, which
-            Spark fetches once, unless ``spark.jars`` has it.
+        builder: The builder; call ``getOrCreate()`` on the result.
+        location: The store's location. For S3 the session also gets Hadoop's client, which Spark
+            downloads once, unless ``spark.jars`` contains it.
     """
     from delta import configure_spark_with_delta_pip
 
@@ -186,8 +179,7 @@ def configure_session(builder: Any, *, location: str | None = None) -> Any:
         packages.extend(s3a.PACKAGES)
         builder = builder.config(map=s3a.settings())
     fetched_jars = delta_jars()
-    # Once fetched, Delta's jars are used as files: no network, no report of a resolver on every
-    # start.
+    # Use downloaded Delta jars as files: no network access and no resolver output on every start.
     if not packages and all(files.is_file(str(jar)) for jar in fetched_jars):
         jars.extend(map(str, fetched_jars))
         return builder.config("spark.jars", ",".join(jars))
@@ -196,22 +188,22 @@ def configure_session(builder: Any, *, location: str | None = None) -> Any:
 
 
 def session_settings() -> dict[str, str]:
-    """Return what every session of ours is built with, wherever its JVM came from."""
+    """Return the settings of every session that the engine starts."""
     log_stores = {_log_store_setting(scheme): name for scheme, name in LOG_STORES.items()}
     return {
         **_DELTA,
         **log_stores,
         "spark.sql.session.timeZone": "UTC",
-        # Not INT96, whose statistics no reader uses.
+        # Not INT96, which has no usable statistics.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-        # Files written by pandas keep nanoseconds, which Spark refuses otherwise.
+        # Files written by pandas have nanoseconds, which Spark rejects by default.
         "spark.sql.legacy.parquet.nanosAsLong": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     }
 
 
 def settings_for_builder(location: str) -> dict[str, str]:
-    """Return what a session of somebody else is built with for a store at a location.
+    """Return the settings of a user-built session for a store at a location.
 
     Raises:
         MissingExtra: delta-spark is not installed.
@@ -225,15 +217,15 @@ def settings_for_builder(location: str) -> dict[str, str]:
 
 
 def is_local(session: Any) -> bool:
-    """Tell whether the executors are threads of the driver."""
+    """Return True if the executors are threads of the driver."""
     return str(session.sparkContext.master).startswith("local")
 
 
 def staging_directory(session: Any) -> str:
-    """Return where streams are parked for the executors: a folder that all of them see.
+    """Return the folder for data that is shipped to executors; all executors must see it.
 
     Raises:
-        ConfigurationError: The session runs on a cluster and no such folder was named.
+        ConfigurationError: The session runs on a cluster and no folder is configured.
     """
     directory = os.environ.get(STAGING)
     if directory:
@@ -242,7 +234,7 @@ def staging_directory(session: Any) -> str:
     if is_local(session):
         return tempfile.gettempdir()
     raise ConfigurationError(
-        "Data of this process has to reach the executors, and no folder that they share is known.",
+        "Data of this process must be shipped to the executors, but no shared folder is configured.",
         hint=f"set {STAGING} to a directory that the driver and all executors see",
     )
 
@@ -255,7 +247,7 @@ def check_libraries() -> None:
 
 
 def delta_package() -> str:
-    """Return the Maven coordinates of the Delta that belongs to the installed delta-spark."""
+    """Return the Maven coordinates of Delta for the installed delta-spark."""
     try:
         return f"io.delta:delta-spark_2.13:{version('delta-spark')}"
     except PackageNotFoundError:
@@ -263,17 +255,14 @@ def delta_package() -> str:
 
 
 def delta_jars() -> list[Path]:
-    """Return Delta's jars where Spark keeps what it fetched once; they may be absent."""
+    """Return the paths of Delta's jars in Spark's download cache; they may not exist."""
     folder = Path(os.path.expanduser("~"), _JAR_FOLDER)
     names = ("delta-spark_2.13", "delta-storage")
     return [folder / f"io.delta_{name}-{version('delta-spark')}.jar" for name in names]
 
 
 def _launch_settings() -> dict[str, str]:
-    """Return what is decided when the JVM starts.
-
-    Where it runs, with how much memory, and that it is quiet.
-    """
+    """Return the settings for the start of the JVM: master, memory and logging."""
     master = os.environ.get(MASTER) or "local[*]"
     settings = {
         "spark.master": master,
@@ -308,10 +297,7 @@ def _log_store_setting(scheme: str) -> str:
 
 
 def _log_store_of(configuration: Any, scheme: str) -> str | None:
-    """Return the log store that Delta was told to use.
-
-    For all schemes, else for one, with and without "spark.".
-    """
+    """Return the configured log store: for all schemes, else for one, with or without "spark."."""
     for setting in (_GLOBAL_LOG_STORE, _log_store_setting(scheme)):
         for key in (setting, setting.removeprefix("spark.")):
             name = str(configuration.get(key, ""))
@@ -321,17 +307,17 @@ def _log_store_of(configuration: Any, scheme: str) -> str | None:
 
 
 def _check_delta_classes(session: Any) -> None:
-    """Refuse a JVM that has no Delta, as after spark-submit without --packages."""
+    """Raise ConfigurationError if the JVM has no Delta, as in spark-submit without --packages."""
     if not has_class(session, _CATALOG):
         raise ConfigurationError(
             "The Spark session has no Delta jars.",
             hint=f"spark-submit --packages {delta_package()} ...; "
-            "where Python started Spark, start Python anew",
+            "if Python started Spark, restart Python",
         )
 
 
 def has_class(session: Any, name: str) -> bool:
-    """Tell whether the JVM of a session has a class."""
+    """Return True if the JVM of a session has a class."""
     from py4j.protocol import Py4JJavaError
 
     machine = session._jvm
@@ -344,17 +330,16 @@ def has_class(session: Any, name: str) -> bool:
 
 
 def _add_jar_to_driver(session: Any) -> None:
-    """Bring our log store to the driver of spark-submit, whose class path is fixed by then."""
+    """Add the log store to the driver of spark-submit, whose class path is fixed already."""
     machine = session._jvm
     if not all(has_class(session, name) for name in LOG_STORES.values()):
-        # The loader that spark-submit made for --jars and --packages; every thread of the driver
-        # looks there.
+        # The class loader of spark-submit for --jars and --packages, used by all driver threads.
         loader = machine.Thread.currentThread().getContextClassLoader()
         loader.addURL(machine.java.io.File(str(JVM_JAR)).toURI().toURL())
 
 
 def _use_driver_interpreter(session: Any) -> None:
-    """Let workers on this machine run this interpreter, unless the user chose one."""
+    """Make local workers use the driver's interpreter, unless the user set one."""
     context = session.sparkContext
     if is_local(session) and "PYSPARK_PYTHON" not in os.environ:
         context.pythonExec = sys.executable

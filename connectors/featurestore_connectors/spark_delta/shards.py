@@ -1,7 +1,4 @@
-"""Shards written on the executors.
-
-Rows are shuffled by shard, sorted, and each shard is written by one task.
-"""
+"""Export of shards on executors: shuffle by shard, sort, and write each shard by one task."""
 
 from __future__ import annotations
 
@@ -33,13 +30,12 @@ def write_shards(
 
     Return the results by shard number.
 
-    Shard s goes to partition ``s mod P``, so with no more shards than partitions each is a task of
-    its own and none shares a task by chance. A task that is repeated writes its shards again:
-    ``write`` replaces files atomically with equal bytes, so that leaves one file.
+    Shard s is in partition ``s mod P``, so with at most P shards each one has its own task. A
+    retried task writes its shards again: ``write`` replaces files atomically with equal bytes.
     """
     keys = [shard, *order]
     if shard_ascends:
-        # By one number Spark sorts without comparing rows.
+        # Spark sorts a single number without comparing rows.
         keys = list(order)
     rows = spread(source, shard, shard_count).sortWithinPartitions(*map(column, keys))
     task = ShardsTask(write, shard, source.schema, options_of_connections())
@@ -51,7 +47,7 @@ def write_shards(
 
 def spread(source: Relation, shard: str, shard_count: int) -> Any:
     """Return a frame of the rows in which shard s is in partition ``s mod P``."""
-    # A partition beyond the shards would start a task for nothing.
+    # More partitions than shards would start tasks without rows.
     partitions = max(1, min(shard_count, _max_partitions(source.native)))
     return source.native.repartition(partitions, _partition_key(shard, partitions))
 
@@ -61,7 +57,7 @@ def _max_partitions(frame: Any) -> int:
     tasks = 4 * int(session.sparkContext.defaultParallelism)
     if is_local(session):
         return tasks
-    # A cluster that grows with its work begins with few cores.
+    # A cluster with autoscaling starts with few cores.
     return max(tasks, _TASKS_ON_CLUSTERS)
 
 
@@ -74,7 +70,7 @@ def _partition_key(shard: str, partitions: int) -> Any:
 
 
 def partition_keys(partitions: int) -> list[int]:
-    """Return for each partition the least integer from 0 on that Spark's hashing sends there."""
+    """Return for each partition the smallest non-negative integer that Spark hashes to it."""
     key_of_partition: dict[int, int] = {}
     candidate = 0
     while len(key_of_partition) < partitions:
@@ -86,9 +82,8 @@ def partition_keys(partitions: int) -> list[int]:
 def hash_of_integer(value: int) -> int:
     """Return Spark's hash of an integer column, a signed number of 32 bits.
 
-    It is Murmur3 for x86 with the seed 42.
-
-    Should a later Spark hash otherwise, shards would share tasks unevenly, and nothing else.
+    It is Murmur3 for x86 with the seed 42. If a later Spark uses another hash, only the balance of
+    tasks suffers.
 
     >>> hash_of_integer(1)
     -559580957

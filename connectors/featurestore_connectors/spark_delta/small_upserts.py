@@ -1,8 +1,8 @@
-"""Upserts of few rows into tables of few files, with one job for the write.
+"""Upserts of few rows into tables of few files, with a single Spark job.
 
-The driver holds the rows. It finds the files that hold some of their keys, by the log's statistics
-and then by the key columns, and Spark writes what takes the place of these files. Delta's MERGE
-finds the same by jobs, each of which takes longer than to read such files.
+The driver has the rows. It determines the files with their keys from the log's statistics and the
+key columns, and Spark rewrites these files. Delta's MERGE determines them with jobs, each of which
+takes longer than reading such files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
 from featurestore_connectors.spark_delta.sqltext import column, quote
 from featurestore_connectors.spark_delta.transactions import Transaction, removal
 
-# What the driver looks through, and one task writes.
+# The maximum bytes of files that the driver reads and one task writes.
 _MAX_BYTES = 128 << 20
 COPIED, SOURCE = "numTargetRowsCopied", "operationNumSourceRows"
 
@@ -53,7 +53,7 @@ def upsert(
             return False
         check_files(snapshot, candidates)
         affected, copied = _find_affected(candidates, keys)
-        # As MERGE does: whoever adds rows meanwhile may add some of these keys.
+        # As in MERGE: concurrent appends may add some of these keys.
         transaction.reads_everything()
         if not transaction.carry(write.transaction):
             return True
@@ -102,7 +102,7 @@ def _find_affected(candidates: Sequence[DataFile], keys: pa.Table) -> tuple[list
 
 
 def _merged(old: Any, rows: Any, key: Sequence[str]) -> Any:
-    """Return the rows that stay and the new ones, in one partition: they make one file."""
+    """Return the remaining and the new rows in one partition, which becomes one file."""
     from pyspark.sql import functions as sf
 
     new = sf.broadcast(rows.select(*map(column, key)).alias("new"))

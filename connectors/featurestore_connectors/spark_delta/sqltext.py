@@ -1,7 +1,4 @@
-"""Text and expressions of Spark SQL: identifiers, times, parameters.
-
-User text comes in nowhere but as a value.
-"""
+"""Spark SQL text and expressions: identifiers, times, parameters. User text is only bound."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ def quote(name: str) -> str:
 
 
 def column(name: str) -> Any:
-    """Return a column by its exact name, dots and backticks and all."""
+    """Return a column by its exact name, including dots and backticks."""
     from pyspark.sql import functions as sf
 
     return sf.col(quote(name))
@@ -36,7 +33,7 @@ def column(name: str) -> Any:
 def timestamp(time: datetime) -> Any:
     """Return an aware datetime as a constant.
 
-    Not by way of java.sql, which counts old dates in another calendar.
+    It avoids java.sql, which uses another calendar for old dates.
     """
     from pyspark.sql import functions as sf
 
@@ -44,7 +41,7 @@ def timestamp(time: datetime) -> Any:
 
 
 def range_condition(window: TimeRange) -> str:
-    """Return the condition that is true inside a range of times, as text.
+    """Return the SQL condition that a time is in a range.
 
     >>> from datetime import UTC
     >>> start, end = datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 2, tzinfo=UTC)
@@ -62,7 +59,7 @@ def range_condition(window: TimeRange) -> str:
 
 
 def with_colons(query: str) -> str:
-    """Return a query with ``$name`` parameters written as Spark writes them.
+    """Convert ``$name`` parameters of a query to Spark's syntax.
 
     >>> with_colons("select '$a' where t < $end")
     "select '$a' where t < :end"

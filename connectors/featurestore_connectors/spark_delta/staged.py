@@ -1,6 +1,6 @@
-"""Staged rows: Parquet files of a write that are looked at before they are committed.
+"""Staged rows: Parquet files that are validated before they are committed.
 
-What is asked of few of their bytes the driver reads from the files itself, without a Spark job.
+The driver reads small columns and footers directly, without a Spark job.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from featurestore_connectors.spark_delta import relations, repeated_keys
 from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows, footer_of
 
-# Numbers of one column are sorted, in twice their bytes; a group of Arrow takes 100 bytes.
+# Memory: sorting numbers takes twice their bytes; an Arrow group takes 100 bytes.
 _MAX_SORTED_BYTES, _MAX_GROUPED_BYTES = 64 << 20, 32 << 20
 _BYTES_PER_VALUE = 8
 _OLD_TIMES = "INT96"
-# Spark's notes that dates and times are in the calendar of before 1582.
+# Spark's file metadata for dates and times in the Julian calendar.
 _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 
 
 @dataclass(frozen=True)
 class StagedFiles:
-    """The Parquet files of a folder that Spark wrote, with the columns that they have."""
+    """The Parquet files of a folder that Spark wrote, with their columns."""
 
     folder: str
     names: tuple[str, ...]
@@ -42,7 +42,7 @@ class StagedFiles:
         for name in files.list_directory(self.folder):
             if name.endswith(".parquet") and not name.startswith(("_", ".")):
                 file_paths.append(os.path.join(self.folder, name))
-        # All were written with the same settings.
+        # All files were written with the same settings.
         if file_paths and _has_old_times(footer_of(file_paths[0])):
             return ()
         return tuple(file_paths)
@@ -50,7 +50,7 @@ class StagedFiles:
     @cached_property
     def footers(self) -> Mapping[str, parquet.FileMetaData] | None:
         """The footers of the files that have rows; None where Spark alone reads them."""
-        if not self.paths:  # Spark writes one where there are no rows, too
+        if not self.paths:  # Spark writes a file even without rows
             return None
         footers = {path: footer_of(path) for path in self.paths}
         return {path: footer for path, footer in footers.items() if footer.num_rows}
@@ -68,15 +68,15 @@ class StagedFiles:
                     chunk = footer.row_group(group).column(number)
                     if chunk.path_in_schema.partition(".")[0] in wanted_columns:
                         size += chunk.total_uncompressed_size
-        # Values that occur often take less in a file.
+        # Dictionary-encoded values are smaller in the file.
         return max(size, rows * len(columns) * _BYTES_PER_VALUE)
 
 
 @dataclass(frozen=True)
 class StagedRelation(Relation):
-    """Rows that were written to the Parquet files of a folder, and are read from there.
+    """A relation over staged Parquet files.
 
-    ``columns`` are their names in the files by those of the relation.
+    ``columns`` maps the relation's column names to those of the files.
     """
 
     files: StagedFiles = field(kw_only=True)
@@ -84,12 +84,12 @@ class StagedRelation(Relation):
 
     @property
     def is_unprojected(self) -> bool:
-        """Whether these are the columns of the files under their names."""
+        """Whether the relation has all columns of the files under their own names."""
         names = self.files.names
         return list(self.columns.items()) == list(zip(names, names, strict=True))
 
     def is_within(self, size: int) -> bool:
-        """Tell whether the driver can read the rows, and they take no more bytes."""
+        """Return True if the driver can read the rows and they take at most ``size`` bytes."""
         weight = self.files.weight(list(self.columns.values()))
         return weight is not None and weight <= size
 
@@ -106,7 +106,7 @@ class StagedRelation(Relation):
 
 
 def staged(source: Relation, folder: str) -> StagedRelation:
-    """Return a relation over rows that were written to a folder, whose columns it has."""
+    """Return a relation over the files of a staging folder."""
     names = source.schema.names
     return StagedRelation(
         source.engine,
@@ -133,7 +133,7 @@ def selected(source: StagedRelation, columns: Mapping[str, str]) -> StagedRelati
 
 
 def count(source: StagedRelation) -> int:
-    """Return how many rows there are, by a job of Spark where it alone reads the files."""
+    """Count the rows, by a Spark job if the driver cannot read the files."""
     if source.files.footers is None:
         with translated():
             return int(source.native.count())
@@ -167,7 +167,7 @@ def _read(source: StagedRelation, *, max_bytes: int) -> pa.Table | None:
     for batch in rows.part(0, 1):
         batches.append(batch)
         size += batch.nbytes
-        if size > max_bytes:  # few values in the files, and long ones
+        if size > max_bytes:  # the estimate was too low: few but long distinct values
             return None
     return pa.Table.from_batches(batches, source.schema)
 

@@ -1,7 +1,4 @@
-"""Rows through Python.
-
-Functions run on the executors, and states or messages are all that comes back.
-"""
+"""Python functions over rows on the executors; only states and messages are collected."""
 
 from __future__ import annotations
 
@@ -37,12 +34,12 @@ from featurestore_connectors.spark_delta.tasks import (
 )
 from featurestore_connectors.spark_delta.types import spark_schema
 
-# More states than this are merged by executors first.
+# The number of states that one executor task merges.
 _STATES_AT_ONCE = 32
-# Up to this many rows of every partition may come at once.
+# Up to this limit, several partitions may be collected at once.
 _FEW_ROWS = 10_000
-# A task reads files of so many bytes. Where all is one machine, the driver reads those that make
-# one task: to start Python workers takes longer.
+# Bytes of files per task. On one machine the driver reads files of up to one task itself, since
+# starting Python workers takes longer.
 _TASK_BYTES = 128 << 20
 
 
@@ -54,10 +51,7 @@ def map_batches(source: Relation, function: BatchFunction, *, schema: pa.Schema)
 
 
 def aggregate(source: Relation, accumulator: Accumulator[State, Result]) -> Result:
-    """Return what an accumulator makes of all rows.
-
-    States: one a partition, merged in the order of the partitions.
-    """
+    """Return the result of an accumulator; one state per partition, merged in partition order."""
     from pyspark.sql import functions as sf
 
     session, rows = source.native.sparkSession, rows_of(source)
@@ -69,7 +63,7 @@ def aggregate(source: Relation, accumulator: Accumulator[State, Result]) -> Resu
     else:
         states = _accumulate_files(session, rows, accumulator)
     if not is_local(session):
-        # A large table has thousands of partitions: executors merge most of their states.
+        # A large table has thousands of partitions, so executors merge most states.
         group = sf.floor(sf.col("part") / _STATES_AT_ONCE)
         states = states.groupBy(group).applyInArrow(partial(merge_table, accumulator), STATE_FIELDS)
     with translated():
@@ -80,7 +74,7 @@ def aggregate(source: Relation, accumulator: Accumulator[State, Result]) -> Resu
 
 
 def _aggregate_in_driver(rows: ParquetRows, accumulator: Accumulator[State, Result]) -> Result:
-    """Return what an accumulator makes of files, by as many threads as it can use."""
+    """Aggregate files in the driver, with as many threads as the accumulator supports."""
     threads = min(accumulator.threads, usable_cores())
 
     def state_of(number: int) -> State | None:
@@ -92,14 +86,14 @@ def _aggregate_in_driver(rows: ParquetRows, accumulator: Accumulator[State, Resu
 
 
 def _accumulate_files(session: Any, rows: ParquetRows, accumulator: Accumulator[State, Any]) -> Any:
-    """Return a frame of the states that tasks count of files."""
+    """Return a frame of the accumulator states of file parts."""
     parts = max(int(session.sparkContext.defaultParallelism), rows.bytes // _TASK_BYTES)
     task = AccumulateFilesTask(accumulator, rows, parts, options_of_connections())
     return map_in_arrow(session.range(0, parts, 1, parts), ["id"], task, STATE_FIELDS)
 
 
 def stream(source: Relation, *, batch_rows: int, limit: int | None) -> pa.RecordBatchReader:
-    """Return the rows as a reader that fetches one partition ahead and holds no more than two."""
+    """Stream the rows with prefetch of one partition; at most two are in memory."""
     task = StreamTask(source.schema, batch_rows, limit)
     messages = map_in_arrow(source.native, source.schema.names, task, MESSAGE_FIELDS)
     if limit is not None and limit <= _FEW_ROWS:
@@ -137,9 +131,9 @@ def _all_messages(messages: Any) -> Iterator[bytes]:
 
 
 def _first_messages(messages: Any) -> Iterator[bytes]:
-    """Yield the messages of the first partition, then of ever more at once.
+    """Yield the messages of the first partition, then of growing batches of partitions.
 
-    A few rows are often in the first.
+    A few rows are often in the first partition.
     """
     rows = messages.rdd
     partitions = range(rows.getNumPartitions())

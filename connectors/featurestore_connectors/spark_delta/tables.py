@@ -1,4 +1,4 @@
-"""Delta tables: created, appended to and overwritten here; what rewrites rows is in ``rewrite``."""
+"""Writes to Delta tables: create, append and overwrite, and dispatch to the other writers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def create_table(
     """Create an empty table (commit 0) with its properties.
 
     Raises:
-        FileExistsError: There is a table, or another creator was faster.
+        FileExistsError: The table exists, or another process has just created it.
         StorageError: The directory cannot be written.
     """
     if is_delta_table(path):
@@ -70,7 +70,7 @@ def create_table(
         ) from error
     if not created:
         raise FileExistsError(path)
-    # Readers manage without; Spark is slower then.
+    # Optional: without the checksum file Spark is slower.
     with suppress(OSError):
         summary = target.removesuffix(".json") + ".crc"
         write_new(summary, _empty_checksum(commit))
@@ -79,17 +79,17 @@ def create_table(
 def write(
     session: Any, path: str, relation: Relation, write: TableWrite, *, durable: bool = True
 ) -> int | None:
-    """Write one commit; return its Delta version, None when the transaction was a repeat."""
+    """Write one commit; return its version, None if its transaction is committed already."""
     if is_repeat(path, write.transaction):
         return None
     with CommitSession(session, path, write.commit_metadata, durable=durable) as commit:
-        # A write of no rows is a commit, too.
+        # Commit also writes without rows.
         commit.set("spark.databricks.delta.skipRecordingEmptyCommits", "false")
         return commit.run(lambda: _write_once(commit, path, relation, write))
 
 
 def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = True) -> None:
-    """Set table properties in a commit of their own, for which Spark is not needed."""
+    """Set table properties in a separate commit, without Spark."""
     for attempt in range(ATTEMPTS):
         state = read_snapshot(path)
         check_writable(path, state.protocol)
@@ -107,7 +107,7 @@ def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = 
 
 
 def _write_once(commit: CommitSession, path: str, relation: Relation, write: TableWrite) -> None:
-    """Write by Delta's writers, or by what takes less and does the same."""
+    """Write with Delta's writers, or with a cheaper equivalent."""
     from pyspark.sql.types import StructType
 
     if isinstance(relation, StagedRelation) and linked_files.append(commit, path, relation, write):
@@ -136,7 +136,7 @@ def _upsert_once(
     *,
     grows: bool,
 ) -> None:
-    """Replace rows by key: by MERGE, unless that cannot carry it or takes longer."""
+    """Replace rows by key with MERGE, or with an alternative if MERGE is slower or insufficient."""
     from pyspark.sql.types import StructType
 
     if write.offsets or write.deletes is not None:
@@ -149,7 +149,7 @@ def _upsert_once(
         offsets.upsert(commit, path, rows, write, deletes)
         return
     if isinstance(relation, BufferedRelation | StagedRelation):
-        # Each reading gives the same rows, so Delta need not copy them before it reads twice.
+        # Repeated reads return the same rows, so Delta need not materialize the source.
         commit.set("spark.databricks.delta.merge.materializeSource", "none")
     is_merged = False
     if isinstance(relation, BufferedRelation) and not grows:
@@ -159,7 +159,7 @@ def _upsert_once(
 
 
 def _with_columns(columns: Any, added: pa.Schema | None) -> Any:
-    """Return a Spark schema with the columns that it does not have yet."""
+    """Return a Spark schema with the missing columns of ``added`` appended."""
     known_names = {name.lower() for name in columns.names}
     for field in spark_schema(added or pa.schema([])).fields:
         if field.name.lower() not in known_names:
@@ -199,9 +199,9 @@ def _commit_zero(
     properties: Mapping[str, str],
     commit_metadata: Mapping[str, Any],
 ) -> bytes:
-    """Return the commit that delta-rs writes.
+    """Return the content of commit 0 as delta-rs writes it.
 
-    We put it in place, since its creators do not exclude each other.
+    The caller publishes it, since delta-rs does not exclude concurrent creators.
     """
     from deltalake import CommitProperties, DeltaTable
 
@@ -219,7 +219,7 @@ def _commit_zero(
 
 
 def _properties_commit(state: Snapshot, properties: Mapping[str, str]) -> bytes:
-    """Return the commit that sets properties of a table and changes nothing else."""
+    """Return the content of a commit that only sets table properties."""
     now = to_micros(utc_now()) // 1000
     info = {
         "timestamp": now,

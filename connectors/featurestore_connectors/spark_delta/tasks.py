@@ -1,6 +1,6 @@
-"""What runs on the executors: functions over the Arrow batches of one partition.
+"""Tasks on executors: functions over the Arrow batches of one partition.
 
-Everything here is picklable and needs no session: Spark ships it by name, so executors need these
+All tasks are picklable and need no session. Spark ships them by name, so executors need these
 packages.
 """
 
@@ -48,7 +48,7 @@ class MapTask:
 
 @dataclass(frozen=True)
 class MapSortedTask:
-    """Hands all batches of a sorted partition to a function of feature types, one after another."""
+    """Applies a function of feature types to the iterator of a sorted partition's batches."""
 
     function: Callable[[Batches], Batches]
     input_schema: pa.Schema
@@ -63,10 +63,7 @@ class MapSortedTask:
 
 @dataclass(frozen=True)
 class AccumulateTask(Generic[State]):
-    """Accumulates the rows of a partition in one pickled state.
-
-    Partitions without rows give none.
-    """
+    """Accumulates the rows of a partition in one pickled state; none for empty partitions."""
 
     accumulator: Accumulator[State, Any]
     input_schema: pa.Schema
@@ -83,9 +80,9 @@ class AccumulateTask(Generic[State]):
 
 @dataclass(frozen=True)
 class AccumulateFilesTask(Generic[State]):
-    """Accumulates the rows of a part of some files, one part in each partition.
+    """Accumulates the rows of one part of the files, one part in each partition.
 
-    ``buckets`` says how to reach those that files may lie in, by root.
+    ``buckets`` are the storage options by root.
     """
 
     accumulator: Accumulator[State, Any]
@@ -96,7 +93,7 @@ class AccumulateFilesTask(Generic[State]):
     def __call__(self, batches: Batches) -> Batches:
         """Yield one row with the number of the partition and its state."""
         with packing_errors():
-            for _ in batches:  # they only say that there is a partition
+            for _ in batches:  # the input only defines the partitions
                 pass
             _use_buckets(self.buckets)
             number = _partition()
@@ -117,14 +114,14 @@ class StreamTask:
     limit: int | None = None
 
     def __call__(self, batches: Batches) -> Batches:
-        """Yield one row a message."""
+        """Yield one row per message."""
         with packing_errors():
             options = pa.ipc.IpcWriteOptions(compression="lz4")
             for batch in first_rows(batches, self.limit):
                 if batch.num_rows == 0:
                     continue
-                # Their size is asked of the converted rows: Spark's own may be lists of nulls that
-                # have no offsets.
+                # Measure the converted rows: Spark's own batches may have lists of nulls without
+                # offsets.
                 features = _features(batch, self.input_schema)
                 rows = min(self.batch_rows, _rows_per_message(features))
                 for start in range(0, features.num_rows, rows):
@@ -136,9 +133,9 @@ class StreamTask:
 
 @dataclass(frozen=True)
 class ShardsTask:
-    """Cuts a partition, which is sorted by shard, where the shard changes and writes each shard.
+    """Splits a partition, which is sorted by shard, and writes each shard.
 
-    ``buckets`` says how to reach those that shards may go to, by root.
+    ``buckets`` are the storage options by root.
     """
 
     write: ShardFunction[Any]
@@ -147,13 +144,13 @@ class ShardsTask:
     buckets: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
     def __call__(self, batches: Batches) -> Batches:
-        """Yield one row a shard with the pickled result."""
+        """Yield one row per shard with the pickled result."""
         with packing_errors():
             _use_buckets(self.buckets)
             converted = (_features(batch, self.input_schema) for batch in batches)
             for number, rows in by_shard(converted, self.shard):
                 result = self.write(number, rows)
-                # A writer that took fewer rows must not leave them for the next shard.
+                # Drain rows that the writer did not consume, so that the next shard starts cleanly.
                 for _ in rows:
                     pass
                 columns = [
@@ -164,7 +161,7 @@ class ShardsTask:
 
 
 def accumulated(accumulator: Accumulator[State, Any], batches: Batches) -> State | None:
-    """Return the state of all rows of some batches; None where there are no rows."""
+    """Return the state of all rows of the batches; None without rows."""
     state, any_rows = accumulator.start(), False
     for batch in batches:
         if batch.num_rows:
@@ -176,7 +173,7 @@ def accumulated(accumulator: Accumulator[State, Any], batches: Batches) -> State
 
 
 def first_rows(batches: Batches, limit: int | None) -> Batches:
-    """Yield batches up to so many rows, then ask for no more."""
+    """Yield batches up to ``limit`` rows and read no further."""
     if limit is None:
         yield from batches
         return
@@ -192,7 +189,7 @@ def first_rows(batches: Batches, limit: int | None) -> Batches:
 def by_shard(batches: Batches, shard: str) -> Iterator[tuple[int, Batches]]:
     """Yield every shard with its batches, from batches sorted by shard.
 
-    Nothing is held but the batch at hand.
+    Only the current batch is in memory.
     """
     runs = _split_at_shards(batches, shard)
     next_run = next(runs, None)
@@ -211,8 +208,7 @@ def by_shard(batches: Batches, shard: str) -> Iterator[tuple[int, Batches]]:
 def merge_table(accumulator: Accumulator[State, Any], table: pa.Table) -> pa.Table:
     """Return one row with the merged state of a group of partitions, merged in their order.
 
-    A function, not an object that can be called: Spark counts the arguments to see whether it wants
-    the key, too.
+    It is a function, not a callable object: Spark inspects the number of arguments.
     """
     with packing_errors():
         table = table.sort_by("part")
@@ -222,14 +218,14 @@ def merge_table(accumulator: Accumulator[State, Any], table: pa.Table) -> pa.Tab
 
 
 def merge_states(accumulator: Accumulator[State, Any], states: Iterator[State]) -> State:
-    """Return the merged state; that of no rows when there are none."""
+    """Return the merged state; the initial state if there are none."""
     for first in states:
         return reduce(accumulator.merge, states, first)
     return accumulator.start()
 
 
 def state_batch(part: int, state: object) -> pa.RecordBatch:
-    """Return the row that carries a state."""
+    """Return the row of a pickled state."""
     columns = [pa.array([part], pa.int32()), pa.array([pickle.dumps(state)], pa.binary())]
     return pa.RecordBatch.from_arrays(columns, ["part", "state"])
 

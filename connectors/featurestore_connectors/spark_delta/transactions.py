@@ -1,7 +1,7 @@
-"""Commits of Delta made of parts: files written by Spark, files that go, numbers of transactions.
+"""Low-level Delta transactions: added files, removed files and transaction numbers.
 
-Delta's writers and its MERGE make such commits whole. Where they cannot be told enough, or start
-more jobs than the work needs, the same parts are put together here; conflicts are Delta's to find.
+They are used where Delta's writers and MERGE lack an option or start more jobs than necessary.
+Delta still detects conflicts.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from featurestore_connectors.spark_delta.commits import CommitSession
 from featurestore_connectors.spark_delta.relations import cast_to
 
 _SESSIONS = "org.apache.spark.sql.classic.SparkSession$"
-# What Delta says of an application that has no number yet.
+# Delta's number of an application without transactions.
 NONE_YET = -1
 
 
 class Transaction:
-    """A transaction of one table, begun at its latest version; one thread uses it once.
+    """A transaction on a table, started at its latest version; used once, by one thread.
 
-    What it wrote and did not commit is left for a vacuum, as with Delta's own writers.
+    Uncommitted files are left for a vacuum, as with Delta's own writers.
     """
 
     def __init__(self, commit: CommitSession, path: str) -> None:
@@ -49,11 +49,11 @@ class Transaction:
 
     @property
     def version(self) -> int:
-        """The version that the transaction began at."""
+        """The version at which the transaction started."""
         return int(self._transaction.snapshot().version())
 
     def reads_everything(self) -> None:
-        """Let the commit fail where another one adds rows meanwhile."""
+        """Make the commit fail if another commit adds rows concurrently."""
         self._transaction.readWholeTable()
 
     def number(self, app: str) -> int:
@@ -61,12 +61,12 @@ class Transaction:
         return int(self._transaction.txnVersion(app))
 
     def move(self, app: str, number: int) -> None:
-        """Give an application the number of this transaction."""
+        """Set the transaction number of an application in this commit."""
         now = self._machine.scala.Option.apply(int(time.time() * 1000))
         self._actions.add(self._delta.actions.SetTransaction.apply(app, number, now))
 
     def carry(self, transaction: tuple[str, int] | None) -> bool:
-        """Let the commit carry a transaction of a caller; return False where it is a repeat."""
+        """Add the caller's transaction to the commit; return False if it is committed already."""
         if transaction is None:
             return True
         app, number = transaction
@@ -77,13 +77,13 @@ class Transaction:
 
     @property
     def columns(self) -> Any:
-        """The columns of the table as a schema of Spark, in the types that files must have."""
+        """The table's columns as a Spark schema, in the types of its files."""
         from pyspark.sql.types import StructType
 
         return StructType.fromJson(json.loads(self._transaction.metadata().schemaString()))
 
     def redefine(self, schema: str) -> None:
-        """Give the table another schema, as JSON; files are written in its types from now on."""
+        """Change the table's schema (JSON); subsequent files are written in its types."""
         action = json.loads(self._transaction.metadata().json())
         action["metaData"]["schemaString"] = schema
         self._transaction.updateMetadata(self._from_json(json.dumps(action)), False)
@@ -95,7 +95,7 @@ class Transaction:
         self._actions.addAll(self._machine.scala.jdk.javaapi.CollectionConverters.asJava(new_files))
 
     def move_rows(self, old_files: Sequence[DataFile], rows: Any) -> None:
-        """Let the files of a frame take the place of others that hold the same rows."""
+        """Replace files by those of a frame with the same rows, as a compaction."""
         for file in old_files:
             self.act(removal(file, changes_rows=False))
         new_files = self._transaction.writeFiles(rows._jdf)
@@ -105,7 +105,7 @@ class Transaction:
             self.act(json.dumps(action))
 
     def act(self, action: str) -> None:
-        """Add an action of the log, as JSON."""
+        """Add a log action, as JSON."""
         self._actions.add(self._from_json(action))
 
     def _from_json(self, action: str) -> Any:
@@ -113,7 +113,7 @@ class Transaction:
         return actions.fromJson(action)
 
     def measure(self, numbers: Mapping[str, int]) -> None:
-        """Note numbers for the history, by the names that the operation has for them."""
+        """Record metrics for the history, by the names of the operation."""
         session = self._commit.session._jsparkSession
         metrics = self._machine.org.apache.spark.sql.execution.metric.SQLMetrics
         metrics_by_name = self._machine.scala.collection.immutable.HashMap()
@@ -124,20 +124,20 @@ class Transaction:
         self._transaction.registerSQLMetrics(session, metrics_by_name)
 
     def commit(self, operation: str, *arguments: Any) -> None:
-        """Commit as one of Delta's operations; ``arguments`` are those of its class."""
+        """Commit as a Delta operation; ``arguments`` are those of its class."""
         operation_class = getattr(
             self._machine, f"org.apache.spark.sql.delta.DeltaOperations${operation}"
         )
         self._transaction.commit(self.sequence(self._actions), operation_class(*arguments))
 
     def sequence(self, items: Any = None) -> Any:
-        """Return a list of Java, an empty one without, as a sequence of Scala."""
+        """Convert a Java list (default: an empty one) to a Scala sequence."""
         if items is None:
             items = self._machine.java.util.ArrayList()
         return self._machine.scala.jdk.javaapi.CollectionConverters.asScala(items).toList()
 
     def nothing(self) -> Any:
-        """Return the empty option of Scala."""
+        """Return Scala's empty option."""
         return self._machine.scala.Option.empty()
 
     @property
@@ -146,7 +146,7 @@ class Transaction:
 
 
 def removal(file: DataFile, *, changes_rows: bool = True) -> str:
-    """Return the action of the log that removes a file, as JSON."""
+    """Return the log action that removes a file, as JSON."""
     return json.dumps(
         {
             "remove": {

@@ -1,8 +1,6 @@
-"""Column types of Spark beside Arrow's.
+"""Conversions between Spark column types and feature types.
 
-What holds a feature type, and what a DataFrame's types mean.
-
-Spark holds the storage types of ``featurestore.arrow.types``: no unsigned integers, no fixed-size
+Spark uses the storage types of ``featurestore.arrow.types``: no unsigned integers, no fixed-size
 lists. ``to_features`` and ``to_storage`` run where the rows are.
 """
 
@@ -29,7 +27,7 @@ from featurestore_connectors.spark_delta.sqltext import column
 
 
 def spark_schema(features: pa.Schema) -> Any:
-    """Return the Spark schema (StructType) that holds a schema of feature types."""
+    """Return the Spark schema (StructType) of a schema of feature types."""
     from pyspark.sql.types import StructType
 
     schema = StructType()
@@ -39,9 +37,9 @@ def spark_schema(features: pa.Schema) -> Any:
 
 
 def of_feature_types(frame: Any) -> tuple[Any, pa.Schema]:
-    """Return a DataFrame whose columns hold feature types, and these.
+    """Return a DataFrame with supported column types, and its feature types.
 
-    Times without zone are taken as UTC.
+    Times without zone are interpreted as UTC.
 
     Raises:
         UnsupportedType: Lists every column that cannot be stored.
@@ -51,7 +49,7 @@ def of_feature_types(frame: Any) -> tuple[Any, pa.Schema]:
     naive_columns = [field.name for field in arrow_schema if _has_naive(field.type)]
     if naive_columns:
         warn_caller(
-            f"the times of {listing(naive_columns)} have no time zone and are taken as UTC",
+            f"the times of {listing(naive_columns)} have no time zone and are interpreted as UTC",
             NaiveTimeWarning,
         )
     if naive_columns or untyped_columns(schema):
@@ -68,7 +66,7 @@ def to_features(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def named(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch whose columns are those of ``schema`` by position, under their names."""
+    """Rename the columns of a batch to those of ``schema``, by position."""
     if batch.schema.names == schema.names:
         return batch
     return pa.RecordBatch.from_arrays(batch.columns, names=schema.names)
@@ -80,12 +78,12 @@ def to_storage(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _arrow_schema(frame: Any) -> pa.Schema:
-    """Return the Arrow types of a DataFrame as it is."""
+    """Return the Arrow schema of a DataFrame."""
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_type
 
     fields, unsupported = [], []
-    # Arrow has no column of nulls alone that may hold none, as the items of an empty array().
+    # Arrow has no non-nullable null type, as in the items of an empty array().
     for field in frame.schema.toNullable().fields:
         try:
             if "variant" in field.dataType.simpleString():  # would pass for a struct of bytes

@@ -1,6 +1,6 @@
-"""Aggregates over windows on Spark: rows and labels shuffled and sorted by a hash of their keys.
+"""Window aggregates on Spark: rows and labels, shuffled and sorted by a hash of their keys.
 
-The rule and the arithmetic are in ``featurestore.aggregates`` and run on the executors.
+The semantics and the arithmetic are in ``featurestore.aggregates`` and run on the executors.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _with_aggregates(engine: Engine, side: WindowSide, left: Relation) -> Relati
 
 
 def _bytes_of_stream(side: WindowSide, schema: pa.Schema) -> int | None:
-    """Return about how many bytes labels and rows take; None where nobody knows."""
+    """Estimate the bytes of labels and rows; None if unknown."""
     labels, rows = label_rows(side.plan), side.join.source.rows
     if labels is None or rows is None:
         return None
@@ -146,14 +146,14 @@ def _row_values(side: WindowSide) -> dict[str, Any]:
 
 
 def _group(side: WindowSide, keys: list[Any]) -> Any:
-    """Return what the stream is sorted by: the key, or a hash of the keys."""
+    """Return the sort key of the stream: the key, or a hash of the keys."""
     from pyspark.sql import functions as F
 
     return keys[0] if side.group_is_key else F.xxhash64(*keys)
 
 
 def _read(engine: Engine, side: WindowSide) -> Any:
-    """Return the rows that can count for some label, with their tie hashes where they may tie."""
+    """Read the rows that can contribute to a label, with tie hashes if needed."""
     source = side.join.source
     schema = source.spec.schema
     rows = engine.read_table(source.path, version=source.delta_version, schema=schema)

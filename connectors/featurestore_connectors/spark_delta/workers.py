@@ -1,4 +1,4 @@
-"""What the Python processes of executors are spared, in which task follows task."""
+"""Startup optimizations for Python workers that run many tasks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class ReusedWorkerTask:
-    """A task after which others begin at once in the same process.
+    """A task in a reused worker process, with cheaper garbage collection and imports.
 
-    After each task Spark collects garbage: what was there before the first, mostly modules, is not
-    looked through again.
+    Spark runs the garbage collector after each task; objects that existed before the first one,
+    mostly modules, are frozen and not traversed again.
     """
 
     task: Task
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return what the task makes of the batches of a partition."""
+        """Run the task on the batches of a partition."""
         clear_archive_importers()
         if not gc.get_freeze_count():
             gc.freeze()
@@ -33,11 +33,11 @@ class ReusedWorkerTask:
 
 
 def clear_archive_importers() -> None:
-    """Forget what Python remembers of each package in the archives that Spark begins it with.
+    """Remove the cached zip importers of the archives in Spark's PYTHONPATH.
 
-    Before each task Spark tells Python to look again at all places of imports, and up to Python
-    3.11 it then reads the names in a whole archive once for each of its packages: a seventh of a
-    second of the processor. These archives do not change, and imports make anew what they need.
+    Before each task Spark invalidates import caches; up to Python 3.11 every cached importer then
+    reads its archive's directory again, which takes 0.14 seconds of CPU time. The archives do not
+    change, and imports create the importers again as needed.
     """
     archives = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     for path, finder in list(sys.path_importer_cache.items()):

@@ -65,7 +65,7 @@ class CsvFormat(PlainFormat):
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
         if compression is not None:
             raise InvalidArgument(
-                f"compression={compression!r} is not known for csv: rows could no longer be found.",
+                f"compression={compression!r} is not supported for csv: it prevents random access.",
                 hint="compression=None, or data_format='parquet'",
             )
         refused = [f"{field.name}: {field.type}" for field in schema if not _fits(field.type)]
@@ -107,10 +107,10 @@ class CsvFormat(PlainFormat):
                 offsets = np.frombuffer(lines.buffers()[1], np.int32)[: len(lines) + 1]
                 file.write(memoryview(lines.buffers()[2])[: offsets[-1]])
                 lengths.append(np.diff(offsets).astype(np.int64))
-        counted = np.concatenate([np.zeros(0, np.int64), *lengths])
+        line_lengths = np.concatenate([np.zeros(0, np.int64), *lengths])
         with ShardFile(directory, path + INDEX_SUFFIX) as index:
-            index.write(_index(counted, start=len(header), step=layout["rows_per_entry"]))
-        return WrittenShard(file.written, len(counted), (index.written,))
+            index.write(_index(line_lengths, start=len(header), step=layout["rows_per_entry"]))
+        return WrittenShard(file.written, len(line_lengths), (index.written,))
 
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
         return CsvShard(path, schema_from_json(layout["schema"]), step=layout["rows_per_entry"])
@@ -127,7 +127,7 @@ class CsvFormat(PlainFormat):
             except DatasetDamaged as error:
                 return [ShardProblem(path, error.message, offset=shard.offset(start), row=start)]
         if shard.rows != rows:
-            return [ShardProblem(path, f"holds {shard.rows:,} rows, the manifest says {rows:,}")]
+            return [ShardProblem(path, f"has {shard.rows:,} rows; the manifest lists {rows:,}")]
         return []
 
 
@@ -157,7 +157,7 @@ class CsvShard:
         return self._rows
 
     def offset(self, row: int) -> int:
-        """Return where the part of the file begins that holds a row."""
+        """Return the byte offset of the indexed block that contains a row."""
         return int(self._offsets[row // self._step])
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
@@ -172,9 +172,9 @@ class CsvShard:
             table = _parse(data, self._schema.names, columns)
             expected = min(last * self._step, self._rows) - first * self._step
             if table.num_rows != expected:
-                raise pa.ArrowInvalid(f"{table.num_rows:,} lines where the index says {expected:,}")
-            part = table.slice(start - first * self._step, stop - start).combine_chunks()
-            arrays = [_from_text(one_array(part[field.name]), field.type) for field in schema]
+                raise pa.ArrowInvalid(f"{table.num_rows:,} lines; the index lists {expected:,}")
+            rows = table.slice(start - first * self._step, stop - start).combine_chunks()
+            arrays = [_from_text(one_array(rows[field.name]), field.type) for field in schema]
         except (pa.ArrowException, ValueError, OSError, RecursionError) as error:
             raise DatasetDamaged(
                 f"Rows {start:,} to {stop:,} of the shard {self._path!r} cannot be read: {error}.",

@@ -102,9 +102,9 @@ class ParquetFormat(PlainFormat):
         """
         schema = schema_from_json(layout["schema"])
         rows = 0
-        stored = stored_schema(schema)
+        file_schema = stored_schema(schema)
         texts = []
-        for field in stored:
+        for field in file_schema:
             if pat.is_string(field.type):
                 texts.append(field.name)
         with (
@@ -113,7 +113,7 @@ class ParquetFormat(PlainFormat):
             pa.BufferedOutputStream(pa.PythonFile(file, "w"), BUFFER_BYTES) as sink,
             pq.ParquetWriter(
                 sink,
-                stored,
+                file_schema,
                 version="2.6",
                 data_page_version="1.0",
                 compression=layout["codec"],
@@ -127,7 +127,7 @@ class ParquetFormat(PlainFormat):
             ) as writer,
         ):
             for group in _row_groups(batches, layout):
-                writer.write_table(_as_stored(group, stored), row_group_size=group.num_rows)
+                writer.write_table(_as_stored(group, file_schema), row_group_size=group.num_rows)
                 rows += group.num_rows
         return WrittenShard(file.written, rows)
 
@@ -137,7 +137,7 @@ class ParquetFormat(PlainFormat):
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
         try:
             with pq.ParquetFile(path, memory_map=True) as file:
-                found = file.metadata.num_rows
+                row_count = file.metadata.num_rows
                 for group in range(file.metadata.num_row_groups):
                     try:
                         file.read_row_group(group, use_threads=False)
@@ -147,8 +147,8 @@ class ParquetFormat(PlainFormat):
                         return [ShardProblem(path, message, offset=begin)]
         except (OSError, pa.ArrowException) as error:
             return [ShardProblem(path, f"is not a readable Parquet file: {error}")]
-        if found != rows:
-            return [ShardProblem(path, f"holds {found:,} rows, the manifest says {rows:,}")]
+        if row_count != rows:
+            return [ShardProblem(path, f"has {row_count:,} rows; the manifest lists {rows:,}")]
         return []
 
 
@@ -190,15 +190,17 @@ class ParquetShard:
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
         schema = select_fields(self._schema, columns)
-        parts = []
+        slices = []
         for group, (first, end) in enumerate(pairwise(self._starts)):
             if first < stop and end > start:
                 table = self._group(group, tuple(columns))
-                parts.append(table.slice(max(start - first, 0), min(stop, end) - max(start, first)))
-        if not parts:
+                slices.append(
+                    table.slice(max(start - first, 0), min(stop, end) - max(start, first))
+                )
+        if not slices:
             empty = [pa.array([], field.type) for field in schema]
             return pa.RecordBatch.from_arrays(empty, schema=schema)
-        table = pa.concat_tables(parts).combine_chunks()
+        table = pa.concat_tables(slices).combine_chunks()
         arrays = [cast_array(one_array(table[field.name]), field.type) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -239,19 +241,19 @@ def _row_groups(batches: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[p
     if groups is None:
         yield from rebatch(batches, rows=layout["row_group_rows"])
         return
-    for whole in rebatch(batches, rows=2**62):
-        bounds = [whole.num_rows * index // groups for index in range(groups + 1)]
+    for all_rows in rebatch(batches, rows=2**62):
+        bounds = [all_rows.num_rows * index // groups for index in range(groups + 1)]
         for first, end in pairwise(bounds):
             if end > first:
-                yield whole.slice(first, end - first)
+                yield all_rows.slice(first, end - first)
 
 
-def _as_stored(group: pa.RecordBatch, stored: pa.Schema) -> pa.Table:
+def _as_stored(group: pa.RecordBatch, file_schema: pa.Schema) -> pa.Table:
     # Equal schemas may still name the items of lists otherwise; wide tables are seldom of lists.
-    if group.schema.equals(stored) and not any(map(is_nested, stored.types)):
+    if group.schema.equals(file_schema) and not any(map(is_nested, file_schema.types)):
         return pa.Table.from_batches([group])
-    columns = [cast_array(group.column(field.name), field.type) for field in stored]
-    return pa.Table.from_arrays(columns, schema=stored)
+    columns = [cast_array(group.column(field.name), field.type) for field in file_schema]
+    return pa.Table.from_arrays(columns, schema=file_schema)
 
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:

@@ -17,7 +17,7 @@ from featurestore.model.arguments import suggest_arguments
 from featurestore.model.cores import usable_cores
 from featurestore.model.manifest import Manifest, ManifestSplit
 from featurestore.plugins.format import find_format
-from featurestore.readers.arrow_numpy import to_numpy
+from featurestore.readers.arrow_numpy import to_numpy, to_ragged
 from featurestore.readers.bufferpool import BufferPool
 from featurestore.readers.class_weights import (
     ClassWeighing,
@@ -34,9 +34,7 @@ from featurestore.readers.order import (
     default_lanes,
     is_integer,
 )
-from featurestore.readers.prefetch import prefetched
-from featurestore.readers.ragged import to_ragged
-from featurestore.readers.ranged import RangedShardFiles
+from featurestore.readers.prefetch import RangedShardFiles, prefetched
 from featurestore.readers.recordblocks import PackedBlocks, RecordBlocks
 from featurestore.readers.selection import (
     PADDING_WEIGHT,
@@ -64,8 +62,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from featurestore.readers.checkpoint import ReaderCheckpoint
-    from featurestore.readers.torch import ReaderDataset
-    from featurestore.readers.torch_loader import ReaderLoader
+    from featurestore.readers.torch import ReaderDataset, ReaderLoader
 
 # Arrays by column name; columns of variable-length lists are ``Ragged``.
 Batch = dict[str, Any]
@@ -497,7 +494,7 @@ class Reader:
         >>> [features["seats"].tolist() for features, late in loader]
         [[200, 100], [100, 200]]
         """
-        from featurestore.readers.torch_loader import LoaderOptions, ReaderLoader
+        from featurestore.readers.torch import LoaderOptions, ReaderLoader
 
         options = LoaderOptions(
             num_workers, pin_memory, prefetch_factor, persistent_workers, multiprocessing_context

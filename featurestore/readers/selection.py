@@ -15,7 +15,7 @@ from featurestore.arrow.arrow_json import type_from_json
 from featurestore.arrow.types import numpy_type
 from featurestore.errors import InvalidArgument, NullsInColumns, UnsupportedType, listing
 from featurestore.model.manifest import Manifest, ManifestSplit
-from featurestore.readers.ragged import item_dtype
+from featurestore.readers.arrow_numpy import item_dtype
 
 _DEFAULT_ROLES = ("feature", "label", "weight")
 

@@ -19,9 +19,9 @@ import numpy as np
 
 from featurestore.errors import ReaderConfigError, missing_extra
 from featurestore.model.cores import usable_cores
+from featurestore.readers.arrow_numpy import to_ragged
 from featurestore.readers.exits import awaited_at_exit
-from featurestore.readers.packing import Packing
-from featurestore.readers.ragged import to_ragged
+from featurestore.readers.outputs import Packing
 from featurestore.readers.recordblocks import PackedBlocks
 from featurestore.readers.selection import PADDING_WEIGHT
 from featurestore.readers.steps import Blocks, Iterations

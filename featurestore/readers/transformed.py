@@ -1,4 +1,4 @@
-"""Transformation of columns after decoding.
+"""Transformation of columns after decoding, and the input features of a model.
 
 Readers use transformations only through the ``Transform`` protocol: output types and shapes, and a
 function on the values of a column.
@@ -6,7 +6,7 @@ function on the values of a column.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -14,11 +14,21 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import ReaderConfigError
-from featurestore.readers.packing import Packing
+from featurestore.model.manifest import Manifest
+from featurestore.readers.outputs import Packing
 from featurestore.readers.recordblocks import RecordBlocks
-from featurestore.readers.selection import PADDING_WEIGHT, PRESENT, SelectedColumn
+from featurestore.readers.selection import (
+    PADDING_WEIGHT,
+    PRESENT,
+    Nulls,
+    SelectedColumn,
+    select_columns,
+)
 from featurestore.readers.steps import Arrays, StepRange
 from featurestore.readers.windowblocks import WindowBlocks
+
+Forms = dict[str, tuple[np.dtype[Any], tuple[int | None, ...]]]
+
 
 ArraysFunction = Callable[[Arrays], Arrays]
 
@@ -185,3 +195,36 @@ class TransformedWindows:
     def read(self, steps: StepRange) -> Arrays:
         """Return the columns as (steps * batch, ...)."""
         return self.transform(self.source.read(steps))
+
+
+def input_forms(
+    manifest: Manifest,
+    *,
+    columns: Sequence[str] | None,
+    nulls: Nulls,
+    transform: Transform | None,
+) -> Forms:
+    """Return numpy type and shape of one value of each feature, without labels and weights.
+
+    Variable-length lists have the shape (None,) and the type of their items.
+    """
+    null_handling: tuple[str, ...] = ()
+    padded: tuple[str, ...] = ()
+    if transform is not None:
+        null_handling, padded = transform.null_handling, transform.padded
+    split = manifest.splits[0]
+    selected = select_columns(
+        manifest, split, columns=columns, nulls=nulls, null_handling=null_handling, padded=padded
+    )
+    if transform is not None:
+        selected = transformed_columns(selected, transform).columns
+    forms: Forms = {}
+    for column in selected:
+        if column.label or column.weight:
+            continue
+        forms[column.name] = column.dtype, column.shape
+        if column.items is not None:
+            forms[column.name] = column.items, (None,)
+        if column.masked:
+            forms[column.name + PRESENT] = np.dtype(np.bool_), ()
+    return forms

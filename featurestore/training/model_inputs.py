@@ -118,7 +118,7 @@ class ModelInputs:
         >>> {name: (each.shape, each.dtype) for name, each in inputs.items()}  # doctest: +SKIP
         {'temp': ((None,), 'float64'), 'seats': ((None,), 'int64')}
         """
-        from featurestore.readers.inputs import input_forms
+        from featurestore.readers.transformed import input_forms
         from featurestore.training.transformations import resolve_transformations
         from featurestore.transform.keras import input_layers
 

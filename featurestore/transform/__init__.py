@@ -283,7 +283,7 @@ def pad(length: int, *, keep: str = "first") -> Chain:
     >>> pad(8, keep="last") | vocabulary(max_size=100)
     pad(length=8, keep='last') | vocabulary(max_size=100, unknown=1)
     """
-    from featurestore.transform.rules.lists import KEEP
+    from featurestore.transform.rules.shapes import KEEP
 
     if keep not in KEEP:
         raise InvalidArgument(f"keep={keep!r} is not one of {listing(KEEP)}.")

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.readers.selection import PRESENT
 from featurestore.transform.forms import Form
-from featurestore.transform.kernels import flush_to_float32
-from featurestore.transform.ops import LEAST_FLOAT32, Ops, Value
+from featurestore.transform.ops import LEAST_FLOAT32, Ops, Value, flush_to_float32
 from featurestore.transform.rules import RULES
 from featurestore.transform.steps import Chain
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.plugins.engine import Accumulator
-from featurestore.transform.arrow_values import to_value
+from featurestore.transform.batches import to_value
 from featurestore.transform.forms import Form, form_of
 from featurestore.transform.ops import Value
 from featurestore.transform.sample import Sample

@@ -132,7 +132,7 @@ class Transformations:
         self, name: str, data: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None
     ) -> npt.NDArray[Any]:
         """Transform the values of a column, as decoded by readers."""
-        from featurestore.transform.arrow_values import read_value
+        from featurestore.transform.batches import read_value
 
         column = self[name]
         with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""Keras layers for Keras 3 and tf_keras: the preprocessor of a dataset, and the inputs of a model.
+"""TensorFlow and Keras: graph operations that a SavedModel can contain, and the layers of a dataset.
 
 A saved model contains the layer completely: its graph, and the fitted transformations in its
 configuration.
@@ -7,18 +7,171 @@ configuration.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from featurestore.errors import InvalidArgument, missing_extra
-from featurestore.transform.fitted import Transformations
+from featurestore.transform.apply import transform_columns
+from featurestore.transform.fitted import FittedColumn, Transformations
+from featurestore.transform.forms import Kind
+from featurestore.transform.ops import Value
 from featurestore.transform.rules import RULES
-from featurestore.transform.tensorflow import transform_tensors
+from featurestore.transform.strings import KEY, SEPARATORS, siphash
+
+_MANTISSA, _EXPONENT_OF_ONE, _EXPONENT_BIAS = (1 << 52) - 1, 1023 << 52, 1023
+_LARGEST = 2**63 - 1
+
 
 _EXTRAS = {"keras": "tensorflow", "tf_keras": "keras2"}
+
+
+class TensorFlowOps:
+    """The operations of TensorFlow."""
+
+    def __init__(self) -> None:
+        try:
+            import tensorflow
+        except ImportError as error:
+            raise missing_extra("tensorflow", "tensorflow") from error
+        self._tf: Any = tensorflow
+
+    def number(self, value: Value) -> Any:
+        tf = self._tf
+        data = tf.cast(value.data, tf.float64)
+        present = value.present
+        if value.kind == "code":
+            present = value.data != 0
+        if present is None:
+            return data
+        return tf.where(self._spread(present, data), data, self._float(np.nan))
+
+    def where(self, condition: Any, yes: Any, no: Any) -> Any:
+        dtype = getattr(yes, "dtype", getattr(no, "dtype", self._tf.float64))
+        yes = self._tf.convert_to_tensor(yes, dtype)
+        return self._tf.where(condition, yes, self._tf.convert_to_tensor(no, dtype))
+
+    def is_floating(self, data: Any) -> bool:
+        return bool(data.dtype.is_floating)
+
+    def isnan(self, data: Any) -> Any:
+        return self._tf.math.is_nan(data)
+
+    def floor(self, data: Any) -> Any:
+        return self._tf.floor(data)
+
+    def exponent(self, data: Any) -> tuple[Any, Any]:
+        tf = self._tf
+        bits = tf.bitcast(data, tf.int64)
+        mantissa = tf.bitwise.bitwise_or(
+            tf.bitwise.bitwise_and(bits, self._integer(_MANTISSA)), self._integer(_EXPONENT_OF_ONE)
+        )
+        exponent = tf.bitwise.right_shift(bits, self._integer(52)) - self._integer(_EXPONENT_BIAS)
+        return tf.bitcast(mantissa, tf.float64), tf.cast(exponent, tf.float64)
+
+    def count_up_to(self, edges: Sequence[float], data: Any) -> Any:
+        tf = self._tf
+        if not edges:
+            return tf.zeros(tf.shape(data), tf.int64)
+        counts = self._search(tf.constant(edges, tf.float64), data, side="right")
+        return tf.where(tf.math.is_nan(data), self._integer(0), counts)
+
+    def position(self, vocabulary: Sequence[Any], value: Value) -> Any:
+        tf = self._tf
+        if not vocabulary:
+            return tf.fill(tf.shape(value.data), self._integer(-1))
+        if value.kind == "text":
+            # A lookup table would be a resource outside the graph, so hashes are searched instead.
+            texts = np.array([text.encode() for text in vocabulary], dtype=object)
+            keys = (siphash(texts.tolist()) % np.uint64(_LARGEST)).astype(np.int64)
+            wanted_keys = tf.strings.to_hash_bucket_strong(value.data, _LARGEST, key=list(KEY))
+        else:
+            texts = keys = np.array(vocabulary, dtype=np.int64)
+            wanted_keys = tf.cast(value.data, tf.int64)
+        order = np.argsort(keys, kind="stable")
+        candidates = self._search(tf.constant(keys[order]), wanted_keys, side="left")
+        candidates = tf.minimum(candidates, self._integer(len(vocabulary) - 1))
+        wanted_values = value.data if value.kind == "text" else wanted_keys
+        is_match = tf.gather(tf.constant(texts[order]), candidates) == wanted_values
+        return tf.where(is_match, tf.gather(tf.constant(order.astype(np.int64)), candidates), -1)
+
+    def bucket(self, value: Value, buckets: int) -> Any:
+        tf = self._tf
+        texts = value.data
+        if value.kind == "whole":
+            texts = tf.strings.as_string(tf.cast(texts, tf.int64))
+        return tf.strings.to_hash_bucket_strong(texts, buckets, key=list(KEY))
+
+    def words(self, value: Value, *, lower: bool, length: int) -> Value:
+        tf = self._tf
+        texts = value.data
+        if value.present is not None:
+            texts = tf.where(self._spread(value.present, texts), texts, "")
+        shape = tf.concat([tf.shape(texts), [length]], axis=0)
+        texts = tf.reshape(texts, [-1])
+        if lower:
+            texts = tf.strings.lower(texts)
+        words = tf.strings.split(tf.strings.regex_replace(texts, SEPARATORS, " "), sep=None)
+        filled = tf.reshape(words.to_tensor(default_value="", shape=(None, length)), shape)
+        return Value("text", filled, filled != "")
+
+    def pad_lists(self, lists: Any, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
+        tf = self._tf
+        if not isinstance(lists, tf.RaggedTensor):
+            lists = tf.RaggedTensor.from_tensor(lists)  # lists of equal length
+        kind: Kind = "text"
+        if lists.dtype.is_floating:
+            kind, lists = "number", tf.cast(lists, tf.float64)
+        elif lists.dtype != tf.string:
+            kind, lists = "whole", tf.cast(lists, tf.int64)
+        if last:
+            lists = lists[:, -length:]
+        present = tf.sequence_mask(tf.minimum(lists.row_lengths(), length), length)
+        return kind, lists.to_tensor(shape=(None, length)), present
+
+    def stack(self, arrays: Sequence[Any]) -> Any:
+        return self._tf.stack(arrays, axis=-1)
+
+    def one_hot(self, codes: Any, size: int) -> Any:
+        return self._tf.one_hot(codes, size, dtype=self._tf.float64)
+
+    def cast(self, data: Any, dtype: str) -> Any:
+        return self._tf.cast(data, dtype)
+
+    def constant(self, value: Any, kind: Kind) -> Any:
+        if kind == "text":
+            return self._tf.constant(value.encode())
+        return self._integer(value)
+
+    def _search(self, ordered: Any, data: Any, *, side: str) -> Any:
+        tf = self._tf
+        flat = tf.searchsorted(ordered, tf.reshape(data, [-1]), side=side, out_type=tf.int64)
+        return tf.reshape(flat, tf.shape(data))
+
+    def _spread(self, present: Any, data: Any) -> Any:
+        for _ in range(len(data.shape) - len(present.shape)):
+            present = present[..., None]
+        return present
+
+    def _float(self, value: float) -> Any:
+        return self._tf.constant(value, self._tf.float64)
+
+    def _integer(self, value: int) -> Any:
+        return self._tf.constant(value, self._tf.int64)
+
+
+def transform_tensors(transformations: Transformations, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Transform the columns of a batch that have a chain; return the others unchanged.
+
+    A tensor ``<name>_present_integers`` is the mask of a column; missing numbers may also be NaN.
+    """
+    return transform_columns(TensorFlowOps(), transformations, batch, _unchanged)
+
+
+def _unchanged(_column: FittedColumn, tensor: Any) -> tuple[Any, None]:
+    return tensor, None
 
 
 def preprocessor_layer(fitted: Transformations, framework: str) -> Any:

@@ -2,12 +2,13 @@
 
 Rules are written once, with operations that have equal results in numpy, TensorFlow and PyTorch:
 sums, products and quotients of float64, comparisons, selections, floors, exponents and searches.
-Logarithms and sines differ between libraries in their last digits, so ``kernels`` builds them from
-these operations.
+Logarithms and sines differ between libraries in their last digits, so ``log1p`` and
+``sine_and_cosine`` build them from these operations.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,8 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.transform.forms import Kind
-from featurestore.transform.siphash import bucket_of_texts
-from featurestore.transform.words import split_words
+from featurestore.transform.strings import bucket_of_texts, split_words
+
+# log(m) = 2 s (1 + z/3 + z^2/5 + ...) with s = (m - 1) / (m + 1), z = s^2.
+_ATANH = tuple(1.0 / (2 * power + 1) for power in range(12))
+_SINE = tuple((-1.0) ** power / math.factorial(2 * power + 1) for power in range(10))
+_COSINE = tuple((-1.0) ** power / math.factorial(2 * power) for power in range(10))
+_LOG_2 = math.log(2.0)
+_HALF_PI = math.pi / 2
+
 
 # Smaller numbers become 0 and larger ones infinite, since libraries differ outside this range.
 LEAST_FLOAT32 = 1.1754943508222875e-38
@@ -241,3 +249,55 @@ def _string_positions(vocabulary: Sequence[str], data: npt.NDArray[Any]) -> npt.
     indices = pc.index_in(texts, value_set=values).fill_null(-1)
     positions: npt.NDArray[np.int64] = indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return positions.reshape(data.shape)
+
+
+def log1p(ops: Ops, x: Any) -> Any:
+    """Return log(1 + x): -inf at -1, NaN below it."""
+    is_near_zero = (x > -0.29) & (x < 0.41)
+    # Replace numbers without a logarithm by 1.
+    has_logarithm = (x > -1.0) & (x < math.inf)
+    m, e = ops.exponent(ops.where(has_logarithm, 1.0 + x, 1.0))
+    is_upper = m > math.sqrt(2.0)
+    m = ops.where(is_upper, m * 0.5, m)
+    e = ops.where(is_upper, e + 1.0, e)
+    # Near 0 the sum 1 + x would lose digits; there e is 0 and m - 1 is x itself.
+    f = ops.where(is_near_zero, x, m - 1.0)
+    e = ops.where(is_near_zero, 0.0, e)
+    s = f / (2.0 + f)
+    logarithm = e * _LOG_2 + s * 2.0 * _series(_ATANH, s * s)
+    logarithm = ops.where(has_logarithm, logarithm, math.nan)
+    logarithm = ops.where(x == -1.0, -math.inf, logarithm)
+    return ops.where(x == math.inf, math.inf, logarithm)
+
+
+def sine_and_cosine(ops: Ops, x: Any, *, per_period: float) -> tuple[Any, Any]:
+    """Return sine and cosine of 2 pi x / period; ``per_period`` is 1 / period. NaN for infinities."""
+    turns = x * per_period
+    turns = (turns - ops.floor(turns)) * 4.0
+    quarter = ops.floor(turns + 0.5)
+    angle = (turns - quarter) * _HALF_PI
+    square = angle * angle
+    sine, cosine = angle * _series(_SINE, square), _series(_COSINE, square)
+    is_swapped = (quarter == 1.0) | (quarter == 3.0)
+    first, second = ops.where(is_swapped, cosine, sine), ops.where(is_swapped, sine, cosine)
+    negates_sine = (quarter == 2.0) | (quarter == 3.0)
+    negates_cosine = (quarter == 1.0) | (quarter == 2.0)
+    return ops.where(negates_sine, -first, first), ops.where(negates_cosine, -second, second)
+
+
+def flush_to_float32(ops: Ops, x: Any) -> Any:
+    """Replace numbers below the normal range of float32 by 0, and larger ones by infinity.
+
+    Libraries differ in whether they keep subnormal numbers, and in the sign of such zeros.
+    """
+    x = ops.where((x < LEAST_FLOAT32) & (x > -LEAST_FLOAT32), 0.0, x)
+    x = ops.where(x >= BEYOND_FLOAT32, math.inf, x)
+    return ops.where(x <= -BEYOND_FLOAT32, -math.inf, x)
+
+
+def _series(coefficients: tuple[float, ...], z: Any) -> Any:
+    """Evaluate a polynomial by Horner's rule."""
+    total = z * coefficients[-1] + coefficients[-2]
+    for coefficient in coefficients[-3::-1]:
+        total = total * z + coefficient
+    return total

@@ -10,8 +10,7 @@ import numpy as np
 
 from featurestore.errors import missing_extra
 from featurestore.transform.apply import transform_columns
-from featurestore.transform.arrow_values import to_lists
-from featurestore.transform.batches import decode_column
+from featurestore.transform.batches import decode_column, to_lists
 from featurestore.transform.fitted import FittedColumn, Transformations
 from featurestore.transform.forms import Kind
 from featurestore.transform.ops import Lists, NumpyOps, Value, item_kind, padded_rows

@@ -35,7 +35,7 @@ from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.failures import after_publication
 from featurestore.storage.publication import Publication, make_directory
-from featurestore.transform.chain_json import chains_to_json
+from featurestore.transform.fit import chains_to_json
 from featurestore.transform.steps import Chain
 from featurestore.usersql import check_column_expression
 from featurestore.views.retrieval import rows_of

@@ -99,7 +99,7 @@ class FeatureView:
         >>> store.get_feature_view("scaled").transformations
         {'seats': min_max(low=0.0, high=1.0)}
         """
-        from featurestore.transform.chain_json import chains_from_json
+        from featurestore.transform.fit import chains_from_json
 
         return chains_from_json(self._spec.transformations, view=self.name)
 

@@ -37,7 +37,7 @@ from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import alerts
 from featurestore.statistics.codec import state_from_bytes
 from featurestore.statistics.storage import StatisticsFiles
-from featurestore.transform.chain_json import chains_from_json
+from featurestore.transform.fit import chains_from_json
 from featurestore.transform.fitted import Transformations
 
 TABLE = pa.table(

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.readers.arrow_numpy import to_numpy
-from featurestore.readers.ragged import item_dtype, to_ragged
+from featurestore.readers.arrow_numpy import item_dtype, to_numpy, to_ragged
 from featurestore.readers.selection import PRESENT
 from featurestore.store import FeatureStore
 from featurestore.testing import transform_conformance as conformance
@@ -49,7 +48,7 @@ class TestTensorFlowGraph(TransformConformance):
 
     def transformed(self, fitted: Transformations, table: pa.Table) -> dict[str, Any]:
         tf = pytest.importorskip("tensorflow")
-        from featurestore.transform.tensorflow import transform_tensors
+        from featurestore.transform.keras import transform_tensors
 
         inputs = {}
         for name, array in decoded(table).items():

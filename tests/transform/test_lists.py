@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import featurestore
 from featurestore import transform as t
 from featurestore.errors import FeatureNotFound, InvalidArgument, UnsupportedType
-from featurestore.transform.arrow_values import to_lists
+from featurestore.transform.batches import to_lists
 from featurestore.transform.ops import padded_rows
 
 ROWS = 240

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from featurestore.transform.rules.codes import Bins, HashBucket, OneHot, QuantileBins, Vocabulary
+from featurestore.transform.rules.codes import (
+    Bins,
+    HashBucket,
+    OneHot,
+    QuantileBins,
+    TextTokens,
+    Vocabulary,
+)
 from featurestore.transform.rules.functions import Function
-from featurestore.transform.rules.images import DecodeImage
 from featurestore.transform.rules.impute import Impute
-from featurestore.transform.rules.lists import Pad
 from featurestore.transform.rules.numbers import (
     Cast,
     Clip,
@@ -17,7 +22,7 @@ from featurestore.transform.rules.numbers import (
     Standardize,
 )
 from featurestore.transform.rules.rule import Rule
-from featurestore.transform.rules.tokens import TextTokens
+from featurestore.transform.rules.shapes import DecodeImage, Pad
 
 __all__ = ["RULES", "Rule"]
 

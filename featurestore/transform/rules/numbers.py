@@ -12,9 +12,8 @@ from typing import Any
 
 from featurestore.model.json_object import JsonObject
 from featurestore.model.statistics import ColumnStatistics
-from featurestore.transform import kernels
 from featurestore.transform.forms import DTYPES, Form
-from featurestore.transform.ops import Ops, Value
+from featurestore.transform.ops import Ops, Value, log1p, sine_and_cosine
 from featurestore.transform.rules.rule import Rule, no_values_error
 from featurestore.transform.sample import Sample, mean_and_deviation, quantile, round_factor
 from featurestore.transform.steps import Step
@@ -139,7 +138,7 @@ class Log1p(NumberRule):
     name = "log1p"
 
     def numbers(self, ops: Ops, step: Step, x: Any) -> Any:
-        return kernels.log1p(ops, x)
+        return log1p(ops, x)
 
 
 class Clip(NumberRule):
@@ -171,7 +170,7 @@ class Cyclical(NumberRule):
 
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
         per_period = 1.0 / step.options["period"]
-        coordinates = kernels.sine_and_cosine(ops, ops.number(value), per_period=per_period)
+        coordinates = sine_and_cosine(ops, ops.number(value), per_period=per_period)
         return Value("vector", ops.stack(coordinates))
 
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:

@@ -1,4 +1,4 @@
-"""Position of the iterations over a PyTorch dataset, shared by all processes of a ``DataLoader``.
+"""Worker processes of a PyTorch ``DataLoader``: their positions, and the transfer of batches.
 
 Steps are counted from epoch 0. An iteration ends at the next multiple of ``steps`` after ``first``,
 so that after a partial iteration the next one is complete.
@@ -9,11 +9,12 @@ worker starts each iteration once, so a counter per worker in shared memory iden
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import ManifestMismatch, ReaderConfigError
+from featurestore.readers.arrow_numpy import Ragged
 from featurestore.readers.order import ORDER_VERSION
 from featurestore.readers.torch_library import torch
 
@@ -132,3 +133,45 @@ def step_from_state(reader: Reader, state: Mapping[str, Any]) -> int:
     step = int(state["step"])
     reader.check_step(step)
     return int(state["epoch"]) * reader.steps_per_epoch + step
+
+
+class Columns(dict[str, Any]):
+    """The columns of a batch, stacked for pickling; unpickled as a dict."""
+
+    def __copy__(self) -> Columns:
+        return Columns(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        groups: dict[Any, list[str]] = {}
+        other_columns = {}
+        for name, values in self.items():
+            if isinstance(values, torch.Tensor):
+                groups.setdefault((values.dtype, values.shape), []).append(name)
+            else:
+                other_columns[name] = values
+        stacked = [torch.stack(list(map(self.__getitem__, names))) for names in groups.values()]
+        return restore_columns, (list(self), list(groups.values()), stacked, other_columns)
+
+
+def restore_columns(
+    order: Sequence[str],
+    groups: Sequence[Sequence[str]],
+    stacked: Sequence[Any],
+    other_columns: Any,
+) -> dict[str, Any]:
+    """Return the columns of an unpickled batch."""
+    columns = dict(other_columns)
+    for names, tensor in zip(groups, stacked, strict=True):
+        columns.update(zip(names, tensor.unbind(0), strict=True))
+    return {name: columns[name] for name in order}
+
+
+def pack_element(element: Any) -> Any:
+    """Return an element for the transfer from a worker."""
+    if isinstance(element, Ragged):
+        return element
+    if isinstance(element, tuple):
+        return tuple(map(pack_element, element))
+    if isinstance(element, dict):
+        return Columns(element)
+    return element.clone()

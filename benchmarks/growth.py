@@ -34,8 +34,8 @@ from pyarrow import parquet
 
 import featurestore
 from featurestore.delta import commits
-from featurestore.delta.compaction import size_to_merge_below
 from featurestore.delta.log import commit_path
+from featurestore.delta.maintenance import size_to_merge_below
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.registry import featuregroups, tables

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.aggregates.arrays import Flags
+from featurestore.aggregates.column_codes import Flags
 
 # Columns of the stream. Of a row ``MOMENT`` is twice its time in microseconds, of a label one more,
 # so that labels come after the rows of their moment; that of a label without a time is null.

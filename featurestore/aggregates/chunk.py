@@ -10,8 +10,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.aggregates.arrays import Flags
-from featurestore.aggregates.column_codes import to_flags
+from featurestore.aggregates.column_codes import Flags, to_flags
 from featurestore.aggregates.ranges import Rows, Timeline
 from featurestore.aggregates.windows import Window
 

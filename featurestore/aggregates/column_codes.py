@@ -1,4 +1,4 @@
-"""Conversions between Arrow columns and the integer and float arrays of the kernel."""
+"""Integer and float arrays of the kernel, and conversions of Arrow columns to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.aggregates.arrays import Doubles, Flags, Integers
+Integers = npt.NDArray[np.int64]
+Doubles = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
 
 _MAX_INT64 = int(np.iinfo(np.int64).max)
 

@@ -8,9 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.aggregates.arrays import Flags, Integers
 from featurestore.aggregates.chunk import Aggregate, Chunk
-from featurestore.aggregates.column_codes import masked_array, normalize_floats, to_flags
+from featurestore.aggregates.column_codes import (
+    Flags,
+    Integers,
+    masked_array,
+    normalize_floats,
+    to_flags,
+)
 from featurestore.aggregates.windows import Summands
 
 

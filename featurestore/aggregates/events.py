@@ -8,10 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from featurestore.aggregates.arrays import Flags, Integers
 from featurestore.aggregates.blocks import AVAILABLE, TIE
 from featurestore.aggregates.chunk import Aggregate, Totals
-from featurestore.aggregates.column_codes import combined_codes, to_flags, to_integers
+from featurestore.aggregates.column_codes import (
+    Flags,
+    Integers,
+    combined_codes,
+    to_flags,
+    to_integers,
+)
 from featurestore.aggregates.kernel import aggregate
 from featurestore.aggregates.ranges import NEVER, Labels, Rows
 from featurestore.errors import InvalidArgument

@@ -1,4 +1,4 @@
-"""Exact sums of numbers in fixed-point representation in base 2**bits, one array per digit.
+"""Exact sums of numbers in fixed-point representation, and double-double arithmetic.
 
 Every value of a chunk is a multiple of a unit (a power of two) and is split into *limbs*, signed
 integers of at most ``bits`` bits. Sums of limbs are exact while ``bits + log2(rows)`` is below 63.
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from featurestore.aggregates.arrays import Doubles, Integers
-from featurestore.aggregates.double_double import square
+from featurestore.aggregates.column_codes import Doubles, Integers
 
 _MAX_BITS = 40
 _MANTISSA = 53
@@ -23,6 +22,61 @@ _HALF = 27
 # Doubles between these powers of two are split with floating-point arithmetic, which is exact and
 # does not overflow there; squares of doubles between the halves of the powers.
 _MODERATE = 900
+
+
+def total(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
+    """Return sums and their rounding errors (Knuth)."""
+    sums = a + b
+    a_virtual = sums - b
+    b_virtual = sums - a_virtual
+    return sums, (a - a_virtual) + (b - b_virtual)
+
+
+def product(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
+    """Return products and their rounding errors (Dekker 1971)."""
+    products = a * b
+    a_high, a_low = _split(a)
+    b_high, b_low = _split(b)
+    error = a_high * b_high - products
+    error = error + a_high * b_low + a_low * b_high
+    return products, error + a_low * b_low
+
+
+def square(values: Doubles) -> tuple[Doubles, Doubles]:
+    """Return squares and their rounding errors, faster than ``product``."""
+    squares = values * values
+    high, low = _split(values)
+    error = high * high
+    error -= squares
+    high *= low
+    high *= 2
+    error += high
+    low *= low
+    error += low
+    return squares, error
+
+
+def sum_of_three(first: Doubles, second: Doubles, third: Doubles) -> Doubles:
+    """Return sums of three doubles, rounded once.
+
+    The two errors are added with rounding to odd (Boldo and Melquiond 2008): the last bit is set if
+    any bit was lost, so that the final addition rounds correctly.
+    """
+    high, low = total(second, third)
+    sums, error = total(first, high)
+    remainder, second_error = total(error, low)
+    bits = remainder.view(np.int64)
+    is_even = (second_error != 0) & ((bits & 1) == 0)
+    step = np.where((second_error > 0) == (remainder > 0), 1, -1)
+    odd = np.where(is_even, bits + step, bits).view(np.float64)
+    return sums + odd
+
+
+def _split(values: Doubles) -> tuple[Doubles, Doubles]:
+    """Split doubles into halves of 26 bits, whose products are exact (Veltkamp)."""
+    scaled = values * 134217729.0
+    high = scaled - (scaled - values)
+    return high, values - high
 
 
 @dataclass(frozen=True)
@@ -174,11 +228,11 @@ def _sum_terms(terms: Sequence[_Term], unit: int, bits: int, count: int) -> Fixe
     split_terms = [_split_term(term, bits) for term in terms]
     limbs = []
     for index in range(count):
-        total = np.zeros(len(terms[0].values), np.int64)
+        digit_sum = np.zeros(len(terms[0].values), np.int64)
         for position, digits in split_terms:
             for offset, limb_digit in enumerate(digits):
-                total += np.where(position + offset == index, limb_digit, 0)
-        limbs.append(total)
+                digit_sum += np.where(position + offset == index, limb_digit, 0)
+        limbs.append(digit_sum)
     while len(limbs) > 1 and not limbs[-1].any():
         limbs.pop()
     return FixedPoint(limbs, unit, bits)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from featurestore.aggregates.arrays import Integers
 from featurestore.aggregates.chunk import Aggregate, Chunk
 from featurestore.aggregates.column_codes import (
+    Integers,
     decode_ordered,
     dense_ranks,
     ordered_codes,

@@ -12,10 +12,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from featurestore.aggregates.arrays import Flags, Integers
 from featurestore.aggregates.blocks import STREAM_TIME
 from featurestore.aggregates.chunk import Aggregate, Totals
-from featurestore.aggregates.column_codes import combined_codes, to_flags, to_integers
+from featurestore.aggregates.column_codes import (
+    Flags,
+    Integers,
+    combined_codes,
+    to_flags,
+    to_integers,
+)
 from featurestore.aggregates.events import AggregateRequest, Events
 from featurestore.aggregates.ranges import NEVER, Labels, Rows
 from featurestore.aggregates.summaries import SELECTING, select_rows, sum_totals

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from featurestore.aggregates.arrays import Integers
+from featurestore.aggregates.column_codes import Integers
 from featurestore.aggregates.windows import LabelRangeWindow, RowRangeWindow, Window
 
 # Maximum position on an axis; chunks are split so that they do not exceed it.

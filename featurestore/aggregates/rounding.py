@@ -9,8 +9,8 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.aggregates import double_double
-from featurestore.aggregates.arrays import Doubles, Integers
+from featurestore.aggregates import exact
+from featurestore.aggregates.column_codes import Doubles, Integers
 
 # Doubles represent all integers below this.
 _MAX_INTEGER = 1 << 53
@@ -37,9 +37,9 @@ class Sums:
             return None
         high, low = doubles[-1], np.zeros(len(doubles[-1]))
         for double in doubles[-2::-1]:
-            high, error = double_double.total(high, double)
+            high, error = exact.total(high, double)
             low += error
-        return double_double.total(high, low)
+        return exact.total(high, low)
 
     def plus(self, number: Fraction) -> Sums:
         """Add a number whose denominator is a power of two to each sum."""
@@ -100,7 +100,7 @@ def round_sums(limbs: Sequence[Integers], *, unit: int, bits: int) -> Doubles:
     if len(limbs) <= 3:
         doubles = to_doubles(limbs, unit=unit, bits=bits)
         if doubles is not None and len(doubles) == 3:
-            return double_double.sum_of_three(doubles[2], doubles[1], doubles[0])
+            return exact.sum_of_three(doubles[2], doubles[1], doubles[0])
         if doubles is not None:
             return doubles[0] if len(doubles) == 1 else doubles[0] + doubles[1]
     return _round_digits(limbs, unit=unit, bits=bits)

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.aggregates.arrays import Integers
 from featurestore.aggregates.chunk import Aggregate, Chunk, Totals
+from featurestore.aggregates.column_codes import Integers
 from featurestore.aggregates.counts import value_counts, value_groups
 from featurestore.aggregates.extremes import sort_codes
 from featurestore.aggregates.ranges import Labels, Rows, Timeline

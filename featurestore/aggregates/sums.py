@@ -14,10 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.aggregates import double_double, exact
-from featurestore.aggregates.arrays import Doubles, Flags, Integers
+from featurestore.aggregates import exact
 from featurestore.aggregates.chunk import Aggregate, Chunk
-from featurestore.aggregates.column_codes import decimal_words, decimals_to_doubles, masked_array
+from featurestore.aggregates.column_codes import (
+    Doubles,
+    Flags,
+    Integers,
+    decimal_words,
+    decimals_to_doubles,
+    masked_array,
+)
 from featurestore.aggregates.counts import as_summands, value_counts
 from featurestore.aggregates.exact import FixedPoint
 from featurestore.aggregates.rounding import Sums
@@ -75,17 +81,17 @@ def _in_doubles(
     n = counts.astype(np.float64)
     high, low = sums
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
-        minuend, minuend_error = double_double.product(n, squares[0])
+        minuend, minuend_error = exact.product(n, squares[0])
         minuend_error = minuend_error + n * squares[1]
-        subtrahend, subtrahend_error = double_double.square(high)
+        subtrahend, subtrahend_error = exact.square(high)
         subtrahend_error = subtrahend_error + 2 * high * low
-        high_difference, low_difference = double_double.total(minuend, -subtrahend)
-        difference, difference_error = double_double.total(
+        high_difference, low_difference = exact.total(minuend, -subtrahend)
+        difference, difference_error = exact.total(
             high_difference, low_difference + (minuend_error - subtrahend_error)
         )
         divisor = np.maximum(n * (n - 1), 1)
         quotient = difference / divisor
-        product, product_error = double_double.product(quotient, divisor)
+        product, product_error = exact.product(quotient, divisor)
         correction = ((difference - product) - product_error + difference_error) / divisor
         rounded = quotient + correction
         # Distance of the quotient from the middle between two doubles, in units of the last place.

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.aggregates.arrays import Integers
 from featurestore.aggregates.blocks import (
     GROUP,
     STREAM_TIME,
@@ -21,7 +20,7 @@ from featurestore.aggregates.blocks import (
     value_changes,
 )
 from featurestore.aggregates.chunk import Aggregate
-from featurestore.aggregates.column_codes import combined_codes, to_flags, to_integers
+from featurestore.aggregates.column_codes import Integers, combined_codes, to_flags, to_integers
 from featurestore.aggregates.events import AggregateRequest, is_sorted
 from featurestore.aggregates.incremental import IncrementalGroup
 from featurestore.aggregates.ranges import Labels

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from featurestore.aggregates.arrays import Flags, Integers
+from featurestore.aggregates.column_codes import Flags, Integers
 
 
 class Summands:

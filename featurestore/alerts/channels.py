@@ -1,4 +1,4 @@
-"""Alert channels of a store, and the grants of this machine to use them.
+"""Alert channels: their registration, the grants of this machine, and their senders.
 
 A registry may come from another machine, and a channel in it names a program to run, or an address
 that receives the content of an environment variable. Therefore a channel is only used on machines
@@ -9,16 +9,35 @@ job does, and the registry is compared with the grant before anything is sent.
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
+import logging
+import os
+import smtplib
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from email.message import EmailMessage
+from urllib.parse import parse_qs, unquote, urlsplit
 
-from featurestore.alerts.senders import secret_name
-from featurestore.errors import InvalidArgument, StorageError, did_you_mean, listing
-from featurestore.model.alert import Channel, validate_channel
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidArgument,
+    StorageError,
+    did_you_mean,
+    listing,
+)
+from featurestore.model.alert import Alert, Channel, validate_channel
 from featurestore.model.secrets import parse_secret
 from featurestore.registry import alerts
 from featurestore.session import Session
 from featurestore.storage.grants import find_grant, write_grant
-from featurestore.storage.secrets import allow_secret
+from featurestore.storage.secrets import allow_secret, resolve_secret
+
+_log = logging.getLogger("featurestore.alerts")
+SECONDS = 10.0
+
 
 _RECEIPTS = "alert-channels"
 
@@ -61,3 +80,134 @@ def is_trusted(session: Session, channel: Channel) -> bool:
 def _hash(channel: Channel) -> str:
     payload = json.dumps([channel.name, channel.uri, channel.secret])
     return hashlib.sha256(payload.encode()).hexdigest()
+
+
+class NotDelivered(Exception):
+    """A message was not delivered; the text contains no secret."""
+
+
+def deliver(channel: Channel, alert: Alert, *, location: str, seconds: float = SECONDS) -> None:
+    """Send one message to a channel.
+
+    Raises:
+        NotDelivered: The delivery failed, or its outcome is unknown.
+    """
+    send = _SENDERS.get(channel.scheme)
+    if send is None:
+        raise NotDelivered(f"unknown scheme {channel.scheme!r} of a channel")
+    try:
+        secret = None
+        if channel.secret is not None:
+            reference = parse_secret(channel.secret)
+            secret = resolve_secret(
+                reference, location=location, name=secret_name(channel), uri=channel.uri
+            )
+        send(channel, alert, secret, seconds)
+    except FeatureStoreError as error:
+        raise NotDelivered(error.message) from error
+    except (OSError, smtplib.SMTPException, http.client.HTTPException, ValueError) as error:
+        # Addresses may contain a token, so the text has only the kind of error.
+        raise NotDelivered(_error_text(error)) from error
+
+
+def secret_name(channel: Channel) -> str:
+    """Return the name of the grant for a channel's secret."""
+    return f"alert channel {channel.name}"
+
+
+def _error_text(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the server answered {error.code}"
+    if isinstance(error, smtplib.SMTPResponseException):
+        return f"the mail server answered {error.smtp_code}"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return type(error).__name__
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Refuses redirects, so that messages go only to the configured address."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _webhook(channel: Channel, alert: Alert, secret: str | None, seconds: float) -> None:
+    uri = channel.uri.removeprefix("webhook+")
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": "featurestore",
+        "Idempotency-Key": alert.id,
+    }
+    if secret is not None:
+        headers["Authorization"] = f"Bearer {secret}"
+    data = json.dumps(alert.to_json(), ensure_ascii=False).encode()
+    request = urllib.request.Request(uri, data=data, headers=headers, method="POST")
+    opener = urllib.request.build_opener(_NoRedirects)
+    with opener.open(request, timeout=seconds):
+        pass
+
+
+def _smtp(channel: Channel, alert: Alert, secret: str | None, seconds: float) -> None:
+    url = urlsplit(channel.uri)
+    query = parse_qs(url.query)
+    user = unquote(url.username or "")
+    host = str(url.hostname)
+    message = EmailMessage()
+    message["Subject"] = alert.title
+    message["From"] = query.get("from", [user if "@" in user else "featurestore@localhost"])[0]
+    message["To"] = ", ".join(query["to"])
+    message["Message-ID"] = f"<{alert.id}@featurestore>"
+    message.set_content(alert.text)
+    tls_context = ssl.create_default_context(cafile=query.get("cafile", [None])[0])
+    connect = _smtp_connection(url.scheme, host, url.port, seconds, tls_context)
+    with connect as server:
+        # Plain text is only used if the channel disables STARTTLS.
+        if url.scheme == "smtp" and query.get("starttls", ["yes"])[0] != "no":
+            server.starttls(context=tls_context)
+        if secret is not None:
+            server.login(user, secret)
+        server.send_message(message)
+
+
+def _smtp_connection(
+    scheme: str, host: str, port: int | None, seconds: float, tls_context: ssl.SSLContext
+) -> smtplib.SMTP:
+    if scheme == "smtps":
+        return smtplib.SMTP_SSL(host, port or 465, timeout=seconds, context=tls_context)
+    return smtplib.SMTP(host, port or 587, timeout=seconds)
+
+
+def _command(channel: Channel, alert: Alert, secret: str | None, seconds: float) -> None:
+    """Run a program: no shell, the message as JSON on its standard input."""
+    path = channel.uri.removeprefix("command:")
+    environment = dict(os.environ)
+    environment["FEATURESTORE_ALERT_ID"] = alert.id
+    environment["FEATURESTORE_ALERT_EVENT"] = alert.event
+    environment["FEATURESTORE_JOB"] = alert.job
+    if secret is not None:
+        environment["FEATURESTORE_ALERT_SECRET"] = secret
+    data = json.dumps(alert.to_json(), ensure_ascii=False).encode()
+    try:
+        process = subprocess.run(
+            [path], input=data, env=environment, timeout=seconds, check=False, capture_output=True
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError from error
+    if process.returncode:
+        raise NotDelivered(f"the command ended with {process.returncode}")
+
+
+def _to_log(_channel: Channel, alert: Alert, _secret: str | None, _seconds: float) -> None:
+    level = logging.INFO if alert.event == "end" else logging.WARNING
+    _log.log(level, "%s", alert.text)
+
+
+_SENDERS = {
+    "webhook+https": _webhook,
+    "webhook+http": _webhook,
+    "smtp": _smtp,
+    "smtps": _smtp,
+    "command": _command,
+    "log": _to_log,
+}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import timedelta
 
 from sqlalchemy.engine import Connection
 
@@ -46,7 +45,11 @@ def update(
         is_evaluated = families is None or family in families
         if family not in lines_now and is_evaluated:
             ended[family] = incident
-        elif family in lines_now and _needs_reminder(spec, now - incident.reminded):
+        elif (
+            family in lines_now
+            and spec.remind is not None
+            and now - incident.reminded >= spec.remind
+        ):
             overdue[family] = incident
     if started:
         alerts.begin(connection, spec.name, started, now)
@@ -76,7 +79,3 @@ def _end(
         text = f"{family}, since {incident.began.isoformat()}"
         lines[family] = [f"{text}: {reason}" if reason else text]
     alerts.send(connection, "end", spec.name, lines, spec.alert)
-
-
-def _needs_reminder(spec: JobSpec, age: timedelta) -> bool:
-    return spec.remind is not None and age >= spec.remind

@@ -13,8 +13,7 @@ import threading
 import time
 from datetime import timedelta
 
-from featurestore.alerts.channels import is_trusted
-from featurestore.alerts.senders import SECONDS, NotDelivered, deliver
+from featurestore.alerts.channels import SECONDS, NotDelivered, deliver, is_trusted
 from featurestore.errors import RegistryError, StorageError
 from featurestore.model.alert import Channel
 from featurestore.recovery import owners

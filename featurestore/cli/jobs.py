@@ -14,12 +14,12 @@ from featurestore.cli.output import (
     Limit,
     PageNumber,
     get_page,
+    raw_errors,
     show_record,
     show_rows,
     show_text,
 )
 from featurestore.cli.state import OutputFormat, settings, store
-from featurestore.cli.terminal import raw_errors
 from featurestore.errors import InvalidArgument
 from featurestore.model.durations import format_duration
 from featurestore.model.times import parse_moment

@@ -12,9 +12,8 @@ from typer.core import TyperGroup
 
 from featurestore import __version__
 from featurestore.cli.logs import LogFormat, log_to_stderr
-from featurestore.cli.output import show_error
+from featurestore.cli.output import escaping, show_error
 from featurestore.cli.state import OutputFormat, Settings
-from featurestore.cli.terminal import escaping
 from featurestore.errors import FeatureStoreError
 
 # Options with the same meaning for every command; they may be anywhere on the line.

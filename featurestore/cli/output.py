@@ -6,20 +6,22 @@ The JSON of a command is stable: keys are added, never renamed.
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TextIO, TypeVar
 
 import typer
 
 from featurestore.cli.state import OutputFormat, settings
 from featurestore.errors import FeatureStoreError
 from featurestore.model.durations import format_duration
-from featurestore.model.printable import value_text
+from featurestore.model.printable import printable, value_text
 
 ROWS_OF_A_PAGE = 50
 Limit = Annotated[
@@ -28,6 +30,10 @@ Limit = Annotated[
 ]
 PageNumber = Annotated[int, typer.Option("--page", min=1, help="Number of the page.")]
 T = TypeVar("T")
+
+
+# Calls, arguments and indexing in Python, but not `pip install 'featurestore[spark]'`.
+_PYTHON = re.compile(r"\w\(|\w=['\"{\[(\dA-Z]|\w= |\bdf\b|\w\[['\"]")
 
 
 @dataclass(frozen=True)
@@ -133,10 +139,6 @@ def show_error(error: FeatureStoreError, *, output: OutputFormat) -> None:
         sys.stderr.write(f"hint: {hint}\n")
 
 
-# Calls, arguments and indexing in Python, but not `pip install 'featurestore[spark]'`.
-_PYTHON = re.compile(r"\w\(|\w=['\"{\[(\dA-Z]|\w= |\bdf\b|\w\[['\"]")
-
-
 def _command_hint(error: FeatureStoreError) -> str | None:
     """Return the hint for the command line; one in Python is of no use there."""
     if error.command is not None:
@@ -194,3 +196,55 @@ def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> N
         console.print(table)
     for line in captured.get().strip("\n").split("\n"):
         sys.stdout.write(f"{line.rstrip()}\n")
+
+
+class EscapingStream(io.TextIOBase):
+    """A stream that escapes control characters and writes to ``raw``.
+
+    Results, errors, warnings and logs go through it, so that text in a store cannot control the
+    terminal. Only the program's own text may be written to ``raw``: a progress bar moves the
+    cursor.
+    """
+
+    def __init__(self, raw: TextIO) -> None:
+        super().__init__()
+        self.raw = raw
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.raw.encoding
+
+    def write(self, text: str) -> int:
+        self.raw.write(printable(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self.raw.flush()
+
+    def isatty(self) -> bool:
+        return self.raw.isatty()
+
+    def fileno(self) -> int:
+        return self.raw.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+
+@contextmanager
+def escaping() -> Iterator[None]:
+    """Escape control characters in standard output and standard error."""
+    output, errors = sys.stdout, sys.stderr
+    sys.stdout = EscapingStream(output)
+    sys.stderr = EscapingStream(errors)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = output, errors
+
+
+def raw_errors() -> TextIO:
+    """Return standard error without escaping, for a progress bar."""
+    if isinstance(sys.stderr, EscapingStream):
+        return sys.stderr.raw
+    return sys.stderr

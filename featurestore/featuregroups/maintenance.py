@@ -7,9 +7,9 @@ from contextlib import suppress
 from datetime import timedelta
 
 from featurestore.delta import commits
-from featurestore.delta.compaction import size_to_merge_below
 from featurestore.delta.deleted import record_deletion
 from featurestore.delta.log import latest_version
+from featurestore.delta.maintenance import size_to_merge_below
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     FeatureViewWarning,

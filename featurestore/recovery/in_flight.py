@@ -14,7 +14,7 @@ from featurestore.errors import FeatureStoreError, StorageError, WriteConflict
 from featurestore.model.paths import StorePaths
 from featurestore.plugins.engine import Engine
 from featurestore.plugins.observers import Work, WorkKind, observed
-from featurestore.recovery import datasets, groups, lease_objects, models, owners, views
+from featurestore.recovery import datasets, groups, leases, models, owners, views
 from featurestore.recovery.owners import Store
 from featurestore.recovery.resolve import resolve
 from featurestore.registry import Registry, intents
@@ -138,7 +138,7 @@ def in_flight(
     try:
         with (
             owners.heartbeat(store.registry, store.location) as owner,
-            lease_objects.renewed_lease(store.location, intent_id),
+            leases.renewed_lease(store.location, intent_id),
         ):
             claimed_version = _begin(store, intent_id, owner, kind=kind, name=name, version=version)
             staging = StorePaths(store.location).stage(intent_id)

@@ -8,7 +8,7 @@ import re
 
 from featurestore.errors import FeatureStoreError, StorageError
 from featurestore.model.paths import StorePaths
-from featurestore.recovery import lease_objects, owners
+from featurestore.recovery import leases, owners
 from featurestore.recovery.owners import Store
 from featurestore.recovery.resolve import resolve
 from featurestore.registry import intents
@@ -74,8 +74,7 @@ def remove_unclaimed_stages(store: Store) -> list[str]:
             is_claimed = intents.find(connection, name) is not None
         path = os.path.join(staging, name)
         if is_claimed or (
-            storage_for(path).needs_claims
-            and not lease_objects.is_expired(store.location, name, path)
+            storage_for(path).needs_claims and not leases.is_expired(store.location, name, path)
         ):
             continue  # it may belong to a write of another registry
         try:

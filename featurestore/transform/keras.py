@@ -15,7 +15,7 @@ import numpy as np
 
 from featurestore.errors import InvalidArgument, missing_extra
 from featurestore.transform.apply import transform_columns
-from featurestore.transform.fitted import FittedColumn, Transformations
+from featurestore.transform.fitted import Transformations
 from featurestore.transform.forms import Kind
 from featurestore.transform.ops import Value
 from featurestore.transform.rules import RULES
@@ -167,11 +167,9 @@ def transform_tensors(transformations: Transformations, batch: Mapping[str, Any]
 
     A tensor ``<name>_present_integers`` is the mask of a column; missing numbers may also be NaN.
     """
-    return transform_columns(TensorFlowOps(), transformations, batch, _unchanged)
-
-
-def _unchanged(_column: FittedColumn, tensor: Any) -> tuple[Any, None]:
-    return tensor, None
+    return transform_columns(
+        TensorFlowOps(), transformations, batch, lambda _, tensor: (tensor, None)
+    )
 
 
 def preprocessor_layer(fitted: Transformations, framework: str) -> Any:

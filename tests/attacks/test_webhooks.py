@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from featurestore.alerts.senders import NotDelivered, deliver
+from featurestore.alerts.channels import NotDelivered, deliver
 from featurestore.errors import FeatureStoreError
 from featurestore.model.alert import Alert, Channel
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from datetime import datetime
 
-from featurestore.delta.vacuum import modified, orphaned_before, remove_unneeded_files
+from featurestore.delta.maintenance import modified, orphaned_before, remove_unneeded_files
 from featurestore.storage import files as storage
 from featurestore_connectors.duckdb_delta.files import WRITING
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from featurestore.delta.vacuum import remove_unneeded_files
+from featurestore.delta.maintenance import remove_unneeded_files
 
 
 def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list[str]:

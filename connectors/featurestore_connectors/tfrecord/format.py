@@ -1,15 +1,18 @@
-"""The TFRecord format: layouts, shards, and the schema file of a dataset."""
+"""The TFRecord format: layouts, shards, schema files, and record plans for engines."""
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from featurestore.arrow.arrow_rows import coalesce_batches
-from featurestore.errors import InvalidArgument
+from featurestore.errors import InvalidArgument, missing_extra
+from featurestore.model.manifest import Manifest, ManifestColumn
 from featurestore.plugins.format import (
     ColumnEncoding,
     ColumnProfile,
@@ -21,18 +24,26 @@ from featurestore.plugins.format import (
     WrittenFile,
     WrittenShard,
 )
-from featurestore.plugins.records import DescribesRecords, RecordPlan
+from featurestore.plugins.records import (
+    DescribesRecords,
+    NullMark,
+    RecordPlan,
+    RecordSlot,
+    RecordTail,
+    ValueLengths,
+)
 from featurestore.storage.shardfile import ShardFile
-from featurestore_connectors.tfrecord import spec
+from featurestore_connectors.tfrecord import wire
 from featurestore_connectors.tfrecord.fixed import Encoder
 from featurestore_connectors.tfrecord.layout import (
     RecordLayout,
+    Tail,
     check_compression,
     choose_layout,
     read_layout,
 )
-from featurestore_connectors.tfrecord.plans import record_plan
 from featurestore_connectors.tfrecord.reader import FixedAccess, FixedShard, VariableShard
+from featurestore_connectors.tfrecord.template import NullByte, OpenEntry, Slot
 from featurestore_connectors.tfrecord.variable import INDEX_SUFFIX, VariableEncoder, index_bytes
 from featurestore_connectors.tfrecord.verify import verify_shard
 from featurestore_connectors.tfrecord.wire_columns import wire_columns
@@ -42,6 +53,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from featurestore.model.manifest import Manifest
+
+SCHEMA_FILE = "schema.pbtxt"
+_TYPES = {"int64": "INT", "float32": "FLOAT", "bytes": "BYTES"}
+
 
 GZIP_LEVEL = 6
 
@@ -97,8 +112,8 @@ class TFRecordFormat:
         return record_plan(read_layout(layout))
 
     def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
-        with ShardFile(directory, spec.SCHEMA_FILE) as file:
-            file.write(spec.schema_text(manifest).encode())
+        with ShardFile(directory, SCHEMA_FILE) as file:
+            file.write(schema_text(manifest).encode())
         return [file.written]
 
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
@@ -122,7 +137,7 @@ class TFRecordFormat:
         return verify_shard(path, read_layout(layout), rows=rows)
 
     def feature_spec(self, manifest: Manifest) -> dict[str, Any]:
-        return spec.feature_spec(manifest)
+        return feature_spec(manifest)
 
     def refuse_reading(self, layout: Layout) -> str | None:
         if layout["compression"] is None:
@@ -165,3 +180,114 @@ def _write_records(
 if TYPE_CHECKING:
     _contract: DatasetFormat = TFRecordFormat()
     _describes_records: DescribesRecords = TFRecordFormat()
+
+
+def record_plan(layout: RecordLayout) -> RecordPlan | None:
+    """Return the record plan of a layout, None for compressed layouts, lists and decimals."""
+    if layout.compression is not None:
+        return None
+    for field in layout.fields:
+        if field.column.shape != () or pat.is_decimal(field.column.leaf):
+            return None
+    return RecordPlan(
+        layout.template.data,
+        layout.fixed,
+        tuple(map(_record_place, layout.template.slots)),
+        tuple(map(_tail, layout.tails)),
+        "" if layout.fixed else INDEX_SUFFIX,
+    )
+
+
+def _record_place(slot: Slot) -> RecordSlot:
+    lengths = None
+    if slot.entry is not None:
+        lengths = _lengths(slot.entry, start=slot.entry_offset)
+    return RecordSlot(
+        slot.field.column.name,
+        slot.offset,
+        slot.field.width,
+        _null_mark(slot.null_byte),
+        lengths,
+        wire.SKIPPED,
+        slot.filler_width,
+    )
+
+
+def _tail(tail: Tail) -> RecordTail:
+    entry = tail.entry
+    return RecordTail(
+        tail.field.column.name,
+        entry.head,
+        _null_mark(tail.null_byte),
+        _lengths(entry, start=0),
+    )
+
+
+def _null_mark(null_byte: NullByte | None) -> NullMark | None:
+    if null_byte is None:
+        return None
+    return NullMark(null_byte.offset, null_byte.null)
+
+
+def _lengths(entry: OpenEntry, *, start: int) -> ValueLengths:
+    lengths = tuple((start + offset, extra) for offset, extra in entry.lengths)
+    return ValueLengths(lengths, entry.length_width)
+
+
+def feature_spec(manifest: Manifest) -> dict[str, Any]:
+    """Return ``{column: tf.io feature}`` for ``tf.io.parse_example``.
+
+    Columns without nulls are dense (FixedLenFeature), variable-length lists ragged (RaggedFeature).
+    A column with nulls is sparse (VarLenFeature), so that a missing value is not mistaken for a
+    number; to fill missing values, replace its entry by a FixedLenFeature with ``default_value=``.
+    """
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise missing_extra("tensorflow", "tensorflow") from error
+    types = {"int64": tf.int64, "float32": tf.float32, "bytes": tf.string}
+    nullable = columns_with_nulls(manifest)
+    spec: dict[str, Any] = {}
+    for column in manifest.columns:
+        if column.shape is None:
+            spec[column.name] = tf.io.RaggedFeature(types[column.tf_type])
+        elif column.name in nullable:
+            spec[column.name] = tf.io.VarLenFeature(types[column.tf_type])
+        else:
+            spec[column.name] = tf.io.FixedLenFeature(column.shape, types[column.tf_type])
+    return spec
+
+
+def columns_with_nulls(manifest: Manifest) -> set[str]:
+    """Return the columns that have nulls in any split."""
+    names: set[str] = set()
+    for split in manifest.splits:
+        names.update(split.nulls)
+    return names
+
+
+def schema_text(manifest: Manifest) -> str:
+    """Return the schema as protobuf text."""
+    nullable = columns_with_nulls(manifest)
+    return "".join(
+        _feature_text(column, nullable=column.name in nullable) for column in manifest.columns
+    )
+
+
+def _feature_text(column: ManifestColumn, *, nullable: bool) -> str:
+    lines = [
+        "feature {\n",
+        f"  name: {json.dumps(column.name)}\n",
+        f"  type: {_TYPES[column.tf_type]}\n",
+        "  presence {\n",
+    ]
+    if not nullable:
+        lines.append("    min_fraction: 1.0\n")
+    lines.append("    min_count: 1\n  }\n")
+    if column.shape is None:
+        lines.append("  value_count {\n    min: 0\n  }\n")
+    else:
+        lines.append("  shape {\n")
+        lines += [f"    dim {{\n      size: {size}\n    }}\n" for size in column.shape]
+        lines.append("  }\n")
+    return "".join([*lines, "}\n"])

@@ -1,4 +1,4 @@
-"""Vacuum: removal of files that no retained version needs, for all engines.
+"""Maintenance of tables: when to merge small files, and removal of unneeded ones.
 
 Writers, readers and other vacuums may run concurrently. A vacuum considers the version that is the
 latest at its start: files of later commits are not removed, and neither are files that a writer may
@@ -8,20 +8,52 @@ be about to commit.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 from featurestore.delta.history import added_files, version_at
 from featurestore.delta.log import commit_path, latest_version
-from featurestore.delta.snapshot import read_snapshot
+from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import VersionNotFound
 from featurestore.model.times import utc_now
 from featurestore.storage import files
 from featurestore.storage.location import absolute
 from featurestore.storage.selection import storage_for
 
+_FILES_PER_TIER = 8
+_TIERS = tuple((1 << 14) * _FILES_PER_TIER**number for number in range(5))
+
+
 # A file without a commit may belong to a running write.
 _LONGEST_WRITE = timedelta(days=1)
+
+
+def size_to_merge_below(snapshot: Snapshot) -> int | None:
+    """Return the size below which files should be merged, None if no tier is full."""
+    if len(snapshot.files) < _FILES_PER_TIER:
+        return None
+    counts: Counter[tuple[object, int]] = Counter()
+    for file in snapshot.files:
+        tier = _tier_of(file.bytes)
+        if tier < len(_TIERS):
+            counts[(tuple(file.partition.values()), tier)] += 1
+    full_tiers = [tier for (_, tier), count in counts.items() if count >= _FILES_PER_TIER]
+    if not full_tiers:
+        return None
+    return _TIERS[max(full_tiers)]
+
+
+def _tier_of(size: int) -> int:
+    """Return the tier of a file; the number of tiers for large files.
+
+    >>> _tier_of(100), _tier_of(20_000), _tier_of(1 << 30)
+    (0, 1, 5)
+    """
+    for tier, below in enumerate(_TIERS):
+        if size < below:
+            return tier
+    return len(_TIERS)
 
 
 def remove_unneeded_files(

@@ -104,7 +104,7 @@ def test_arguments_without_a_name_and_missing_ones_are_answered(
         duckdb_store.create_featuregroup([{"id": 1}], "g", ["id"])  # type: ignore[misc]
     with pytest.raises(UnknownArgument, match=r"get_featuregroup\(\) needs 'name'"):
         duckdb_store.get_featuregroup()  # type: ignore[call-arg]
-    with pytest.raises(UnknownArgument, match="given an argument twice"):
+    with pytest.raises(UnknownArgument, match="got an argument twice"):
         duckdb_store.get_featuregroup("g", name="g")  # type: ignore[misc]
 
 

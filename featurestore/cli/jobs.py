@@ -60,7 +60,7 @@ def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1)
 
     For streams also the lag in records, rows per second and the last commit.
     """
-    from featurestore.registry.streams import NOT_LOOKED
+    from featurestore.registry.streams import NO_STATUS
 
     connected = store(context)
     status_page = get_page(
@@ -72,7 +72,7 @@ def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1)
     rows = []
     for status in status_page.items:
         counts = {"due": status.due, "failed": status.failed}
-        stream = (status.stream or NOT_LOOKED).summary()
+        stream = (status.stream or NO_STATUS).summary()
         rows.append({**_job_row(status.job), **counts, **stream, **_last_run_columns(status.last)})
     show_rows(
         context,

@@ -103,7 +103,9 @@ def _without_private_names(session: Session, record: RunRecord) -> RunRecord:
     allowed_words = words_of(json.dumps([record.name, record.params, record.settings], default=str))
     if record.dataset is not None:
         allowed_words |= words_of(record.dataset.name)
-    return _map_reasons(record, lambda text: unlisted(session.registry, text, own=allowed_words))
+    return _map_reasons(
+        record, lambda text: unlisted(session.registry, text, allowed_names=allowed_words)
+    )
 
 
 def _readable_by_caller(session: Session, record: RunRecord) -> RunRecord:

@@ -146,7 +146,7 @@ def run_recorded(
     )
     own_names = definition_words(spec)
     with (
-        UnlistedTexts(session.registry, own=own_names) as without_names,
+        UnlistedTexts(session.registry, allowed_names=own_names) as without_names,
         logging_to(log, without_names=without_names),
     ):
         _log.info(
@@ -372,8 +372,8 @@ def _fail_run(session: Session, spec: JobSpec, run_id: str, error: Exception) ->
         is_explained = False
     _log.error("failed: %s", text, exc_info=None if is_explained else error)
     own_names = definition_words(spec)
-    text = unlisted(session.registry, text, own=own_names)
-    hint = unlisted_hint(session.registry, hint, own=own_names)
+    text = unlisted(session.registry, text, allowed_names=own_names)
+    hint = unlisted_hint(session.registry, hint, allowed_names=own_names)
     with session.registry.transaction() as connection:
         runs.end(connection, run_id, runs.FAILED, memory=_peak_memory(), error=text, hint=hint)
         if isinstance(error, ValidationFailed | BadRecord):  # the same rows fail again

@@ -62,7 +62,12 @@ def register(connection: Connection, path: str, name: str, version: int) -> Feat
     else:
         last_commit_time = history[-1].timestamp if history else None
         featuregroups.advance(
-            connection, name, version, delta_version=table.version, spec=spec, at=last_commit_time
+            connection,
+            name,
+            version,
+            delta_version=table.version,
+            spec=spec,
+            written=last_commit_time,
         )
     describe(connection, name, version, meta)
     for commit in history:

@@ -23,7 +23,7 @@ from featurestore.registry.tables import (
 
 @dataclass(frozen=True)
 class User:
-    """Somebody who may come in; ``role`` is that on the whole store."""
+    """A user account; ``role`` is the role on the complete store."""
 
     name: str
     role: str
@@ -35,7 +35,7 @@ class User:
 
 @dataclass(frozen=True)
 class Token:
-    """What a program shows instead of a password; the text of it was shown once."""
+    """An access token of a program; its secret text is shown only at creation."""
 
     id: str
     user: str
@@ -70,8 +70,8 @@ def put_user(
 
 def change_user(connection: Connection, name: str, **changed: str | None) -> bool:
     """Set columns of a user; return whether there is one."""
-    done = connection.execute(users.update().where(users.c.name == name).values(**changed))
-    return bool(done.rowcount)
+    updated = connection.execute(users.update().where(users.c.name == name).values(**changed))
+    return bool(updated.rowcount)
 
 
 def remove_user(connection: Connection, name: str) -> bool:
@@ -80,12 +80,12 @@ def remove_user(connection: Connection, name: str) -> bool:
 
 
 def find_user(connection: Connection, name: str) -> User | None:
-    """Return a user, None where there is none of the name."""
+    """Return a user; None if the name is unknown."""
     return _user(connection.execute(sa.select(users).where(users.c.name == name)).first())
 
 
 def find_identity(connection: Connection, issuer: str, subject: str) -> User | None:
-    """Return the user whom a provider calls so."""
+    """Return the user with an identity of a provider."""
     same = sa.and_(users.c.issuer == issuer, users.c.subject == subject)
     return _user(connection.execute(sa.select(users).where(same)).first())
 
@@ -182,9 +182,9 @@ def remove_sign_ins(connection: Connection, user: str) -> None:
     connection.execute(sign_ins.delete().where(sign_ins.c.username == user))
 
 
-def put_attempt(connection: Connection, who: str) -> int:
+def put_attempt(connection: Connection, subject: str) -> int:
     """Record an attempt to sign in, and return its id; it counts as failed until it is removed."""
-    values = {"who": who, "at": to_micros(utc_now())}
+    values = {"who": subject, "at": to_micros(utc_now())}
     inserted = failed_sign_ins.insert().values(**values).returning(failed_sign_ins.c.id)
     return int(connection.execute(inserted).scalar_one())
 
@@ -196,30 +196,32 @@ def remove_attempt(connection: Connection, identifier: int) -> None:
 
 def remove_attempts_outside(connection: Connection, since: datetime, until: datetime) -> None:
     """Remove old attempts, and those of a clock that was set back."""
-    at = failed_sign_ins.c.at
-    outside = sa.or_(at < to_micros(since), at > to_micros(until))
+    attempted = failed_sign_ins.c.at
+    outside = sa.or_(attempted < to_micros(since), attempted > to_micros(until))
     connection.execute(failed_sign_ins.delete().where(outside))
 
 
 def attempts(connection: Connection, pattern: str) -> dict[str, tuple[int, datetime]]:
     """Return the number and the last time of attempts of each ``who`` that matches a pattern."""
-    at = failed_sign_ins.c.at
+    attempted = failed_sign_ins.c.at
     query = (
         sa.select(
-            failed_sign_ins.c.who, sa.func.count().label("number"), sa.func.max(at).label("at")
+            failed_sign_ins.c.who,
+            sa.func.count().label("number"),
+            sa.func.max(attempted).label("at"),
         )
         .where(failed_sign_ins.c.who.like(pattern))
         .group_by(failed_sign_ins.c.who)
     )
-    by_who = {}
-    for row in connection.execute(query):
-        by_who[str(row.who)] = int(row.number), from_micros(row.at)
-    return by_who
+    attempts_by_subject = {
+        str(row.who): (int(row.number), from_micros(row.at)) for row in connection.execute(query)
+    }
+    return attempts_by_subject
 
 
-def remove_attempts(connection: Connection, who: str) -> None:
+def remove_attempts(connection: Connection, subject: str) -> None:
     """Remove the failed attempts of a user from an address."""
-    connection.execute(failed_sign_ins.delete().where(failed_sign_ins.c.who == who))
+    connection.execute(failed_sign_ins.delete().where(failed_sign_ins.c.who == subject))
 
 
 # -- groups ---------------------------------------------------------------------------------------
@@ -237,18 +239,20 @@ def put_role(connection: Connection, group: str, user: str, role: str | None) ->
 def roles_of(connection: Connection, user: str) -> dict[str, str]:
     """Return the roles of a user on groups."""
     query = sa.select(group_roles).where(group_roles.c.username == user)
-    found = {}
-    for row in connection.execute(query.order_by(group_roles.c.featuregroup)):
-        found[str(row.featuregroup)] = str(row.role)
+    found = {
+        str(row.featuregroup): str(row.role)
+        for row in connection.execute(query.order_by(group_roles.c.featuregroup))
+    }
     return found
 
 
 def roles_on(connection: Connection, group: str) -> dict[str, str]:
     """Return the roles on a group, by user."""
     query = sa.select(group_roles).where(group_roles.c.featuregroup == group)
-    found = {}
-    for row in connection.execute(query.order_by(group_roles.c.username)):
-        found[str(row.username)] = str(row.role)
+    found = {
+        str(row.username): str(row.role)
+        for row in connection.execute(query.order_by(group_roles.c.username))
+    }
     return found
 
 

@@ -23,7 +23,7 @@ LONGEST_WAIT = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that began and has not ended."""
+    """An open incident."""
 
     id: str
     family: str
@@ -82,36 +82,36 @@ def channels(connection: Connection) -> list[Channel]:
 
 
 def open_incidents(connection: Connection, job: str) -> dict[str, Incident]:
-    """Return what began for a job and has not ended, by family."""
+    """Return the open incidents of a job, by family."""
     query = sa.select(incidents).where(incidents.c.job == job, incidents.c.ended.is_(None))
-    found = {}
+    incidents_by_family = {}
     for row in connection.execute(query):
         began, reminded = from_micros(row.began), from_micros(row.reminded)
-        found[row.family] = Incident(row.id, row.family, began, reminded)
-    return found
+        incidents_by_family[row.family] = Incident(row.id, row.family, began, reminded)
+    return incidents_by_family
 
 
 def begin(connection: Connection, job: str, families: Iterable[str], now: datetime) -> None:
     """Record that something began."""
     for family in families:
-        moment = to_micros(now)
+        micros = to_micros(now)
         connection.execute(
             incidents.insert().values(
-                id=uuid.uuid4().hex, job=job, family=family, began=moment, reminded=moment
+                id=uuid.uuid4().hex, job=job, family=family, began=micros, reminded=micros
             )
         )
 
 
-def end(connection: Connection, found: Iterable[Incident], now: datetime) -> None:
+def end(connection: Connection, ended_incidents: Iterable[Incident], now: datetime) -> None:
     """Record that something ended."""
-    for each in found:
+    for each in ended_incidents:
         change = incidents.update().where(incidents.c.id == each.id)
         connection.execute(change.values(ended=to_micros(now)))
 
 
-def remind(connection: Connection, found: Iterable[Incident], now: datetime) -> None:
+def remind(connection: Connection, reminded_incidents: Iterable[Incident], now: datetime) -> None:
     """Record that people were reminded of something."""
-    for each in found:
+    for each in reminded_incidents:
         change = incidents.update().where(incidents.c.id == each.id)
         connection.execute(change.values(reminded=to_micros(now)))
 
@@ -123,14 +123,14 @@ def send(
     connection: Connection,
     event: Event,
     job: str,
-    told: Mapping[str, Sequence[str]],
+    lines_by_family: Mapping[str, Sequence[str]],
     channels: Iterable[str],
 ) -> None:
     """Put a message into the outbox, for each channel one of its own."""
     now = times.utc_now()
-    lines = [line for family in told.values() for line in family]
+    lines = [line for family in lines_by_family.values() for line in family]
     for channel in channels:
-        alert = Alert(uuid.uuid4().hex, event, job, tuple(told), tuple(lines), now)
+        alert = Alert(uuid.uuid4().hex, event, job, tuple(lines_by_family), tuple(lines), now)
         connection.execute(
             outbox.insert().values(
                 id=alert.id,
@@ -169,7 +169,7 @@ def messages(connection: Connection, *, limit: int | None = None) -> list[Outgoi
 
 
 def take(connection: Connection, message: Outgoing, holder: str) -> bool:
-    """Take a message to send it; False when somebody else has it, or it was sent."""
+    """Claim a message for sending; return False if another process claimed or sent it."""
     free = sa.and_(
         outbox.c.id == message.id,
         outbox.c.delivered.is_(None),
@@ -202,10 +202,14 @@ def counts(connection: Connection) -> dict[str, dict[str, int]]:
     query = sa.select(
         outbox.c.channel, sa.func.count(), sa.func.count(outbox.c.delivered)
     ).group_by(outbox.c.channel)
-    found = {}
-    for channel, total, arrived in connection.execute(query):
-        found[str(channel)] = {"delivered": int(arrived), "waiting": int(total) - int(arrived)}
-    return found
+    counts_by_channel = {
+        str(channel): {
+            "delivered": int(arrived),
+            "waiting": int(total) - int(arrived),
+        }
+        for channel, total, arrived in connection.execute(query)
+    }
+    return counts_by_channel
 
 
 def _outgoing(row: sa.Row[tuple[object, ...]]) -> Outgoing:

@@ -56,7 +56,7 @@ def add(
     subject: str,
     detail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a line in the transaction of what it tells of."""
+    """Add an entry, in the transaction of the change that it describes."""
     text = json.dumps(dict(detail or {}), ensure_ascii=False, default=str)
     connection.execute(
         audit_log.insert().values(
@@ -90,14 +90,14 @@ def commits(connection: Connection, group: str, version: int) -> list[tuple[int,
     """Return what was written of a version of a group, with Delta versions, the oldest first."""
     subject = f"{group}@v{version}"
     query = sa.select(audit_log).where(audit_log.c.subject.in_([group, subject]))
-    found = []
+    commit_entries = []
     for row in connection.execute(query.order_by(audit_log.c.id)):
         entry = _entry(row)
         delta_version = entry.detail.get("delta_version")
         is_of_version = entry.subject == subject or entry.detail.get("version") == version
         if is_of_version and isinstance(delta_version, int):
-            found.append((delta_version, entry))
-    return found
+            commit_entries.append((delta_version, entry))
+    return commit_entries
 
 
 def _entry(row: sa.Row[Any]) -> Entry:

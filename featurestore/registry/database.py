@@ -61,7 +61,7 @@ class Registry:
         self._location = location
         self._schema = schema
         self._is_copy = is_copy
-        # A store that nobody closed must not leave its server connections to the garbage collector.
+        # A store that was not closed must not leave its server connections to the garbage collector.
         weakref.finalize(self, self._engine.dispose)
 
     @property
@@ -113,7 +113,7 @@ class Registry:
         """The SQL dialect: "sqlite" or "postgresql"."""
         return self._engine.dialect.name
 
-    def beside(self, *, connections: int) -> Registry:
+    def reader(self, *, connections: int) -> Registry:
         """Return the same registry with so many connections of its own, for reading."""
         return Registry(
             self._url,
@@ -202,28 +202,28 @@ def _open_shared(
     url: sa.URL, directory: str, read_only: bool, *, durable: bool, adopt: bool
 ) -> Registry:
     """Open the index that a location has in a database which may serve other locations, too."""
-    whole = Registry(url, directory, durable=durable)
+    shared = Registry(url, directory, durable=durable)
     try:
-        with whole.upgrading() as connection:
-            place = stores.claim(connection, url, directory, adopt=adopt, read_only=read_only)
-            if place.schema is not None and whole.dialect == "postgresql":
-                connection.execute(sa.schema.CreateSchema(place.schema, if_not_exists=True))
+        with shared.upgrading() as connection:
+            index = stores.claim(connection, url, directory, adopt=adopt, read_only=read_only)
+            if index.schema is not None and shared.dialect == "postgresql":
+                connection.execute(sa.schema.CreateSchema(index.schema, if_not_exists=True))
     finally:
-        whole.close()
-    return _open_place(place, url, directory, is_copy=read_only, durable=durable)
+        shared.close()
+    return _open_index(index, url, directory, is_copy=read_only, durable=durable)
 
 
-def _open_place(
-    place: stores.Place, url: sa.URL, directory: str, *, is_copy: bool, durable: bool
+def _open_index(
+    index: stores.IndexLocation, url: sa.URL, directory: str, *, is_copy: bool, durable: bool
 ) -> Registry:
     if url.get_backend_name() == "sqlite":
-        own = url.set(database=place.file(url.database or ""))
-        return Registry(own, directory, is_copy=is_copy, durable=durable)
-    return Registry(url, directory, schema=place.schema, is_copy=is_copy, durable=durable)
+        file_url = url.set(database=index.file(url.database or ""))
+        return Registry(file_url, directory, is_copy=is_copy, durable=durable)
+    return Registry(url, directory, schema=index.schema, is_copy=is_copy, durable=durable)
 
 
 def _is_inside(url: sa.URL, directory: str) -> bool:
-    """Tell whether a URL is that of the SQLite file in the location."""
+    """Return whether a URL is the SQLite file in the location."""
     is_file = url.get_backend_name() == "sqlite" and bool(url.database)
     return is_file and os.path.abspath(url.database or "") == _file(directory)
 
@@ -250,11 +250,11 @@ def _parsed(directory: str, url: str | None) -> sa.URL:
 
 
 def is_store(directory: str, *, url: str | None = None) -> bool:
-    """Tell whether a directory holds a store: it is there, and so is its registry."""
+    """Return whether a directory contains a store with its registry."""
     if url is not None:
         return files.exists(directory)
-    places = (REGISTRY_FILE, stores.MEMORY_FILE, FEATUREGROUPS, TRAININGDATASETS)
-    return any(files.exists(os.path.join(directory, name)) for name in places)
+    names = (REGISTRY_FILE, stores.MEMORY_FILE, FEATUREGROUPS, TRAININGDATASETS)
+    return any(files.exists(os.path.join(directory, name)) for name in names)
 
 
 @cache
@@ -287,15 +287,15 @@ def inspect(directory: str, *, url: str | None = None) -> str | None:
             return None
         registry = Registry(parsed, directory)
     else:
-        whole = Registry(parsed, directory)
+        shared = Registry(parsed, directory)
         try:
-            with whole.reading() as connection:
-                place = stores.find(connection, directory)
+            with shared.reading() as connection:
+                index = stores.find(connection, directory)
         finally:
-            whole.close()
-        if place is None:
+            shared.close()
+        if index is None:
             return None
-        registry = _open_place(place, parsed, directory, is_copy=True, durable=False)
+        registry = _open_index(index, parsed, directory, is_copy=True, durable=False)
     try:
         return _stamped(registry)
     finally:
@@ -313,22 +313,22 @@ def upgrade(registry: Registry) -> str:
     with registry.upgrading() as connection:
         if registry.dialect == "postgresql":
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
-        found = _current(connection)  # another process may have upgraded while this one waited
-        if found is not None and found > head:
+        revision = _current(connection)  # another process may have upgraded while this one waited
+        if revision is not None and revision > head:
             raise RegistryTooNew(
-                f"The registry {registry.url} has revision {found}; "
+                f"The registry {registry.url} has revision {revision}; "
                 f"this release knows revisions up to {head}.",
                 hint="pip install --upgrade featurestore",
             )
-        if found is not None and found not in _revisions():
+        if revision is not None and revision not in _revisions():
             raise RegistryError(
-                f"The registry {registry.url} has revision {found}, from before the first release; "
+                f"The registry {registry.url} has revision {revision}, from before the first release; "
                 f"this release knows {listing(_revisions())}.",
                 hint=_rebuilding(registry),
             )
-        if found is None:
+        if revision is None:
             create_tables(connection, head)
-        elif found != head:
+        elif revision != head:
             migrate(connection)
     return head
 
@@ -357,10 +357,10 @@ def _stamped(registry: Registry) -> str | None:
 
 def _current(connection: Connection) -> str | None:
     if connection.dialect.name == "sqlite":
-        known = "select 1 from sqlite_master where type = 'table' and name = 'alembic_version'"
+        statement = "select 1 from sqlite_master where type = 'table' and name = 'alembic_version'"
     else:
-        known = "select 1 where to_regclass('alembic_version') is not null"
-    if connection.execute(sa.text(known)).first() is None:
+        statement = "select 1 where to_regclass('alembic_version') is not null"
+    if connection.execute(sa.text(statement)).first() is None:
         return None
     row = connection.execute(sa.text("select version_num from alembic_version")).first()
     return None if row is None else str(row[0])
@@ -465,7 +465,7 @@ def _reason(url: sa.URL, error: exc.DatabaseError) -> str:
     text = str(error.orig)
     if url.get_backend_name() == "sqlite":
         return text
-    known = {
+    reasons = {
         "refused": "the server refuses connections",
         "resolve": "its host is not known",
         "translate host": "its host is not known",
@@ -473,18 +473,18 @@ def _reason(url: sa.URL, error: exc.DatabaseError) -> str:
         "no password supplied": "the server wants a password",
         "timeout": "the server does not answer",
     }
-    for part, said in known.items():
-        if part in text:
-            return said
+    for pattern, reason in reasons.items():
+        if pattern in text:
+            return reason
     return text.splitlines()[0].rstrip(". ")
 
 
 def _hint(url: sa.URL, error: exc.DatabaseError) -> str:
     if url.get_backend_name() != "sqlite":
-        who = url.username or "of this process"
+        user = url.username or "of this process"
         return (
             f"is a server running at host {url.host or 'localhost'}, port {url.port or 5432}, and "
-            f"may user {who} open database {url.database}? "
+            f"may user {user} open database {url.database}? "
             "registry='postgresql://user:password@host:5432/database'"
         )
     folder = os.path.dirname(os.path.abspath(url.database or ""))
@@ -501,10 +501,10 @@ def _hint(url: sa.URL, error: exc.DatabaseError) -> str:
 
 
 def _secrets(url: sa.URL) -> list[str]:
-    found = [] if url.password is None else [str(url.password)]
+    secrets = [] if url.password is None else [str(url.password)]
     for value in url.query.values():
-        found += [value] if isinstance(value, str) else value
-    return [each for each in found if each]
+        secrets += [value] if isinstance(value, str) else value
+    return [each for each in secrets if each]
 
 
 def _without_secrets(url: sa.URL, error: exc.DatabaseError) -> exc.DatabaseError | None:

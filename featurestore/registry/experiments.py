@@ -43,19 +43,20 @@ def put(connection: Connection, record: RunRecord) -> None:
             created=to_micros(datetime.fromisoformat(record.created)),
         )
     )
-    named = _named(connection, record)
-    if named:
-        rows = [{"kind": RUN, "name": record.id, "version": 1, "key": each} for each in named]
+    names = _mentioned_names(connection, record)
+    if names:
+        rows = [{"kind": RUN, "name": record.id, "version": 1, "key": each} for each in names]
         connection.execute(tags.insert().values(value=""), rows)
 
 
-def _named(connection: Connection, record: RunRecord) -> list[str]:
+def _mentioned_names(connection: Connection, record: RunRecord) -> list[str]:
     """Return the groups, views and datasets that a record names: a run is as private as these."""
     stated = [record.name, record.params, record.settings, record.metrics, record.reason]
     words = sorted(words_of(json.dumps(stated, ensure_ascii=False, default=str)))[:_MOST_WORDS]
-    queries = []
-    for column in (featuregroups.c.name, feature_views.c.name, training_datasets.c.name):
-        queries.append(sa.select(column).where(column.in_(words)))
+    queries = [
+        sa.select(column).where(column.in_(words))
+        for column in (featuregroups.c.name, feature_views.c.name, training_datasets.c.name)
+    ]
     return list(connection.execute(sa.union(*queries)).scalars())
 
 
@@ -67,8 +68,8 @@ def remove(connection: Connection, run_id: str) -> None:
 
 def name_of(connection: Connection, run_id: str) -> str:
     """Return the experiment that a run belongs to; RunNotFound lists the newest runs."""
-    known = sa.select(_columns.name).where(_columns.id == check_run_id(run_id))
-    name = connection.execute(known).scalar()
+    query = sa.select(_columns.name).where(_columns.id == check_run_id(run_id))
+    name = connection.execute(query).scalar()
     if name is not None:
         return str(name)
     newest = sa.select(_columns.id).order_by(_columns.created.desc()).limit(10)

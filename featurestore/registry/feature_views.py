@@ -46,18 +46,18 @@ def remove(connection: Connection, name: str, version: int) -> None:
 
 def get(connection: Connection, name: str, version: int | None = None) -> tuple[str, int]:
     """Return name and version (None: the latest); FeatureViewNotFound lists what there is."""
-    known = versions(connection, name)
-    if known and (version is None or version in known):
-        return name, known[-1] if version is None else version
-    if known:
+    existing = versions(connection, name)
+    if existing and (version is None or version in existing):
+        return name, existing[-1] if version is None else version
+    if existing:
         raise FeatureViewNotFound(
-            f"Feature view {name!r} has no version {version}; it has {', '.join(map(str, known))}.",
+            f"Feature view {name!r} has no version {version}; it has {', '.join(map(str, existing))}.",
             hint="leave version=None for the latest",
         )
     column = feature_views.c.name
     names = connection.execute(sa.select(column).distinct().order_by(column)).scalars()
     raise FeatureViewNotFound(
-        f"There is no feature view {name!r}; there are {listing(names)}.",
+        f"Unknown feature view {name!r}. Available: {listing(names)}.",
         hint="featurestore.create_feature_view(name, features=[...]) makes one",
     )
 
@@ -85,30 +85,33 @@ def every(connection: Connection) -> list[tuple[str, int]]:
 def reading(
     connection: Connection, group: str, version: int | None = None
 ) -> list[FeatureViewSpec]:
-    """Return the views that read a group, or one version of it."""
+    """Return the views that read a group, or one of its versions."""
     edges = lineage_table.c
     condition = sa.and_(edges.kind == KIND, edges.source == group)
     if version is not None:
         condition = sa.and_(condition, edges.source_version == version)
-    named = sa.select(edges.name, edges.version).where(condition).distinct()
+    names_and_versions = sa.select(edges.name, edges.version).where(condition).distinct()
     columns = feature_views.c
     query = sa.select(columns.name, columns.version, columns.spec).order_by(
         columns.name, columns.version
     )
-    found = []
-    for row in connection.execute(query.where(sa.tuple_(columns.name, columns.version).in_(named))):
+    specs = []
+    for row in connection.execute(
+        query.where(sa.tuple_(columns.name, columns.version).in_(names_and_versions))
+    ):
         with readable(f"feature view {row.name!r} version {row.version}"):
             try:
-                found.append(FeatureViewSpec.from_json(json.loads(row.spec)))
+                specs.append(FeatureViewSpec.from_json(json.loads(row.spec)))
             except MalformedJson as error:
                 raise ValueError(str(error)) from error
-    return found
+    return specs
 
 
 def datasets_of(connection: Connection, name: str, version: int) -> list[tuple[str, int]]:
     """Return name and version of the training datasets that were made of a view."""
-    made = []
-    for edge in lineage.results(connection, view_source(name), version):
-        if edge.kind == _DATASET:
-            made.append((edge.name, edge.version))
-    return made
+    datasets = [
+        (edge.name, edge.version)
+        for edge in lineage.results(connection, view_source(name), version)
+        if edge.kind == _DATASET
+    ]
+    return datasets

@@ -71,16 +71,16 @@ def add(
     Raises:
         FeatureGroupExists: Another table is registered as that version.
     """
-    known = _row(connection, spec.name, spec.version)
-    if known is not None and known.table_id == table_id:
+    existing = _row(connection, spec.name, spec.version)
+    if existing is not None and existing.table_id == table_id:
         advance(connection, spec.name, spec.version, delta_version=delta_version, spec=spec)
-        return int(known.id)
-    if known is not None:
+        return int(existing.id)
+    if existing is not None:
         raise FeatureGroupExists(
             f"Feature group {spec.name!r} version {spec.version} exists already.",
             hint="leave version=None for the next version, or use insert_into_featuregroup",
         )
-    made = created or utc_now()
+    creation_time = created or utc_now()
     inserted = connection.execute(
         featuregroups.insert().values(
             name=spec.name,
@@ -90,8 +90,8 @@ def add(
             spec=json.dumps(spec.to_json()),
             description=description,
             job=spec.job,
-            created=to_micros(made),
-            changed=to_micros(changed or made),
+            created=to_micros(creation_time),
+            changed=to_micros(changed or creation_time),
         )
     )
     key = inserted.inserted_primary_key
@@ -113,26 +113,26 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
     Raises:
         FeatureGroupNotFound: Lists the versions, or the groups, that there are.
     """
-    found = find(connection, name, version)
-    if found is not None:
-        return found
-    known = versions(connection, name)
-    if known:
+    group = find(connection, name, version)
+    if group is not None:
+        return group
+    existing = versions(connection, name)
+    if existing:
         raise FeatureGroupNotFound(
             f"Feature group {name!r} has no version {version}; "
-            f"it has {', '.join(map(str, known))}.",
-            hint=f"the latest is {name}@v{max(known)}",
+            f"it has {', '.join(map(str, existing))}.",
+            hint=f"the latest is {name}@v{max(existing)}",
         )
     groups = names(connection)
     raise FeatureGroupNotFound(
-        f"There is no feature group {name!r}; there are {listing(groups)}.",
+        f"Unknown feature group {name!r}. Available: {listing(groups)}.",
         hint=meant_group(name, groups) or "featurestore.create_featuregroup(df, name) makes one",
         command=did_you_mean(name, groups) or "featurestore fg list",
     )
 
 
 def versions(connection: Connection, name: str) -> list[int]:
-    """Return the versions of a group, ascending; empty when there is none."""
+    """Return the versions of a group, ascending; empty if it does not exist."""
     query = (
         sa.select(featuregroups.c.version)
         .where(featuregroups.c.name == name)
@@ -148,7 +148,7 @@ def names(connection: Connection) -> list[str]:
 
 
 def of_name(connection: Connection, name: str) -> list[RegisteredGroup]:
-    """Return every version of one group, ascending; empty when there is none."""
+    """Return every version of a group, ascending; empty if it does not exist."""
     query = (
         sa.select(featuregroups)
         .where(featuregroups.c.name == name)
@@ -158,14 +158,14 @@ def of_name(connection: Connection, name: str) -> list[RegisteredGroup]:
 
 
 def latest_version(connection: Connection, name: str) -> int:
-    """Return the greatest version of a group, 0 when there is none."""
+    """Return the latest version of a group; 0 if it does not exist."""
     return max(versions(connection, name), default=0)
 
 
 def every(
     connection: Connection, *, limit: int | None = None, offset: int = 0
 ) -> list[RegisteredGroup]:
-    """Return versions of groups, by name and version: all of them, or a page."""
+    """Return versions of groups, by name and version: all, or one page."""
     query = sa.select(featuregroups).order_by(featuregroups.c.name, featuregroups.c.version)
     query = query.limit(limit).offset(offset)
     return [_group(row) for row in connection.execute(query)]
@@ -176,8 +176,8 @@ def latest_names(
 ) -> list[tuple[str, int]]:
     """Return name and latest version of the groups whose name contains a text, in whatever case."""
     name, version = featuregroups.c.name, featuregroups.c.version
-    found = contains_text(connection, name, containing)
-    query = sa.select(name, version).where(found, is_latest(featuregroups)).order_by(name)
+    matches = contains_text(connection, name, containing)
+    query = sa.select(name, version).where(matches, is_latest(featuregroups)).order_by(name)
     if limit is not None:
         query = query.limit(limit)
     return [(row.name, row.version) for row in connection.execute(query)]
@@ -191,8 +191,8 @@ def latest_descriptions(
     query = sa.select(columns.name, columns.version, columns.description).where(
         columns.name.in_(names), columns.description != "", is_latest(featuregroups)
     )
-    found = connection.execute(query.order_by(columns.name))
-    return [(row.name, row.version, row.description) for row in found]
+    rows = connection.execute(query.order_by(columns.name))
+    return [(row.name, row.version, row.description) for row in rows]
 
 
 def advance(
@@ -202,7 +202,7 @@ def advance(
     *,
     delta_version: int,
     spec: FeatureGroupSpec | None = None,
-    at: datetime | None = None,
+    written: datetime | None = None,
 ) -> None:
     """Record the table's Delta version, written ``at``, and its spec where its columns grew.
 
@@ -213,10 +213,10 @@ def advance(
         return
     changed: dict[str, object] = {"delta_version": max(row.delta_version, delta_version)}
     if delta_version > row.delta_version:
-        changed["changed"] = to_micros(at or utc_now())
+        changed["changed"] = to_micros(written or utc_now())
     if spec is not None:
-        stored = _group(row).spec
-        if _has_grown(stored.schema, spec.schema):
+        stored_spec = _group(row).spec
+        if _has_grown(stored_spec.schema, spec.schema):
             changed["spec"] = json.dumps(spec.to_json())
             features.replace(connection, row.id, spec)
     connection.execute(featuregroups.update().where(featuregroups.c.id == row.id).values(**changed))

@@ -37,17 +37,16 @@ class RegisteredFeature:
 def replace(connection: Connection, group_id: int, spec: FeatureGroupSpec) -> None:
     """Write the columns of a group, in place of those recorded before."""
     connection.execute(features.delete().where(features.c.featuregroup_id == group_id))
-    rows = []
-    for position, field in enumerate(spec.schema):
-        rows.append(
-            {
-                "featuregroup_id": group_id,
-                "position": position,
-                "name": field.name,
-                "type": str(field.type),
-                "role": _role(spec, field.name),
-            }
-        )
+    rows = [
+        {
+            "featuregroup_id": group_id,
+            "position": position,
+            "name": field.name,
+            "type": str(field.type),
+            "role": _role(spec, field.name),
+        }
+        for position, field in enumerate(spec.schema)
+    ]
     connection.execute(features.insert(), rows)
     _search(connection, spec.name, spec.version, search_documents.FEATURE, spec.schema.names)
     _search(connection, spec.name, spec.version, search_documents.FEATURE_DESCRIPTION, [])
@@ -63,11 +62,11 @@ def describe(
     connection: Connection, group_id: int, name: str, version: int, descriptions: Mapping[str, str]
 ) -> None:
     """Set the descriptions of the columns of a group's version; of all others they are empty."""
-    of_group = features.c.featuregroup_id == group_id
-    described = sa.and_(of_group, features.c.description != "")
+    is_of_group = features.c.featuregroup_id == group_id
+    described = sa.and_(is_of_group, features.c.description != "")
     connection.execute(features.update().where(described).values(description=""))
-    named = sa.and_(of_group, features.c.name == sa.bindparam("column"))
-    change = features.update().where(named).values(description=sa.bindparam("text"))
+    is_column = sa.and_(is_of_group, features.c.name == sa.bindparam("column"))
+    change = features.update().where(is_column).values(description=sa.bindparam("text"))
     rows = [{"column": column, "text": text} for column, text in descriptions.items()]
     if rows:
         connection.execute(change, rows)
@@ -167,9 +166,9 @@ def containing(
 
     ``among``: only of these groups.
     """
-    wanted = text.casefold()
+    searched = text.casefold()
     field = search_documents.FEATURE
     for groups in search_documents.candidates(connection, _KIND, field, text, among=among):
         for each in latest(connection, groups=groups):
-            if wanted in each.name.casefold():
+            if searched in each.name.casefold():
                 yield each

@@ -34,7 +34,7 @@ from featurestore.registry.tables import (
 # Where a connection notes what is hidden from those who read by it.
 HIDDEN = "featurestore_hidden"
 DATASET, MODEL, RUN = "training_dataset", "model", "experiment_run"
-# Where lineage says that something is made of these, it names their folders.
+# Lineage refers to these kinds by their folders.
 _FOLDERS = {"feature_view": FEATUREVIEWS, DATASET: TRAININGDATASETS, MODEL: MODELS}
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _WORD = re.compile(r"[a-z0-9_]+")
@@ -134,8 +134,8 @@ class _Closure:
         self._jobs = _job_definitions(self.connection)
         self._job_edges = _jobs_by_source(self.connection)
         self._trained = _runs_of_models(self.connection)
-        named = sa.select(tags.c.name, tags.c.key).where(tags.c.kind == RUN)
-        self._named_by_runs = [(row[0], row[1]) for row in self.connection.execute(named)]
+        mentions = sa.select(tags.c.name, tags.c.key).where(tags.c.kind == RUN)
+        self._named_by_runs = [(row[0], row[1]) for row in self.connection.execute(mentions)]
 
     def hide_groups(self, names: Collection[str]) -> None:
         """Hide groups without a role on them."""
@@ -199,22 +199,23 @@ class _Closure:
 
 def _every_group(connection: Connection) -> set[str]:
     """Return every group name that the registry contains, also of groups that are deleted."""
-    known: set[str] = set()
-    for column in (featuregroups.c.name, training_dataset_pins.c.featuregroup, lineage.c.source):
-        for name in connection.execute(sa.select(column).distinct()).scalars():
-            if _NAME.fullmatch(name):
-                known.add(name)
-    return known
+    names: set[str] = {
+        name
+        for column in (featuregroups.c.name, training_dataset_pins.c.featuregroup, lineage.c.source)
+        for name in connection.execute(sa.select(column).distinct()).scalars()
+        if _NAME.fullmatch(name)
+    }
+    return names
 
 
 def _results_by_source(connection: Connection) -> dict[Source, set[Artifact]]:
     """Return what was made of each source; datasets by their pins as well."""
     results: dict[Source, set[Artifact]] = {}
     columns = lineage.c
-    chosen = (columns.source, columns.source_version, columns.kind, columns.name, columns.version)
-    for source, source_version, *made in connection.execute(sa.select(*chosen).distinct()):
+    selected = (columns.source, columns.source_version, columns.kind, columns.name, columns.version)
+    for source, source_version, *artifact in connection.execute(sa.select(*selected).distinct()):
         for key in {(source, source_version), (source, None)}:
-            results.setdefault(key, set()).add((made[0], made[1], made[2]))
+            results.setdefault(key, set()).add((artifact[0], artifact[1], artifact[2]))
     dataset = training_datasets.c
     pins = sa.select(dataset.name, dataset.version, training_dataset_pins.c.featuregroup).join(
         training_dataset_pins, training_dataset_pins.c.training_dataset_id == dataset.id
@@ -237,14 +238,14 @@ def _paths_of_groups(sources: Collection[Source]) -> dict[str, set[str]]:
 def _job_definitions(connection: Connection) -> list[_Job]:
     """Return every definition that a job has or had."""
     columns = job_definitions.c
-    found = []
+    definitions = []
     for name, text in connection.execute(sa.select(columns.name, columns.spec)):
         try:
             spec = json.loads(text)
         except ValueError:
             spec = text  # a damaged definition hides its job by all of its words
-        found.append(_job(name, spec))
-    return found
+        definitions.append(_job(name, spec))
+    return definitions
 
 
 def _job(name: str, spec: Any) -> _Job:
@@ -279,7 +280,8 @@ def _runs_of_models(connection: Connection) -> list[tuple[Artifact, str, Artifac
     """Return models that come from runs, the run, and the dataset that it read."""
     run, model = experiment_runs.c, models.c
     query = sa.select(model.name, model.version, run.id, run.dataset, run.dataset_version)
-    found = []
-    for row in connection.execute(query.join(experiment_runs, run.id == model.run)):
-        found.append(((MODEL, row[0], row[1]), str(row[2]), (DATASET, row[3], row[4])))
-    return found
+    runs = [
+        ((MODEL, row[0], row[1]), str(row[2]), (DATASET, row[3], row[4]))
+        for row in connection.execute(query.join(experiment_runs, run.id == model.run))
+    ]
+    return runs

@@ -20,9 +20,9 @@ class Intent:
     """A write that has begun; ``owner`` is the process that does it.
 
     ``kind``: "create", "write" and "delete" of a feature group, "reclaim" for a vacuum of it and
-    while a deletion looks who needs it, "export" and "remove" of a training dataset, "define"
+    while a deletion checks for readers, "export" and "remove" of a training dataset, "define"
     and "undefine" of a feature view, "enter"
-    and "leave" of a registered model, "stage" for rows that lie in the staging directory only.
+    and "leave" of a registered model, "stage" for rows in the staging directory only.
     """
 
     run_id: str
@@ -55,8 +55,8 @@ def end(connection: Connection, run_id: str) -> None:
 
 def find(connection: Connection, run_id: str) -> Intent | None:
     """Return an intent, or None when it has ended."""
-    found = _read(connection, intents.c.run_id == run_id)
-    return found[0] if found else None
+    matches = _read(connection, intents.c.run_id == run_id)
+    return matches[0] if matches else None
 
 
 def every(connection: Connection) -> list[Intent]:
@@ -72,5 +72,5 @@ def of_name(connection: Connection, kind: str, name: str) -> list[Intent]:
 def _read(connection: Connection, condition: sa.ColumnElement[bool]) -> list[Intent]:
     columns = intents.c
     query = sa.select(columns.run_id, columns.kind, columns.name, columns.version, columns.owner)
-    found = connection.execute(query.where(condition).order_by(columns.created))
-    return [Intent(*row) for row in found]
+    rows = connection.execute(query.where(condition).order_by(columns.created))
+    return [Intent(*row) for row in rows]

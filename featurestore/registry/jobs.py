@@ -1,4 +1,4 @@
-"""Jobs in the registry: definitions by version, where each job stands, and who holds its lease."""
+"""Jobs in the registry: definitions by version, watermarks and leases."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def register(
 
     The one before when nothing changed, else the next.
 
-    ``watermark`` is where a job stands that the registry does not know yet.
+    ``watermark`` is the initial watermark of a job that is new to the registry.
     """
     last = _latest(connection, spec.name)
     if last is None:
@@ -85,16 +85,16 @@ def register(
 
 def get(connection: Connection, name: str) -> RegisteredJob:
     """Return a job's latest definition and state; JobNotFound lists those registered."""
-    found = find(connection, name)
-    if found is None:
-        known = connection.execute(
+    job = find(connection, name)
+    if job is None:
+        names = connection.execute(
             sa.select(job_states.c.name).order_by(job_states.c.name)
         ).scalars()
         raise JobNotFound(
-            f"There is no job {name!r}; registered are {listing(known)}.",
+            f"Unknown job {name!r}. Available: {listing(names)}.",
             hint="featurestore job register path/to/jobs.py",
         )
-    return found
+    return job
 
 
 def find(connection: Connection, name: str) -> RegisteredJob | None:
@@ -122,54 +122,54 @@ def definition(connection: Connection, name: str, version: int) -> JobSpec:
 def every(
     connection: Connection, *, limit: int | None = None, offset: int = 0
 ) -> list[RegisteredJob]:
-    """Return jobs in their latest definitions, by name: all of them, or a page.
+    """Return jobs in their latest definitions, by name: all, or one page.
 
     One whose definition is damaged is left out with a warning.
     """
     query = sa.select(job_states.c.name).order_by(job_states.c.name).limit(limit).offset(offset)
     names = connection.execute(query).scalars().all()
-    found = []
+    jobs = []
     for name in names:
         try:
-            found.append(get(connection, name))
+            jobs.append(get(connection, name))
         except RegistryError as error:
             warn_caller(f"The job {name!r} is left out: {error.message}")
-    return found
+    return jobs
 
 
 def set_paused(connection: Connection, name: str, paused: bool) -> None:
-    """Pause a job or let it go on."""
+    """Pause or resume a job."""
     get(connection, name)
     connection.execute(job_states.update().where(job_states.c.name == name).values(paused=paused))
 
 
 def watermark(connection: Connection, name: str) -> datetime | None:
     """Return up to where every window of a job was computed."""
-    found = connection.execute(
+    micros = connection.execute(
         sa.select(job_states.c.watermark).where(job_states.c.name == name)
     ).scalar_one()
-    return to_time(found)
+    return to_time(micros)
 
 
 def held_watermark(connection: Connection, name: str) -> datetime | None:
     """Return the watermark of a job and keep others from moving it until this transaction ends."""
     query = sa.select(job_states.c.watermark).where(job_states.c.name == name).with_for_update()
-    found = connection.execute(query).scalar_one()
-    return to_time(found)
+    micros = connection.execute(query).scalar_one()
+    return to_time(micros)
 
 
 def advance(connection: Connection, name: str, watermark: datetime) -> None:
     """Move the watermark forward; it never moves back."""
-    moment = to_micros(watermark)
-    behind = sa.or_(job_states.c.watermark.is_(None), job_states.c.watermark < moment)
+    micros = to_micros(watermark)
+    is_behind = sa.or_(job_states.c.watermark.is_(None), job_states.c.watermark < micros)
     connection.execute(
         job_states.update()
-        .where(job_states.c.name == name, behind)
+        .where(job_states.c.name == name, is_behind)
         .values(watermark=to_column(watermark))
     )
 
 
-# -- leases; featurestore.recovery.leases says who may take one ---------------------------------
+# -- leases; see featurestore.recovery.leases for the rules ---------------------------------------
 
 
 def lease_owner(connection: Connection, name: str, *, locked: bool = False) -> str | None:
@@ -178,10 +178,10 @@ def lease_owner(connection: Connection, name: str, *, locked: bool = False) -> s
     ``locked`` keeps others from taking it until this transaction ends.
     """
     query = sa.select(job_states.c.lease_owner).where(job_states.c.name == name)
-    found: str | None = connection.execute(
+    owner: str | None = connection.execute(
         query.with_for_update() if locked else query
     ).scalar_one()
-    return found
+    return owner
 
 
 def set_lease(connection: Connection, name: str, holder: str) -> None:
@@ -192,9 +192,9 @@ def set_lease(connection: Connection, name: str, holder: str) -> None:
 
 
 def drop_lease(connection: Connection, name: str, holder: str) -> None:
-    """Give a lease back."""
-    mine = sa.and_(job_states.c.name == name, job_states.c.lease_owner == holder)
-    connection.execute(job_states.update().where(mine).values(lease_owner=None))
+    """Release a lease."""
+    is_owned = sa.and_(job_states.c.name == name, job_states.c.lease_owner == holder)
+    connection.execute(job_states.update().where(is_owned).values(lease_owner=None))
 
 
 def _latest(connection: Connection, name: str) -> Row[tuple[object, ...]] | None:

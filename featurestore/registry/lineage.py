@@ -104,16 +104,16 @@ def _edges(connection: Connection, condition: sa.ColumnElement[bool]) -> list[Li
     columns = [column for column in lineage.c if column.name != "id"]
     edges = []
     for row in connection.execute(sa.select(*columns).where(condition).order_by(lineage.c.id)):
-        found = row._asdict()
-        if found["detail"] is not None:
+        values = row._asdict()
+        if values["detail"] is not None:
             with readable("what was read of a source"):
-                found["detail"] = dict(json.loads(found["detail"]))
-        edges.append(LineageEdge(**found))
+                values["detail"] = dict(json.loads(values["detail"]))
+        edges.append(LineageEdge(**values))
     return edges
 
 
-def _detail_of(given: Mapping[str, Any]) -> str | None:
+def _detail_of(input_record: Mapping[str, Any]) -> str | None:
     """Return what an input tells of a registered source; None for other inputs."""
-    if "snapshot" not in given:
+    if "snapshot" not in input_record:
         return None
-    return json.dumps(dict(given), default=str)
+    return json.dumps(dict(input_record), default=str)

@@ -1,4 +1,4 @@
-"""A training dataset in the registry, as its manifest tells of it.
+"""Register training datasets from their manifests.
 
 The dataset, its pins, tags and lineage.
 """
@@ -54,7 +54,7 @@ def register(connection: Connection, manifest: Manifest) -> None:
 
 
 def remove(connection: Connection, name: str, version: int) -> None:
-    """Forget a version with all that ``register`` recorded of it."""
+    """Remove a version with everything that ``register`` recorded."""
     training_datasets.remove(connection, name, version)
     lineage.remove(connection, KIND, name, version)
     window_features.remove(connection, KIND, name, version)

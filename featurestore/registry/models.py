@@ -16,7 +16,7 @@ KIND = "model"
 _columns = models.c
 
 
-def add(connection: Connection, spec: ModelSpec, said: ModelDescribed) -> None:
+def add(connection: Connection, spec: ModelSpec, description: ModelDescribed) -> None:
     """Register a version with its tags and lineage, in place of what was there."""
     remove(connection, spec.name, spec.version)
     dataset = spec.dataset["name"], spec.dataset["version"]
@@ -24,13 +24,13 @@ def add(connection: Connection, spec: ModelSpec, said: ModelDescribed) -> None:
         models.insert().values(
             name=spec.name,
             version=spec.version,
-            stage=said.stage,
+            stage=description.stage,
             run=spec.run,
             dataset=dataset[0],
             dataset_version=dataset[1],
         )
     )
-    tags.replace(connection, KIND, spec.name, spec.version, said.tags)
+    tags.replace(connection, KIND, spec.name, spec.version, description.tags)
     inputs = [{"source": f"{TRAININGDATASETS}/{dataset[0]}", "version": dataset[1]}]
     for name, version in spec.features.groups:
         inputs.append({"featuregroup": name, "version": version})
@@ -58,24 +58,29 @@ def get(
 ) -> tuple[str, int]:
     """Return name and version (None: the latest, of a stage); ModelNotFound lists what there is."""
     query = sa.select(_columns.version, _columns.stage).where(_columns.name == name)
-    known = {}
-    for row in connection.execute(query.order_by(_columns.version)):
-        known[check_version(row.version)] = str(row.stage)
-    suitable = []
-    for number, its in known.items():
-        if version in (None, number) and stage in (None, its):
-            suitable.append(number)
+    stages = {
+        check_version(row.version): str(row.stage)
+        for row in connection.execute(query.order_by(_columns.version))
+    }
+    suitable = [
+        number
+        for number, version_stage in stages.items()
+        if version in (None, number) and stage in (None, version_stage)
+    ]
     if suitable:
         return name, suitable[-1]
-    if known:
-        asked = f"version {version}" if stage is None else f"version in stage {stage!r}"
-        had = listing([f"{number} ({its})" for number, its in known.items()])
+    if stages:
+        missing = f"version {version}" if stage is None else f"version in stage {stage!r}"
+        existing = listing(
+            [f"{number} ({version_stage})" for number, version_stage in stages.items()]
+        )
         raise ModelNotFound(
-            f"Model {name!r} has no {asked}; it has {had}.", hint="version=None takes the latest"
+            f"Model {name!r} has no {missing}; it has {existing}.",
+            hint="version=None takes the latest",
         )
     names = connection.execute(sa.select(_columns.name).distinct().order_by(_columns.name))
     raise ModelNotFound(
-        f"There is no model {name!r}; there are {listing(names.scalars())}.",
+        f"Unknown model {name!r}. Available: {listing(names.scalars())}.",
         hint="experiments.register_model(run, name) makes one",
     )
 

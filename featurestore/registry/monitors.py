@@ -50,17 +50,17 @@ def history(
         .limit(limit)
         .offset(offset)
     )
-    found = []
+    reports = []
     for text in connection.execute(query).scalars():
         with readable(f"a report of monitor {monitor!r}"):
-            found.append(MonitorReport.from_json(json.loads(text)))
-    return found
+            reports.append(MonitorReport.from_json(json.loads(text)))
+    return reports
 
 
 def newest(connection: Connection, monitor: str) -> MonitorReport | None:
     """Return the report of the newest window, None before the first one."""
-    found = history(connection, monitor, limit=1)
-    return found[0] if found else None
+    reports = history(connection, monitor, limit=1)
+    return reports[0] if reports else None
 
 
 def of_window(connection: Connection, monitor: str, window: Window) -> MonitorReport | None:
@@ -94,8 +94,8 @@ def states_of_runs(connection: Connection, monitor: str, run_ids: Collection[str
     """Return how many windows some runs of a monitor recorded, by state."""
     columns = monitor_results.c
     query = sa.select(columns.run_id, columns.state).where(columns.monitor == monitor)
-    wanted = set(run_ids)
-    return Counter(state for run_id, state in connection.execute(query) if run_id in wanted)
+    known_ids = set(run_ids)
+    return Counter(state for run_id, state in connection.execute(query) if run_id in known_ids)
 
 
 def add_acceptance(connection: Connection, acceptance: Acceptance) -> None:

@@ -86,7 +86,7 @@ class FailedValidation:
 
 @dataclass(frozen=True)
 class Incident:
-    """What an alert told of and has not ended."""
+    """An open incident of an alert."""
 
     id: str
     job: str
@@ -106,7 +106,7 @@ def counts(connection: Connection) -> dict[str, int]:
     datasets = sa.select(sa.func.count(sa.distinct(training_datasets.c.name)))
     views = sa.select(sa.func.count(sa.distinct(feature_views.c.name)))
     jobs = sa.select(sa.func.count()).select_from(job_states)
-    asked = {
+    queries = {
         "feature groups": groups,
         "features": columns,
         "training datasets": datasets,
@@ -115,13 +115,13 @@ def counts(connection: Connection) -> dict[str, int]:
         "experiments": sa.select(sa.func.count(sa.distinct(experiment_runs.c.name))),
         "models": sa.select(sa.func.count(sa.distinct(models.c.name))),
     }
-    return {name: int(connection.execute(query).scalar_one()) for name, query in asked.items()}
+    return {name: int(connection.execute(query).scalar_one()) for name, query in queries.items()}
 
 
 def groups(
-    connection: Connection, wanted: GroupFilter, *, limit: int, offset: int = 0
+    connection: Connection, group_filter: GroupFilter, *, limit: int, offset: int = 0
 ) -> list[GroupLine]:
-    """Return the latest version of the groups that a filter lets through, a page of them."""
+    """Return one page of the latest versions of groups that match a filter."""
     columns = featuregroups.c
     number = (
         sa.select(sa.func.count())
@@ -130,33 +130,35 @@ def groups(
         .scalar_subquery()
     )
     query = sa.select(featuregroups, number.label("features"))
-    query = query.where(*_conditions(connection, wanted))
+    query = query.where(*_conditions(connection, group_filter))
     order: list[sa.ColumnElement[Any]] = [columns.name]
-    if wanted.newest_first:
+    if group_filter.newest_first:
         order = [columns.changed.desc(), columns.name]
-    found = connection.execute(query.order_by(*order).limit(limit).offset(offset))
-    return [_group(row) for row in found]
+    rows = connection.execute(query.order_by(*order).limit(limit).offset(offset))
+    return [_group(row) for row in rows]
 
 
-def group_names(connection: Connection, wanted: GroupFilter) -> list[str]:
+def group_names(connection: Connection, group_filter: GroupFilter) -> list[str]:
     """Return the names of the groups that a filter lets through."""
-    query = sa.select(featuregroups.c.name).where(*_conditions(connection, wanted))
+    query = sa.select(featuregroups.c.name).where(*_conditions(connection, group_filter))
     return list(connection.execute(query).scalars())
 
 
-def _conditions(connection: Connection, wanted: GroupFilter) -> list[sa.ColumnElement[bool]]:
+def _conditions(connection: Connection, group_filter: GroupFilter) -> list[sa.ColumnElement[bool]]:
     columns = featuregroups.c
-    found = [is_latest(featuregroups)]
-    if wanted.text:
-        found.append(contains_text(connection, columns.name, wanted.text))
-    if wanted.tag:
-        key, _, value = wanted.tag.partition("=")
-        found.append(_is_tagged(key, value))
-    if wanted.owner:
-        found.append(_is_tagged(OWNER, wanted.owner))
-    if wanted.changed_within is not None:
-        found.append(columns.changed >= to_micros(shifted(utc_now(), -wanted.changed_within)))
-    return found
+    conditions = [is_latest(featuregroups)]
+    if group_filter.text:
+        conditions.append(contains_text(connection, columns.name, group_filter.text))
+    if group_filter.tag:
+        key, _, value = group_filter.tag.partition("=")
+        conditions.append(_is_tagged(key, value))
+    if group_filter.owner:
+        conditions.append(_is_tagged(OWNER, group_filter.owner))
+    if group_filter.changed_within is not None:
+        conditions.append(
+            columns.changed >= to_micros(shifted(utc_now(), -group_filter.changed_within))
+        )
+    return conditions
 
 
 def tag_values(connection: Connection, *, limit: int = 100) -> list[str]:
@@ -179,7 +181,7 @@ def owners(connection: Connection, *, limit: int = 100) -> list[str]:
 def datasets(
     connection: Connection, *, text: str = "", newest_first: bool = False, limit: int, offset: int
 ) -> list[DatasetLine]:
-    """Return versions of training datasets whose name contains a text, a page of them."""
+    """Return one page of training dataset versions whose name contains a text."""
     columns = training_datasets.c
     query = sa.select(training_datasets)
     if text:
@@ -187,9 +189,9 @@ def datasets(
     order: list[sa.ColumnElement[Any]] = [columns.name, columns.version.desc()]
     if newest_first:
         order = [columns.created.desc(), columns.name]
-    found = connection.execute(query.order_by(*order).limit(limit).offset(offset))
+    rows = connection.execute(query.order_by(*order).limit(limit).offset(offset))
     lines = []
-    for row in found:
+    for row in rows:
         created = from_micros(row.created)
         lines.append(
             DatasetLine(row.name, row.version, row.format, row.rows, row.description, created)
@@ -223,11 +225,11 @@ def newest_windows(connection: Connection, job: str, *, limit: int) -> list[tupl
         .where(columns.job == job)
         .order_by(columns.window_end.desc())
     )
-    found = []
+    newest = []
     for row in connection.execute(query.limit(limit)):
         window = Window(from_micros(row.window_start), from_micros(row.window_end))
-        found.append((window, str(row.state)))
-    return found
+        newest.append((window, str(row.state)))
+    return newest
 
 
 def failed_validations(connection: Connection, *, limit: int = 20) -> list[FailedValidation]:
@@ -246,33 +248,34 @@ def failed_validations(connection: Connection, *, limit: int = 20) -> list[Faile
         .where(~exists(sa.select(newer.c.id).where(same).correlate(reports)))
         .order_by(reports.c.id.desc())
     )
-    found = []
+    failures = []
     for row in connection.execute(query.limit(limit)):
         created = from_micros(row.created)
-        found.append(FailedValidation(row.name, row.version, row.policy, row.rows, created))
-    return found
+        failures.append(FailedValidation(row.name, row.version, row.policy, row.rows, created))
+    return failures
 
 
 def open_incidents(connection: Connection, *, limit: int = 20) -> list[Incident]:
-    """Return what alerts told of and has not ended, the newest first."""
+    """Return the open incidents, newest first."""
     query = (
         sa.select(incidents).where(incidents.c.ended.is_(None)).order_by(incidents.c.began.desc())
     )
-    found = []
-    for row in connection.execute(query.limit(limit)):
-        found.append(Incident(row.id, row.job, row.family, from_micros(row.began)))
-    return found
+    opened = [
+        Incident(row.id, row.job, row.family, from_micros(row.began))
+        for row in connection.execute(query.limit(limit))
+    ]
+    return opened
 
 
 def edges(
-    connection: Connection, *, limit: int, of: Mapping[str, str] | None = None
+    connection: Connection, *, limit: int, matching: Mapping[str, str] | None = None
 ) -> list[tuple[str, str, int, str | None, str, int | None]]:
     """Return (kind, name, version, job, source, its version) of what was made from what.
 
     ``of``: ``{"name": ...}`` or ``{"source": ...}`` for those of one result or one source.
     """
     columns = lineage.c
-    chosen = (
+    edge_columns = (
         columns.kind,
         columns.name,
         columns.version,
@@ -280,11 +283,11 @@ def edges(
         columns.source,
         columns.source_version,
     )
-    query = sa.select(*chosen).distinct()
-    for name, value in (of or {}).items():
+    query = sa.select(*edge_columns).distinct()
+    for name, value in (matching or {}).items():
         query = query.where(columns[name] == value)
-    found = connection.execute(query.order_by(*chosen).limit(limit))
-    return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in found]
+    rows = connection.execute(query.order_by(*edge_columns).limit(limit))
+    return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -298,24 +301,24 @@ class Training:
     model_version: int | None
 
 
-def trainings(connection: Connection, of: Mapping[str, str], *, limit: int) -> list[Training]:
+def trainings(connection: Connection, matching: Mapping[str, str], *, limit: int) -> list[Training]:
     """Return which experiments read which datasets, and what models came of that.
 
     ``of``: the name of one "experiment", "dataset" or "model".
     """
     read = experiment_runs.c
-    chosen = (read.name, read.dataset, read.dataset_version, models.c.name, models.c.version)
+    columns = (read.name, read.dataset, read.dataset_version, models.c.name, models.c.version)
     query = (
-        sa.select(*chosen)
+        sa.select(*columns)
         .distinct()
         .select_from(experiment_runs.outerjoin(models, models.c.run == read.id))
         .where(read.dataset.is_not(None))
-        .order_by(*chosen)
+        .order_by(*columns)
         .limit(limit)
     )
-    named = {"experiment": read.name, "dataset": read.dataset, "model": models.c.name}
-    for kind, name in of.items():
-        query = query.where(named[kind] == name)
+    columns_by_kind = {"experiment": read.name, "dataset": read.dataset, "model": models.c.name}
+    for kind, name in matching.items():
+        query = query.where(columns_by_kind[kind] == name)
     return [Training(*row) for row in connection.execute(query)]
 
 

@@ -54,10 +54,11 @@ def failed_of_run(connection: Connection, run_id: str) -> list[str]:
     query = sa.select(columns.name, columns.policy, columns.rows).where(
         columns.run_id == run_id, columns.success.is_(False)
     )
-    found = []
-    for name, policy, rows in connection.execute(query):
-        found.append(f"{rows:,} rows for {name} failed validation (policy {policy})")
-    return found
+    messages = [
+        f"{rows:,} rows for {name} failed validation (policy {policy})"
+        for name, policy, rows in connection.execute(query)
+    ]
+    return messages
 
 
 def remove(connection: Connection, kind: str, name: str, version: int) -> None:

@@ -20,8 +20,8 @@ LOCATION = "featurestore_location"  # the execution option of a connection that 
 
 
 @contextmanager
-def readable(what: str) -> Iterator[None]:
-    """Say of a text in a row that cannot be read, in the block, whose it is.
+def readable(subject: str) -> Iterator[None]:
+    """Convert errors of parsing a row in the block to RegistryError.
 
     Raises:
         RegistryError: A value is missing, or has another type or form than it should have.
@@ -30,14 +30,14 @@ def readable(what: str) -> Iterator[None]:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise RegistryError(
-            f"What the registry says of {what} cannot be read: {type(error).__name__}: {error}",
+            f"The registry entry of {subject} cannot be read: {type(error).__name__}: {error}",
             hint="restore the index from the tables: featurestore registry rebuild",
         ) from error
 
 
-def versions_of(connection: Connection, query: Select[Any], what: str) -> list[int]:
+def versions_of(connection: Connection, query: Select[Any], subject: str) -> list[int]:
     """Return the version numbers that a query gives; SQLite keeps a text where one is written."""
-    with readable(f"the versions of {what}"):
+    with readable(f"the versions of {subject}"):
         return [int(each) for each in connection.execute(query).scalars()]
 
 

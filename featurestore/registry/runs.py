@@ -90,8 +90,8 @@ class WindowState:
     def inputs(self) -> Mapping[str, Any]:
         """The inputs that it saw."""
         with readable(f"the inputs of a window of run {self.run_id!r}"):
-            found: dict[str, Any] = json.loads(self._inputs)
-        return found
+            inputs: dict[str, Any] = json.loads(self._inputs)
+        return inputs
 
 
 def begin(connection: Connection, run: Run) -> None:
@@ -116,11 +116,11 @@ def begin(connection: Connection, run: Run) -> None:
     )
 
 
-def end(connection: Connection, run_id: str, state: str, **found: Any) -> None:
+def end(connection: Connection, run_id: str, state: str, **outcome: Any) -> None:
     """Record how a run ended: rows, delta_version, memory, error, hint."""
     ended = to_micros(times.utc_now())
     connection.execute(
-        runs.update().where(runs.c.run_id == run_id).values(state=state, ended=ended, **found)
+        runs.update().where(runs.c.run_id == run_id).values(state=state, ended=ended, **outcome)
     )
 
 
@@ -182,23 +182,23 @@ def restore(connection: Connection, run: Run) -> None:
         is None
     ):
         begin(connection, run)
-        moment = to_column(run.ended)
-        found = {
+        ended = to_column(run.ended)
+        values = {
             "state": run.state,
-            "ended": moment,
+            "ended": ended,
             "rows": run.rows,
             "delta_version": run.delta_version,
         }
-        started = {} if moment is None else {"started": moment}
+        started = {} if ended is None else {"started": ended}
         connection.execute(
-            runs.update().where(runs.c.run_id == run.run_id).values(**found, **started)
+            runs.update().where(runs.c.run_id == run.run_id).values(**values, **started)
         )
 
 
 def computed(
     connection: Connection,
     job: str,
-    found: Sequence[Window],
+    computed_windows: Sequence[Window],
     *,
     run_id: str,
     target_version: int | None,
@@ -209,7 +209,7 @@ def computed(
     _replace(
         connection,
         job,
-        found,
+        computed_windows,
         state=DONE,
         run_id=run_id,
         target_version=target_version,
@@ -218,11 +218,13 @@ def computed(
     )
 
 
-def failed(connection: Connection, job: str, found: Sequence[Window], *, run_id: str) -> None:
+def failed(
+    connection: Connection, job: str, failed_windows: Sequence[Window], *, run_id: str
+) -> None:
     """Record windows as failed; they stay due."""
-    known = windows_of(connection, job, states=[FAILED])
-    for window in found:
-        tries = known[window].tries + 1 if window in known else 1
+    earlier_failures = windows_of(connection, job, states=[FAILED])
+    for window in failed_windows:
+        tries = earlier_failures[window].tries + 1 if window in earlier_failures else 1
         _replace(
             connection,
             job,
@@ -235,11 +237,13 @@ def failed(connection: Connection, job: str, found: Sequence[Window], *, run_id:
         )
 
 
-def mark_stale(connection: Connection, job: str, found: Sequence[Window]) -> None:
+def mark_stale(connection: Connection, job: str, stale_windows: Sequence[Window]) -> None:
     """Mark computed windows whose inputs changed."""
-    if found:
-        done = sa.and_(_same_window(), windows.c.state == DONE)
-        connection.execute(windows.update().where(done).values(state=STALE), _bound(job, found))
+    if stale_windows:
+        is_computed = sa.and_(_same_window(), windows.c.state == DONE)
+        connection.execute(
+            windows.update().where(is_computed).values(state=STALE), _bound(job, stale_windows)
+        )
 
 
 def windows_of(
@@ -292,11 +296,13 @@ def windows_in(
     return {Window(from_micros(low), from_micros(high)) for low, high in connection.execute(query)}
 
 
-def _replace(connection: Connection, job: str, found: Sequence[Window], **values: Any) -> None:
-    if not found:
+def _replace(
+    connection: Connection, job: str, new_windows: Sequence[Window], **values: Any
+) -> None:
+    if not new_windows:
         return
-    known = windows_in(connection, job, start=found[0].start, end=found[-1].end)
-    replaced = [window for window in found if window in known]
+    existing = windows_in(connection, job, start=new_windows[0].start, end=new_windows[-1].end)
+    replaced = [window for window in new_windows if window in existing]
     if replaced:
         connection.execute(windows.delete().where(_same_window()), _bound(job, replaced))
     updated = to_micros(times.utc_now())
@@ -307,7 +313,7 @@ def _replace(connection: Connection, job: str, found: Sequence[Window], **values
             "window_end": to_micros(each.end),
             "updated": updated,
         }
-        for each in found
+        for each in new_windows
     ]
     connection.execute(windows.insert(), [row | values for row in rows])
 
@@ -317,10 +323,10 @@ def _same_window() -> sa.ColumnElement[bool]:
     return sa.and_(*(windows.c[name] == sa.bindparam(f"b_{name}") for name in names))
 
 
-def _bound(job: str, found: Iterable[Window]) -> list[dict[str, Any]]:
+def _bound(job: str, bound_windows: Iterable[Window]) -> list[dict[str, Any]]:
     return [
         {"b_job": job, "b_window_start": to_micros(each.start), "b_window_end": to_micros(each.end)}
-        for each in found
+        for each in bound_windows
     ]
 
 

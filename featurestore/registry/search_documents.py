@@ -91,19 +91,19 @@ def candidates(
 
 
 def _names(connection: Connection, kind: str, field: str, text: str) -> list[str]:
-    wanted = searched(text)
-    named = sa.select(_columns.name).where(_columns.kind == kind, _columns.field == field)
-    holding = named.where(_holds(connection, wanted))
-    if len(wanted) < 3 or not has_index(connection):
-        found = holding.distinct().order_by(_columns.name)
-        return list(connection.execute(found).scalars())
+    searched_text = searched(text)
+    names_of_field = sa.select(_columns.name).where(_columns.kind == kind, _columns.field == field)
+    holding = names_of_field.where(_holds(connection, searched_text))
+    if len(searched_text) < 3 or not has_index(connection):
+        query = holding.distinct().order_by(_columns.name)
+        return list(connection.execute(query).scalars())
     rowid: sa.ColumnClause[int] = sa.literal_column("rowid")
     matching = sa.text(f"{_INDEX} match :trigrams")
-    trigrams = matching.bindparams(trigrams=_all_trigrams(wanted))
-    known = sa.select(rowid).select_from(sa.table(_INDEX)).where(trigrams)
+    trigrams = matching.bindparams(trigrams=_all_trigrams(searched_text))
+    indexed_ids = sa.select(rowid).select_from(sa.table(_INDEX)).where(trigrams)
     # A process whose SQLite has no trigrams wrote what is not in the index.
-    others = holding.where(_columns.indexed.is_(False))
-    either = sa.union(named.where(_columns.id.in_(known)), others).subquery()
+    unindexed = holding.where(_columns.indexed.is_(False))
+    either = sa.union(names_of_field.where(_columns.id.in_(indexed_ids)), unindexed).subquery()
     return list(connection.execute(sa.select(either.c.name).order_by(either.c.name)).scalars())
 
 
@@ -149,11 +149,11 @@ def rebuild(connection: Connection) -> None:
         groups[row.id] = (_GROUP, row.name, row.version)
         replace(connection, *groups[row.id], DESCRIPTION, [row.description])
     for identifier, group in groups.items():
-        of_group = features.c.featuregroup_id == identifier
-        named = sa.select(features.c.name, features.c.description).where(of_group)
-        found = connection.execute(named).all()
-        replace(connection, *group, FEATURE, [row.name for row in found])
-        replace(connection, *group, FEATURE_DESCRIPTION, [row.description for row in found])
+        is_of_group = features.c.featuregroup_id == identifier
+        query = sa.select(features.c.name, features.c.description).where(is_of_group)
+        rows = connection.execute(query).all()
+        replace(connection, *group, FEATURE, [row.name for row in rows])
+        replace(connection, *group, FEATURE_DESCRIPTION, [row.description for row in rows])
     _rebuild_tags(connection)
     _rebuild_windows(connection)
 
@@ -162,8 +162,8 @@ def _rebuild_tags(connection: Connection) -> None:
     texts: dict[tuple[str, str, int], list[str]] = {}
     for row in connection.execute(sa.select(tags)):
         texts.setdefault((row.kind, row.name, row.version), []).extend([row.key, row.value])
-    for which, found in texts.items():
-        replace(connection, *which, TAG, found)
+    for version_key, tag_texts in texts.items():
+        replace(connection, *version_key, TAG, tag_texts)
 
 
 def _rebuild_windows(connection: Connection) -> None:
@@ -172,15 +172,15 @@ def _rebuild_windows(connection: Connection) -> None:
     columns = window_features.c
     listed = sa.select(columns.kind, columns.name, columns.version).distinct()
     for kind, name, version in connection.execute(listed).all():
-        found = windows.of(connection, kind, name, version)
-        replace(connection, kind, name, version, WINDOW, [str(each) for each in found])
+        listed_windows = windows.list_windows(connection, kind, name, version)
+        replace(connection, kind, name, version, WINDOW, [str(each) for each in listed_windows])
 
 
 def _remove(connection: Connection, condition: sa.ColumnElement[bool]) -> None:
     if has_index(connection):
         # Postings are found by the text that they were made of.
-        known = sa.select(_columns.id, _columns.text).where(condition, _columns.indexed.is_(True))
-        rows = [(row.id, row.text) for row in connection.execute(known)]
+        indexed = sa.select(_columns.id, _columns.text).where(condition, _columns.indexed.is_(True))
+        rows = [(row.id, row.text) for row in connection.execute(indexed)]
         forget = f"insert into {_INDEX} ({_INDEX}, rowid, text)"
         _change_index(connection, forget, [("delete", *row) for row in rows])
     connection.execute(search_documents.delete().where(condition))
@@ -192,32 +192,35 @@ def _change_index(connection: Connection, into: str, rows: list[tuple[object, ..
         connection.exec_driver_sql(f"{into} values ({marks})", row)
 
 
-def _holds(connection: Connection, wanted: str) -> sa.ColumnElement[bool]:
+def _holds(connection: Connection, searched_text: str) -> sa.ColumnElement[bool]:
     if connection.dialect.name == "sqlite":
-        return sa.func.instr(_columns.text, wanted) > 0  # LIKE would leave more than case aside
-    return _columns.text.contains(wanted, autoescape=True)
+        return (
+            sa.func.instr(_columns.text, searched_text) > 0
+        )  # LIKE would leave more than case aside
+    return _columns.text.contains(searched_text, autoescape=True)
 
 
-def _all_trigrams(wanted: str) -> str:
+def _all_trigrams(searched_text: str) -> str:
     """Return the condition of FTS5 that a text holds every trigram of another one.
 
     >>> _all_trigrams("wind")
     '"win" AND "ind"'
     """
-    trigrams = {}
-    for start in range(min(len(wanted) - 2, _MOST_TRIGRAMS)):
-        trigrams[wanted[start : start + 3].replace('"', '""')] = True
+    trigrams = {
+        searched_text[start : start + 3].replace('"', '""'): True
+        for start in range(min(len(searched_text) - 2, _MOST_TRIGRAMS))
+    }
     return " AND ".join(f'"{each}"' for each in trigrams)
 
 
 def _is_there(connection: Connection) -> bool:
-    known = f"select 1 from sqlite_master where name = '{_INDEX}'"
-    return connection.exec_driver_sql(known).first() is not None
+    statement = f"select 1 from sqlite_master where name = '{_INDEX}'"
+    return connection.exec_driver_sql(statement).first() is not None
 
 
 def _knows_trigrams(connection: Connection) -> bool:
-    found = connection.exec_driver_sql("select sqlite_version()").scalar_one()
-    version = tuple(map(int, found.split(".")))
+    version_text = connection.exec_driver_sql("select sqlite_version()").scalar_one()
+    version = tuple(map(int, version_text.split(".")))
     options = connection.exec_driver_sql("pragma compile_options").scalars().all()
     return version >= _OLDEST_WITH_TRIGRAMS and "ENABLE_FTS5" in options
 

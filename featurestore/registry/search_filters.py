@@ -37,7 +37,7 @@ _NAMES: dict[str, sa.Column[Any]] = {
     MODEL: models.c.name,
     EXPERIMENT: experiment_runs.c.name,
 }
-# By kind: which name something is of, and when it was made or tried. Views and models say no time.
+# By kind: the name column and the time column. Views and models have no time.
 _TIMES: dict[str, tuple[sa.Column[Any], sa.Column[Any]]] = {
     DATASET: (training_datasets.c.name, training_datasets.c.created),
     JOB: (runs.c.job, runs.c.started),
@@ -53,7 +53,7 @@ class SearchFilter:
         tag: A key, or "key=value"; jobs and experiments have none.
         owner: The value of the tag ``owner``.
         changed_within: Groups by their last write, datasets by their making, jobs and experiments
-            by their newest run; views and models say no time.
+            by their newest run; views and models have no time.
     """
 
     tag: str = ""
@@ -62,46 +62,50 @@ class SearchFilter:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether everything is let through."""
+        """Whether the filter matches everything."""
         return not (self.tag or self.owner or self.changed_within is not None)
 
 
-def groups_within(connection: Connection, wanted: SearchFilter) -> frozenset[str] | None:
-    """Return the names of groups that a filter lets through; None: all of them."""
-    if wanted.is_empty:
+def groups_within(connection: Connection, search_filter: SearchFilter) -> frozenset[str] | None:
+    """Return the names of groups that match a filter; None means all."""
+    if search_filter.is_empty:
         return None
-    same = GroupFilter(tag=wanted.tag, owner=wanted.owner, changed_within=wanted.changed_within)
+    same = GroupFilter(
+        tag=search_filter.tag,
+        owner=search_filter.owner,
+        changed_within=search_filter.changed_within,
+    )
     return frozenset(group_names(connection, same))
 
 
 def names(
-    connection: Connection, kind: str, wanted: SearchFilter, *, text: str, limit: int | None
+    connection: Connection, kind: str, search_filter: SearchFilter, *, text: str, limit: int | None
 ) -> list[str]:
     """Return, in order, names of a kind that contain a text and that a filter lets through."""
     name = _NAMES[kind]
     query = sa.select(name).distinct().where(contains_text(connection, name, text))
-    for condition in _conditions(kind, wanted):
+    for condition in _conditions(kind, search_filter):
         query = query.where(name.in_(condition))
     return list(connection.execute(query.order_by(name).limit(limit)).scalars())
 
 
-def within(connection: Connection, kind: str, wanted: SearchFilter) -> frozenset[str] | None:
-    """Return the names of a kind that a filter lets through; None: all of them."""
-    if wanted.is_empty:
+def within(connection: Connection, kind: str, search_filter: SearchFilter) -> frozenset[str] | None:
+    """Return the names of a kind that match a filter; None means all."""
+    if search_filter.is_empty:
         return None
-    return frozenset(names(connection, kind, wanted, text="", limit=None))
+    return frozenset(names(connection, kind, search_filter, text="", limit=None))
 
 
-def _conditions(kind: str, wanted: SearchFilter) -> Iterator[sa.Select[tuple[str]]]:
+def _conditions(kind: str, search_filter: SearchFilter) -> Iterator[sa.Select[tuple[str]]]:
     tagged = sa.select(tags.c.name).where(tags.c.kind == kind)
-    if wanted.tag:
-        key, _, value = wanted.tag.partition("=")
+    if search_filter.tag:
+        key, _, value = search_filter.tag.partition("=")
         query = tagged.where(tags.c.key == key)
         yield query.where(tags.c.value == value) if value else query
-    if wanted.owner:
-        yield tagged.where(tags.c.key == OWNER, tags.c.value == wanted.owner)
-    if wanted.changed_within is not None:
-        since = to_micros(shifted(utc_now(), -wanted.changed_within))
-        # Of what says no time, none is known to have changed.
-        of, time = _TIMES.get(kind, (tags.c.name, sa.literal(since - 1)))
-        yield sa.select(of).where(time >= since)
+    if search_filter.owner:
+        yield tagged.where(tags.c.key == OWNER, tags.c.value == search_filter.owner)
+    if search_filter.changed_within is not None:
+        since = to_micros(shifted(utc_now(), -search_filter.changed_within))
+        # Kinds without a time never match.
+        name_column, time = _TIMES.get(kind, (tags.c.name, sa.literal(since - 1)))
+        yield sa.select(name_column).where(time >= since)

@@ -32,10 +32,10 @@ def get(connection: Connection, name: str) -> SourceSpec:
     query = sa.select(sources.c.spec).where(sources.c.name == name)
     text = connection.execute(query).scalar_one_or_none()
     if text is None:
-        known = names(connection)
+        existing = names(connection)
         raise SourceNotFound(
-            f"There is no source {name!r}; there are {listing(known)}.",
-            hint=did_you_mean(name, known) or f"featurestore.add_source({name!r}, uri)",
+            f"Unknown source {name!r}. Available: {listing(existing)}.",
+            hint=did_you_mean(name, existing) or f"featurestore.add_source({name!r}, uri)",
         )
     return _read(name, text)
 
@@ -53,7 +53,7 @@ def names(connection: Connection) -> list[str]:
 
 
 def remove(connection: Connection, name: str) -> None:
-    """Forget a source; SourceNotFound when there is none."""
+    """Remove a source; SourceNotFound if it does not exist."""
     get(connection, name)
     connection.execute(sources.delete().where(sources.c.name == name))
 

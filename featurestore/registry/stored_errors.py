@@ -21,7 +21,7 @@ from featurestore.registry.change_watch import ChangeWatch
 from featurestore.registry.database import Registry
 from featurestore.registry.hidden import HIDDEN, Hidden, hidden_from
 
-_NAMED = {
+_NAME_COLUMNS = {
     "feature groups": tables.featuregroups.c.name,
     "training datasets": tables.training_datasets.c.name,
     "feature views": tables.feature_views.c.name,
@@ -34,30 +34,32 @@ _NAMED = {
     "users": tables.users.c.name,
 }
 _LISTED = 10  # as many as listings show
-_OTHER = "[...]"
+_HIDDEN_NAME = "[...]"
 # A quoted name, alone or with a feature, a version or a parameter: 'visits', "visits.pay", 'a=3'.
 _QUOTED = re.compile(r"""(['"`])([a-z0-9][a-z0-9_-]*)((?:[.@:=][^'"`\s]*| version \d+)?)\1""")
 _WORD = re.compile(r"[a-z0-9_]+")
-_MARK = rf"\[list of (?:{'|'.join(_NAMED)})\]|{re.escape(_OTHER)}"
+_MARK = rf"\[list of (?:{'|'.join(_NAME_COLUMNS)})\]|{re.escape(_HIDDEN_NAME)}"
 _MARKS = re.compile(rf"({_MARK})(?:(?:, | and )(?:{_MARK}))*(?: and \d+ more)?")
-_SHOWN = re.compile(rf"\[list of ({'|'.join(_NAMED)})\]")
+_SHOWN = re.compile(rf"\[list of ({'|'.join(_NAME_COLUMNS)})\]")
 _WITHHELD = "The error names what you may not read."
 
 
-def unlisted(registry: Registry, text: str, *, own: Collection[str]) -> str:
+def unlisted(registry: Registry, text: str, *, allowed_names: Collection[str]) -> str:
     """Return an error's text as it is stored: marks in place of names that are not its own.
 
     Args:
         registry: The registry of the whole store.
         text: The text of the error, or of its hint.
-        own: The names that may stay: those that the job or run is made of.
+        allowed_names: The names that may stay: those that the job or run is made of.
     """
     names: Mapping[str, str] | None = None
     private: frozenset[str] = frozenset()
     with suppress(FeatureStoreError), registry.reading() as connection:
         names = _names(connection, {match[2] for match in _QUOTED.finditer(text)})
         private = hidden_from(connection, granted=(), reads_store=True).names
-    return _without_names(text, names, private=private.difference(own), own=own)
+    return _without_names(
+        text, names, private=private.difference(allowed_names), allowed_names=allowed_names
+    )
 
 
 class UnlistedTexts:
@@ -67,17 +69,17 @@ class UnlistedTexts:
 
     Args:
         registry: The registry of the whole store.
-        own: The names that may stay.
+        allowed_names: The names that may stay.
     """
 
-    def __init__(self, registry: Registry, *, own: Collection[str]) -> None:
+    def __init__(self, registry: Registry, *, allowed_names: Collection[str]) -> None:
         self._registry = registry
-        self._allowed = frozenset(own)
+        self._allowed = frozenset(allowed_names)
         self._lock = threading.Lock()
         self._watch: ChangeWatch | None = None
         self._state: tuple[int, str] | None = None
         self._private: frozenset[str] = frozenset()
-        self._looked_up: set[str] = set()
+        self._checked: set[str] = set()
         self._names: dict[str, str] = {}
 
     def __enter__(self) -> Self:
@@ -95,29 +97,33 @@ class UnlistedTexts:
             try:
                 self._read(quoted)
             except FeatureStoreError:
-                return _without_names(text, None, private=(), own=self._allowed)
-            return _without_names(text, self._names, private=self._private, own=self._allowed)
+                return _without_names(text, None, private=(), allowed_names=self._allowed)
+            return _without_names(
+                text, self._names, private=self._private, allowed_names=self._allowed
+            )
 
     def _read(self, quoted: Collection[str]) -> None:
         """Read what is private and which quoted texts are names, where it is not known."""
         if self._watch is None:
             self._watch = ChangeWatch(self._registry)
         state = self._watch.state()  # what is read is of this state, or of one after it
-        if state == self._state and self._looked_up.issuperset(quoted):
+        if state == self._state and self._checked.issuperset(quoted):
             return
         with self._registry.reading() as connection:
             if state != self._state:
                 hidden = hidden_from(connection, granted=(), reads_store=True)
                 self._private = hidden.names.difference(self._allowed)
-                self._looked_up, self._names = set(), {}
+                self._checked, self._names = set(), {}
                 self._state = state
-            self._names.update(_names(connection, set(quoted) - self._looked_up))
-            self._looked_up.update(quoted)
+            self._names.update(_names(connection, set(quoted) - self._checked))
+            self._checked.update(quoted)
 
 
-def unlisted_hint(registry: Registry, hint: str | None, *, own: Collection[str]) -> str | None:
+def unlisted_hint(
+    registry: Registry, hint: str | None, *, allowed_names: Collection[str]
+) -> str | None:
     """Return a hint as it is stored; one that names anything else is left out."""
-    if hint is None or unlisted(registry, hint, own=own) != hint:
+    if hint is None or unlisted(registry, hint, allowed_names=allowed_names) != hint:
         return None
     return hint
 
@@ -132,7 +138,11 @@ def shown(connection: Connection, text: str) -> str:
 
 
 def _without_names(
-    text: str, names: Mapping[str, str] | None, *, private: Collection[str], own: Collection[str]
+    text: str,
+    names: Mapping[str, str] | None,
+    *,
+    private: Collection[str],
+    allowed_names: Collection[str],
 ) -> str:
     """Return a text without names; without ``names`` every quoted one counts as a name.
 
@@ -143,14 +153,14 @@ def _without_names(
     """
 
     def mark(match: re.Match[str]) -> str:
-        _, name, rest = match.groups()
-        if name in own or (names is not None and name not in names):
+        _, name, suffix = match.groups()
+        if name in allowed_names or (names is not None and name not in names):
             return match[0]
-        return _OTHER if rest or names is None else f"[list of {names[name]}]"
+        return _HIDDEN_NAME if suffix or names is None else f"[list of {names[name]}]"
 
     text = _QUOTED.sub(mark, text)
     if private:
-        text = _WORD.sub(lambda match: _OTHER if match[0] in private else match[0], text)
+        text = _WORD.sub(lambda match: _HIDDEN_NAME if match[0] in private else match[0], text)
     return _MARKS.sub(lambda match: match[1], text)
 
 
@@ -159,7 +169,7 @@ def _names(connection: Connection, quoted: Collection[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     if not quoted:
         return names
-    for kind, column in _NAMED.items():
+    for kind, column in _NAME_COLUMNS.items():
         query = sa.select(column).where(column.in_(sorted(quoted))).distinct()
         for name in connection.execute(query).scalars():
             names.setdefault(str(name), kind)
@@ -167,7 +177,7 @@ def _names(connection: Connection, quoted: Collection[str]) -> dict[str, str]:
 
 
 def _listing(connection: Connection, kind: str) -> str:
-    column = _NAMED[kind]
+    column = _NAME_COLUMNS[kind]
     count = connection.execute(sa.select(sa.func.count(sa.distinct(column)))).scalar_one()
     first = sa.select(column).distinct().order_by(column).limit(_LISTED)
     text = listing(connection.execute(first).scalars())

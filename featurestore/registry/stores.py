@@ -48,8 +48,8 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a store's index lies in a database: in its own tables, or under the store's id."""
+class IndexLocation:
+    """The location of a store's index in a database: its own tables, or under the store's id."""
 
     store: str
     is_first: bool
@@ -76,8 +76,8 @@ def remembered(directory: str) -> Memory | None:
     path = os.path.join(directory, MEMORY_FILE)
     if not files.exists(path):
         return None
-    found = files.read_json(path)
-    fields = found if isinstance(found, dict) else {}
+    content = files.read_json(path)
+    fields = content if isinstance(content, dict) else {}
     store, registry = fields.get("store"), fields.get("registry")
     if not isinstance(store, str) or not _ID.fullmatch(store) or not isinstance(registry, str):
         raise RegistryError(
@@ -117,8 +117,8 @@ def without_secrets(url: sa.URL) -> str:
 
 def claim(
     connection: Connection, url: sa.URL, directory: str, *, adopt: bool, read_only: bool
-) -> Place:
-    """Return where the index of a location lies in a database, claimed when it is new there.
+) -> IndexLocation:
+    """Return the location of a store's index in a database; claim it for a new store.
 
     Args:
         connection: A transaction of the database itself.
@@ -143,16 +143,16 @@ def claim(
         row = None
         memory = None
     if row is None:
-        place = _new_place(connection, directory, memory, adopt=adopt, url=url)
+        index = _claim_index(connection, directory, memory, adopt=adopt, url=url)
     else:
-        place = Place(row.id, row.is_first)
+        index = IndexLocation(row.id, row.is_first)
         moved = sa.update(_stores).where(_stores.c.id == row.id)
         connection.execute(moved.values(location=directory))
-    now = Memory(place.store, _to_remember(url, directory))
+    now = Memory(index.store, _to_remember(url, directory))
     if not read_only and now != memory:
         fields = {"store": now.store, "registry": now.registry}
         files.write_json(os.path.join(directory, MEMORY_FILE), fields)
-    return place
+    return index
 
 
 def _to_remember(url: sa.URL, directory: str) -> str:
@@ -162,29 +162,29 @@ def _to_remember(url: sa.URL, directory: str) -> str:
     return without_secrets(url)
 
 
-def find(connection: Connection, directory: str) -> Place | None:
-    """Return where the index of a location lies in a database, None when it knows nothing of it."""
+def find(connection: Connection, directory: str) -> IndexLocation | None:
+    """Return the location of a store's index in a database; None if the store is unknown."""
     if not sa.inspect(connection).has_table(_stores.name):
         return None
     row = _row(connection, directory, remembered(directory))
-    return None if row is None else Place(row.id, row.is_first)
+    return None if row is None else IndexLocation(row.id, row.is_first)
 
 
 def locations(connection: Connection) -> list[str]:
     """Return the locations whose index a database holds."""
-    found = connection.execute(sa.select(_stores.c.location).order_by(_stores.c.location))
-    return [row.location for row in found]
+    rows = connection.execute(sa.select(_stores.c.location).order_by(_stores.c.location))
+    return [row.location for row in rows]
 
 
 def _row(connection: Connection, directory: str, memory: Memory | None) -> sa.Row | None:  # type: ignore[type-arg]
-    """Return what the database knows of a store: by its id, or by where it lies."""
+    """Return the row of a store, by its id or its location."""
     if memory is not None:
         return connection.execute(sa.select(_stores).where(_stores.c.id == memory.store)).first()
     return connection.execute(sa.select(_stores).where(_stores.c.location == directory)).first()
 
 
 def _is_copy(row: sa.Row, directory: str) -> bool:  # type: ignore[type-arg]
-    """Tell whether the store that a database knows still lies where it was, beside this one."""
+    """Return whether the registered store still exists at its old location."""
     if row.location == directory or not files.is_directory(row.location):
         return False
     if files.is_same(row.location, directory):
@@ -196,29 +196,29 @@ def _is_copy(row: sa.Row, directory: str) -> bool:  # type: ignore[type-arg]
     return original is not None and original.store == row.id
 
 
-def _new_place(
+def _claim_index(
     connection: Connection, directory: str, memory: Memory | None, *, adopt: bool, url: sa.URL
-) -> Place:
-    is_known = _lists_something_of(connection, directory)
-    if not (adopt or is_known) and _holds_something(directory):
+) -> IndexLocation:
+    is_listed = _lists_something_of(connection, directory)
+    if not (adopt or is_listed) and _holds_something(directory):
         raise _unknown(connection, directory, url)
-    taken = sa.select(_stores.c.id).where(_stores.c.is_first)
-    is_free = connection.execute(taken).first() is None
-    is_first = is_free and (is_known or not _lists_something(connection))
+    first_claim = sa.select(_stores.c.id).where(_stores.c.is_first)
+    is_free = connection.execute(first_claim).first() is None
+    is_first = is_free and (is_listed or not _lists_something(connection))
     store = uuid.uuid4().hex if memory is None else memory.store
     connection.execute(sa.insert(_stores).values(id=store, location=directory, is_first=is_first))
-    return Place(store, is_first)
+    return IndexLocation(store, is_first)
 
 
 def _listed(connection: Connection) -> list[tuple[str, str, int]]:
     """Return the folder, name and version of everything in the database's own tables."""
-    found = []
+    listed = []
     paths = {"featuregroups": tables.featuregroups, "training_datasets": tables.training_datasets}
     for kind, table in paths.items():
         if sa.inspect(connection).has_table(table.name):
             for row in connection.execute(sa.select(table.c.name, table.c.version)):
-                found.append((kind, row.name, row.version))
-    return found
+                listed.append((kind, row.name, row.version))
+    return listed
 
 
 def _lists_something(connection: Connection) -> bool:
@@ -226,7 +226,7 @@ def _lists_something(connection: Connection) -> bool:
 
 
 def _lists_something_of(connection: Connection, directory: str) -> bool:
-    """Tell whether the database's own tables list a group or dataset that lies at the location."""
+    """Return whether the database's own tables list a group or dataset of the location."""
     paths = StorePaths(directory)
     for kind, name, version in _listed(connection):
         if kind == "featuregroups":
@@ -249,10 +249,10 @@ def _holds_something(directory: str) -> bool:
 
 
 def _unknown(connection: Connection, directory: str, url: sa.URL) -> RegistryError:
-    known = listing(locations(connection))
+    known_locations = listing(locations(connection))
     return RegistryError(
         f"The store at {directory!r} holds feature groups or training datasets, and the registry "
-        f"{without_secrets(url)} knows nothing of them; the stores that it knows: {known}.",
+        f"{without_secrets(url)} knows nothing of them; the stores that it knows: {known_locations}.",
         hint="give the registry that the store had, or let this one read the tables: "
         f"featurestore --location {directory} --registry {without_secrets(url)} registry rebuild",
     )

@@ -1,4 +1,4 @@
-"""Where stream jobs stand, in the registry: offsets by partition, their last commit, their rate."""
+"""Progress of stream jobs in the registry: offsets by partition, last commit, rate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from featurestore.registry.tables import stream_offsets, stream_progress
 
 @dataclass(frozen=True)
 class PartitionOffset:
-    """A partition as a job read it last: its next offset, the topic's end, and how many lie between."""
+    """The progress in a partition: next offset, end offset of the topic, and lag."""
 
     topic: str
     partition: int
@@ -30,7 +30,7 @@ class PartitionOffset:
 
 @dataclass(frozen=True)
 class StreamStatus:
-    """How a stream job stands; ``lag`` is that of all partitions, None where it is not known."""
+    """The status of a stream job; ``lag`` is the sum over all partitions, None if unknown."""
 
     lag: int | None = None
     rows_per_second: float | None = None
@@ -52,8 +52,8 @@ class StreamStatus:
         }
 
 
-# Of a job that has not looked at its topic yet, or reads none.
-NOT_LOOKED = StreamStatus()
+# Of a job that has not read its topic yet, or has none.
+NO_STATUS = StreamStatus()
 
 
 def record_offsets(
@@ -84,61 +84,60 @@ def record_progress(
     last_commit: datetime | None,
     delta_version: int | None,
 ) -> None:
-    """Record a look at a topic, and the commit that came of it; ``bad_records`` are added up."""
-    found = connection.execute(
+    """Record a poll of a topic and its commit; ``bad_records`` are added up."""
+    progress = connection.execute(
         sa.select(stream_progress).where(stream_progress.c.job == job)
     ).one_or_none()
     values: dict[str, Any] = {"looked": to_micros(times.utc_now())}
-    values["bad_records"] = bad_records + (0 if found is None else int(found.bad_records))
-    given = {
+    values["bad_records"] = bad_records + (0 if progress is None else int(progress.bad_records))
+    optional_values = {
         "topic_id": topic_id,
         "rows_per_second": rows_per_second,
         "last_commit": to_column(last_commit),
         "delta_version": delta_version,
     }
-    values |= {name: value for name, value in given.items() if value is not None}
+    values |= {name: value for name, value in optional_values.items() if value is not None}
     _put(connection, stream_progress, {"job": job}, values)
 
 
 def topic_id(connection: Connection, job: str) -> str | None:
     """Return the id of the topic that a job read last, None where none is known."""
     query = sa.select(stream_progress.c.topic_id).where(stream_progress.c.job == job)
-    found: str | None = connection.execute(query).scalar_one_or_none()
-    return found
+    identifier: str | None = connection.execute(query).scalar_one_or_none()
+    return identifier
 
 
 def forget(connection: Connection, job: str) -> None:
-    """Forget where a job stands: its definition reads another topic now."""
+    """Remove the progress of a job whose definition now reads another topic."""
     for table in (stream_offsets, stream_progress):
         connection.execute(table.delete().where(table.c.job == job))
 
 
 def status(connection: Connection, job: str) -> StreamStatus | None:
-    """Return how a stream job stands, None before its first look at its topic."""
-    told = connection.execute(
+    """Return the status of a stream job; None before its first poll."""
+    progress = connection.execute(
         sa.select(stream_progress).where(stream_progress.c.job == job)
     ).one_or_none()
-    if told is None:
+    if progress is None:
         return None
     query = (
         sa.select(stream_offsets)
         .where(stream_offsets.c.job == job)
         .order_by(stream_offsets.c.topic, stream_offsets.c.partition)
     )
-    offsets = []
-    for row in connection.execute(query):
-        offsets.append(
-            PartitionOffset(
-                row.topic, row.partition, row.offset, row.end_offset, row.lag, to_time(row.at)
-            )
+    offsets = [
+        PartitionOffset(
+            row.topic, row.partition, row.offset, row.end_offset, row.lag, to_time(row.at)
         )
+        for row in connection.execute(query)
+    ]
     lags = [each.lag for each in offsets if each.lag is not None]
     return StreamStatus(
         lag=sum(lags) if lags else None,
-        rows_per_second=told.rows_per_second,
-        bad_records=told.bad_records,
-        last_commit=to_time(told.last_commit),
-        looked=to_time(told.looked),
+        rows_per_second=progress.rows_per_second,
+        bad_records=progress.bad_records,
+        last_commit=to_time(progress.last_commit),
+        looked=to_time(progress.looked),
         offsets=tuple(offsets),
     )
 

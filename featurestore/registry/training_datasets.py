@@ -71,9 +71,9 @@ def add(connection: Connection, dataset: RegisteredDataset) -> None:
     )
     key = inserted.inserted_primary_key
     identifier = None if key is None else key[0]
-    pins = []
-    for pin in dict.fromkeys(dataset.pins):
-        pins.append({"training_dataset_id": identifier, **asdict(pin)})
+    pins = [
+        {"training_dataset_id": identifier, **asdict(pin)} for pin in dict.fromkeys(dataset.pins)
+    ]
     if pins:
         connection.execute(training_dataset_pins.insert(), pins)
 
@@ -86,31 +86,31 @@ def find(connection: Connection, name: str, version: int | None = None) -> Regis
 
 def get(connection: Connection, name: str, version: int | None = None) -> RegisteredDataset:
     """Return a version (None: the latest); TrainingDatasetNotFound lists what there is."""
-    found = find(connection, name, version)
-    if found is not None:
-        return found
-    known = versions(connection, name)
-    if known:
+    dataset = find(connection, name, version)
+    if dataset is not None:
+        return dataset
+    existing = versions(connection, name)
+    if existing:
         raise TrainingDatasetNotFound(
             f"Training dataset {name!r} has no version {version}; "
-            f"it has {', '.join(map(str, known))}.",
-            hint=f"the latest is version {max(known)}",
+            f"it has {', '.join(map(str, existing))}.",
+            hint=f"the latest is version {max(existing)}",
         )
     column = training_datasets.c.name
     names = connection.execute(sa.select(column).distinct().order_by(column)).scalars().all()
     raise TrainingDatasetNotFound(
-        f"There is no training dataset {name!r}; there are {listing(names)}.",
+        f"Unknown training dataset {name!r}. Available: {listing(names)}.",
         hint=_meant(name, names),
         command=did_you_mean(name, names) or "featurestore td list",
     )
 
 
-def _meant(name: str, known: Sequence[str]) -> str:
+def _meant(name: str, names: Sequence[str]) -> str:
     """Return the call that a name with its version in it stands for, or the nearest name."""
     ended = re.fullmatch(r"(.+)_([1-9][0-9]*)", name)
-    if ended is not None and ended[1] in known:
+    if ended is not None and ended[1] in names:
         return f"get_training_dataset({ended[1]!r}, version={ended[2]})"
-    return did_you_mean(name, known, write="{!r}") or (
+    return did_you_mean(name, names, write="{!r}") or (
         "featurestore.create_training_dataset(data, name) makes one"
     )
 
@@ -125,7 +125,7 @@ def versions(connection: Connection, name: str) -> list[int]:
 def every(
     connection: Connection, *, limit: int | None = None, offset: int = 0
 ) -> list[RegisteredDataset]:
-    """Return versions of datasets, by name and version: all of them, or a page."""
+    """Return versions of datasets, by name and version: all, or one page."""
     query = sa.select(training_datasets).order_by(
         training_datasets.c.name, training_datasets.c.version
     )
@@ -198,7 +198,7 @@ def _row(connection: Connection, name: str, version: int | None) -> Row[tuple[ob
 
 def _dataset(connection: Connection, row: Row[tuple[object, ...]]) -> RegisteredDataset:
     pins = training_dataset_pins.c
-    found = connection.execute(
+    pin_rows = connection.execute(
         sa.select(pins.featuregroup, pins.version, pins.delta_version, pins.table_id)
         .where(pins.training_dataset_id == row.id)
         .order_by(pins.featuregroup, pins.version, pins.delta_version)
@@ -213,5 +213,5 @@ def _dataset(connection: Connection, row: Row[tuple[object, ...]]) -> Registered
             description=row.description,
             run_id=row.run_id,
             created=from_micros(row.created),
-            pins=tuple(Pin(*each) for each in found),
+            pins=tuple(Pin(*each) for each in pin_rows),
         )

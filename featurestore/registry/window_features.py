@@ -26,12 +26,12 @@ _LINEAGE = (
 
 
 def replace(
-    connection: Connection, kind: str, name: str, version: int, found: Iterable[WindowLineage]
+    connection: Connection, kind: str, name: str, version: int, windows: Iterable[WindowLineage]
 ) -> None:
     """Write the aggregates of a version, in place of those recorded before."""
     connection.execute(window_features.delete().where(_same(kind, name, version)))
     rows, texts = [], []
-    for each in found:
+    for each in windows:
         texts.append(str(each))
         values = dict(zip([column.name for column in _LINEAGE], asdict(each).values(), strict=True))
         rows.append({"kind": kind, "name": name, "version": version, **values})
@@ -40,7 +40,7 @@ def replace(
     search_documents.replace(connection, kind, name, version, search_documents.WINDOW, texts)
 
 
-def of(connection: Connection, kind: str, name: str, version: int) -> list[WindowLineage]:
+def list_windows(connection: Connection, kind: str, name: str, version: int) -> list[WindowLineage]:
     """Return the aggregates of a version, in its order."""
     query = sa.select(*_LINEAGE).where(_same(kind, name, version)).order_by(_COLUMNS.id)
     return [WindowLineage(*row) for row in connection.execute(query)]
@@ -50,10 +50,10 @@ def latest(
     connection: Connection, kind: str, *, names: Collection[str]
 ) -> list[tuple[str, int, WindowLineage]]:
     """Return (name, version, aggregate) of the latest version with any of each of these names."""
-    other = window_features.alias()
+    newer = window_features.alias()
     newest = (
-        sa.select(sa.func.max(other.c.version))
-        .where(other.c.kind == _COLUMNS.kind, other.c.name == _COLUMNS.name)
+        sa.select(sa.func.max(newer.c.version))
+        .where(newer.c.kind == _COLUMNS.kind, newer.c.name == _COLUMNS.name)
         .scalar_subquery()
     )
     query = (
@@ -61,10 +61,11 @@ def latest(
         .where(_COLUMNS.kind == kind, _COLUMNS.name.in_(names), _COLUMNS.version == newest)
         .order_by(_COLUMNS.name, _COLUMNS.id)
     )
-    found = []
-    for name, version, *lineage in connection.execute(query):
-        found.append((str(name), int(version), WindowLineage(*lineage)))
-    return found
+    latest_windows = [
+        (str(name), int(version), WindowLineage(*lineage))
+        for name, version, *lineage in connection.execute(query)
+    ]
+    return latest_windows
 
 
 def remove(connection: Connection, kind: str, name: str, version: int) -> None:

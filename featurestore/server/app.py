@@ -11,7 +11,7 @@ from featurestore.config import DEFAULT_ENGINE
 from featurestore.errors import missing_extra
 from featurestore.plugins.engine import find_engine
 from featurestore.plugins.remote import RETRIEVAL
-from featurestore.registry.cut import Views
+from featurestore.registry.filtered import Views
 from featurestore.server.access.provider import ProviderClient
 from featurestore.server.http_security import API, known_hosts
 from featurestore.server.job_runs import JobRuns

@@ -19,7 +19,7 @@ from featurestore.model.featuregroup import Commit
 from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.model.times import python_rows
 from featurestore.registry import audit_log, featuregroups, overview
-from featurestore.registry.cut import CutRegistry
+from featurestore.registry.filtered import FilteredRegistry
 from featurestore.registry.overview import GroupFilter, GroupLine
 from featurestore.retrieval import FeatureFrame
 from featurestore.server.guard import Settings, Store
@@ -235,7 +235,7 @@ def _values(table: pa.Table) -> dict[str, Any]:
 def history(group: FeatureGroup, *, limit: int, before: int | None = None) -> list[dict[str, Any]]:
     """Return commits, newest first."""
     records = [dict(vars(commit)) for commit in group.history(limit=limit, before=before)]
-    if isinstance(group._session.registry, CutRegistry):
+    if isinstance(group._session.registry, FilteredRegistry):
         for record in records:
             record["inputs"] = {}  # the Delta log may contain names of hidden groups
     return records

@@ -91,7 +91,7 @@ def outcome_text(
         return ""
     known_names = definition_words(job.spec)
     stored = stored_errors.unlisted(
-        full_store.session.registry, requested_run.outcome_text, own=known_names
+        full_store.session.registry, requested_run.outcome_text, allowed_names=known_names
     )
     with store.session.registry.reading() as connection:
         return stored_errors.shown(connection, stored)

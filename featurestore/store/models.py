@@ -55,7 +55,7 @@ class ModelCalls(StoreBase):
 
         >>> store.score("late_flights", labels="questions")
         Traceback (most recent call last):
-        featurestore.errors.ModelNotFound: There is no model 'late_flights'; there are none. ...
+        featurestore.errors.ModelNotFound: Unknown model 'late_flights'. Available: none. ...
         """
         from featurestore.experiments.model_api import get_model
         from featurestore.experiments.models import scoring

@@ -172,7 +172,7 @@ def test_maintenance_says_what_it_did(run: Run) -> None:
 
 def test_errors_are_one_line_and_a_hint(run: Run) -> None:
     assert run("fg", "show", "wether", code=1) == (
-        "error: There is no feature group 'wether'; there are 'weather'.\n"
+        "error: Unknown feature group 'wether'. Available: 'weather'.\n"
         "hint: did you mean weather?\n"
     )
     told = run("fg", "show", "wether", code=1, as_json=True)

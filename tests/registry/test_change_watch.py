@@ -13,7 +13,7 @@ from sqlalchemy import event
 import featurestore
 from featurestore.registry import access, tables
 from featurestore.registry.change_watch import ChangeWatch
-from featurestore.registry.cut import Views
+from featurestore.registry.filtered import Views
 from featurestore.registry.hidden import hidden_from
 from featurestore.store import FeatureStore
 

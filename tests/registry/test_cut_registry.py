@@ -19,7 +19,7 @@ from featurestore.errors import (
     TrainingDatasetNotFound,
 )
 from featurestore.registry import access, overview, tables
-from featurestore.registry.cut import CUTS, EVERYTHING, Views
+from featurestore.registry.filtered import EVERYTHING, VISIBLE_ROWS, Views
 from featurestore.registry.hidden import Hidden, hidden_from
 from featurestore.store import FeatureStore
 from tests.registry.conftest import new_database
@@ -94,8 +94,8 @@ def seen_by(
 
 
 def test_every_table_is_cut_or_said_to_be_open() -> None:
-    assert set(CUTS) == set(tables.metadata.tables)
-    opened = {name for name, condition in CUTS.items() if condition == EVERYTHING}
+    assert set(VISIBLE_ROWS) == set(tables.metadata.tables)
+    opened = {name for name, condition in VISIBLE_ROWS.items() if condition == EVERYTHING}
     assert opened == {"sources", "owners"}
 
 

@@ -19,8 +19,8 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.window_lineage import WindowLineage
 from featurestore.recovery.groups import forget
 from featurestore.registry import featuregroups, search_documents, tags, window_features
-from featurestore.registry.cut import Views
 from featurestore.registry.database import Registry
+from featurestore.registry.filtered import Views
 from featurestore.registry.hidden import Hidden
 from featurestore.session import Session
 

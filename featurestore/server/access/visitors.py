@@ -12,7 +12,7 @@ from featurestore.recovery import access as access_file
 from featurestore.registry import access
 from featurestore.registry.access import User
 from featurestore.registry.audit_log import Actor
-from featurestore.registry.cut import Views
+from featurestore.registry.filtered import Views
 from featurestore.server.access.secrets import digest
 from featurestore.session import Session
 from featurestore.store import FeatureStore

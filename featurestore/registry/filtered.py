@@ -1,7 +1,7 @@
-"""A registry as a user may see it: temporary views over its tables leave out what is hidden.
+"""A registry filtered for a user: temporary views over its tables omit hidden rows.
 
-Both databases look for temporary names before all others, so that every query reads the views
-without knowing of them; see docs/adr/0019.
+Both databases resolve temporary names first, so every query reads the views
+without changes; see docs/adr/0019.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _VISIBLE = (
 )
 
 
-def _made(kind: str, name: str = "name", version: str = "version") -> str:
+def _visible_output(kind: str, name: str = "name", version: str = "version") -> str:
     """Return the condition that an output is not hidden."""
     return _VISIBLE.format(kind=kind, name=f"t.{name}", version=f"t.{version}")
 
@@ -51,13 +51,13 @@ _SOURCE = (
     "and (h.version is null or h.version = t.source_version))"
 )
 # Of anything with a kind: a group by its name, all else by name and version.
-_ANYTHING = f"(t.kind <> 'featuregroup' or {_GROUP.format('name')}) and {_made('t.kind')}"
+_ANYTHING = f"(t.kind <> 'featuregroup' or {_GROUP.format('name')}) and {_visible_output('t.kind')}"
 _DATASET = "'training_dataset'"
 NOTHING = "1 = 0"
 EVERYTHING = "1 = 1"
 
 # The rows of each table that a user sees.
-CUTS = {
+VISIBLE_ROWS = {
     "featuregroups": _GROUP.format("name"),
     "features": "t.featuregroup_id not in (select g.id from {base}featuregroups g "
     "join hidden_groups h on h.name = g.name)",
@@ -66,13 +66,13 @@ CUTS = {
     "window_features": f"{_ANYTHING} and {_SOURCE}",
     "search_documents": _ANYTHING,
     "validation_reports": _ANYTHING,
-    "training_datasets": _made(_DATASET),
+    "training_datasets": _visible_output(_DATASET),
     "training_dataset_pins": "t.training_dataset_id in (select id from training_datasets)",
-    "feature_views": _made("'feature_view'"),
-    "models": _made("'model'"),
+    "feature_views": _visible_output("'feature_view'"),
+    "models": _visible_output("'model'"),
     "experiment_runs": (
         f"not exists (select 1 from hidden_kinds where kind = '{RUN}') "
-        f"and (t.dataset is null or {_made(_DATASET, 'dataset', 'dataset_version')}) "
+        f"and (t.dataset is null or {_visible_output(_DATASET, 'dataset', 'dataset_version')}) "
         f"and not exists (select 1 from hidden_outputs h where h.kind = '{RUN}' "
         "and h.name in (t.id, t.parent)) "
         "and (t.parent is null or not exists (select 1 from {base}experiment_runs p "
@@ -89,7 +89,7 @@ CUTS = {
     "incidents": _JOB.format("job"),
     "stream_offsets": _JOB.format("job"),
     "stream_progress": _JOB.format("job"),
-    # Where rows come from and which processes live is no feature of anybody.
+    # Sources and live processes reveal no features.
     "sources": EVERYTHING,
     "owners": EVERYTHING,
     "alert_channels": NOTHING,
@@ -108,21 +108,21 @@ _COLUMNS = {
 }
 
 
-class CutRegistry(Registry):
-    """The registry of a store without what is hidden; it is for reading only."""
+class FilteredRegistry(Registry):
+    """A read-only registry without hidden rows."""
 
-    def __init__(self, whole: Registry, views: Views, hidden: Hidden) -> None:
-        self._views = views  # its connections are closed when nobody needs them any more
+    def __init__(self, registry: Registry, views: Views, hidden: Hidden) -> None:
+        self._views = views  # keeps the connections open while this registry is in use
         self._engine = views.engine
-        self._url = whole._url
-        self._location = whole._location
-        self._schema = whole._schema
+        self._url = registry._url
+        self._location = registry._location
+        self._schema = registry._schema
         self._is_copy = True
         self._hidden = hidden
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Yield a connection that does not see what is hidden."""
+        """Yield a connection that does not see hidden rows."""
         with self._connection(immediate=False) as connection:
             _fill(connection, self._hidden)
             with connection.begin():
@@ -133,8 +133,8 @@ class CutRegistry(Registry):
         return self._hidden.is_named(text)
 
     def check_writable(self) -> NoReturn:
-        """Refuse: whoever may change something is given the whole store, after a look at roles."""
-        raise NotAllowed("This way leads to reading only.")
+        """Refuse: a user with write access gets the unfiltered registry after a check of roles."""
+        raise NotAllowed("This registry is open for reading only.")
 
     @contextmanager
     def upgrading(self) -> Iterator[Connection]:
@@ -148,36 +148,36 @@ class CutRegistry(Registry):
 class Views:
     """Connections to a registry that have the views, for all users alike."""
 
-    def __init__(self, whole: Registry) -> None:
-        self._whole = whole
-        self._beside = whole.beside(connections=_CONNECTIONS)
-        self.engine = self._beside._engine
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._reader = registry.reader(connections=_CONNECTIONS)
+        self.engine = self._reader._engine
         event.listen(self.engine, "connect", _make_views)
-        self._watch = ChangeWatch(whole)
+        self._watch = ChangeWatch(registry)
         self._lock = threading.Lock()
         self._state: object = None
-        self._known: dict[tuple[frozenset[str], bool], Hidden] = {}
+        self._hidden_by_rights: dict[tuple[frozenset[str], bool], Hidden] = {}
 
-    def registry(self, hidden: Hidden) -> CutRegistry:
+    def registry(self, hidden: Hidden) -> FilteredRegistry:
         """Return the registry without what is hidden."""
-        return CutRegistry(self._whole, self, hidden)
+        return FilteredRegistry(self._registry, self, hidden)
 
-    def registry_for(self, *, granted: Collection[str], reads_store: bool) -> CutRegistry:
-        """Return the registry without what is hidden from somebody, as ``hidden_from`` finds it.
+    def registry_for(self, *, granted: Collection[str], reads_store: bool) -> FilteredRegistry:
+        """Return the registry filtered for a user, by the result of ``hidden_from``.
 
-        It is found once and kept until anything is committed to the registry.
+        The result is cached until the next commit to the registry.
         """
         rights = (frozenset(granted), reads_store)
         with self._lock:
-            state = self._watch.state()  # what is found is of this state, or of one after it
+            state = self._watch.state()  # the result is of this state or a later one
             if state != self._state:
-                self._known.clear()
+                self._hidden_by_rights.clear()
                 self._state = state
-            hidden = self._known.get(rights)
+            hidden = self._hidden_by_rights.get(rights)
             if hidden is None:
-                with self._whole.reading() as connection:
+                with self._registry.reading() as connection:
                     hidden = hidden_from(connection, granted=granted, reads_store=reads_store)
-                self._known[rights] = hidden
+                self._hidden_by_rights[rights] = hidden
         return self.registry(hidden)
 
 
@@ -213,7 +213,7 @@ def _view(table: sa.Table, base: str) -> str:
     for column in table.columns:
         shown = _COLUMNS.get((table.name, column.name), f't."{column.name}"')
         columns.append(f'{shown} as "{column.name}"')
-    condition = CUTS[table.name].replace("{base}", base)
+    condition = VISIBLE_ROWS[table.name].replace("{base}", base)
     return (
         f'create temporary view "{table.name}" as select {", ".join(columns)} '
         f'from {base}"{table.name}" t where {condition}'
@@ -222,10 +222,10 @@ def _view(table: sa.Table, base: str) -> str:
 
 def _fill(connection: Connection, hidden: Hidden) -> None:
     """Write the lists of what is hidden, unless those of the reading before are the same."""
-    known = connection.info
-    if known.get(HIDDEN) is hidden:
+    connection_info = connection.info
+    if connection_info.get(HIDDEN) is hidden:
         return
-    known.pop(HIDDEN, None)
+    connection_info.pop(HIDDEN, None)
     lists: dict[str, list[tuple[Any, ...]]] = {
         "hidden_groups": list(zip(hidden.groups)),
         "hidden_outputs": list(hidden.outputs),
@@ -239,7 +239,7 @@ def _fill(connection: Connection, hidden: Hidden) -> None:
                 _write_table(connection, name, rows)
             else:
                 _write_setting(connection, name, rows)
-    known[HIDDEN] = hidden
+    connection_info[HIDDEN] = hidden
 
 
 def _write_table(connection: Connection, name: str, rows: list[tuple[Any, ...]]) -> None:
@@ -250,8 +250,6 @@ def _write_table(connection: Connection, name: str, rows: list[tuple[Any, ...]])
 
 
 def _write_setting(connection: Connection, name: str, rows: list[tuple[Any, ...]]) -> None:
-    told = []
-    for row in rows:
-        told.append(dict(zip(_LISTS[name], row, strict=True)))
-    setting = sa.select(sa.func.set_config(f"featurestore.{name}", json.dumps(told), False))
+    records = [dict(zip(_LISTS[name], row, strict=True)) for row in rows]
+    setting = sa.select(sa.func.set_config(f"featurestore.{name}", json.dumps(records), False))
     connection.execute(setting)

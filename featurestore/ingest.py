@@ -51,7 +51,13 @@ from featurestore.arrow.polars_columns import table_of_polars
 from featurestore.arrow.python_columns import table_of_array, table_of_columns, table_of_rows
 from featurestore.arrow.shapes import describe, is_tensor, shape_of, shaped_type
 from featurestore.arrow.type_lines import nanoseconds_line
-from featurestore.arrow.types import check_nesting, feature_schema, is_nested, widens
+from featurestore.arrow.types import (
+    check_nesting,
+    feature_schema,
+    is_nested,
+    widens,
+    with_wider_decimals,
+)
 from featurestore.arrow.untyped import typed_like
 from featurestore.errors import (
     DataWarning,
@@ -271,7 +277,7 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     Arguments as in ``to_relation``.
     """
     df, language = with_language(df)
-    reader = open_stream(_untyped_where_empty(df, like))
+    reader = open_stream(_untyped_where_empty(df, like), like=like)
     _check_names(reader.schema, language=language)
     reader = _without_encoded_arrays(reader, like, language=language)
     if like is None:
@@ -409,7 +415,7 @@ def _is_date_text(value: object) -> bool:
     return True
 
 
-def open_stream(df: Any) -> pa.RecordBatchReader:
+def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchReader:
     """Return a dataframe argument as an Arrow stream with the types that it was given with."""
     if isinstance(df, pa.RecordBatchReader):
         return df
@@ -437,16 +443,16 @@ def open_stream(df: Any) -> pa.RecordBatchReader:
         return _from_capsule(df)
     if hasattr(df, "scanner"):
         return df.scanner().to_reader()  # a pyarrow dataset of an older pyarrow
-    return _from_python(df)
+    return _from_python(df, like)
 
 
-def _from_python(df: object) -> pa.RecordBatchReader:
+def _from_python(df: object, like: pa.Schema | None) -> pa.RecordBatchReader:
     if isinstance(df, list | tuple):
         return _reader(table_of_rows(df))
     if isinstance(df, Mapping):
         return _reader(table_of_columns(df))
     if isinstance(df, Iterator):
-        return _from_iterator(df)
+        return _from_iterator(df, like)
     raise _not_a_dataframe(df)
 
 
@@ -550,7 +556,7 @@ def _from_capsule(df: Any) -> pa.RecordBatchReader:
         ) from error
 
 
-def _from_iterator(chunks: Iterator[Any]) -> pa.RecordBatchReader:
+def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBatchReader:
     first = next(chunks, None)
     if first is None:
         raise UnsupportedDataframe("The iterator is empty, so there are no columns.")
@@ -562,7 +568,7 @@ def _from_iterator(chunks: Iterator[Any]) -> pa.RecordBatchReader:
             hint="hand over all rows at once: list(rows)",
         )
     readers = open_stream(first)
-    schema, language = readers.schema, language_of(first)
+    schema, language = _with_decimals_of(like, readers.schema), language_of(first)
 
     def batches() -> Iterator[pa.RecordBatch]:
         row = 0
@@ -574,6 +580,20 @@ def _from_iterator(chunks: Iterator[Any]) -> pa.RecordBatchReader:
                 yield batch
 
     return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _with_decimals_of(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
+    """Return the first part's schema, whose decimals also hold those of ``like``."""
+    if like is None:
+        return schema
+    fields = []
+    for field in schema:
+        index = like.get_field_index(field.name)
+        if index >= 0:
+            wider = with_wider_decimals(field.type, like.field(index).type)
+            field = field.with_type(wider or field.type)
+        fields.append(field)
+    return pa.schema(fields, metadata=schema.metadata)
 
 
 def _like_first(

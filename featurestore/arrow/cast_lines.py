@@ -9,7 +9,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.column_lines import TEXT, cell_line, quoted
 from featurestore.arrow.shapes import items_of, shape_of
-from featurestore.arrow.types import integer_range, is_nested, numpy_type
+from featurestore.arrow.types import integer_range, is_exact, is_nested, numpy_type
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ _NUMBER_TEXT = "str(int({v}) if {v} % 1 == 0 else {v})"
 _EXACT_INTEGER = "int({v}) if {v} % 1 == 0 and {low} <= {v} <= {high} else None"
 _RANGED = "{v} if {low} <= {v} <= {high} else None"
 _FLAG = "{0: False, 1: True}.get({v})"
+_DECIMAL = "decimal.Decimal(str({v}))"
 _PARSED = "int({v}) if {v}.strip().lstrip('-').isdecimal() else None"
 _PARSED_FLOAT = "float({v}) if {v}.strip().lstrip('-').replace('.', '', 1).isdecimal() else None"
 _ITEMS = 'np.asarray({v}).astype("{t}")'
@@ -140,12 +141,15 @@ def cast_line(library: str, column: str, source: pa.DataType, target: pa.DataTyp
     Returns None if there is no such line, as for whole numbers that are times in a unit
     which only the caller knows.
     """
+    if is_exact(target) and (pat.is_decimal(source) or _is_integer_to_decimal(source, target)):
+        return None  # only values without an equal need a cast, and every cast would round them
     language = _LANGUAGES.get(library)
     if language is not None and pat.is_date32(target):
         if language.to_date:
             return _line(language.to_date, column) if pat.is_string(source) else None
         language = None
-    if language is None or (language is _PANDAS and pat.is_decimal(source)):
+    has_decimals = pat.is_decimal(source) or pat.is_decimal(target)
+    if language is None or (language is _PANDAS and has_decimals):
         expression = _expression(source, target)
         return None if expression is None else cell_line(library, column, expression)
     if pat.is_timestamp(target):
@@ -176,6 +180,10 @@ def key_line(library: str, column: str, source: pa.DataType, target: pa.DataType
         return cell_line(library, column, _in_range(_EXACT_INTEGER, target))
     low, high = integer_range(target)
     return _line(language.exact_integer, column, t=language.types[str(target)], low=low, high=high)
+
+
+def _is_integer_to_decimal(source: pa.DataType, target: pa.DataType) -> bool:
+    return bool(pat.is_integer(source) and pat.is_decimal(target))
 
 
 def _template(language: _Language, source: pa.DataType, target: pa.DataType) -> str:
@@ -219,6 +227,8 @@ def _expression(source: pa.DataType, target: pa.DataType) -> str | None:
         return None
     if pat.is_string(target):
         return TEXT
+    if pat.is_decimal(target):
+        return None if pat.is_boolean(source) else _DECIMAL
     if pat.is_boolean(target):
         return _FLAG
     if pat.is_floating(target):

@@ -266,3 +266,13 @@ def test_mixed_values_of_one_column_are_refused_by_name() -> None:
         read(pd.DataFrame({"a": [1, "x"]}))
     with pytest.raises(UnsupportedType, match="Column 'a'"):
         read([{"a": 1}, {"a": "x"}])
+
+
+@pytest.mark.parametrize(
+    "texts", [("1.5", "1.25"), ("1.5", "123.5"), ("1.25", "1.5"), ("12345.5", "0.125")]
+)
+def test_iterator_parts_have_the_decimals_of_the_group(texts: tuple[str, str]) -> None:
+    parts = [pa.table({"price": [Decimal(text)]}) for text in texts]
+    group = pa.schema([("price", pa.decimal128(7, 3))])
+    rows = to_reader(iter(parts), like=group).read_all()
+    assert rows.column("price").to_pylist() == [Decimal(text) for text in texts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import math
 from decimal import Decimal, localcontext
 from typing import Any
@@ -206,6 +207,7 @@ def pasted(library: str, values: pa.Array, line: str) -> pa.Array:
     frame = frame_of(library, values)
     name = NAMES[library]
     known = {name: frame, "pd": pd, "pl": pl, "np": np, "pa": pa, "datetime": datetime}
+    known["decimal"] = decimal
     exec(line, known)
     column = to_reader(known[name]).read_all().column(0)
     return pa.concat_arrays(column.chunks)
@@ -243,6 +245,25 @@ def test_the_line_to_paste_makes_values_that_fit(library: str, case: str) -> Non
     line = cast_line(library, column, values.type, wanted)
     assert line is not None
     assert cast_exactly(pasted(library, values, line), wanted).to_pylist() == expected
+
+
+@pytest.mark.parametrize("library", NAMES)
+@given(
+    value=st.decimals(
+        min_value=-(10**9), max_value=10**9, places=4, allow_nan=False, allow_infinity=False
+    ),
+    target=st.sampled_from([*EXACT, pa.string(), pa.decimal128(18, 6)]),
+    as_text=st.booleans(),
+)
+def test_cast_line_of_decimals_loses_no_value(
+    library: str, value: Decimal, target: pa.DataType, as_text: bool
+) -> None:
+    source = pa.array([str(value) if as_text else value, None])
+    column = "col_0" if library == "tuples" else "n"
+    line = cast_line(library, column, source.type, target)
+    if line is None or (as_text and pa.types.is_integer(target)):
+        return  # texts that are not integers become null
+    assert [Decimal(str(cell)) for cell in pasted(library, source, line).to_pylist()[:1]] == [value]
 
 
 def test_the_line_for_arrays_casts_each_cell() -> None:

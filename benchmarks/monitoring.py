@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import featurestore
 from featurestore.model.monitor import Baseline, MonitorSpec
-from featurestore.model.watched_model import WatchedModel
+from featurestore.model.watched_model import MonitoredModel
 from featurestore.monitoring.metric_rules import metric_findings
 from tests.monitoring import changes
 from tests.monitoring import series as planted
@@ -230,7 +230,7 @@ def measure_cost() -> None:
 def measure_models() -> None:
     rng = np.random.default_rng(2024)
     for name in ("auc", "accuracy", "mae"):
-        model = WatchedModel("m", None, "labels", None, "prediction", (name,))
+        model = MonitoredModel("m", None, "labels", None, "prediction", (name,))
         watched = MonitorSpec("scores", baseline=Baseline(last=8 * planted.DAY), model=model)
         for rows in (5, 20, 100, 500, 2000):
             out = {False: 0, True: 0}

@@ -45,10 +45,10 @@ from featurestore.arrow.duckdb_columns import query_refusals, with_storable_type
 from featurestore.arrow.fitting import Misfit, can_fit, cast_exactly
 from featurestore.arrow.found_shapes import UniformShapes, is_list_of_numbers, with_uniform_shape
 from featurestore.arrow.instants import check_batch_times, time_columns
-from featurestore.arrow.odd_columns import CONVERSION_ERRORS, Unstorable, refusal
-from featurestore.arrow.pandas_frames import table_of_pandas
-from featurestore.arrow.polars_columns import table_of_polars
-from featurestore.arrow.python_columns import table_of_array, table_of_columns, table_of_rows
+from featurestore.arrow.odd_columns import CONVERSION_ERRORS, Unstorable, unsupported_column
+from featurestore.arrow.pandas_frames import table_from_pandas
+from featurestore.arrow.polars_columns import table_from_polars
+from featurestore.arrow.python_columns import table_from_array, table_from_columns, table_from_rows
 from featurestore.arrow.shapes import describe, is_tensor, shape_of, shaped_type
 from featurestore.arrow.type_lines import nanoseconds_line
 from featurestore.arrow.types import (
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine, Relation
 
 _BATCH_ROWS = 65_536
-_LOOKED_AT = 20
+_CHECKED_ROWS = 20
 _PEEK_ROWS = 1000
 # Whose dataframes no engine has for its own: their rows become Arrow here.
 _CHECKED_LIBRARIES = ("pandas", "polars", "pyarrow", "numpy", "builtins")
@@ -135,7 +135,7 @@ def as_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
         engine.release(shipped)
 
 
-def may_be_native(df: object) -> bool:
+def can_be_native(df: object) -> bool:
     """Return whether an engine may read the rows itself, without the checks of this module.
 
     The relation of a lazy frame is not used, since this may open its sources, and the engine does
@@ -242,7 +242,7 @@ def _check_rows(
     plain = {f"c{number}": name for number, name in enumerate(names)}  # nothing to quote
     has_bytes = " OR ".join(f"{column} IS NOT NULL" for column in plain)
     cells = engine.filter(engine.select(relation, plain), has_bytes)
-    for batch in engine.stream(cells, limit=_LOOKED_AT):
+    for batch in engine.stream(cells, limit=_CHECKED_ROWS):
         check(pa.RecordBatch.from_arrays(batch.columns, names))
 
 
@@ -448,9 +448,9 @@ def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchRead
 
 def _from_python(df: object, like: pa.Schema | None) -> pa.RecordBatchReader:
     if isinstance(df, list | tuple):
-        return _reader(table_of_rows(df))
+        return _reader(table_from_rows(df))
     if isinstance(df, Mapping):
-        return _reader(table_of_columns(df))
+        return _reader(table_from_columns(df))
     if isinstance(df, Iterator):
         return _from_iterator(df, like)
     raise _not_a_dataframe(df)
@@ -474,7 +474,7 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
             "df = df.rename_axis('name').reset_index() keeps it",
             DataWarning,
         )
-    return _reader(table_of_pandas(df))
+    return _reader(table_from_pandas(df))
 
 
 def index_holds_values(df: object) -> bool:
@@ -523,11 +523,11 @@ def _from_polars(df: Any) -> pa.RecordBatchReader:
         raise UnsupportedDataframe(
             f"A polars {type(df).__name__} is not a dataframe.", hint="df = df.to_frame()"
         )
-    return _reader(table_of_polars(df))
+    return _reader(table_from_polars(df))
 
 
 def _from_numpy(array: Any) -> pa.RecordBatchReader:
-    return _reader(table_of_array(array))
+    return _reader(table_from_array(array))
 
 
 def _from_spark(df: Any) -> pa.RecordBatchReader:
@@ -575,7 +575,7 @@ def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBa
         for part in itertools.chain([readers], chunks):
             for batch in open_stream(part):
                 if batch.schema != schema:
-                    batch = _like_first(batch, schema, row, language=language)
+                    batch = _match_first(batch, schema, row, language=language)
                 row += batch.num_rows
                 yield batch
 
@@ -596,7 +596,7 @@ def _with_decimals_of(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
     return pa.schema(fields, metadata=schema.metadata)
 
 
-def _like_first(
+def _match_first(
     batch: pa.RecordBatch, schema: pa.Schema, rows_before: int, *, language: str
 ) -> pa.RecordBatch:
     """Return rows of a later part of an iterator with the types of the first part.
@@ -615,11 +615,11 @@ def _like_first(
     for field in schema:
         column = batch.column(batch.schema.get_field_index(field.name))
         _refuse_other_shape(column, field, rows_before)
-        columns.append(_fitted(column, field, language=language))
+        columns.append(_cast_to_first(column, field, language=language))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _fitted(column: pa.Array, field: pa.Field, *, language: str) -> pa.Array:
+def _cast_to_first(column: pa.Array, field: pa.Field, *, language: str) -> pa.Array:
     """Return a column of a later part with the type of the first, if each value has an equal."""
     if pat.is_null(column.type):
         return pa.nulls(len(column), field.type)
@@ -675,7 +675,7 @@ def convert_array(
         if pat.is_float16(array.type):
             return _from_half(array).cast(kind)
         if _holds_half(array.type):
-            return _rebuilt(array, kind)
+            return _cast_by_python(array, kind)
         if pat.is_dictionary(array.type):
             options = convert_array(array.dictionary, kind, name=name, language=language)
             return take_values(options, array.indices)
@@ -683,12 +683,13 @@ def convert_array(
     except CONVERSION_ERRORS as error:
         if isinstance(error, FeatureStoreError):
             raise
-        problem = f"of type {array.type} cannot become {kind}: {_first_line(error)}"
+        first_line = str(error).partition("\n")[0].rstrip(".")
+        problem = f"of type {array.type} cannot become {kind}: {first_line}"
         line = "give the column that type"
-        if _is_of_nanoseconds(array.type):
+        if pat.is_timestamp(array.type) and array.type.unit == "ns":
             problem = f"{problem} (times are kept to the microsecond)"
             line = nanoseconds_line(language, name)
-        raise refusal(name, Unstorable(problem, line=line), language=language) from error
+        raise unsupported_column(name, Unstorable(problem, line=line), language=language) from error
 
 
 def _is_of_nanoseconds(kind: pa.DataType) -> bool:
@@ -767,7 +768,7 @@ def _holds_half(kind: pa.DataType) -> bool:
     return pat.is_float16(kind) or any(map(_holds_half, _inner_types(kind)))
 
 
-def _rebuilt(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_by_python(array: pa.Array, kind: pa.DataType) -> pa.Array:
     # Older pyarrow cannot cast half floats, alone or inside of lists; Python values can.
     return pa.array(array.to_pylist(), type=kind)
 

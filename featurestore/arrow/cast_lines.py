@@ -141,8 +141,9 @@ def cast_line(library: str, column: str, source: pa.DataType, target: pa.DataTyp
     Returns None if there is no such line, as for whole numbers that are times in a unit
     which only the caller knows.
     """
-    if is_exact(target) and (pat.is_decimal(source) or _is_integer_to_decimal(source, target)):
-        return None  # only values without an equal need a cast, and every cast would round them
+    is_wide_integer = pat.is_integer(source) and pat.is_decimal(target)
+    if is_wide_integer or (pat.is_decimal(source) and is_exact(target)):
+        return None  # values that the target holds need no cast; any cast would round the others
     language = _LANGUAGES.get(library)
     if language is not None and pat.is_date32(target):
         if language.to_date:
@@ -180,10 +181,6 @@ def key_line(library: str, column: str, source: pa.DataType, target: pa.DataType
         return cell_line(library, column, _in_range(_EXACT_INTEGER, target))
     low, high = integer_range(target)
     return _line(language.exact_integer, column, t=language.types[str(target)], low=low, high=high)
-
-
-def _is_integer_to_decimal(source: pa.DataType, target: pa.DataType) -> bool:
-    return bool(pat.is_integer(source) and pat.is_decimal(target))
 
 
 def _template(language: _Language, source: pa.DataType, target: pa.DataType) -> str:

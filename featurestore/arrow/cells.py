@@ -25,7 +25,7 @@ from featurestore.arrow.arrays import column_of_arrays
 from featurestore.arrow.column_lines import TEXT
 from featurestore.arrow.found_shapes import with_uniform_shape
 from featurestore.arrow.numpy_columns import cells_of_array, plain_array
-from featurestore.arrow.odd_columns import Unstorable, refusals
+from featurestore.arrow.odd_columns import Unstorable, conversion_errors
 
 # Types that Arrow converts without loss when all cells have them.
 _PLAIN: tuple[frozenset[Any], ...] = (
@@ -110,7 +110,7 @@ def array_of_cells(
     >>> days.to_pylist() == [dt.datetime(2024, 1, 1), noon]
     True
     """
-    with refusals(name, cells, language=language):
+    with conversion_errors(name, cells, language=language):
         if _present_types(cells) in _PLAIN:
             return _array(cells, nan_is_null=nan_is_null)
         plain = _without_scalars(cells)

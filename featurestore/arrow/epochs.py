@@ -1,4 +1,4 @@
-"""Numbers and texts that stand for times: in which unit they count, and the line that converts."""
+"""Unit inference for epoch numbers, and hints that convert numbers and strings to times."""
 
 from __future__ import annotations
 

@@ -51,27 +51,27 @@ class Misfit(ValueError):
         self.value = value
 
 
-def can_fit(given: pa.DataType, wanted: pa.DataType) -> bool:
+def can_fit(source: pa.DataType, target: pa.DataType) -> bool:
     """Return whether values of one type can have equals in another; which of them do is not known.
 
     >>> can_fit(pa.int64(), pa.float64()), can_fit(pa.int64(), pa.string())
     (True, False)
     """
-    if widens(given, wanted):
+    if widens(source, target):
         return True
-    if _is_numeric(given) and _is_numeric(wanted):
+    if _is_numeric(source) and _is_numeric(target):
         return True
-    if is_exact(given) and is_exact(wanted):
+    if is_exact(source) and is_exact(target):
         return True
-    if not (holds_items(given) and holds_items(wanted)):
+    if not (holds_items(source) and holds_items(target)):
         return False
-    are_fixed = pat.is_fixed_size_list(given) and pat.is_fixed_size_list(wanted)
-    if are_fixed and given.list_size != wanted.list_size:
+    are_fixed = pat.is_fixed_size_list(source) and pat.is_fixed_size_list(target)
+    if are_fixed and source.list_size != target.list_size:
         return False
-    return can_fit(given.value_type, wanted.value_type)
+    return can_fit(source.value_type, target.value_type)
 
 
-def cast_exactly(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def cast_exactly(array: pa.Array, target: pa.DataType) -> pa.Array:
     """Return an array as another type that ``can_fit`` allows.
 
     >>> cast_exactly(pa.array([1.0, None, 3.0]), pa.int64()).to_pylist()
@@ -80,17 +80,17 @@ def cast_exactly(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     Raises:
         Misfit: A value has no equal there; the text names the first.
     """
-    if not widens(array.type, wanted):
-        other = first_shape_mismatch(array, wanted)
-        if other is not None:
-            raise Misfit(f"an array of shape {other[1]} does not fit")
-        value = first_misfit(array, wanted)
+    if not widens(array.type, target):
+        mismatch = first_shape_mismatch(array, target)
+        if mismatch is not None:
+            raise Misfit(f"an array of shape {mismatch[1]} does not fit")
+        value = first_misfit(array, target)
         if value is not None:
             raise Misfit(f"{value} does not fit", value)
-    return cast_array(array, wanted)
+    return cast_array(array, target)
 
 
-def first_misfit(array: pa.Array, wanted: pa.DataType) -> Any:
+def first_misfit(array: pa.Array, target: pa.DataType) -> Any:
     """Return the first number, inside of lists too, that has no equal in a type; None: all have.
 
     >>> first_misfit(pa.array([1.0, 2.5, 3.5]), pa.int64())
@@ -99,73 +99,73 @@ def first_misfit(array: pa.Array, wanted: pa.DataType) -> Any:
     while is_nested(array.type):
         if array.null_count == len(array):
             return None
-        array, wanted = array.flatten(), wanted.value_type
+        array, target = array.flatten(), target.value_type
     array = pc.drop_null(array)
-    if pat.is_decimal(array.type) or pat.is_decimal(wanted):
-        return _first_uncastable(array, wanted)
+    if pat.is_decimal(array.type) or pat.is_decimal(target):
+        return _first_uncastable(array, target)
     values = array.to_numpy(zero_copy_only=False)
-    wrong = np.flatnonzero(_misfits(values, wanted))
+    wrong = np.flatnonzero(_misfits(values, target))
     if not len(wrong):
         return None
     return values[wrong[0]].item()
 
 
-def cast_label_keys(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def cast_label_keys(array: pa.Array, target: pa.DataType) -> pa.Array:
     """Return keys of labels as the type of the key that they meet, null where it has no equal.
 
     >>> cast_label_keys(pa.array([1, 300]), pa.int8()).to_pylist()
     [1, None]
     """
     try:
-        return cast_array(array, wanted)
+        return cast_array(array, target)
     except pa.ArrowInvalid:
-        parts = [_cast_or_null(array.slice(row, 1), wanted) for row in range(len(array))]
-        return pa.concat_arrays(parts)
+        values = [_cast_or_null(array.slice(row, 1), target) for row in range(len(array))]
+        return pa.concat_arrays(values)
 
 
-def _cast_or_null(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _cast_or_null(array: pa.Array, target: pa.DataType) -> pa.Array:
     try:
-        return cast_array(array, wanted)
+        return cast_array(array, target)
     except pa.ArrowInvalid:
-        return pa.nulls(1, wanted)
+        return pa.nulls(1, target)
 
 
-def _first_uncastable(array: pa.Array, wanted: pa.DataType) -> Any:
+def _first_uncastable(array: pa.Array, target: pa.DataType) -> Any:
     """Return the first value that cannot be cast; halves that can be are not looked into."""
     try:
-        cast_array(array, wanted)
+        cast_array(array, target)
         return None
     except pa.ArrowInvalid:
         if len(array) == 1:
             return array[0].as_py()
     half = len(array) // 2
-    first = _first_uncastable(array.slice(0, half), wanted)
+    first = _first_uncastable(array.slice(0, half), target)
     if first is not None:
         return first
-    return _first_uncastable(array.slice(half), wanted)
+    return _first_uncastable(array.slice(half), target)
 
 
-def _misfits(values: Any, wanted: pa.DataType) -> Any:
+def _misfits(values: Any, target: pa.DataType) -> Any:
     """Return which values have no equal in a type, as booleans."""
     if values.dtype.kind != "f":
-        low, high = _integer_bounds(wanted)
-        held = np.iinfo(values.dtype)
-        return (values < max(low, held.min)) | (values > min(high, held.max))
-    if pat.is_integer(wanted):
-        low, high = integer_range(wanted)
+        low, high = _integer_bounds(target)
+        dtype_range = np.iinfo(values.dtype)
+        return (values < max(low, dtype_range.min)) | (values > min(high, dtype_range.max))
+    if pat.is_integer(target):
+        low, high = integer_range(target)
         # Powers of two, so that they are floats themselves.
         inside = (values >= float(low)) & (values < float(high + 1))
         return ~(inside & (np.trunc(values) == values))
     with np.errstate(over="ignore"):
-        there_and_back = values.astype(numpy_type(wanted)).astype(values.dtype)
+        there_and_back = values.astype(numpy_type(target)).astype(values.dtype)
     return (there_and_back != values) & ~np.isnan(values)
 
 
-def _integer_bounds(wanted: pa.DataType) -> tuple[int, int]:
+def _integer_bounds(target: pa.DataType) -> tuple[int, int]:
     """Return the least and the greatest whole number that a type holds with all between them."""
-    if pat.is_integer(wanted):
-        return integer_range(wanted)
-    exact = exact_in_float(wanted)
+    if pat.is_integer(target):
+        return integer_range(target)
+    exact = exact_in_float(target)
     return -exact, exact
 
 

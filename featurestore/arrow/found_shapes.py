@@ -1,4 +1,4 @@
-"""Lists whose type says any length: the shape that they have where all of them are equally long."""
+"""Shape inference for variable-size lists that all have one length."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ class UniformShapes:
                 self.merge(state, {name: uniform_shape(column)})
         return state
 
-    def merge(self, left: Shapes, right: Shapes) -> Shapes:
+    def merge(self, first: Shapes, second: Shapes) -> Shapes:
         """Return the state of both."""
-        for name, shape in right.items():
-            is_same = left.get(name, shape) == shape
-            left[name] = shape if is_same else None
-        return left
+        for name, shape in second.items():
+            is_same = first.get(name, shape) == shape
+            first[name] = shape if is_same else None
+        return first
 
     def finish(self, state: Shapes) -> dict[str, tuple[int, ...]]:
         """Return the shapes by the columns that have one."""

@@ -1,4 +1,4 @@
-"""Times of columns: each lies in the years 1 to 9999.
+"""Range check of time columns: the years 1 to 9999.
 
 Python, pandas, Spark and SQL each have other bounds of their own; between these all of them agree.
 """

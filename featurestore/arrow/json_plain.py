@@ -64,8 +64,8 @@ class PlainObjects:
             tables.append(table)
         if not tables:
             return [pa.array([], kind) for kind in self._schema.types]
-        whole = pa.concat_tables(tables).combine_chunks()
-        columns = [_combine_chunks(whole.column(name)) for name in self._names]
+        all_rows = pa.concat_tables(tables).combine_chunks()
+        columns = [_combine_chunks(all_rows.column(name)) for name in self._names]
         return None if _has_infinity(columns) else columns
 
     def _parse_block(self, texts: pa.Array) -> pa.Table | None:

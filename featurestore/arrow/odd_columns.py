@@ -1,6 +1,6 @@
 """Refusals: columns whose values Arrow or the store cannot hold, and the line that keeps the values.
 
-Code below the front door raises ``Unstorable``; ``refusals`` makes each error of a conversion an
+Code below the front door raises ``Unstorable``; ``conversion_errors`` makes each error of a conversion an
 ``UnsupportedType`` with a hint in the words of the caller's library.
 """
 
@@ -60,7 +60,7 @@ class Unstorable(ValueError):
 
 
 @contextmanager
-def refusals(name: str, values: Sequence[Any], *, language: str) -> Iterator[None]:
+def conversion_errors(name: str, values: Sequence[Any], *, language: str) -> Iterator[None]:
     """Raise every error of a conversion of one column as a refusal.
 
     Args:
@@ -76,26 +76,28 @@ def refusals(name: str, values: Sequence[Any], *, language: str) -> Iterator[Non
     except FeatureStoreError:
         raise
     except Unstorable as error:
-        raise refusal(name, error, values, language=language) from error
+        raise unsupported_column(name, error, values, language=language) from error
     except CONVERSION_ERRORS as error:
-        raise refusal(name, _of_library(error, values), values, language=language) from error
+        raise unsupported_column(
+            name, _from_library_error(error, values), values, language=language
+        ) from error
 
 
-def refusal(
+def unsupported_column(
     name: str, error: Unstorable, values: Sequence[Any] = (), *, language: str
 ) -> UnsupportedType:
     """Return the error for a column that cannot be stored.
 
-    >>> print(refusal("z", Unstorable("holds complex values", cells=[1j]), [1, 1j], language="rows"))
+    >>> print(unsupported_column("z", Unstorable("holds complex values", cells=[1j]), [1, 1j], language="rows"))
     Column 'z' holds complex values: row 1 is complex (1j).
     Hint: rows = [{**row, 'z': None if cell is None else str(cell)} for row in rows ...]
     """
     shown = []
     for cell in error.cells:
         row = _row_of(cell, values)
-        place = "a row" if row is None else f"row {row}"
-        shown.append(f"{place} is {type(cell).__name__} ({_short(cell)})")
-    told = f": {', '.join(shown)}" if shown else ""
+        row_name = "a row" if row is None else f"row {row}"
+        shown.append(f"{row_name} is {type(cell).__name__} ({_short(cell)})")
+    examples = f": {', '.join(shown)}" if shown else ""
     hint = error.line
     if hint is None:
         hint = cell_line(
@@ -104,7 +106,7 @@ def refusal(
             error.expression,
             missing_condition=error.missing or _missing_among(values),
         )
-    return UnsupportedType(f"Column {name!r} {error.problem}{told}.", hint=hint)
+    return UnsupportedType(f"Column {name!r} {error.problem}{examples}.", hint=hint)
 
 
 def check_dtype(name: str, dtype: Any, *, language: str = "pandas") -> None:
@@ -126,8 +128,8 @@ def check_dtype(name: str, dtype: Any, *, language: str = "pandas") -> None:
         )
 
 
-def _of_library(error: Exception, values: Sequence[Any]) -> Unstorable:
-    """Return what an error of Arrow or Python says of a column, in the words of this store."""
+def _from_library_error(error: Exception, values: Sequence[Any]) -> Unstorable:
+    """Translate an error of Arrow or Python."""
     if isinstance(error, UnicodeError):
         return Unstorable(
             "holds texts that UTF-8 cannot encode (lone surrogates)",
@@ -168,20 +170,20 @@ def _is_nan(cell: object) -> bool:
     return isinstance(cell, float) and cell != cell
 
 
-def _row_of(wanted: object, values: Sequence[Any]) -> int | None:
+def _row_of(value: object, values: Sequence[Any]) -> int | None:
     """Return the first row that is or contains an object; None if it was made on the way."""
     for row, cell in enumerate(values):
-        if _holds(cell, wanted):
+        if _contains(cell, value):
             return row
     return None
 
 
-def _holds(cell: Any, wanted: object) -> bool:
-    if cell is wanted:
+def _contains(cell: Any, value: object) -> bool:
+    if cell is value:
         return True
     if isinstance(cell, dict):
-        return any(_holds(item, wanted) for item in cell.values())
-    return isinstance(cell, list | tuple) and any(_holds(item, wanted) for item in cell)
+        return any(_contains(item, value) for item in cell.values())
+    return isinstance(cell, list | tuple) and any(_contains(item, value) for item in cell)
 
 
 def _short(cell: object) -> str:

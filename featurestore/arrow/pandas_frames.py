@@ -7,8 +7,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.odd_columns import CONVERSION_ERRORS, Unstorable, refusal, refusals
-from featurestore.arrow.python_columns import array_of_values
+from featurestore.arrow.odd_columns import (
+    CONVERSION_ERRORS,
+    Unstorable,
+    conversion_errors,
+    unsupported_column,
+)
+from featurestore.arrow.python_columns import array_from_values
 from featurestore.errors import FeatureStoreError
 
 _PLAIN_UNITS = ("datetime64[s]", "datetime64[ms]", "datetime64[us]", "datetime64[ns]")
@@ -25,7 +30,7 @@ _PLAIN_EXTENSIONS = (
 )
 
 
-def table_of_pandas(df: Any) -> pa.Table:
+def table_from_pandas(df: Any) -> pa.Table:
     """Return a frame of pandas, whose names are texts, as a table; arrays keep their shape.
 
     Raises:
@@ -34,7 +39,7 @@ def table_of_pandas(df: Any) -> pa.Table:
     special = {}
     for name, column in df.items():
         if not _is_plain(column.dtype):
-            special[name] = array_of_values(column, name=name, language="pandas")
+            special[name] = array_from_values(column, name=name, language="pandas")
     plain = df.drop(columns=list(special)) if special else df
     try:
         table = pa.Table.from_pandas(plain, preserve_index=False)
@@ -61,8 +66,8 @@ def _refused_column(df: Any, error: Exception) -> FeatureStoreError:
     """Return the error for the first column of a frame that Arrow refuses."""
     for name, column in df.items():
         try:
-            with refusals(name, column.tolist(), language="pandas"):
+            with conversion_errors(name, column.tolist(), language="pandas"):
                 pa.Array.from_pandas(column)
         except FeatureStoreError as refused:
             return refused
-    return refusal("", Unstorable(f"cannot be stored ({error})"), language="pandas")
+    return unsupported_column("", Unstorable(f"cannot be stored ({error})"), language="pandas")

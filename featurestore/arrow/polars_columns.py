@@ -7,13 +7,18 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.arrow.cells import array_of_cells
-from featurestore.arrow.odd_columns import CONVERSION_ERRORS, Unstorable, refusal, refusals
+from featurestore.arrow.odd_columns import (
+    CONVERSION_ERRORS,
+    Unstorable,
+    conversion_errors,
+    unsupported_column,
+)
 from featurestore.errors import FeatureStoreError
 
 _LONG_INTEGERS = ("Int128", "UInt128")
 
 
-def table_of_polars(df: Any) -> pa.Table:
+def table_from_polars(df: Any) -> pa.Table:
     """Return a frame of polars as a table.
 
     Raises:
@@ -22,7 +27,7 @@ def table_of_polars(df: Any) -> pa.Table:
     special = {}
     for series in df.get_columns():
         if _is_special(series):
-            special[series.name] = column_of_polars(series, name=series.name, language="polars")
+            special[series.name] = column_from_polars(series, name=series.name, language="polars")
     plain = df.drop(list(special))
     try:
         # Its own stream would use string views, which pyarrow reads from version 16 on only.
@@ -35,7 +40,7 @@ def table_of_polars(df: Any) -> pa.Table:
     return pa.table(columns) if special else table
 
 
-def column_of_polars(series: Any, *, name: str, language: str) -> pa.Array | pa.ChunkedArray:
+def column_from_polars(series: Any, *, name: str, language: str) -> pa.Array | pa.ChunkedArray:
     """Return a series of polars as an Arrow array.
 
     Integers of 128 bits become those of 64, which hold the same numbers or are refused.
@@ -46,7 +51,7 @@ def column_of_polars(series: Any, *, name: str, language: str) -> pa.Array | pa.
     kind = str(series.dtype)
     if kind == "Object":
         return array_of_cells(series.to_list(), name=name, language=language)
-    with refusals(name, (), language=language):
+    with conversion_errors(name, (), language=language):
         if kind not in _LONG_INTEGERS:
             return series.to_arrow()
         import polars
@@ -69,7 +74,7 @@ def _refused_series(df: Any, error: Exception) -> FeatureStoreError:
     """Return the error for the first column of a frame that Arrow refuses."""
     for series in df.get_columns():
         try:
-            column_of_polars(series, name=series.name, language="polars")
+            column_from_polars(series, name=series.name, language="polars")
         except FeatureStoreError as refused:
             return refused
-    return refusal("", Unstorable(f"cannot be stored ({error})"), language="polars")
+    return unsupported_column("", Unstorable(f"cannot be stored ({error})"), language="polars")

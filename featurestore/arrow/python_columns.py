@@ -14,17 +14,17 @@ from featurestore.arrow.cells import array_of_cells
 from featurestore.arrow.column_lines import language_of, rename_line
 from featurestore.arrow.column_names import feature_names_for, is_valid_text
 from featurestore.arrow.numpy_columns import array_of_numbers, plain_array
-from featurestore.arrow.odd_columns import check_dtype, refusals
-from featurestore.arrow.polars_columns import column_of_polars
+from featurestore.arrow.odd_columns import check_dtype, conversion_errors
+from featurestore.arrow.polars_columns import column_from_polars
 from featurestore.errors import InvalidName, UnsupportedDataframe, UnsupportedType, listing
 
 
-def table_of_rows(rows: Sequence[Any]) -> pa.Table:
+def table_from_rows(rows: Sequence[Any]) -> pa.Table:
     """Return rows (dicts, tuples, lists, arrays) as a table; without names ``col_0``, ``col_1``.
 
     Arrays of two dimensions or more, such as images, are the cells of one column ``col_0``.
 
-    >>> table_of_rows([{"a": 1}, {"a": 2}]).to_pydict()
+    >>> table_from_rows([{"a": 1}, {"a": 2}]).to_pydict()
     {'a': [1, 2]}
     """
     if not rows:
@@ -51,12 +51,12 @@ def table_of_rows(rows: Sequence[Any]) -> pa.Table:
     return _table(columns, language=language_of(rows))
 
 
-def table_of_columns(columns: Mapping[Any, Any]) -> pa.Table:
+def table_from_columns(columns: Mapping[Any, Any]) -> pa.Table:
     """Return a dict of columns (lists, numpy arrays, series, Arrow arrays) as a table.
 
     An array of shape (n, 28, 28, 1) is a column of n arrays of shape (28, 28, 1).
 
-    >>> table_of_columns({"image": np.zeros((2, 3, 3)), "label": [0, 1]}).num_rows
+    >>> table_from_columns({"image": np.zeros((2, 3, 3)), "label": [0, 1]}).num_rows
     2
 
     Raises:
@@ -76,19 +76,19 @@ def table_of_columns(columns: Mapping[Any, Any]) -> pa.Table:
         )
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name!r} has {count}" for name, count in lengths.items())
+        lengths_text = ", ".join(f"{name!r} has {count}" for name, count in lengths.items())
         raise UnsupportedDataframe(
-            f"The columns have different lengths: {told}.", hint="give each one value a row"
+            f"The columns have different lengths: {lengths_text}.", hint="give each one value a row"
         )
     return _table(columns, language="columns")
 
 
-def table_of_array(array: Any) -> pa.Table:
+def table_from_array(array: Any) -> pa.Table:
     """Return a numpy array: (rows, columns) as ``col_0``, ``col_1``; more axes as one ``col_0``.
 
     The fields of a structured array of one axis are columns.
 
-    >>> table_of_array(np.zeros((3, 28, 28, 1))).column_names
+    >>> table_from_array(np.zeros((3, 28, 28, 1))).column_names
     ['col_0']
     """
     if array.dtype.names is not None and array.ndim == 1:
@@ -108,14 +108,14 @@ def table_of_array(array: Any) -> pa.Table:
     return _table(columns, language="numpy")
 
 
-def array_of_values(
+def array_from_values(
     values: Any, *, name: str, language: str, nan_is_null: bool = False
 ) -> pa.Array | pa.ChunkedArray:
     """Return one column (a list, a numpy array, a series, an Arrow array) as an Arrow array.
 
     Arguments as in ``cells.array_of_cells``.
 
-    >>> array_of_values(np.array([1, 2], ">i8"), name="a", language="columns").to_pylist()
+    >>> array_from_values(np.array([1, 2], ">i8"), name="a", language="columns").to_pylist()
     [1, 2]
 
     Raises:
@@ -124,7 +124,7 @@ def array_of_values(
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
     if hasattr(values, "to_arrow"):  # a series of polars
-        return column_of_polars(values, name=name, language=language)
+        return column_from_polars(values, name=name, language=language)
     if isinstance(values, np.ndarray):
         return _of_numpy(values, name=name, language=language, nan_is_null=nan_is_null)
     if type(values).__module__.split(".")[0] == "pandas":
@@ -142,7 +142,7 @@ def _table(columns: Mapping[Any, Any], *, language: str) -> pa.Table:
         )
     arrays = {}
     for title, values in columns.items():
-        arrays[title] = array_of_values(values, name=title, language=language)
+        arrays[title] = array_from_values(values, name=title, language=language)
     return pa.table(arrays)
 
 
@@ -175,11 +175,11 @@ def _of_pandas(values: Any, *, name: str, language: str) -> pa.Array | pa.Chunke
         values = np.asarray(values)
     if isinstance(values.dtype, np.dtype):
         array = np.asarray(values)
-        return array_of_values(array, name=name, language=language, nan_is_null=True)
+        return array_from_values(array, name=name, language=language, nan_is_null=True)
     categories = getattr(dtype, "categories", None)
     if categories is not None:
         try:
-            options = array_of_values(categories, name=name, language=language)
+            options = array_from_values(categories, name=name, language=language)
         except UnsupportedType:
             # Of the cells themselves the message names the rows.
             return array_of_cells(values.tolist(), name=name, language=language, nan_is_null=True)
@@ -187,7 +187,7 @@ def _of_pandas(values: Any, *, name: str, language: str) -> pa.Array | pa.Chunke
             options = options.storage
         codes = np.asarray(getattr(values, "array", values).codes)
         return options.take(pa.array(codes, mask=codes < 0))
-    with refusals(name, values.tolist(), language=language):
+    with conversion_errors(name, values.tolist(), language=language):
         return pa.array(values, from_pandas=True)
 
 
@@ -198,7 +198,7 @@ def _of_numpy(values: Any, *, name: str, language: str, nan_is_null: bool) -> pa
         # Arrow cuts fixed texts and bytes at their first NUL; numpy's own cells are whole.
         cells = values.tolist()
         return array_of_cells(cells, name=name, language=language, nan_is_null=nan_is_null)
-    with refusals(name, (), language=language):
+    with conversion_errors(name, (), language=language):
         return array_of_numbers(plain_array(values), nan_is_null=nan_is_null)
 
 
@@ -213,7 +213,7 @@ def _stacked(name: str, values: Any, *, language: str) -> pa.Array:
     is_masked = isinstance(values, np.ma.MaskedArray) and bool(np.ma.getmaskarray(values).any())  # type: ignore[no-untyped-call]
     if values.dtype.kind not in "biuf" or is_masked:
         return array_of_cells(list(values), name=name, language=language)
-    with refusals(name, (), language=language):
+    with conversion_errors(name, (), language=language):
         return from_numpy(plain_array(np.asarray(values)))
 
 

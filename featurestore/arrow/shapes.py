@@ -1,4 +1,4 @@
-"""Shapes of the arrays that cells hold, as types say them.
+"""Shapes of array cells, represented by nested fixed-size lists.
 
 A column of arrays of the shape (8, 6) is a column of fixed-size lists of 8 fixed-size lists of 6
 values. Shapes are those of one row: a column of n rows is a numpy array of shape (n, 8, 6).

@@ -47,7 +47,7 @@ from featurestore.arrow.shapes import is_tensor, shape_of, tensor_type
 from featurestore.arrow.type_lines import type_line
 from featurestore.errors import SchemaMismatch, UnsupportedType
 
-MOST_LEVELS = 16
+MAX_LEVELS = 16
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 # The key of Delta's column metadata that holds the shape of arrays.
@@ -82,7 +82,7 @@ _PLAIN = (
 )
 
 
-def feature_type(given: pa.DataType) -> pa.DataType | None:
+def feature_type(column_type: pa.DataType) -> pa.DataType | None:
     """Return the feature type of a column given as ``given``, or None when it cannot be stored.
 
     >>> feature_type(pa.dictionary(pa.int8(), pa.large_string()))
@@ -90,46 +90,48 @@ def feature_type(given: pa.DataType) -> pa.DataType | None:
     >>> feature_type(pa.duration("s")) is None
     True
     """
-    kind = _feature_type(given)
+    kind = _feature_type(column_type)
     if kind is None or is_untyped(kind):
         return None
     return kind
 
 
-def _feature_type(given: pa.DataType) -> pa.DataType | None:
+def _feature_type(column_type: pa.DataType) -> pa.DataType | None:
     """Return the feature type, which may hold nulls without a type."""
-    if given in _PLAIN:
-        return given
-    if isinstance(given, pa.BaseExtensionType):
-        return _of_extension(given)
-    if pat.is_dictionary(given) or str(given).startswith("run_end_encoded"):
-        return _feature_type(given.value_type)
-    if pat.is_float16(given):
+    if column_type in _PLAIN:
+        return column_type
+    if isinstance(column_type, pa.BaseExtensionType):
+        return _from_extension(column_type)
+    if pat.is_dictionary(column_type) or str(column_type).startswith("run_end_encoded"):
+        return _feature_type(column_type.value_type)
+    if pat.is_float16(column_type):
         return pa.float32()
-    if _is_text(given):
+    if _is_text(column_type):
         return pa.string()
-    if _is_bytes(given):
+    if _is_bytes(column_type):
         return pa.binary()
-    if pat.is_date(given):
+    if pat.is_date(column_type):
         return pa.date32()
-    if pat.is_timestamp(given):
+    if pat.is_timestamp(column_type):
         return TIMESTAMP
-    return _decimal(given) if pat.is_decimal(given) else _nested(given)
+    return _decimal(column_type) if pat.is_decimal(column_type) else _nested(column_type)
 
 
-def _decimal(given: pa.DataType) -> pa.DataType | None:
-    if given.scale < 0 or given.precision > _DECIMAL_DIGITS:
+def _decimal(column_type: pa.DataType) -> pa.DataType | None:
+    if column_type.scale < 0 or column_type.precision > _DECIMAL_DIGITS:
         return None
-    return pa.decimal128(given.precision, given.scale)
+    return pa.decimal128(column_type.precision, column_type.scale)
 
 
-def _of_extension(given: pa.BaseExtensionType) -> pa.DataType | None:
+def _from_extension(extension_type: pa.BaseExtensionType) -> pa.DataType | None:
     """Return the feature type of what an extension type holds; None if that has no meaning."""
-    if given.extension_name in _OPAQUE:
+    if extension_type.extension_name in _OPAQUE:
         return None
-    if given.extension_name == "arrow.bool8":
+    if extension_type.extension_name == "arrow.bool8":
         return pa.bool_()
-    return _feature_type(tensor_type(given) if is_tensor(given) else given.storage_type)
+    return _feature_type(
+        tensor_type(extension_type) if is_tensor(extension_type) else extension_type.storage_type
+    )
 
 
 def check_nesting(schema: pa.Schema) -> None:
@@ -141,11 +143,11 @@ def check_nesting(schema: pa.Schema) -> None:
     refused = []
     for field in schema:
         levels = _levels(field.type)
-        if levels > MOST_LEVELS:
+        if levels > MAX_LEVELS:
             refused.append(f"{field.name} ({levels} levels)")
     if refused:
         raise UnsupportedType(
-            f"These columns are nested deeper than {MOST_LEVELS} levels of lists and structs: "
+            f"These columns are nested deeper than {MAX_LEVELS} levels of lists and structs: "
             f"{', '.join(refused)}.",
             hint="flatten them into fewer levels, or store them as JSON text: json.dumps(value)",
         )
@@ -185,7 +187,7 @@ def storage_type(feature: pa.DataType) -> pa.DataType:
     return feature
 
 
-def feature_schema(given: pa.Schema, *, language: str = "pyarrow") -> pa.Schema:
+def feature_schema(schema: pa.Schema, *, language: str = "pyarrow") -> pa.Schema:
     """Return the schema of feature types for a given schema; columns without a type stay so.
 
     ``language`` is the kind of dataframe whose words hints use (``column_lines.language_of``).
@@ -193,20 +195,20 @@ def feature_schema(given: pa.Schema, *, language: str = "pyarrow") -> pa.Schema:
     Raises:
         UnsupportedType: Lists every column that cannot be stored.
     """
-    fields, refused, pasted = [], [], []
-    for field in given:
-        result = None if _is_opaque(field) else _feature_type(field.type)
-        if result is None:
-            refused.append(f"{field.name}: {field.type} ({_way_out(field.type)})")
+    fields, unsupported, cast_lines = [], [], []
+    for field in schema:
+        feature = None if _is_opaque(field) else _feature_type(field.type)
+        if feature is None:
+            unsupported.append(f"{field.name}: {field.type} ({_alternative(field.type)})")
             line = type_line(language, field.name, field.type)
             if line is not None:
-                pasted.append(line)
+                cast_lines.append(line)
         else:
-            fields.append(pa.field(field.name, result, nullable=True))
-    if refused:
+            fields.append(pa.field(field.name, feature, nullable=True))
+    if unsupported:
         raise UnsupportedType(
-            f"These columns have types that cannot be stored: {'; '.join(refused)}.",
-            hint="; ".join(pasted) or "give these columns another type",
+            f"These columns have types that cannot be stored: {'; '.join(unsupported)}.",
+            hint="; ".join(cast_lines) or "give these columns another type",
         )
     return pa.schema(fields)
 
@@ -220,8 +222,8 @@ def storage_schema(features: pa.Schema) -> pa.Schema:
     {b'featurestore.shape': b'[64]'}
     """
     fields = []
-    for field, given in zip(_storage_fields(features), features, strict=True):
-        shape = shape_of(given.type)
+    for field, feature_field in zip(_storage_fields(features), features, strict=True):
+        shape = shape_of(feature_field.type)
         if shape:
             field = field.with_metadata({SHAPE: json.dumps(shape)})
         fields.append(field)
@@ -302,16 +304,16 @@ def decimal_places(kind: pa.DataType) -> int:
     return int(kind.scale) if pat.is_decimal(kind) else 0
 
 
-def wider_decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+def wider_decimal(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
     """Return the type that holds the values of two types of decimals; None beyond 38 digits.
 
     >>> wider_decimal(pa.decimal128(3, 2), pa.decimal128(3, 0))
     Decimal128Type(decimal128(5, 2))
     """
-    if not (pat.is_decimal(one) and pat.is_decimal(other)):
+    if not (pat.is_decimal(first) and pat.is_decimal(second)):
         return None
-    scale = max(one.scale, other.scale)
-    precision = max(one.precision - one.scale, other.precision - other.scale) + scale
+    scale = max(first.scale, second.scale)
+    precision = max(first.precision - first.scale, second.precision - second.scale) + scale
     return pa.decimal128(precision, scale) if precision <= 38 else None
 
 
@@ -325,20 +327,20 @@ def widened_schema(schema: pa.Schema, columns: pa.Schema) -> pa.Schema:
     Raises:
         SchemaMismatch: No decimals of 38 digits hold both.
     """
-    wanted = dict(zip(columns.names, columns.types, strict=True))
+    types_by_name = dict(zip(columns.names, columns.types, strict=True))
     fields = []
     for field in schema:
-        kind = with_wider_decimals(field.type, wanted.get(field.name, field.type))
+        kind = with_wider_decimals(field.type, types_by_name.get(field.name, field.type))
         if kind is None:
             raise SchemaMismatch(
                 f"Column {field.name!r} is {field.type}: decimals of 38 digits do not hold "
-                f"{wanted[field.name]}, too."
+                f"{types_by_name[field.name]}, too."
             )
         fields.append(field.with_type(kind))
     return pa.schema(fields)
 
 
-def with_wider_decimals(kind: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+def with_wider_decimals(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
     """Return a type whose decimals, inside of lists too, hold those of another one, too.
 
     None beyond 38 digits; types without decimals, or of other lists, stay as they are.
@@ -346,17 +348,17 @@ def with_wider_decimals(kind: pa.DataType, other: pa.DataType) -> pa.DataType | 
     >>> with_wider_decimals(pa.list_(pa.decimal128(3, 2)), pa.list_(pa.decimal128(4, 2)))
     ListType(list<item: decimal128(4, 2)>)
     """
-    if kind == other:
-        return kind
-    if pat.is_decimal(kind) and pat.is_decimal(other):
-        return wider_decimal(kind, other)
-    if not (holds_items(kind) and holds_items(other)):
-        return kind
-    item = with_wider_decimals(kind.value_type, other.value_type)
-    if item is None or item == kind.value_type:
-        return item and kind
-    size = kind.list_size if pat.is_fixed_size_list(kind) else -1
-    return pa.list_(kind.value_field.with_type(item), size)
+    if first == second:
+        return first
+    if pat.is_decimal(first) and pat.is_decimal(second):
+        return wider_decimal(first, second)
+    if not (holds_items(first) and holds_items(second)):
+        return first
+    item = with_wider_decimals(first.value_type, second.value_type)
+    if item is None or item == first.value_type:
+        return item and first
+    size = first.list_size if pat.is_fixed_size_list(first) else -1
+    return pa.list_(first.value_field.with_type(item), size)
 
 
 def exact_in_float(kind: pa.DataType) -> int:
@@ -369,23 +371,23 @@ def exact_in_float(kind: pa.DataType) -> int:
 
 
 def _widens_integer(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    least, greatest = integer_range(narrow)
+    low, high = integer_range(narrow)
     if pat.is_integer(wide):
-        wide_least, wide_greatest = integer_range(wide)
-        return wide_least <= least and greatest <= wide_greatest
+        wide_low, wide_high = integer_range(wide)
+        return wide_low <= low and high <= wide_high
     if pat.is_decimal(wide):
-        return greatest < 10 ** (wide.precision - wide.scale)
-    return bool(pat.is_floating(wide)) and greatest <= exact_in_float(wide)
+        return high < 10 ** (wide.precision - wide.scale)
+    return bool(pat.is_floating(wide)) and high <= exact_in_float(wide)
 
 
 def _widens_struct(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    mine, theirs = _fields(narrow), _fields(wide)
-    if len(mine) != len(theirs):
+    narrow_fields, wide_fields = _fields(narrow), _fields(wide)
+    if len(narrow_fields) != len(wide_fields):
         return False
-    for field, other in zip(mine, theirs, strict=True):
-        if field.name != other.name:
+    for field, wide_field in zip(narrow_fields, wide_fields, strict=True):
+        if field.name != wide_field.name:
             return False
-        if not widens(field.type, other.type):
+        if not widens(field.type, wide_field.type):
             return False
     return True
 
@@ -402,25 +404,25 @@ def integer_range(kind: pa.DataType) -> tuple[int, int]:
     return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
 
-def _nested(given: pa.DataType) -> pa.DataType | None:
-    if pat.is_struct(given):
-        return _struct(given)
-    if not holds_items(given):
+def _nested(column_type: pa.DataType) -> pa.DataType | None:
+    if pat.is_struct(column_type):
+        return _struct(column_type)
+    if not holds_items(column_type):
         return None
-    value = _feature_type(given.value_type)
+    value = _feature_type(column_type.value_type)
     if value is None:
         return None
     item = pa.field("item", value)
-    if not pat.is_fixed_size_list(given):
+    if not pat.is_fixed_size_list(column_type):
         return pa.list_(item)
-    if given.list_size == 0:
+    if column_type.list_size == 0:
         return None
-    return pa.list_(item, given.list_size)
+    return pa.list_(item, column_type.list_size)
 
 
-def _struct(given: pa.DataType) -> pa.DataType | None:
+def _struct(struct: pa.DataType) -> pa.DataType | None:
     fields = []
-    for field in _fields(given):
+    for field in _fields(struct):
         kind = _feature_type(field.type)
         if kind is None:
             return None
@@ -480,7 +482,7 @@ def _is_opaque(field: pa.Field) -> bool:
     return name in _OPAQUE
 
 
-def _way_out(kind: pa.DataType) -> str:
+def _alternative(kind: pa.DataType) -> str:
     if pat.is_duration(kind) or pat.is_time(kind):
         return "store it as int64 microseconds"
     if pat.is_map(kind):

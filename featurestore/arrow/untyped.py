@@ -29,21 +29,21 @@ _OTHER_SQL_TYPES = {
 _TYPED_LANGUAGES = ("pandas", "polars", "pyarrow", "duckdb", "pyspark")
 
 
-def typed_as(kind: pa.DataType, wanted: pa.DataType) -> pa.DataType:
+def typed_as(kind: pa.DataType, target: pa.DataType) -> pa.DataType:
     """Return a type whose nulls have the type that ``wanted`` has there; all else stays.
 
     >>> typed_as(pa.list_(pa.null()), pa.list_(pa.string()))
     ListType(list<item: string>)
     """
     if pat.is_null(kind):
-        return wanted
-    if not is_untyped(kind) or not is_nested(wanted):
+        return target
+    if not is_untyped(kind) or not is_nested(target):
         return kind
-    if pat.is_struct(kind) and pat.is_struct(wanted):
-        return _struct_as(kind, wanted)
-    if not (holds_items(kind) and holds_items(wanted)):
+    if pat.is_struct(kind) and pat.is_struct(target):
+        return _struct_as(kind, target)
+    if not (holds_items(kind) and holds_items(target)):
         return kind
-    item = pa.field("item", typed_as(kind.value_type, wanted.value_type))
+    item = pa.field("item", typed_as(kind.value_type, target.value_type))
     if pat.is_fixed_size_list(kind):
         return pa.list_(item, kind.list_size)
     return pa.list_(item)
@@ -51,13 +51,13 @@ def typed_as(kind: pa.DataType, wanted: pa.DataType) -> pa.DataType:
 
 def typed_like(schema: pa.Schema, like: pa.Schema | Mapping[str, pa.DataType]) -> pa.Schema:
     """Return a schema whose untyped columns have the types of the columns of these names."""
-    wanted = like
+    types_by_name = like
     if isinstance(like, pa.Schema):
-        wanted = dict(zip(like.names, like.types, strict=True))
+        types_by_name = dict(zip(like.names, like.types, strict=True))
     fields = []
     for field in schema:
-        if field.name in wanted:
-            field = field.with_type(typed_as(field.type, wanted[field.name]))
+        if field.name in types_by_name:
+            field = field.with_type(typed_as(field.type, types_by_name[field.name]))
         fields.append(field)
     return pa.schema(fields)
 
@@ -71,12 +71,12 @@ def untyped_columns(schema: pa.Schema) -> list[str]:
     return [field.name for field in schema if is_untyped(field.type)]
 
 
-def refuse_untyped(schema: pa.Schema, *, what: str, hint: Callable[[pa.Schema], str]) -> None:
+def refuse_untyped(schema: pa.Schema, *, subject: str, hint: Callable[[pa.Schema], str]) -> None:
     """Refuse columns without a type.
 
     Args:
         schema: Feature types.
-        what: Whose columns they are, for the message: "The query".
+        subject: Whose columns they are, for the message: "The query".
         hint: Gives the line to paste for the columns without a type.
 
     Raises:
@@ -86,9 +86,9 @@ def refuse_untyped(schema: pa.Schema, *, what: str, hint: Callable[[pa.Schema], 
     if not names:
         return
     columns = pa.schema([schema.field(name) for name in names])
-    listed = ", ".join(f"{field.name!r} ({field.type})" for field in columns)
+    column_list = ", ".join(f"{field.name!r} ({field.type})" for field in columns)
     raise UnsupportedType(
-        f"{what} has columns without a type, since no row has a value in them: {listed}.",
+        f"{subject} has columns without a type, since no row has a value in them: {column_list}.",
         hint=hint(columns),
     )
 
@@ -99,8 +99,8 @@ def dtypes_line(columns: pa.Schema) -> str:
     >>> dtypes_line(pa.schema([("tags", pa.list_(pa.null()))]))
     "dtypes={'tags': 'list<string>'}"
     """
-    parts = [f"{field.name!r}: {_suggested(field.type)}" for field in columns]
-    return f"dtypes={{{', '.join(parts)}}}"
+    entries = [f"{field.name!r}: {_suggested(field.type)}" for field in columns]
+    return f"dtypes={{{', '.join(entries)}}}"
 
 
 def schema_line(schema: pa.Schema) -> str:
@@ -132,13 +132,13 @@ def sql_casts(columns: pa.Schema) -> str:
     >>> sql_casts(pa.schema([("user", pa.string()), ("tags", pa.list_(pa.null()))]))
     '"user", cast("tags" as DOUBLE[]) as "tags"'
     """
-    parts = []
+    expressions = []
     for field in columns:
         name = quoted(field.name)
         if is_untyped(field.type):
-            name = f"cast({name} as {_sql_of(field.type)}) as {name}"
-        parts.append(name)
-    return ", ".join(parts)
+            name = f"cast({name} as {_sql_type(field.type)}) as {name}"
+        expressions.append(name)
+    return ", ".join(expressions)
 
 
 def _suggested(kind: pa.DataType) -> str:
@@ -164,8 +164,8 @@ def _code_of(kind: pa.DataType) -> str:
         return "pa.string()"
     if pat.is_struct(kind):
         fields = map(kind.field, range(kind.num_fields))
-        parts = [f"({field.name!r}, {_code_of(field.type)})" for field in fields]
-        return f"pa.struct([{', '.join(parts)}])"
+        fields_code = [f"({field.name!r}, {_code_of(field.type)})" for field in fields]
+        return f"pa.struct([{', '.join(fields_code)}])"
     if pat.is_fixed_size_list(kind):
         return f"pa.list_({_code_of(kind.value_type)}, {kind.list_size})"
     if pat.is_list(kind):
@@ -178,23 +178,23 @@ def _code_of(kind: pa.DataType) -> str:
     return f"pa.{names.get(str(kind), str(kind).split('[')[0])}()"
 
 
-def _sql_of(kind: pa.DataType) -> str:
+def _sql_type(kind: pa.DataType) -> str:
     if is_nested(kind) and not pat.is_struct(kind):
-        return f"{_sql_of(kind.value_type)}[]"
+        return f"{_sql_type(kind.value_type)}[]"
     if pat.is_struct(kind):
         fields = map(kind.field, range(kind.num_fields))
-        parts = [f"{quoted(field.name)} {_sql_of(field.type)}" for field in fields]
-        return f"STRUCT({', '.join(parts)})"
+        fields_sql = [f"{quoted(field.name)} {_sql_type(field.type)}" for field in fields]
+        return f"STRUCT({', '.join(fields_sql)})"
     if pat.is_decimal(kind):
         return f"DECIMAL({kind.precision}, {kind.scale})"
     return {**SQL_TYPES, **_OTHER_SQL_TYPES}.get(str(kind), "DOUBLE")
 
 
-def _struct_as(kind: pa.StructType, wanted: pa.StructType) -> pa.DataType:
-    known = {field.name: field.type for field in map(wanted.field, range(wanted.num_fields))}
+def _struct_as(kind: pa.StructType, target: pa.StructType) -> pa.DataType:
+    target_types = {field.name: field.type for field in map(target.field, range(target.num_fields))}
     fields = []
     for field in map(kind.field, range(kind.num_fields)):
-        if field.name in known:
-            field = field.with_type(typed_as(field.type, known[field.name]))
+        if field.name in target_types:
+            field = field.with_type(typed_as(field.type, target_types[field.name]))
         fields.append(field)
     return pa.struct(fields)

@@ -228,7 +228,7 @@ def _definition_details(job: RegisteredJob) -> Mapping[str, Any]:
         return {**details, "stream": spec_json["stream"]}
     if job.spec.kind != "window":
         return {**details, "code": job.spec.code}
-    window_job = WindowJob.of(job.spec)
+    window_job = WindowJob.from_spec(job.spec)
     return {
         **details,
         "every": format_duration(window_job.every),

@@ -87,7 +87,7 @@ def requested_schema(
     feature_types = selected
     if schema is None:
         feature_types = feature_schema(selected)
-        refuse_untyped(feature_types, what=f"The table {path}", hint=_cast_hint)
+        refuse_untyped(feature_types, subject=f"The table {path}", hint=_cast_hint)
     _warn_of_naive_times(path, table_schema, feature_types)
     return feature_types
 

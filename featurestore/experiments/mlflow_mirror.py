@@ -25,7 +25,7 @@ from featurestore.errors import (
 from featurestore.experiments import catalog, run_files
 from featurestore.experiments.run import Run
 from featurestore.model.run_record import RunRecord
-from featurestore.model.sealed import parsed
+from featurestore.model.sealed import parse_object
 from featurestore.storage import files
 
 RUN_TAG = "featurestore.run_id"
@@ -119,7 +119,7 @@ class _Mirror:
             client.log_batch(mirrored, metrics=batch)
         if run.record.dataset is not None:
             client.log_inputs(mirrored, datasets=[self._dataset(run.record)])
-        client.log_dict(mirrored, parsed(run.record.to_bytes()), "run.json")
+        client.log_dict(mirrored, parse_object(run.record.to_bytes()), "run.json")
         for folder in self.artifacts:
             path = os.path.join(run.path, folder)
             if files.list_directory(path):

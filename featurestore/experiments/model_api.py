@@ -70,7 +70,7 @@ def register_model(
     from featurestore.experiments.record_api import get_run
     from featurestore.model.featuregroup import check_tags
     from featurestore.model.names import check_name
-    from featurestore.model.registered_model import ModelDescribed
+    from featurestore.model.registered_model import ModelAnnotations
 
     check_name(name, noun="model")
     check_tags(tags or {})
@@ -78,7 +78,7 @@ def register_model(
     request = ModelRequest(
         name, artifact, dataset, columns, transformed, nulls, arrays, method, version, trust
     )
-    annotations = ModelDescribed(check_stage(stage), description, dict(tags or {}))
+    annotations = ModelAnnotations(check_stage(stage), description, dict(tags or {}))
     return Model(source_run.session, register(source_run, request, annotations))
 
 

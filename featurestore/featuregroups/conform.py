@@ -158,7 +158,7 @@ def check_columns(
             ),
         )
     refuse_untyped(
-        pa.schema(new_columns), what="The dataframe", hint=partial(_typing_hint, library)
+        pa.schema(new_columns), subject="The dataframe", hint=partial(_typing_hint, library)
     )
     return [field.with_nullable(True) for field in new_columns]
 

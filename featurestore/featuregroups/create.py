@@ -37,7 +37,7 @@ from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.table import OpenGroup, open_group, open_stored
 from featurestore.featuregroups.write import Write, commit_metadata, prepare, with_reads
 from featurestore.featuregroups.write_checks import check_time_types
-from featurestore.ingest import as_relation, may_be_native, schema_of, with_language
+from featurestore.ingest import as_relation, can_be_native, schema_of, with_language
 from featurestore.model.counts import check_version
 from featurestore.model.durations import format_ttl
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
@@ -80,7 +80,7 @@ def create(
     write = with_reads(
         replace(requested_write, mode="create", validation=requested_write.validation), df
     )
-    if not may_be_native(df):
+    if not can_be_native(df):
         write = replace(write, has_checked_values=True)
     df, language = with_language(df)
     write = replace(write, library=language)

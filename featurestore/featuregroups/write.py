@@ -41,7 +41,7 @@ from featurestore.featuregroups.write_checks import (
     warn_of_odd_times,
     warn_of_repeats,
 )
-from featurestore.ingest import as_relation, known_rows, may_be_native, with_language
+from featurestore.ingest import as_relation, can_be_native, known_rows, with_language
 from featurestore.model.counts import MAX_INT64
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
 from featurestore.model.source import SourceRead
@@ -116,7 +116,7 @@ def insert(
     group = open_stored(session, name, version, to="write them")
     _check_write(write, group.spec)
     write = with_reads(write, df)
-    if not may_be_native(df):
+    if not can_be_native(df):
         write = replace(write, has_checked_values=True)
     df, language = with_language(df)
     if write.transaction is not None and read_snapshot(group.path).holds(write.transaction):

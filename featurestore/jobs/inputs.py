@@ -81,7 +81,7 @@ def pin_inputs(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
         else:
             pinned.append(_pin_group(session, name, source, time_column))
     if spec.kind == "window":
-        return _with_windows(pinned, WindowJob.of(spec))
+        return _with_windows(pinned, WindowJob.from_spec(spec))
     return tuple(pinned)
 
 
@@ -91,14 +91,14 @@ def _with_windows(pinned: Sequence[PinnedInput], job: WindowJob) -> tuple[Pinned
     versions = {each.name: each.version for each in pinned}
     for feature in job.windows:
         name = input_name(feature)
-        lineages[name].append(WindowLineage.of(feature, version=versions[name]))
+        lineages[name].append(WindowLineage.from_feature(feature, version=versions[name]))
     return tuple([replace(each, windows=tuple(lineages[each.name])) for each in pinned])
 
 
 def times_read_by(spec: JobSpec) -> Callable[[Window], tuple[int, int]]:
     """Return a function from a window to the times ``[first, last)`` that it reads, in µs."""
     if spec.kind == "window":
-        return WindowJob.of(spec).seen
+        return WindowJob.from_spec(spec).event_time_range
     label_delay = timedelta(0)
     if spec.watched is not None and spec.watched.model is not None:
         label_delay = spec.watched.model.within  # labels may follow their predictions by so much

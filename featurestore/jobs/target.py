@@ -118,7 +118,7 @@ def without_nulls(
         return f"return pa.Table.from_pylist(rows, {schema_line(rows.schema)})"
 
     new = pa.schema([rows.schema.field(name) for name in columns if name not in stored])
-    refuse_untyped(new, what=f"Job {spec.name!r}", hint=hint)
+    refuse_untyped(new, subject=f"Job {spec.name!r}", hint=hint)
     if len(columns) == len(rows.schema.names):
         return rows
     return session.engine.select(rows, columns)

@@ -219,7 +219,7 @@ def _origins_of_write(work: Work, schema: pa.Schema) -> ColumnOrigins | None:
     if job is None or work.parent is None:
         return None
     if job.kind == "window":
-        return column_origins.origins_of_window_job(WindowJob.of(job))
+        return column_origins.origins_of_window_job(WindowJob.from_spec(job))
     if job.kind == "sql":
         return column_origins.origins_of_query(job.code, _tables(job, work.parent), schema.names)
     return None

@@ -17,7 +17,7 @@ from featurestore.model.names import check_name
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.paths import FEATUREVIEWS
 from featurestore.model.references import FeatureReference, parse_group_reference
-from featurestore.model.sealed import sealed, unsealed
+from featurestore.model.sealed import seal, unseal
 from featurestore.model.window_features import WindowFeature
 from featurestore.model.window_json import window_from_json, window_to_json
 from featurestore.model.window_lineage import WindowLineage
@@ -75,16 +75,16 @@ class ViewStep:
 
     @property
     def requests(self) -> list[str | WindowFeature | OnDemandFeature]:
-        """What ``get_features`` is asked for."""
+        """The features that ``get_features`` retrieves."""
         return [*[feature.request for feature in self.features], *self.on_demand]
 
 
 @dataclass(frozen=True)
 class FeatureViewSpec:
-    """What one version of a feature view says.
+    """The definition of one version of a feature view.
 
     ``steps`` are calls of ``get_features``, each over the result of the one before it. Groups are
-    pinned to their versions, not to Delta versions: the definition stands, the data goes on.
+    pinned to their versions, not to Delta versions: the definition is fixed, new commits are read.
     ``labels`` is the reference of the group on the label side, where the view has one.
     ``transformations`` are those of training datasets: for each column its steps as JSON.
     """
@@ -103,10 +103,10 @@ class FeatureViewSpec:
     @property
     def features(self) -> tuple[ViewFeature, ...]:
         """The features of all steps, in order."""
-        found: list[ViewFeature] = []
+        all_features: list[ViewFeature] = []
         for step in self.steps:
-            found += step.features
-        return tuple(found)
+            all_features += step.features
+        return tuple(all_features)
 
     @property
     def on_demand(self) -> tuple[OnDemandFeature, ...]:
@@ -119,11 +119,11 @@ class FeatureViewSpec:
     @property
     def windows(self) -> tuple[WindowLineage, ...]:
         """What the aggregates over windows are made of."""
-        found = []
+        lineages = []
         for feature in self.features:
             if feature.window is not None:
-                found.append(WindowLineage.of(feature.window, version=feature.version))
-        return tuple(found)
+                lineages.append(WindowLineage.from_feature(feature.window, version=feature.version))
+        return tuple(lineages)
 
     @property
     def groups(self) -> tuple[tuple[str, int], ...]:
@@ -163,7 +163,7 @@ class FeatureViewSpec:
 
     @property
     def _format(self) -> int:
-        """The oldest format that can say what the view holds."""
+        """The oldest format that can represent the view."""
         if self.on_demand:
             return ON_DEMAND_FORMAT
         if self.windows or self.transformations:
@@ -204,7 +204,7 @@ class FeatureViewSpec:
 
     def to_bytes(self) -> bytes:
         """Return the content of the view's file."""
-        return sealed(self.to_json())
+        return seal(self.to_json())
 
     @classmethod
     def from_bytes(cls, content: bytes, *, path: str) -> FeatureViewSpec:
@@ -214,7 +214,7 @@ class FeatureViewSpec:
             FeatureViewDamaged: The content is not what was written.
         """
         try:
-            return cls.from_json(unsealed(content))
+            return cls.from_json(unseal(content))
         except MalformedJson as error:
             raise FeatureViewDamaged(
                 f"The feature view {path!r} is damaged: {error}.",
@@ -232,7 +232,7 @@ def view_source(name: str) -> str:
 
 
 def incompatible_features(features: Iterable[ViewFeature], spec: FeatureGroupSpec) -> list[str]:
-    """Return what a definition of a group no longer gives of the features asked of it."""
+    """Return the differences between requested features and a definition of their group."""
     problems = []
     for feature in features:
         if feature.column not in spec.schema.names:

@@ -1,4 +1,4 @@
-"""What a feature group is: its definition, its commits."""
+"""Feature groups: definition and commits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class FeatureGroupSpec:
         check_feature_names(self.schema.names)
         refuse_untyped(
             self.schema,
-            what=f"Feature group {self.name!r}",
+            subject=f"Feature group {self.name!r}",
             hint=lambda columns: (
                 f"{dtypes_line(columns)} when the group is created, or cast the columns, "
                 f"in SQL: {sql_casts(columns)}"
@@ -219,7 +219,7 @@ def normalize_tags(tags: object) -> dict[str, str]:
 
 
 def check_tags(tags: Mapping[str, str]) -> None:
-    """Refuse tags that are no texts."""
+    """Refuse tags that are not strings."""
     for key, value in tags.items():
         if not (isinstance(key, str) and isinstance(value, str) and 0 < len(key) <= MAX_TAG_KEY):
             raise InvalidArgument(

@@ -14,7 +14,7 @@ _ALIGN_LEFT = "text-align: left"
 
 
 class Summarized(Protocol):
-    """What can be a row of a table: it tells itself in a few words."""
+    """An object that can be a row of a table."""
 
     def _summary(self) -> Mapping[str, object]: ...
 
@@ -90,7 +90,7 @@ def paragraph(text: str) -> str:
 
 
 def preformatted(text: str) -> str:
-    """Return a text in which columns stand below each other, as it is.
+    """Return preformatted text.
 
     >>> preformatted("a < b")
     '<pre>a &lt; b</pre>'

@@ -1,4 +1,4 @@
-"""What a job is: its definition, frozen, and the hash that tells two definitions apart."""
+"""Job definitions and their hash."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Closed = Literal["right", "left"]
 OnError = Literal["wait", "continue"]
 ON_ERROR = ("wait", "continue")
 MODES = ("replace_window", "upsert", "append")
-# How often an alert that goes on is told again.
+# The interval of reminders of an alert that continues.
 REMIND = timedelta(days=1)
 
 
@@ -83,13 +83,13 @@ class JobSpec:
 
     @property
     def row_lookback(self) -> timedelta:
-        """How far before its window a row may lie: as far as late changes of a source are read."""
+        """How far before its window a row may be: the lookback of change capture."""
         is_capture = any(each.time == self.event_time for each in self.sources.values())
         return self.lookback if is_capture and self.mode == "upsert" else timedelta(0)
 
     @property
     def fills_group(self) -> bool:
-        """Whether its target is a feature group, whose commits tell of its windows."""
+        """Whether its target is a feature group, whose commits record its windows."""
         return self.kind in ("python", "sql", "window")
 
     def to_json(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class JobSpec:
 
     @classmethod
     def from_text(cls, text: str) -> JobSpec:
-        """Return a definition from its JSON text; InvalidJob when it is none."""
+        """Parse a definition from JSON; raises InvalidJob."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:

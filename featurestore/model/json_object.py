@@ -1,7 +1,4 @@
-"""JSON objects from files, read value by value.
-
-What has another type than it should have is named, never followed.
-"""
+"""Typed access to JSON objects from files, with errors that name the path of a value."""
 
 from __future__ import annotations
 
@@ -16,14 +13,12 @@ MAX_INT64 = 2**63 - 1
 
 
 class MalformedJson(ValueError):
-    """A value that is missing, or is not what it has to be; the message names where it stands."""
+    """A value that is missing or has a wrong type; the message names its path."""
 
 
 @contextmanager
 def parsing(subject: str) -> Iterator[None]:
-    """Say of whatever a parser stumbles over in the block that the stored text is malformed.
-
-    Only for blocks that build values of a text: what goes wrong there is the text's fault.
+    """Raise errors of a block that parses stored text as MalformedJson.
 
     >>> with parsing("statistics"):
     ...     {}["rows"]
@@ -50,7 +45,7 @@ def parsing(subject: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class JsonObject:
-    """A JSON object and where it stands in its file, for messages.
+    """A JSON object and its path in the file, for messages.
 
     >>> JsonObject({"rows": -1}, "splits[0]").number("rows")
     Traceback (most recent call last):
@@ -62,11 +57,11 @@ class JsonObject:
     path: str = ""
 
     @classmethod
-    def from_value(cls, value: object, where: str = "") -> JsonObject:
+    def from_value(cls, value: object, path: str = "") -> JsonObject:
         """Return a value as an object."""
         if not isinstance(value, Mapping):
-            raise MalformedJson(f"{where or 'the whole'} is {_short_repr(value)}, not an object")
-        return cls(value, where)
+            raise MalformedJson(f"{path or 'the whole'} is {_short_repr(value)}, not an object")
+        return cls(value, path)
 
     def __contains__(self, name: str) -> bool:
         return name in self.data
@@ -167,7 +162,7 @@ class JsonObject:
         ]
 
     def wrong(self, name: str, expected: str) -> MalformedJson:
-        """Return the error that says what a value should be."""
+        """Return the error for a value of a wrong type."""
         return MalformedJson(
             f"{self._path_of(name)} is {_short_repr(self.data.get(name))}, not {expected}"
         )

@@ -1,7 +1,4 @@
-"""The manifest of a training dataset.
-
-What the files are, where they came from, how to read them.
-"""
+"""Manifests of training datasets: files, lineage and the rules to read them."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from featurestore.model.names import check_name
 from featurestore.model.paths import is_relative_path
 from featurestore.model.plan import canonical_hash
 from featurestore.model.roles import ROLES, Role
-from featurestore.model.sealed import parsed, sealed, unsealed
+from featurestore.model.sealed import parse_object, seal, unseal
 from featurestore.model.window_lineage import WindowLineage, windows_of_plan
 
 MANIFEST_FILE = "manifest.json"
@@ -58,7 +55,7 @@ class ManifestColumn:
 
 @dataclass(frozen=True)
 class ManifestFile:
-    """A file beside the shards: path relative to the dataset, size, SHA-256."""
+    """A file other than a shard: path relative to the dataset, size, SHA-256."""
 
     path: str
     bytes: int
@@ -199,7 +196,7 @@ class Manifest:
         The JSON object, its content hash, and the checksum of all.
         """
         data = {**self.to_json(), "content_hash": self.content_hash}
-        return sealed(data)
+        return seal(data)
 
     @classmethod
     def from_bytes(cls, content: bytes, *, path: str) -> Manifest:
@@ -216,13 +213,13 @@ class Manifest:
             TrainingDatasetNotFound: A newer release wrote it.
         """
         try:
-            format_number = parsed(content).get("format")
+            format_number = parse_object(content).get("format")
             if isinstance(format_number, int) and format_number > MANIFEST_FORMAT:
                 raise TrainingDatasetNotFound(
                     f"{path!r} has format {format_number}; this release reads up to {MANIFEST_FORMAT}.",
                     hint="pip install -U featurestore",
                 )
-            data = unsealed(content)
+            data = unseal(content)
             manifest = cls.from_json(data)
         except MalformedJson as error:
             raise _damaged(path, str(error)) from error

@@ -1,4 +1,4 @@
-"""What a monitor watches and compares with: its part of a job's definition."""
+"""Monitor definitions: the monitored group, its baseline and thresholds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from featurestore.errors import InvalidJob, did_you_mean
 from featurestore.model.durations import format_duration, parse_duration
 from featurestore.model.times import parse_moment
-from featurestore.model.watched_model import WatchedModel
+from featurestore.model.watched_model import MonitoredModel
 
 # What a distribution may differ by before it is looked at, where it is also more than chance and
 # more than the windows of the baseline differ among each other.
@@ -105,7 +105,7 @@ class MonitorSpec:
     metrics: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, Limits] = field(default_factory=dict)
     confirm: int = 2
-    model: WatchedModel | None = None
+    model: MonitoredModel | None = None
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -150,7 +150,7 @@ class MonitorSpec:
             limits[str(name)] = (_number(low), _number(high))
         model = None
         if "model" in data:
-            model = WatchedModel.from_json(data["model"])
+            model = MonitoredModel.from_json(data["model"])
         return check_monitor_spec(
             cls(
                 featuregroup=str(data["featuregroup"]),
@@ -179,10 +179,10 @@ def check_monitor_spec(watched: MonitorSpec) -> MonitorSpec:
                 hint=suggestion or f"one of {', '.join(MEASURES)}",
             )
         if not 0 < value < 1000:
-            raise InvalidJob(f"drift={{{name!r}: {value!r}}} is no bound.", hint="above 0")
+            raise InvalidJob(f"drift={{{name!r}: {value!r}}} is not a bound.", hint="above 0")
     if watched.volume is not None and not 0 <= watched.volume[0] < 1 < watched.volume[1]:
         raise InvalidJob(
-            f"volume={watched.volume!r} is no range around 1.",
+            f"volume={watched.volume!r} is not a range around 1.",
             hint="volume=(0.5, 2.0): from half the usual rows to twice as many",
         )
     unknown = [name for name in watched.limits if name not in watched.metric_names]

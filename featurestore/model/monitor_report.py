@@ -1,4 +1,4 @@
-"""What a monitor found in one window."""
+"""Reports of monitors: findings of one window."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class MonitorReport:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no alarm."""
+        """Whether nothing raised an alarm."""
         return not self.alarms
 
     @property
@@ -119,7 +119,7 @@ class MonitorReport:
 
     @property
     def state(self) -> State:
-        """One word for all of it."""
+        """The state as one word."""
         if self.alarms:
             return "alarm"
         if self.suspects:

@@ -13,7 +13,7 @@ from typing import Any
 from featurestore.arrow.column_names import check_feature_names
 from featurestore.errors import ColumnConflict, InvalidArgument
 from featurestore.model.json_object import JsonObject
-from featurestore.model.row_functions import RowFunction, source_hash, sql_of
+from featurestore.model.row_functions import RowFunction, function_to_sql, source_hash
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,16 @@ class OnDemandFeature:
         source = None
         if "source" in data:
             source = data.text("source")
-        found = cls(data.text("name"), data.text("sql"), source)
-        if data.text("sha256") != found.sha256:
+        feature_spec = cls(data.text("name"), data.text("sql"), source)
+        if data.text("sha256") != feature_spec.sha256:
             raise data.wrong("sha256", "the hash of its expression")
-        return found
+        return feature_spec
 
 
 def feature(
     name: str, sql: str | RowFunction, *, inputs: Mapping[str, str] | None = None
 ) -> OnDemandFeature:
-    """Return a feature to ask ``get_features`` for, computed of each row when it is retrieved.
+    """Return an on-demand feature for ``get_features``, computed from each row at retrieval.
 
     Args:
         name: Of the column.
@@ -82,7 +82,7 @@ def feature(
                 f"The feature {name!r} is a function whose inputs have no types.",
                 hint=f"featurestore.feature({name!r}, ..., inputs={{'distance': 'int64'}})",
             )
-        return OnDemandFeature(name, sql_of(sql, inputs, name=name), source_hash(sql))
+        return OnDemandFeature(name, function_to_sql(sql, inputs, name=name), source_hash(sql))
     if not isinstance(sql, str) or not sql.strip():
         raise InvalidArgument(
             f"The feature {name!r} is {sql!r}, which is no expression.",
@@ -91,30 +91,30 @@ def feature(
     return OnDemandFeature(name, sql.strip())
 
 
-def check_new_names(features: Iterable[OnDemandFeature], taken: Iterable[str]) -> None:
+def check_new_names(features: Iterable[OnDemandFeature], existing_names: Iterable[str]) -> None:
     """Refuse names that other columns of the rows have, ignoring case as the engines do.
 
     Raises:
         ColumnConflict: A name is taken.
     """
-    seen = {name.lower() for name in taken}
+    used_names = {name.lower() for name in existing_names}
     for each in features:
-        if each.name.lower() in seen:
+        if each.name.lower() in used_names:
             raise ColumnConflict(
                 f"The on-demand feature {each.name!r} has the name of another column (ignoring "
                 "case).",
                 hint=f"featurestore.feature('{each.name}_2', ...)",
             )
-        seen.add(each.name.lower())
+        used_names.add(each.name.lower())
 
 
-def stated(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def features_of_plan(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the on-demand features of a plan's JSON, those of the plans that feed it first."""
-    found = []
-    left = plan.get("left_plan")
-    if isinstance(left, Mapping):
-        found += stated(left)
+    features = []
+    left_plan = plan.get("left_plan")
+    if isinstance(left_plan, Mapping):
+        features += features_of_plan(left_plan)
     listed = plan.get("on_demand")
     if isinstance(listed, list):
-        found += [each for each in listed if isinstance(each, Mapping)]
-    return found
+        features += [each for each in listed if isinstance(each, Mapping)]
+    return features

@@ -1,4 +1,4 @@
-"""Where things lie in a store: directories by noun, name and number, and what a stored path may be.
+"""Paths of a store: directories by noun, name and version, and checks of stored paths.
 
 Every path of a store is made here from a checked name and a checked number, never from stored text,
 so that a store can be moved or copied and a registry from elsewhere leads nowhere else.
@@ -68,7 +68,7 @@ class StorePaths:
 
     @property
     def access(self) -> str:
-        """The file that says who may do what, kept for a registry that is lost."""
+        """The backup of access rules, for a registry that is lost."""
         return os.path.join(self.location, "access.json")
 
     @property
@@ -148,7 +148,7 @@ class StorePaths:
 
 
 def version_of(directory: str) -> int | None:
-    """Return the version that a directory's name says.
+    """Return the version in the name of a directory.
 
     None when it is not the directory of a version.
 

@@ -228,26 +228,26 @@ class FeaturePlan:
         if self.filters:
             extra["filters"] = list(self.filters)
         if self.samples:
-            extra["samples"] = list(map(_sample_json, self.samples))
+            extra["samples"] = list(map(_sample_to_json, self.samples))
         if self.windows:
-            extra["windows"] = list(map(_window_json, self.windows))
+            extra["windows"] = list(map(_window_to_json, self.windows))
         if self.on_demand:
             extra["on_demand"] = [output.feature.to_json() for output in self.on_demand]
         if self.left_renames:
             extra["left_renames"] = list(map(asdict, self.left_renames))
-        left, fixed_time = None, None
+        left_source, fixed_time = None, None
         if self.left_source is not None:
-            left = self.left_source.to_json()
+            left_source = self.left_source.to_json()
         if self.fixed_time is not None:
             fixed_time = self.fixed_time.isoformat()
         return extra | {
-            "left": left,
+            "left": left_source,
             "left_columns": list(self.left_columns),
             "left_time": self.left_time,
             "fixed_time": fixed_time,
             "how": self.how,
             "created_time_filter": self.created_time_filter,
-            "joins": list(map(_join_json, self.joins)),
+            "joins": list(map(_join_to_json, self.joins)),
             "columns": list(self.columns),
         }
 
@@ -290,9 +290,9 @@ class FeaturePlan:
     @property
     def left_outputs(self) -> tuple[Output, ...]:
         """The left columns that the result holds, in its order."""
-        left, outputs = set(self.left_columns), []
+        left_names, outputs = set(self.left_columns), []
         for name in self.columns:
-            if name in left:
+            if name in left_names:
                 outputs.append(Output(self.left_column(name), name))
         return tuple(outputs)
 
@@ -306,14 +306,14 @@ class FeaturePlan:
         ('tailnum', 'origin')
         """
         if self.left_source is not None and self.left_source.spec.primary_key:
-            return self._named(self.left_source.spec.primary_key)
+            return self._result_names(self.left_source.spec.primary_key)
         columns: list[str] = []
         if self.left_plan is not None:
             columns += self.left_plan.keys
         for join in self.every_join:
-            for left, _ in join.on:
-                columns.append(left)
-        return self._named(tuple(dict.fromkeys(columns)))
+            for left_column, _ in join.on:
+                columns.append(left_column)
+        return self._result_names(tuple(dict.fromkeys(columns)))
 
     @property
     def join_columns(self) -> tuple[str, ...]:
@@ -326,9 +326,9 @@ class FeaturePlan:
         if self.left_plan is not None:
             columns += self.left_plan.join_columns
         for join in self.every_join:
-            for left, _ in join.on:
-                columns.append(left)
-        return self._named(tuple(dict.fromkeys(columns)))
+            for left_column, _ in join.on:
+                columns.append(left_column)
+        return self._result_names(tuple(dict.fromkeys(columns)))
 
     @property
     def time(self) -> str | None:
@@ -339,7 +339,7 @@ class FeaturePlan:
         """
         if self.left_time is None:
             return None
-        names = self._named((self.left_time,))
+        names = self._result_names((self.left_time,))
         if not names:
             return None
         return names[0]
@@ -364,7 +364,7 @@ class FeaturePlan:
         """
         return bool(self.filters or self.samples)
 
-    def _named(self, columns: Sequence[str]) -> tuple[str, ...]:
+    def _result_names(self, columns: Sequence[str]) -> tuple[str, ...]:
         names = {each.column: each.name for each in reversed(self.left_outputs)}
         return tuple(names[column] for column in columns if column in names)
 
@@ -401,11 +401,11 @@ class FeaturePlan:
 
     def with_sources(self, change: Callable[[Source], Source]) -> FeaturePlan:
         """Return the plan with each group as another one, which has the same columns."""
-        left, fed_by, query = self.left_source, self.left_plan, self.left_query
-        if left is not None:
-            left = change(left)
-        if fed_by is not None:
-            fed_by = fed_by.with_sources(change)
+        left_source, left_plan, query = self.left_source, self.left_plan, self.left_query
+        if left_source is not None:
+            left_source = change(left_source)
+        if left_plan is not None:
+            left_plan = left_plan.with_sources(change)
         if query is not None:
             tables = [(name, change(source)) for name, source in query.tables]
             query = replace(query, tables=tuple(tables))
@@ -413,8 +413,8 @@ class FeaturePlan:
         windows = [replace(window, source=change(window.source)) for window in self.windows]
         return replace(
             self,
-            left_source=left,
-            left_plan=fed_by,
+            left_source=left_source,
+            left_plan=left_plan,
             left_query=query,
             joins=tuple(joins),
             windows=tuple(windows),
@@ -472,11 +472,11 @@ def canonical_hash(data: Mapping[str, Any] | Sequence[Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _sample_json(sample: RowSample) -> dict[str, Any]:
+def _sample_to_json(sample: RowSample) -> dict[str, Any]:
     return {**asdict(sample), "by": list(sample.by)}
 
 
-def _window_json(window: WindowJoin) -> dict[str, Any]:
+def _window_to_json(window: WindowJoin) -> dict[str, Any]:
     outputs = []
     for each in window.outputs:
         output: dict[str, Any] = {
@@ -500,7 +500,7 @@ def _window_json(window: WindowJoin) -> dict[str, Any]:
     }
 
 
-def _join_json(join: Join) -> dict[str, Any]:
+def _join_to_json(join: Join) -> dict[str, Any]:
     ttl = None
     if join.ttl is not None:
         ttl = join.ttl // timedelta(microseconds=1)

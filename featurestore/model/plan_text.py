@@ -23,7 +23,7 @@ _TEXT_BYTES = 16
 
 def describe(plan: FeaturePlan) -> str:
     """Return the text of a plan."""
-    lines = [*_head(plan), "", *_left(plan)]
+    lines = [*_head(plan), "", *_left_side(plan)]
     for number, window in enumerate(plan.windows, start=1):
         lines += ["", *_window(plan, window, number)]
     for number, join in enumerate(plan.joins, start=1):
@@ -50,7 +50,7 @@ def expected_bytes(plan: FeaturePlan) -> int | None:
     size is not known.
     """
     total = 0
-    for source, columns in _reads(plan):
+    for source, columns in _column_reads(plan):
         size = _bytes_read(source, columns)
         if size is None:
             return None
@@ -66,8 +66,8 @@ def expected_memory(plan: FeaturePlan) -> int | None:
     if plan.left_rows is None:
         return None
     total = plan.left_rows * _width(plan.schema, plan.schema.names)
-    for source, columns in _reads(plan):
-        size = _held(source, columns)
+    for source, columns in _column_reads(plan):
+        size = _memory_bytes(source, columns)
         if size is None:
             return None
         total += size
@@ -80,16 +80,16 @@ def _head(plan: FeaturePlan) -> Iterator[str]:
         rows = f"{plan.rows:,}"
     elif plan.left_rows is not None:
         rows = f"at most {plan.left_rows:,}"
-    how = "join=inner"
+    join_text = "join=inner"
     if plan.how == "left":
-        how = "one for each label row"
+        join_text = "one for each label row"
     yield f"columns    {', '.join(plan.columns)}"
-    yield f"rows       {rows} expected ({how})"
-    reads, needs = _size(expected_bytes(plan)), _size(expected_memory(plan))
+    yield f"rows       {rows} expected ({join_text})"
+    reads, needs = _size_text(expected_bytes(plan)), _size_text(expected_memory(plan))
     yield f"reads      {reads} of data files, needs {needs} of memory or spills"
 
 
-def _left(plan: FeaturePlan) -> Iterator[str]:
+def _left_side(plan: FeaturePlan) -> Iterator[str]:
     if plan.left_source is not None:
         yield f"left       {_source(plan.left_source)}"
     elif plan.left_plan is not None:
@@ -101,8 +101,8 @@ def _left(plan: FeaturePlan) -> Iterator[str]:
         for name, source in plan.left_query.tables:
             yield f"           {name}: {_source(source)}"
     else:
-        where = "in memory, order kept" if plan.keep_order else "a table of the engine"
-        yield f"left       labels ({where}): {', '.join(plan.left_schema.names)}"
+        location = "in memory, order kept" if plan.keep_order else "a table of the engine"
+        yield f"left       labels ({location}): {', '.join(plan.left_schema.names)}"
     if plan.fixed_time is not None:
         yield f"           time: {plan.fixed_time.isoformat()} for all rows"
     elif plan.left_time is not None:
@@ -111,19 +111,19 @@ def _left(plan: FeaturePlan) -> Iterator[str]:
 
 def _join(plan: FeaturePlan, join: Join, number: int) -> Iterator[str]:
     yield f"join {number:<6}{_source(join.source)}"
-    yield f"           on {', '.join(f'{left} = {key}' for left, key in join.on)}"
-    yield f"           {_rule(plan, join)}"
+    yield f"           on {', '.join(f'{left_column} = {key}' for left_column, key in join.on)}"
+    yield f"           {_join_rule(plan, join)}"
     if not (join.source.unique and join.source.spec.primary_key):
         yield (
             "           keys and times may repeat: of equal rows the one with the greatest row hash"
         )
-    yield f"           features: {', '.join(map(_renamed, join.outputs))}"
+    yield f"           features: {', '.join(map(_output_text, join.outputs))}"
 
 
 def _window(plan: FeaturePlan, window: WindowJoin, number: int) -> Iterator[str]:
     time = plan.left_time or "the moment"
     yield f"window {number:<4}{_source(window.source)}"
-    yield f"           on {', '.join(f'{left} = {key}' for left, key in window.on)}"
+    yield f"           on {', '.join(f'{left_column} = {key}' for left_column, key in window.on)}"
     rule = f"rows of each key by {window.event_time}, up to {time}"
     if window.created_time is not None and plan.created_time_filter:
         rule += f", known by {window.created_time}"
@@ -143,7 +143,7 @@ def _aggregate(output: WindowOutput, time: str) -> str:
     return text
 
 
-def _rule(plan: FeaturePlan, join: Join) -> str:
+def _join_rule(plan: FeaturePlan, join: Join) -> str:
     if join.event_time is None:
         return "no event time: the row of the key"
     time = plan.left_time or "the moment"
@@ -156,17 +156,17 @@ def _rule(plan: FeaturePlan, join: Join) -> str:
         else:
             rules.append("created time not looked at")
     if join.ttl is not None:
-        rules.append(_freshness(join.event_time, time, join.ttl))
+        rules.append(_ttl_rule(join.event_time, time, join.ttl))
     return f"the latest by {', '.join(order)} with {' and '.join(rules)}"
 
 
-def _freshness(event: str, time: str, ttl: timedelta) -> str:
+def _ttl_rule(event: str, time: str, ttl: timedelta) -> str:
     if not ttl:
         return f"{event} = {time}"
     return f"{event} >= {time} - {format_duration(ttl)}, else null"
 
 
-def _renamed(output: Output) -> str:
+def _output_text(output: Output) -> str:
     if output.column == output.name:
         return output.column
     return f"{output.column} as {output.name}"
@@ -182,18 +182,18 @@ def _source(source: Source) -> str:
     return f"{group} at Delta version {source.delta_version}: {rows}"
 
 
-def _reads(plan: FeaturePlan) -> Iterator[tuple[Source, Sequence[str]]]:
+def _column_reads(plan: FeaturePlan) -> Iterator[tuple[Source, Sequence[str]]]:
     """Yield each source with the columns that are read of it."""
     if plan.left_plan is not None:
-        yield from _reads(plan.left_plan)
+        yield from _column_reads(plan.left_plan)
     if plan.left_query is not None:
         for _, source in plan.left_query.tables:
             yield source, source.spec.schema.names
     if plan.left_source is not None:
         columns = [output.column for output in plan.left_outputs]
         for join in plan.every_join:
-            for left, _ in join.on:
-                columns.append(left)
+            for left_column, _ in join.on:
+                columns.append(left_column)
         if plan.left_time is not None:
             columns.append(plan.left_time)
         yield plan.left_source, list(dict.fromkeys(columns))
@@ -232,7 +232,7 @@ def _bytes_read(source: Source, columns: Sequence[str]) -> int | None:
     return round(source.bytes * _width(schema, columns) / max(1, _width(schema, schema.names)))
 
 
-def _held(source: Source, columns: Sequence[str]) -> int | None:
+def _memory_bytes(source: Source, columns: Sequence[str]) -> int | None:
     if source.rows is None:
         return None
     return source.rows * _width(source.spec.schema, columns)
@@ -258,7 +258,7 @@ def _bytes_of(kind: pa.DataType) -> int:
         return _TEXT_BYTES
 
 
-def _size(number: int | None) -> str:
+def _size_text(number: int | None) -> str:
     if number is None:
         return "an unknown number of bytes"
     size = float(number)

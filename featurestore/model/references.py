@@ -33,7 +33,7 @@ class FeatureReference:
 
     @property
     def is_star(self) -> bool:
-        """Whether all features of the group are meant."""
+        """Whether the reference selects all features of the group."""
         return self.feature == "*"
 
     @property
@@ -100,23 +100,25 @@ def parse_group_reference(text: str) -> tuple[str, int | None]:
     return match[1], _version(match[2])
 
 
-def meant_group(name: str, known: Iterable[str], *, feature: str | None = None) -> str | None:
-    """Return the question whether another group is meant; None if none is near.
+def suggest_group(
+    name: str, group_names: Iterable[str], *, feature: str | None = None
+) -> str | None:
+    """Return a suggestion of a similar group; None without one.
 
     A name that ends in its version, ``teams_1``, means ``teams@v1``.
 
-    >>> meant_group("teams_1", ["teams"], feature="budget")
+    >>> suggest_group("teams_1", ["teams"], feature="budget")
     "did you mean 'teams@v1.budget'?"
-    >>> meant_group("wether", ["weather", "planes"])
+    >>> suggest_group("wether", ["weather", "planes"])
     "did you mean 'weather'?"
     """
-    names = list(known)
+    names = list(group_names)
     suffix = ""
     if feature is not None:
         suffix = f".{feature}"
-    ended = re.fullmatch(r"(.+)_([1-9][0-9]*)", name)
-    if ended is not None and ended[1] in names:
-        return f"did you mean {f'{ended[1]}@v{ended[2]}{suffix}'!r}?"
+    version_match = re.fullmatch(r"(.+)_([1-9][0-9]*)", name)
+    if version_match is not None and version_match[1] in names:
+        return f"did you mean {f'{version_match[1]}@v{version_match[2]}{suffix}'!r}?"
     return did_you_mean(name, names, write=f"'{{}}{suffix}'")
 
 

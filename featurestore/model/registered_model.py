@@ -1,4 +1,4 @@
-"""What one version of a registered model says: its files, its inputs, and where they come from."""
+"""Registered models: files, inputs and lineage of a version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.names import check_name
 from featurestore.model.paths import MODELS, is_relative_path
 from featurestore.model.run_record import check_run_id
-from featurestore.model.sealed import sealed, unsealed
+from featurestore.model.sealed import seal, unseal
 
 MODEL_FILE = "model.json"
 DESCRIBED_FILE = "described.json"
@@ -71,7 +71,7 @@ class ModelOutput:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What one version of a model says; its file ``model.json``.
+    """The content of ``model.json``, one version of a model.
 
     ``artifact`` is the file or folder that is loaded, of ``flavor``. ``features`` is the retrieval
     of the training dataset, its groups pinned to versions; ``inputs`` are in the order in which a
@@ -100,25 +100,25 @@ class ModelSpec:
     @property
     def label_columns(self) -> tuple[str, ...]:
         """The columns that labels have to bring: join keys, and inputs that no group has."""
-        had: set[str] = set()
+        available: set[str] = set()
         needed: dict[str, None] = {}
         for step in self.features.steps:
-            for left in _left_columns(step.join_key):
-                if left not in had:
-                    needed[left] = None
-            had.update(feature.name for feature in step.features)
-            had.update(feature.name for feature in step.on_demand)
+            for column in _left_columns(step.join_key):
+                if column not in available:
+                    needed[column] = None
+            available.update(feature.name for feature in step.features)
+            available.update(feature.name for feature in step.on_demand)
         for each in self.inputs:
-            if each.name not in had:
+            if each.name not in available:
                 needed[each.name] = None
         return tuple(needed)
 
     def to_bytes(self) -> bytes:
         """Return the content of the model's file."""
-        told = {**asdict(self), "format": FORMAT, "features": self.features.to_json()}
+        data = {**asdict(self), "format": FORMAT, "features": self.features.to_json()}
         for name in ("files", "inputs", "outputs", "label"):
-            told[name] = list(told[name])
-        return sealed(told)
+            data[name] = list(data[name])
+        return seal(data)
 
     @classmethod
     def from_bytes(cls, content: bytes, *, path: str) -> ModelSpec:
@@ -128,7 +128,7 @@ class ModelSpec:
             ModelDamaged: The content is not what was written.
         """
         try:
-            return _spec(JsonObject.from_value(unsealed(content)))
+            return _spec(JsonObject.from_value(unseal(content)))
         except (MalformedJson, FeatureStoreError) as error:
             raise ModelDamaged(
                 f"The model {path!r} is damaged: {error}",
@@ -147,16 +147,16 @@ def model_source(name: str) -> str:
 
 def _left_columns(join_key: Any) -> list[str]:
     """Return the left columns of the ``join_key`` that registration writes, one object a group."""
-    found: list[str] = []
+    columns: list[str] = []
     for pairs in (join_key or {}).values():
-        found += pairs
-    return found
+        columns += pairs
+    return columns
 
 
 def _spec(data: JsonObject) -> ModelSpec:
-    known = data.number("format", minimum=1)
-    if known > FORMAT:
-        raise MalformedJson(f"it has format {known}; this release reads up to {FORMAT}")
+    format_number = data.number("format", minimum=1)
+    if format_number > FORMAT:
+        raise MalformedJson(f"it has format {format_number}; this release reads up to {FORMAT}")
     dataset = data.object("dataset")
     check_name(dataset.text("name"), noun="training dataset")
     dataset.number("version", minimum=1)
@@ -220,15 +220,15 @@ def _output(data: JsonObject) -> ModelOutput:
 
 
 @dataclass(frozen=True)
-class ModelDescribed:
-    """What people say about a version of a model, which may change."""
+class ModelAnnotations:
+    """Editable annotations of a version of a model."""
 
     stage: Stage = "development"
     description: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, value: object) -> ModelDescribed:
+    def from_json(cls, value: object) -> ModelAnnotations:
         """Return what ``vars`` of one gives; MalformedJson says what is wrong."""
         data = JsonObject.from_value(value)
         tags = data.object("tags").each(JsonObject.text)

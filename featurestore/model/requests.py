@@ -1,4 +1,4 @@
-"""What a caller asks for, frozen.
+"""Requests: frozen arguments of public calls.
 
 The arguments of the big calls, built once at the facade and handed down whole.
 

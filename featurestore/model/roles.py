@@ -37,39 +37,39 @@ _HEADINGS: Mapping[Role, str] = {
     "time": "time",
     "unused": "not used",
 }
-_MOST_NAMES = 40
+_MAX_NAMES = 40
 _INDENT = 10
 _WIDTH = 100
 
 
 @dataclass(frozen=True)
-class KnownRoles:
+class RoleRequest:
     """What is known of the columns before the rule decides.
 
     Args:
-        asked: The features asked for by name; None if no retrieval made the rows.
+        requested_features: The features asked for by name; None if no retrieval made the rows.
         keys: Columns that identify rows or that a join looked up.
         time: The column that is the time of the rows.
         split_time: The column that a split by time reads.
         labels: What ``label=`` names.
         weight: What ``weight=`` names.
-        said_keys: What ``key=`` names.
+        declared_keys: What ``key=`` names.
         features: What ``features=`` names.
         exclude: What ``exclude=`` names.
     """
 
-    asked: tuple[str, ...] | None = None
+    requested_features: tuple[str, ...] | None = None
     keys: tuple[str, ...] = ()
     time: str | None = None
     split_time: str | None = None
     labels: tuple[str, ...] = ()
     weight: str | None = None
-    said_keys: tuple[str, ...] = ()
+    declared_keys: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 
 
-def assign_roles(schema: pa.Schema, known: KnownRoles) -> dict[str, Role]:
+def assign_roles(schema: pa.Schema, request: RoleRequest) -> dict[str, Role]:
     """Return the role of each column.
 
     Raises:
@@ -77,15 +77,15 @@ def assign_roles(schema: pa.Schema, known: KnownRoles) -> dict[str, Role]:
             another; or only keys and times are left.
 
     >>> schema = pa.schema([("id", pa.int64()), ("late", pa.bool_()), ("temp", pa.float64())])
-    >>> assign_roles(schema, KnownRoles(asked=("temp",), keys=("id",), labels=("late",)))
+    >>> assign_roles(schema, RoleRequest(requested_features=("temp",), keys=("id",), labels=("late",)))
     {'id': 'key', 'late': 'label', 'temp': 'feature'}
     """
-    _check(known)
-    inputs = set(_inputs(schema, known)) - set(known.exclude)
-    time = _time(schema, known)
+    _check(request)
+    inputs = set(_inputs(schema, request)) - set(request.exclude)
+    time = _time(schema, request)
     roles: dict[str, Role] = {}
     for name in schema.names:
-        roles[name] = _role(name, known, inputs=inputs, time=time)
+        roles[name] = _role(name, request, inputs=inputs, time=time)
     if not {"feature", "label"} & set(roles.values()):
         raise InvalidArgument(
             "The data holds only keys, times and columns that are not used, no features.",
@@ -94,46 +94,48 @@ def assign_roles(schema: pa.Schema, known: KnownRoles) -> dict[str, Role]:
     return roles
 
 
-def _role(name: str, known: KnownRoles, *, inputs: set[str], time: str | None) -> Role:
+def _role(name: str, request: RoleRequest, *, inputs: set[str], time: str | None) -> Role:
     role: Role = "unused"
-    if name in known.labels:
+    if name in request.labels:
         role = "label"
-    elif name == known.weight:
+    elif name == request.weight:
         role = "weight"
-    elif name in known.features:
+    elif name in request.features:
         role = "feature"
     elif name == time:
         role = "time"
-    elif name in known.said_keys:
+    elif name in request.declared_keys:
         role = "key"
     elif name in inputs:
         role = "feature"
-    elif name in known.keys:
+    elif name in request.keys:
         role = "key"
     return role
 
 
-def _inputs(schema: pa.Schema, known: KnownRoles) -> Sequence[str]:
+def _inputs(schema: pa.Schema, request: RoleRequest) -> Sequence[str]:
     """Return what is an input unless it is something else, or is excluded."""
-    if known.asked is not None:
-        return (*known.asked, *known.features)
-    if known.features:
-        return known.features
+    if request.requested_features is not None:
+        return (*request.requested_features, *request.features)
+    if request.features:
+        return request.features
     inputs = []
     for field in schema:
         # A timestamp would be fed as microseconds since 1970.
-        if field.name not in known.keys and not pat.is_timestamp(field.type):
+        if field.name not in request.keys and not pat.is_timestamp(field.type):
             inputs.append(field.name)
     return inputs
 
 
-def _time(schema: pa.Schema, known: KnownRoles) -> str | None:
+def _time(schema: pa.Schema, request: RoleRequest) -> str | None:
     """Return the time of the rows: the one they are joined at, split by, or the only timestamp."""
-    if known.time is not None:
-        return known.time
-    if known.split_time is not None and known.split_time not in (known.asked or ()):
-        return known.split_time
-    if known.asked is not None:
+    if request.time is not None:
+        return request.time
+    if request.split_time is not None and request.split_time not in (
+        request.requested_features or ()
+    ):
+        return request.split_time
+    if request.requested_features is not None:
         return None
     timestamps = [field.name for field in schema if pat.is_timestamp(field.type)]
     if len(timestamps) == 1:
@@ -141,20 +143,20 @@ def _time(schema: pa.Schema, known: KnownRoles) -> str | None:
     return None
 
 
-def _check(known: KnownRoles) -> None:
-    taken = {**dict.fromkeys(known.labels, "label")}
-    if known.weight is not None:
-        if known.weight in taken:
-            raise InvalidArgument(f"{known.weight!r} is named in label= and in weight=.")
-        taken[known.weight] = "weight"
-    for argument, names in (("features", known.features), ("exclude", known.exclude)):
+def _check(request: RoleRequest) -> None:
+    assigned = {**dict.fromkeys(request.labels, "label")}
+    if request.weight is not None:
+        if request.weight in assigned:
+            raise InvalidArgument(f"{request.weight!r} is named in label= and in weight=.")
+        assigned[request.weight] = "weight"
+    for argument, names in (("features", request.features), ("exclude", request.exclude)):
         for name in names:
-            if name in taken:
+            if name in assigned:
                 raise InvalidArgument(
-                    f"{argument} names {name!r}, which is the {taken[name]}.",
-                    hint=f"leave it out of {argument}=; the {taken[name]} is never an input",
+                    f"{argument} names {name!r}, which is the {assigned[name]}.",
+                    hint=f"leave it out of {argument}=; the {assigned[name]} is never an input",
                 )
-    both = [name for name in known.features if name in known.exclude]
+    both = [name for name in request.features if name in request.exclude]
     if both:
         raise InvalidArgument(f"features and exclude both name {listing(both)}.")
 
@@ -235,8 +237,8 @@ class DatasetRoles(Mapping[str, Role]):
             names = self.named(role)
             if not names:
                 continue
-            text = printable_line(", ".join(names[:_MOST_NAMES]))
-            if len(names) > _MOST_NAMES:
+            text = printable_line(", ".join(names[:_MAX_NAMES]))
+            if len(names) > _MAX_NAMES:
                 text += f", ... ({len(names)} in all)"
             if role == "unused":
                 text += "; name them in features= to feed them"

@@ -1,4 +1,4 @@
-"""Python functions that say a column in Narwhals, as the SQL of an expression over one row.
+"""Conversion of Narwhals functions of one row to SQL expressions.
 
 Narwhals turns the expression into DuckDB's SQL, which is then checked and brought to every engine
 like SQL that was written by hand. So a function is run once, where it is named, and what is kept is
@@ -21,10 +21,10 @@ from featurestore.errors import InvalidArgument, listing, missing_extra
 RowFunction = Callable[[Mapping[str, Any]], Any]
 
 TYPES = ("int64", "float64", "string", "bool", "date", "timestamp")
-_BEGIN = "SELECT "
+_SELECT = "SELECT "
 
 
-def sql_of(function: RowFunction, inputs: Mapping[str, str], *, name: str) -> str:
+def function_to_sql(function: RowFunction, inputs: Mapping[str, str], *, name: str) -> str:
     """Return the expression that a function makes of its inputs, in DuckDB's SQL.
 
     Args:
@@ -36,7 +36,7 @@ def sql_of(function: RowFunction, inputs: Mapping[str, str], *, name: str) -> st
         InvalidArgument: The function makes no expression over one row of its inputs.
         MissingExtra: Narwhals is not installed.
 
-    >>> sql_of(lambda row: row["distance"] / row["seats"],
+    >>> function_to_sql(lambda row: row["distance"] / row["seats"],
     ...     {"distance": "int64", "seats": "int64"}, name="per_seat")
     '("distance" / "seats")'
     """
@@ -63,26 +63,26 @@ def sql_of(function: RowFunction, inputs: Mapping[str, str], *, name: str) -> st
     # Narwhals keeps its tables, and none may have the name of another.
     request = f"request_{uuid.uuid4().hex}"
     rows = table(request, {column: types[kind] for column, kind in inputs.items()})
-    made = function({column: nw.col(column) for column in inputs})
-    if not isinstance(made, nw.Expr):
+    expression = function({column: nw.col(column) for column in inputs})
+    if not isinstance(expression, nw.Expr):
         raise InvalidArgument(
-            f"The function of feature {name!r} returned {type(made).__name__}, not an expression.",
+            f"The function of feature {name!r} returned {type(expression).__name__}, not an expression.",
             hint="lambda row: row['distance'] / row['seats'], in the expressions of Narwhals",
         )
     try:
-        text: str = rows.select(computed=made).to_sql()
+        text: str = rows.select(computed=expression).to_sql()
     except Exception as error:  # of Narwhals and of DuckDB, which have no common class
         raise InvalidArgument(
             f"The function of feature {name!r} has no expression in SQL: {error}"
         ) from error
     end = f' AS "computed" FROM "{request}"'
-    if not text.startswith(_BEGIN) or not text.endswith(end):
+    if not text.startswith(_SELECT) or not text.endswith(end):
         raise InvalidArgument(
             f"The function of feature {name!r} looks at several rows: {text.replace(request, 'rows')}",
             hint="what a row is computed of is that row alone; aggregates are "
             "featurestore.window(...)",
         )
-    return text.removeprefix(_BEGIN).removesuffix(end)
+    return text.removeprefix(_SELECT).removesuffix(end)
 
 
 def source_hash(function: Callable[..., Any]) -> str:

@@ -18,11 +18,11 @@ from featurestore.model.names import check_name
 from featurestore.model.sealed import (
     CHECKSUM,
     LINE_CHECKSUM_LENGTH,
-    parsed,
-    sealed,
-    sealed_line,
-    unsealed,
-    unsealed_line,
+    parse_object,
+    seal,
+    seal_line,
+    unseal,
+    unseal_line,
 )
 
 FORMAT = 2
@@ -39,7 +39,7 @@ _UNSEALED_KEYS = {"step", "time", "metrics"}  # of lines written before format 2
 
 @dataclass(frozen=True)
 class RunDataset:
-    """The training dataset that a run reads: its content hash says whether it is the same still."""
+    """The training dataset of a run, identified by its content hash."""
 
     name: str
     version: int
@@ -59,7 +59,7 @@ class RunDataset:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What is known of one run.
+    """The record of one run.
 
     ``kind`` is the call that made it; ``parent`` and ``number`` place a trial in its study.
     ``settings`` are the launcher's (workers, retries, seed ...), ``code`` and ``environment`` say
@@ -99,14 +99,14 @@ class RunRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``run.json`` holds."""
-        told = {"format": FORMAT, **vars(self)}
-        told["dataset"] = None if self.dataset is None else vars(self.dataset)
-        told["attempts"], told["readers"] = list(self.attempts), list(self.readers)
-        return told
+        data = {"format": FORMAT, **vars(self)}
+        data["dataset"] = None if self.dataset is None else vars(self.dataset)
+        data["attempts"], data["readers"] = list(self.attempts), list(self.readers)
+        return data
 
     def to_bytes(self) -> bytes:
         """Return the content of ``run.json``, with its checksum."""
-        return sealed(self.to_json())
+        return seal(self.to_json())
 
     @classmethod
     def from_bytes(cls, content: bytes) -> RunRecord:
@@ -116,9 +116,9 @@ class RunRecord:
             MalformedJson: The content is not what was written.
         """
         with parsing("run.json"):
-            data = parsed(content)
+            data = parse_object(content)
             if data.get("format") != _FORMAT_WITHOUT_CHECKSUMS:
-                data = unsealed(content)
+                data = unseal(content)
         return cls.from_json(data)
 
     @classmethod
@@ -215,7 +215,7 @@ def metrics_line(step: int, metrics: Mapping[str, float], *, time: float, begins
         time: Seconds since 1970.
         begins: Whether this is the first line of an attempt: the line before it may be truncated.
     """
-    line = sealed_line({"step": step, "time": time, "metrics": dict(metrics), "begins": begins})
+    line = seal_line({"step": step, "time": time, "metrics": dict(metrics), "begins": begins})
     return f"\n{line}\n" if begins else f"{line}\n"
 
 
@@ -257,9 +257,9 @@ def parse_metrics(text: str) -> list[MetricValue]:
 def _parse_line(line: str, number: int) -> JsonObject | None:
     """Return the object of a line, None for a line that is truncated or damaged."""
     try:
-        data = parsed(line.encode("utf-8", errors="surrogatepass"))
+        data = parse_object(line.encode("utf-8", errors="surrogatepass"))
         if not data.keys() <= _UNSEALED_KEYS:
-            data = unsealed_line(line)
+            data = unseal_line(line)
         return JsonObject.from_value(data, f"line {number}")
     except MalformedJson:
         return None

@@ -1,4 +1,4 @@
-"""Sealed JSON: an object with a checksum over all of it, so that every other byte is found."""
+"""Sealed JSON: objects with a checksum that detects every changed byte."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ CHECKSUM = "checksum"
 LINE_CHECKSUM_LENGTH = 16  # of hexadecimal digits
 
 
-def sealed(data: Mapping[str, Any]) -> bytes:
+def seal(data: Mapping[str, Any]) -> bytes:
     """Return a JSON object with its checksum, as files hold it.
 
-    >>> unsealed(sealed({"name": "late_flights"}))["name"]
+    >>> unseal(seal({"name": "late_flights"}))["name"]
     'late_flights'
     """
     return _render({**data, CHECKSUM: _checksum(data)})
 
 
-def parsed(content: bytes) -> dict[str, Any]:
-    """Return the JSON object of a file; its checksum is not looked at.
+def parse_object(content: bytes) -> dict[str, Any]:
+    """Return the JSON object of a file without a check of its checksum.
 
     Raises:
-        MalformedJson: It is no JSON object.
+        MalformedJson: The content is not a JSON object.
     """
     try:
         data = json.loads(content)
@@ -37,38 +37,38 @@ def parsed(content: bytes) -> dict[str, Any]:
     return data
 
 
-def unsealed(content: bytes) -> dict[str, Any]:
-    """Return the JSON object that ``sealed`` wrote.
+def unseal(content: bytes) -> dict[str, Any]:
+    """Return the JSON object that ``seal`` wrote.
 
     Raises:
         MalformedJson: The content is not what was written.
     """
-    data = parsed(content)
-    rest = {name: value for name, value in data.items() if name != CHECKSUM}
-    if sealed(rest) != content:
+    data = parse_object(content)
+    payload = {name: value for name, value in data.items() if name != CHECKSUM}
+    if seal(payload) != content:
         raise MalformedJson("its checksum does not fit what it says")
     return data
 
 
-def sealed_line(data: Mapping[str, Any]) -> str:
+def seal_line(data: Mapping[str, Any]) -> str:
     """Return a JSON object on one line, without a newline, with a checksum at its end.
 
-    >>> sealed_line({"step": 1})
+    >>> seal_line({"step": 1})
     '{"step": 1, "checksum": "66acd07fcea20439"}'
     """
     digest = hashlib.sha256(json.dumps(data).encode()).hexdigest()[:LINE_CHECKSUM_LENGTH]
     return json.dumps({**data, CHECKSUM: digest})
 
 
-def unsealed_line(line: str) -> dict[str, Any]:
-    """Return the JSON object of a line that ``sealed_line`` wrote.
+def unseal_line(line: str) -> dict[str, Any]:
+    """Return the JSON object of a line that ``seal_line`` wrote.
 
     Raises:
         MalformedJson: The line differs from what was written.
     """
-    data = parsed(line.encode("utf-8", errors="surrogatepass"))
-    rest = {name: value for name, value in data.items() if name != CHECKSUM}
-    if sealed_line(rest) != line:
+    data = parse_object(line.encode("utf-8", errors="surrogatepass"))
+    payload = {name: value for name, value in data.items() if name != CHECKSUM}
+    if seal_line(payload) != line:
         raise MalformedJson("its checksum does not match")
     return data
 

@@ -1,4 +1,4 @@
-"""References to secrets: where a secret is, never the secret itself."""
+"""References to secrets in environment variables and files."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class SecretReference:
 
 
 def parse_secret(text: str) -> SecretReference:
-    """Return the reference that a text is; what is none is refused, and not repeated.
-
-    A text that is no reference may be the secret itself, so no error shows it.
+    """Parse a reference. An invalid text may be the secret itself: the error omits it.
 
     >>> parse_secret("env:HOOK")
     SecretReference(kind='env', name='HOOK')

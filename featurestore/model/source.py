@@ -1,4 +1,4 @@
-"""What a registered source is, what was read of one, and what a check of it found."""
+"""Registered sources: registration, inputs of jobs, reads and check reports."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _USER_WORD = "access_key_id"
 # A path of this machine without a scheme.
 FOLDER_KIND = "file"
 _ALIASES = {"postgres": "postgresql", "sqlite3": "sqlite"}
-_OF_FOLDERS = ("abfs", "abfss", "az", "azure", "gcs", "gs", "hdfs", "s3", "s3a", "s3n")
-_OF_PATHS = ("delta", "duckdb", FOLDER_KIND, "sqlite")
+_FOLDER_SCHEMES = ("abfs", "abfss", "az", "azure", "gcs", "gs", "hdfs", "s3", "s3a", "s3n")
+_PATH_KINDS = ("delta", "duckdb", FOLDER_KIND, "sqlite")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def kind_of(uri: str) -> str:
         kind = before.lower()
     else:
         kind = FOLDER_KIND
-    if kind in _OF_FOLDERS:
+    if kind in _FOLDER_SCHEMES:
         return FOLDER_KIND
     return _ALIASES.get(kind, kind)
 
@@ -107,10 +107,10 @@ def with_absolute_path(uri: str, *, absolute: Callable[[str], str]) -> str:
     >>> with_absolute_path("raw/orders", absolute=lambda path: "/data/" + path)
     '/data/raw/orders'
     """
-    if kind_of(uri) not in _OF_PATHS:
+    if kind_of(uri) not in _PATH_KINDS:
         return uri
     before, separator, path = uri.rpartition("://")
-    if before.rpartition("+")[2].lower() in _OF_FOLDERS:
+    if before.rpartition("+")[2].lower() in _FOLDER_SCHEMES:
         return uri
     if not separator:
         before, separator, path = "", "", uri
@@ -129,11 +129,11 @@ def check_uri(uri: str) -> str:
     if not isinstance(uri, str) or not uri.strip() or "\0" in uri:
         raise InvalidArgument("uri= is not the URI of a source.", hint="sqlite:///shop.db")
     try:
-        parts = urlsplit(uri)
-        has_password = parts.password is not None
+        address = urlsplit(uri)
+        has_password = address.password is not None
     except ValueError:
         raise InvalidArgument("uri= cannot be read as a URI.", hint=hint) from None
-    for key, _ in parse_qsl(parts.query, keep_blank_values=True):
+    for key, _ in parse_qsl(address.query, keep_blank_values=True):
         has_password = has_password or names_secret(key)
     if has_password:
         raise InvalidArgument("uri= has a password in it, which would be stored.", hint=hint)
@@ -152,7 +152,7 @@ def names_secret(word: str) -> bool:
 
 @dataclass(frozen=True)
 class SourceInput:
-    """A registered source as the input of a job: a table, a query or files of it.
+    """A registered source as input of a job: a table, a query or files.
 
     ``time`` is the column by which windows cut it; None hands all of it to every window.
     """
@@ -171,12 +171,12 @@ class SourceInput:
     @classmethod
     def from_json(cls, data: Any) -> SourceInput:
         """Return the input that ``to_json`` wrote; ValueError when it is anything else."""
-        made = cls(**dict(data))
-        for value in vars(made).values():
+        source_input = cls(**dict(data))
+        for value in vars(source_input).values():
             if not isinstance(value, str | None):
                 raise ValueError(f"{value!r} is no text")
-        check_name(made.source, noun="source")
-        return made
+        check_name(source_input.source, noun="source")
+        return source_input
 
 
 @with_suggestions
@@ -210,8 +210,8 @@ def source(
     'created_at'
     """
     check_name(name, noun="source")
-    given = [each for each in (table, sql, path) if each is not None]
-    if len(given) > 1:
+    selections = [each for each in (table, sql, path) if each is not None]
+    if len(selections) > 1:
         raise InvalidArgument(
             "table=, sql= and path= were given together.", hint="one of them says what is read"
         )
@@ -239,8 +239,8 @@ class SourceRead:
     bad_rows: tuple[Any, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return what commits and lineage tell of it."""
-        told: dict[str, Any] = {
+        """Return the record of the read for commits and lineage."""
+        data: dict[str, Any] = {
             "source": f"source:{self.source}",
             "kind": self.kind,
             "query": self.query,
@@ -248,22 +248,22 @@ class SourceRead:
             "rows": self.rows,
         }
         if self.input is not None:
-            told["input"] = self.input
+            data["input"] = self.input
         if self.high_water_mark is not None:
-            told["high_water_mark"] = self.high_water_mark
+            data["high_water_mark"] = self.high_water_mark
         if self.quarantined:
-            told["quarantined"] = self.quarantined
-        return told
+            data["quarantined"] = self.quarantined
+        return data
 
 
 class SourceReads(Sequence[SourceRead]):
     """What several parts of a retrieval read of sources; a part may fill while rows come."""
 
-    def __init__(self, *parts: Sequence[SourceRead]) -> None:
-        self._parts = parts
+    def __init__(self, *groups: Sequence[SourceRead]) -> None:
+        self._groups = groups
 
     def __len__(self) -> int:
-        return sum(map(len, self._parts))
+        return sum(map(len, self._groups))
 
     @overload
     def __getitem__(self, index: int) -> SourceRead: ...
@@ -272,10 +272,10 @@ class SourceReads(Sequence[SourceRead]):
     def __getitem__(self, index: slice) -> list[SourceRead]: ...
 
     def __getitem__(self, index: int | slice) -> SourceRead | list[SourceRead]:
-        found: list[SourceRead] = []
-        for part in self._parts:
-            found += part
-        return found[index]
+        reads: list[SourceRead] = []
+        for group in self._groups:
+            reads += group
+        return reads[index]
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ class SourceTable:
 
 @dataclass(frozen=True)
 class SourceReport:
-    """What a check of a source found.
+    """The report of a check of a source.
 
     ``server`` says what answered; None when nothing did. ``sample`` holds the first rows of
     ``sampled``, the first table that can be read. ``dialect`` and ``columns`` are how the files of

@@ -87,11 +87,11 @@ def _check_ranges(split: TimeSplit) -> None:
         if start is not None and end is not None and start >= end:
             raise InvalidSplit(f"Split {name!r} is empty: it starts at {start} and ends at {end}.")
     for index, (name, start, end) in enumerate(split.ranges):
-        for other, other_start, other_end in split.ranges[index + 1 :]:
+        for other_name, other_start, other_end in split.ranges[index + 1 :]:
             begins_before = other_end is None or start is None or start < other_end
             ends_after = end is None or other_start is None or other_start < end
             if begins_before and ends_after:
                 raise InvalidSplit(
-                    f"Splits {name!r} and {other!r} overlap.",
+                    f"Splits {name!r} and {other_name!r} overlap.",
                     hint="ranges are [start, end): let one begin where the other ends",
                 )

@@ -8,21 +8,21 @@ from typing import Any
 from featurestore.model.printable import printable_line, value_text
 from featurestore.model.statistics import ColumnStatistics, Statistics, Value
 
-_MOST_LINES = 20
+_MAX_LINES = 20
 _NAME, _VALUE = 18, 11
 _HEAD = ("name", "kind", "missing", "distinct", "min", "mean", "max")
 _WIDTHS = (_NAME, 7, 8, 10, _VALUE, _VALUE, _VALUE)
 
 
-def describe(statistics: Statistics, *, lines: int = _MOST_LINES) -> str:
+def describe(statistics: Statistics, *, lines: int = _MAX_LINES) -> str:
     """Return statistics as a table of at most 80 columns, one line for each of the first ones."""
-    found = [title_of(statistics), _line(_HEAD)]
+    text_lines = [title_of(statistics), _line(_HEAD)]
     for column in statistics.columns[:lines]:
-        found.append(_column_line(column, statistics.rows))
-    left = len(statistics.columns) - lines
-    if left > 0:
-        found.append(f"... and {left:,} more; .column(name) is one of them")
-    return "\n".join(found)
+        text_lines.append(_column_line(column, statistics.rows))
+    omitted = len(statistics.columns) - lines
+    if omitted > 0:
+        text_lines.append(f"... and {omitted:,} more; .column(name) is one of them")
+    return "\n".join(text_lines)
 
 
 def records_of(statistics: Statistics) -> list[dict[str, object]]:
@@ -36,11 +36,11 @@ def records_of(statistics: Statistics) -> list[dict[str, object]]:
                 "role": column.role,
                 "missing": _missing(column, statistics.rows),
                 "distinct": _distinct(column),
-                "mean": _shown(column.mean, column),
+                "mean": _display_value(column.mean, column),
                 "std": column.std,
-                "min": _shown(column.minimum, column),
-                "50%": _shown(column.quantile(0.5), column),
-                "max": _shown(column.maximum, column),
+                "min": _display_value(column.minimum, column),
+                "50%": _display_value(column.quantile(0.5), column),
+                "max": _display_value(column.maximum, column),
                 "most frequent": _first_values(column),
                 "counted": coverage(column),
             }
@@ -83,17 +83,17 @@ def source_name(source: Mapping[str, Any]) -> str:
     >>> source_name({"featuregroup": "weather", "version": 2, "delta_version": 7})
     'weather v2 (Delta 7)'
     """
-    parts = []
+    words = []
     name = source.get("featuregroup") or source.get("training_dataset")
     if name:
-        parts.append(str(name))
+        words.append(str(name))
     if source.get("version") is not None:
-        parts.append(f"v{source['version']}")
+        words.append(f"v{source['version']}")
     if source.get("split"):
-        parts.append(str(source["split"]))
+        words.append(str(source["split"]))
     if source.get("delta_version") is not None:
-        parts.append(f"(Delta {source['delta_version']})")
-    return " ".join(parts)
+        words.append(f"(Delta {source['delta_version']})")
+    return " ".join(words)
 
 
 def short(name: str, longest: int) -> str:
@@ -111,11 +111,11 @@ def short(name: str, longest: int) -> str:
 def title_of(statistics: Statistics) -> str:
     """Return what was counted, how much of it, and whether all of it."""
     name = source_name(statistics.source) or "statistics"
-    counted = "all rows counted"
+    coverage_text = "all rows counted"
     if not statistics.exact:
-        counted = f"distributions from {statistics.sample_rows:,} of them"
+        coverage_text = f"distributions from {statistics.sample_rows:,} of them"
     columns = len(statistics.columns)
-    return f"{name}: {statistics.rows:,} rows, {columns:,} columns; {counted}"
+    return f"{name}: {statistics.rows:,} rows, {columns:,} columns; {coverage_text}"
 
 
 def _column_line(column: ColumnStatistics, rows: int) -> str:
@@ -146,13 +146,13 @@ def _first_values(column: ColumnStatistics) -> str:
     """Return the three most frequent values."""
     names = []
     for each in column.top[:3]:
-        names.append(value_text(_shown(each.value, column)) or '""')
+        names.append(value_text(_display_value(each.value, column)) or '""')
     if len(column.top) > len(names):
         names.append("...")
     return ", ".join(names)
 
 
-def _shown(value: Value | None, column: ColumnStatistics) -> Value | None:
+def _display_value(value: Value | None, column: ColumnStatistics) -> Value | None:
     """Return a value as tables have it: times up to the second."""
     if column.kind == "time" and isinstance(value, str):
         return value[:19].replace("T", " ")

@@ -82,8 +82,8 @@ class StreamSpec:
     @property
     def columns(self) -> pa.Schema:
         """The columns of the group: those of the values, then those of the records."""
-        told = [pa.field(name, RECORD_FIELDS[each]) for name, each in self.fields.items()]
-        return pa.schema([*self.schema, *told])
+        record_fields = [pa.field(name, RECORD_FIELDS[each]) for name, each in self.fields.items()]
+        return pa.schema([*self.schema, *record_fields])
 
     def app(self, partition: int) -> str:
         """Return the application whose transaction number is a partition's next offset."""
@@ -92,9 +92,9 @@ class StreamSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Return the specification as a JSON object that ``from_json`` reads back equal."""
-        told = {**vars(self), "schema": schema_to_json(self.schema), "fields": dict(self.fields)}
-        told["renames"] = dict(self.renames)
-        return {**told, "trigger": format_duration(self.trigger)}
+        data = {**vars(self), "schema": schema_to_json(self.schema), "fields": dict(self.fields)}
+        data["renames"] = dict(self.renames)
+        return {**data, "trigger": format_duration(self.trigger)}
 
     @classmethod
     def from_json(cls, data: Any) -> StreamSpec:
@@ -103,8 +103,8 @@ class StreamSpec:
         schema = schema_from_json(data["schema"])
         trigger = parse_duration(data["trigger"])
         renames = {str(name): str(each) for name, each in dict(data.get("renames") or {}).items()}
-        told = {"schema": schema, "fields": fields, "trigger": trigger, "renames": renames}
-        spec = cls(**{**data, **told})
+        values = {"schema": schema, "fields": fields, "trigger": trigger, "renames": renames}
+        spec = cls(**{**data, **values})
         return check_stream(spec)
 
 

@@ -26,7 +26,7 @@ class NaiveTimeWarning(UserWarning):
 
 
 class SuspiciousTimeWarning(UserWarning):
-    """Times lie so early that they were numbers, read in a wrong unit."""
+    """Times are so early that they were probably numbers read in a wrong unit."""
 
 
 def parse_moment(
@@ -107,8 +107,7 @@ def shifted(moment: datetime, by: timedelta) -> datetime:
         return FIRST if by < timedelta(0) else LAST
 
 
-# The one clock of the library. Tests replace it here, so that whoever imported ``utc_now`` by name
-# follows, whenever that was.
+# The clock of the library. Tests replace it here, which also affects importers of ``utc_now``.
 clock: Callable[[], datetime] = partial(datetime.now, UTC)
 
 

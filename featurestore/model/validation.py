@@ -99,12 +99,12 @@ class ValidationReport:
     def _repr_html_(self) -> str:
         checks: list[dict[str, object]] = []
         for each in self.results:
-            mark, found = "ok", ""
+            mark, outcome = "ok", ""
             if not each.success:
                 mark = "warning" if each.warning else "failed"
-                found = outcome_text(each)
+                outcome = outcome_text(each)
             check = describe(each.expectation)
-            checks.append({"result": mark, "check": check, "found": found})
+            checks.append({"result": mark, "check": check, "found": outcome})
         caption = str(self).partition("\n")[0]
         return html.properties_table(self._summary(), caption=caption) + html.records_table(checks)
 

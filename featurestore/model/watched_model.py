@@ -1,4 +1,4 @@
-"""What a monitor of a model watches: predictions, the labels that tell, and measures of both."""
+"""Monitored models: predictions, labels and measures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from featurestore.errors import InvalidJob, did_you_mean
 from featurestore.model.durations import format_duration, parse_duration
 
 AUC, LOG_LOSS = "auc", "log_loss"
-# The share of predictions whose label is known: watched beside the measures.
+# The share of predictions whose label is known, monitored with the measures.
 LABELLED = "labelled"
 # SQL over the columns ``prediction`` and ``label`` of one row each; ``{threshold}`` is a number, and
 # ``surprise`` the logarithm of the chance that the label was given, below zero.
@@ -33,7 +33,7 @@ MEASURES = (AUC, *SQL_MEASURES)
 
 
 @dataclass(frozen=True)
-class WatchedModel:
+class MonitoredModel:
     """A registered model whose predictions are joined to labels.
 
     ``version`` None takes predictions of all versions, ``label`` None the model's own label. A
@@ -71,10 +71,10 @@ class WatchedModel:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> WatchedModel:
+    def from_json(cls, data: Mapping[str, Any]) -> MonitoredModel:
         """Return what ``to_json`` wrote; KeyError, TypeError or ValueError when it is no such."""
         version, label = data["version"], data["label"]
-        return check_watched_model(
+        return check_monitored_model(
             cls(
                 model=str(data["model"]),
                 version=None if version is None else int(version),
@@ -89,17 +89,17 @@ class WatchedModel:
         )
 
 
-def check_watched_model(watched: WatchedModel) -> WatchedModel:
+def check_monitored_model(watched: MonitoredModel) -> MonitoredModel:
     """Return it if there are such measures and its numbers make sense, else raise InvalidJob."""
     for name in watched.measures:
         if name not in MEASURES:
-            near = did_you_mean(name, MEASURES)
+            suggestion = did_you_mean(name, MEASURES)
             raise InvalidJob(
                 f"metric={name!r}: there is no such measure of predictions.",
-                hint=near or f"one of {', '.join(MEASURES)}; metrics= takes SQL",
+                hint=suggestion or f"one of {', '.join(MEASURES)}; metrics= takes SQL",
             )
-    taken = {*watched.measures, LABELLED}.intersection(watched.metrics)
-    if taken or len(set(watched.measures)) < len(watched.measures):
+    duplicates = {*watched.measures, LABELLED}.intersection(watched.metrics)
+    if duplicates or len(set(watched.measures)) < len(watched.measures):
         raise InvalidJob(
             f"Two metrics have the same name among {', '.join(watched.names)}.",
             hint='metric="auc", metrics={"cost": "avg(abs(prediction - label))"}',

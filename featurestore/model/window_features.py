@@ -95,14 +95,14 @@ def window(
     columns = None
     if key is not None:
         columns = (key,) if isinstance(key, str) else tuple(key)
-    given = name or _default_name(reference.feature, function, length, distance, n)
+    result_name = name or _default_name(reference.feature, function, length, distance, n)
     return WindowFeature(
         reference=reference,
         function=function,
         over=length,
         offset=distance,
         where=where,
-        name=given,
+        name=result_name,
         key=columns,
         fill_value=fill_value,
         n=n or 0,
@@ -127,10 +127,10 @@ def windows(
     """
     names = [functions] if isinstance(functions, str) else list(functions)
     lengths = [over] if over is None or isinstance(over, str | timedelta) else list(over)
-    found = []
+    features = []
     for function in names:
         for length in lengths:
-            found.append(
+            features.append(
                 window(
                     feature,
                     function,
@@ -142,7 +142,7 @@ def windows(
                     n=n,
                 )
             )
-    return found
+    return features
 
 
 def parse_window(text: str) -> WindowFeature:
@@ -200,11 +200,11 @@ def _positive(over: timedelta | str) -> timedelta:
 def _default_name(
     column: str, function: str, over: timedelta | None, offset: timedelta, n: int | None
 ) -> str:
-    parts = [column, function]
+    words = [column, function]
     if function == "last_n":
-        parts = [column, f"last_{n}"]
+        words = [column, f"last_{n}"]
     if over is not None:
-        parts.append(format_duration(over))
+        words.append(format_duration(over))
     if offset:
-        parts += ["before", format_duration(offset)]
-    return "_".join(parts)
+        words += ["before", format_duration(offset)]
+    return "_".join(words)

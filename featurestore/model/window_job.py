@@ -1,4 +1,4 @@
-"""What a window job writes: which aggregates, at which instants, for which keys."""
+"""Window jobs: aggregates, instants and keys that they write."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class WindowJob:
     @property
     def code(self) -> str:
         """The text that a job's definition holds, which ``of`` reads back."""
-        told = {
+        data = {
             "windows": list(map(window_to_json, self.windows)),
             "every_us": micros(self.every),
             "keep_empty": self.keep_empty,
         }
-        return json.dumps(told, indent=1)
+        return json.dumps(data, indent=1)
 
     @classmethod
-    def of(cls, spec: JobSpec) -> WindowJob:
+    def from_spec(cls, spec: JobSpec) -> WindowJob:
         """Return what the definition of a window job holds.
 
         Raises:
@@ -66,7 +66,10 @@ class WindowJob:
     @property
     def lineage(self) -> list[WindowLineage]:
         """What the aggregates are made of, as far as the definition says it."""
-        return [WindowLineage.of(each, version=each.reference.version) for each in self.windows]
+        return [
+            WindowLineage.from_feature(each, version=each.reference.version)
+            for each in self.windows
+        ]
 
     def instants(self, window: Window) -> list[datetime]:
         """Return the times at which a window has rows, the oldest first.
@@ -80,13 +83,13 @@ class WindowJob:
         [6, 12, 18, 0]
         """
         count = max(1, round((window.end - window.start) / self.every))
-        found = []
+        times = []
         for number in range(count):
-            found.append(window.end - number * self.every)
-        return found[::-1]
+            times.append(window.end - number * self.every)
+        return times[::-1]
 
     @property
-    def reach(self) -> timedelta | None:
+    def lookback(self) -> timedelta | None:
         """How far before an instant the oldest row lies that counts there; None without limit."""
         if self.keep_empty:
             return None
@@ -97,13 +100,13 @@ class WindowJob:
             longest = max(longest, each.over + each.offset)
         return longest
 
-    def seen(self, window: Window) -> tuple[int, int]:
+    def event_time_range(self, window: Window) -> tuple[int, int]:
         """Return the range of event times, ``[first, last)`` in microseconds, that a window sees."""
         instants = self.instants(window)
         first = _ALWAYS[0]
-        if self.reach is not None:
+        if self.lookback is not None:
             # Windows are open where they begin.
-            first = to_micros(instants[0] - self.reach + _MICROSECOND)
+            first = to_micros(instants[0] - self.lookback + _MICROSECOND)
         return first, to_micros(instants[-1] + _MICROSECOND)
 
     def presence(
@@ -116,34 +119,34 @@ class WindowJob:
         """
         longest: dict[WindowFeature, WindowFeature] = {}
         for each in self.windows:
-            counted = replace(
+            count = replace(
                 each, reference=event_times[each.reference], function="count", name="",
                 fill_value=None, n=0,
             )  # fmt: skip
             if self.keep_empty:
-                counted = replace(counted, over=None, offset=timedelta(0), where=None)
-            same = replace(counted, over=None)
-            held = longest.get(same)
-            if held is None or _longer(counted, held):
-                longest[same] = counted
-        found = []
+                count = replace(count, over=None, offset=timedelta(0), where=None)
+            same = replace(count, over=None)
+            longest_count = longest.get(same)
+            if longest_count is None or _longer(count, longest_count):
+                longest[same] = count
+        counts = []
         for number, each in enumerate(longest.values()):
-            found.append(replace(each, name=f"{_PRESENT}_{number}"))
-        return found
+            counts.append(replace(each, name=f"{_PRESENT}_{number}"))
+        return counts
 
 
-def input_name(wanted: WindowFeature) -> str:
+def input_name(feature: WindowFeature) -> str:
     """Return what a window job calls the group of an aggregate among its inputs.
 
     >>> from featurestore.model.window_features import parse_window
     >>> input_name(parse_window("transactions@v2.amount|sum|7d"))
     'transactions_v2'
     """
-    group, version = str(wanted.reference.group), wanted.reference.version
+    group, version = str(feature.reference.group), feature.reference.version
     return group if version is None else f"{group}_v{version}"
 
 
-def _longer(one: WindowFeature, other: WindowFeature) -> bool:
-    if other.over is None:
+def _longer(first: WindowFeature, second: WindowFeature) -> bool:
+    if second.over is None:
         return False
-    return one.over is None or one.over > other.over
+    return first.over is None or first.over > second.over

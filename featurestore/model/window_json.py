@@ -25,21 +25,21 @@ _KINDS: Mapping[str, Callable[[str], Any]] = {
 }
 
 
-def window_to_json(wanted: WindowFeature) -> dict[str, Any]:
+def window_to_json(feature: WindowFeature) -> dict[str, Any]:
     """Return an aggregate as the JSON object that ``window_from_json`` reads back equal."""
     key = None
-    if wanted.key is not None:
-        key = list(wanted.key)
+    if feature.key is not None:
+        key = list(feature.key)
     return {
-        "feature": str(wanted.reference),
-        "function": wanted.function,
-        "over_us": micros(wanted.over),
-        "offset_us": micros(wanted.offset),
-        "where": wanted.where,
-        "name": wanted.name,
+        "feature": str(feature.reference),
+        "function": feature.function,
+        "over_us": micros(feature.over),
+        "offset_us": micros(feature.offset),
+        "where": feature.where,
+        "name": feature.name,
         "key": key,
-        "fill_value": value_to_json(wanted.fill_value),
-        "n": wanted.n,
+        "fill_value": value_to_json(feature.fill_value),
+        "n": feature.n,
     }
 
 

@@ -41,17 +41,17 @@ class WindowLineage:
         return printable_line(f"{self.name} = {text}")
 
     @classmethod
-    def of(cls, wanted: WindowFeature, *, version: int | None) -> WindowLineage:
+    def from_feature(cls, feature: WindowFeature, *, version: int | None) -> WindowLineage:
         """Return the lineage of an aggregate over a version of its group."""
         return cls(
-            name=wanted.name,
-            group=str(wanted.reference.group),
+            name=feature.name,
+            group=str(feature.reference.group),
             version=version,
-            column=wanted.reference.feature,
-            function=wanted.function,
-            over_us=micros(wanted.over),
-            offset_us=micros(wanted.offset) or 0,
-            where=wanted.where,
+            column=feature.reference.feature,
+            function=feature.function,
+            over_us=micros(feature.over),
+            offset_us=micros(feature.offset) or 0,
+            where=feature.where,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -87,27 +87,27 @@ def windows_of_plan(plan: Mapping[str, Any], *, columns: Collection[str]) -> lis
 
     What is not well formed is left out: manifests may come from elsewhere.
     """
-    found = []
+    lineages = []
     for each in _windows_of(plan):
         if each.name in columns:
-            found.append(each)
-    return found
+            lineages.append(each)
+    return lineages
 
 
 def windows_of_inputs(inputs: Collection[object]) -> list[WindowLineage]:
     """Return the aggregates that the inputs of a commit or a run state."""
-    found = []
+    lineages = []
     for each in inputs:
         if isinstance(each, Mapping) and isinstance(each.get("windows"), list | tuple):
             group = each.get("source"), each.get("version")
-            found += list(_read_all(*group, each["windows"]))
-    return found
+            lineages += list(_read_all(*group, each["windows"]))
+    return lineages
 
 
 def _windows_of(plan: Mapping[str, Any]) -> Iterator[WindowLineage]:
-    left = plan.get("left_plan")
-    if isinstance(left, Mapping):
-        yield from _windows_of(left)
+    left_plan = plan.get("left_plan")
+    if isinstance(left_plan, Mapping):
+        yield from _windows_of(left_plan)
     for join in plan.get("windows") or ():
         if isinstance(join, Mapping) and isinstance(join.get("source"), Mapping):
             source = join["source"]

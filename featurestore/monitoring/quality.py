@@ -24,7 +24,7 @@ from featurestore.model.watched_model import (
     LOG_LOSS,
     SAME_CLASS,
     SQL_MEASURES,
-    WatchedModel,
+    MonitoredModel,
 )
 from featurestore.model.window import Window
 from featurestore.monitoring.custom_metrics import Metrics, metrics_of
@@ -73,7 +73,7 @@ class Quality:
     """
 
     engine: Engine
-    watched: WatchedModel
+    watched: MonitoredModel
     predictions: OpenGroup
     labels: OpenGroup
     label: str
@@ -253,7 +253,7 @@ def area_under_curve(row: Mapping[str, Any]) -> Estimate:
 
 
 def _query(
-    watched: WatchedModel,
+    watched: MonitoredModel,
     predictions: FeatureGroupSpec,
     labels: FeatureGroupSpec,
     *,

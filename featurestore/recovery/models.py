@@ -13,7 +13,7 @@ from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.registered_model import (
     DESCRIBED_FILE,
     MODEL_FILE,
-    ModelDescribed,
+    ModelAnnotations,
     ModelSpec,
 )
 from featurestore.recovery.owners import versions_in_flight
@@ -52,18 +52,18 @@ def read(directory: str, name: str, version: int) -> ModelSpec:
     return spec
 
 
-def read_annotations(directory: str) -> ModelDescribed:
+def read_annotations(directory: str) -> ModelAnnotations:
     """Return the annotations of the model of a directory, empty without a file."""
     path = os.path.join(directory, DESCRIBED_FILE)
     if not files.exists(path):
-        return ModelDescribed()
+        return ModelAnnotations()
     try:
-        return ModelDescribed.from_json(files.read_json(path))
+        return ModelAnnotations.from_json(files.read_json(path))
     except MalformedJson as error:
         raise ModelDamaged(f"{path!r} is damaged: {error}.", hint="remove it") from error
 
 
-def write_annotations(directory: str, annotations: ModelDescribed) -> None:
+def write_annotations(directory: str, annotations: ModelAnnotations) -> None:
     """Replace the annotations of a model."""
     files.write_json(os.path.join(directory, DESCRIBED_FILE), {**vars(annotations)})
 

@@ -19,7 +19,7 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.references import meant_group
+from featurestore.model.references import suggest_group
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry import features, search_documents
 from featurestore.registry.rows import readable, versions_of
@@ -126,7 +126,7 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
     groups = names(connection)
     raise FeatureGroupNotFound(
         f"Unknown feature group {name!r}. Available: {listing(groups)}.",
-        hint=meant_group(name, groups) or "featurestore.create_featuregroup(df, name) makes one",
+        hint=suggest_group(name, groups) or "featurestore.create_featuregroup(df, name) makes one",
         command=did_you_mean(name, groups) or "featurestore fg list",
     )
 

@@ -8,7 +8,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import ModelNotFound, listing
 from featurestore.model.counts import check_version
 from featurestore.model.paths import TRAININGDATASETS
-from featurestore.model.registered_model import ModelDescribed, ModelSpec, model_source
+from featurestore.model.registered_model import ModelAnnotations, ModelSpec, model_source
 from featurestore.registry import lineage, tags
 from featurestore.registry.tables import models
 
@@ -16,7 +16,7 @@ KIND = "model"
 _columns = models.c
 
 
-def add(connection: Connection, spec: ModelSpec, description: ModelDescribed) -> None:
+def add(connection: Connection, spec: ModelSpec, description: ModelAnnotations) -> None:
     """Register a version with its tags and lineage, in place of what was there."""
     remove(connection, spec.name, spec.version)
     dataset = spec.dataset["name"], spec.dataset["version"]

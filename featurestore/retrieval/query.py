@@ -54,7 +54,7 @@ def query_frame(session: Session, text: str, *, as_of: AsOfArgument | None = Non
     source = QuerySource(checked, tuple(tables.items()), usersql.why_rows_vary(checked, schemas))
     schema = run_query(session, source).schema
     _check_columns(schema.names, text)
-    refuse_untyped(schema, what="The query", hint=partial(_typing, checked, schema))
+    refuse_untyped(schema, subject="The query", hint=partial(_typing, checked, schema))
     return FeatureFrame.planned(session, plan_of_query(source, schema))
 
 

@@ -18,7 +18,7 @@ from featurestore.errors import (
 )
 from featurestore.model.counts import check_version
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.references import FeatureReference, meant_group, parse_reference
+from featurestore.model.references import FeatureReference, parse_reference, suggest_group
 from featurestore.model.time_limits import in_time
 
 # name -> version -> definition, for every group of the store
@@ -101,7 +101,7 @@ def find_spec(
             raise explain(name)
         raise FeatureGroupNotFound(
             f"No feature group {name!r}; there are {listing(sorted(specs))}.",
-            hint=meant_group(name, specs, feature=feature),
+            hint=suggest_group(name, specs, feature=feature),
         )
     specs_by_version = specs[name]
     wanted_version = version

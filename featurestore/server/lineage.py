@@ -129,7 +129,7 @@ class FeatureSteps:
         if registered is None or target.kind != "featuregroup" or target.version is None:
             return None
         if registered.spec.kind == "window":
-            return origins_of_window_job(WindowJob.of(registered.spec))
+            return origins_of_window_job(WindowJob.from_spec(registered.spec))
         if registered.spec.kind != "sql":
             return None
         tables = {}

@@ -18,7 +18,7 @@ from featurestore.arrow.arrow_json import type_from_json
 from featurestore.errors import DatasetDamaged, FeatureNotFound, InvalidArgument, listing
 from featurestore.model import html
 from featurestore.model.json_object import JsonObject, MalformedJson
-from featurestore.model.sealed import sealed, unsealed
+from featurestore.model.sealed import seal, unseal
 from featurestore.transform.apply import apply_chain
 from featurestore.transform.fit import output_form
 from featurestore.transform.forms import Form, arrow_type, form_of
@@ -244,7 +244,7 @@ class Transformations:
 
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
-        return sealed(self.to_json())
+        return seal(self.to_json())
 
     @classmethod
     def from_bytes(cls, content: bytes, *, path: str) -> Transformations:
@@ -254,7 +254,7 @@ class Transformations:
             DatasetDamaged: The content is damaged.
         """
         try:
-            return cls.from_json(unsealed(content))
+            return cls.from_json(unseal(content))
         except MalformedJson as error:
             raise DatasetDamaged(
                 f"The transformations {path!r} are damaged: {error}.",

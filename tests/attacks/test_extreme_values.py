@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import featurestore
-from featurestore.arrow.types import MOST_LEVELS
+from featurestore.arrow.types import MAX_LEVELS
 from featurestore.errors import FeatureStoreError, UnsupportedType
 from featurestore.server import create_app
 from featurestore.store import FeatureStore
@@ -47,16 +47,16 @@ def rows(depth: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", [structs, lists, rows])
 def test_types_are_nested_to_a_bound(store: FeatureStore, kind: Callable[[int], Any]) -> None:
-    group = store.create_featuregroup(kind(MOST_LEVELS), "deep", primary_key="k")
+    group = store.create_featuregroup(kind(MAX_LEVELS), "deep", primary_key="k")
     assert group.read().count() in (1, 2)
     assert group.read().to_arrow().num_rows in (1, 2)
-    for depth in (MOST_LEVELS + 1, 60, 300):
+    for depth in (MAX_LEVELS + 1, 60, 300):
         with pytest.raises(FeatureStoreError, match=r"levels of lists and structs|nested"):
             store.create_featuregroup(kind(depth), "deeper", primary_key="k")
     assert not store.get_latest_featuregroup_version("deeper")
 
 
-@pytest.mark.parametrize("depth", [MOST_LEVELS + 1, 60])
+@pytest.mark.parametrize("depth", [MAX_LEVELS + 1, 60])
 def test_uploads_of_deep_types_are_refused(store: FeatureStore, depth: int) -> None:
     for table in (structs(depth), lists(depth)):
         with pytest.raises(UnsupportedType, match="levels"):

@@ -14,7 +14,7 @@ from featurestore.errors import FeatureStoreError, RunDamaged, StorageError
 from featurestore.experiments import run_files
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.run_record import RUN_FILE, RunDataset, RunRecord
-from featurestore.model.sealed import sealed
+from featurestore.model.sealed import seal
 from featurestore.recovery import experiments
 
 ID = "20240301-120000-abcdef"
@@ -46,7 +46,7 @@ def written(tmp_path: Path, **changes: Any) -> str:
     }
     directory = tmp_path / "late_flights" / ID
     directory.mkdir(parents=True)
-    (directory / RUN_FILE).write_bytes(sealed({**data, **changes}))
+    (directory / RUN_FILE).write_bytes(seal({**data, **changes}))
     return str(directory)
 
 
@@ -98,6 +98,6 @@ def test_files_that_a_record_names_are_of_its_run(tmp_path: Path, path: str) -> 
 def test_no_record_ends_in_a_traceback(name: str, value: Any) -> None:
     data = {key: each for key, each in json.loads(RECORD.to_bytes()).items() if key != "checksum"}
     try:
-        RunRecord.from_bytes(sealed({**data, name: value}))
+        RunRecord.from_bytes(seal({**data, name: value}))
     except (MalformedJson, FeatureStoreError):
         return

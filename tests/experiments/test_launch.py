@@ -28,7 +28,7 @@ from featurestore.errors import (
     TrainingDatasetNotFound,
 )
 from featurestore.experiments.status import show_logs
-from featurestore.model.sealed import sealed
+from featurestore.model.sealed import seal
 from featurestore.recovery.rebuild import rebuild
 from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
@@ -348,7 +348,7 @@ def test_a_function_that_no_module_has_is_not_resumed_by_its_record(kept: Featur
     record = json.loads(path.read_text())
     record["code"]["function"] = "antigravity:nothing"
     del record["checksum"]
-    path.write_bytes(sealed(record))
+    path.write_bytes(seal(record))
     with pytest.raises(InvalidTrainFunction, match="has not loaded"):
         experiments.get_run(run.id).resume()
     assert "antigravity" not in sys.modules

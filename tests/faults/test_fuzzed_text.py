@@ -474,7 +474,7 @@ def fuzz_transformations(world: World, data: st.DataObject) -> None:
     value = changed(world.transformations, data, world.outside)
     content = json.dumps(value).encode()
     with contextlib.suppress(ValueError):
-        content = sealed.sealed(value)
+        content = sealed.seal(value)
     with contextlib.suppress(FeatureStoreError):
         fitted = Transformations.from_bytes(content, path="t.json")
         assert Transformations.from_bytes(fitted.to_bytes(), path="t.json") == fitted

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featurestore.arrow.types import MOST_LEVELS, check_nesting
+from featurestore.arrow.types import MAX_LEVELS, check_nesting
 from featurestore.errors import UnsupportedType
 from featurestore.store import FeatureStore
 
@@ -41,7 +41,7 @@ def nested_value(depth: int) -> Any:
 @given(LEVELS)
 def test_check_nesting_refuses_more_levels_than_it_states(levels: list[str]) -> None:
     schema = pa.schema([("k", pa.int64()), ("x", nested_type(levels))])
-    if len(levels) <= MOST_LEVELS:
+    if len(levels) <= MAX_LEVELS:
         check_nesting(schema)
     else:
         with pytest.raises(UnsupportedType, match=rf"x \({len(levels)} levels\)"):
@@ -66,17 +66,17 @@ def frames(depth: int, store: FeatureStore) -> dict[str, Any]:
 
 @pytest.mark.parametrize("library", ["pyarrow", "rows", "pandas", "polars", "engine"])
 def test_columns_of_the_deepest_lists_are_stored(duckdb_store: FeatureStore, library: str) -> None:
-    frame = frames(MOST_LEVELS, duckdb_store)[library]
+    frame = frames(MAX_LEVELS, duckdb_store)[library]
     duckdb_store.create_featuregroup(frame, "deep", primary_key="k")
     stored = duckdb_store.get_featuregroup("deep").to_arrow()
-    assert stored.column("x").to_pylist() == [nested_value(MOST_LEVELS)]
+    assert stored.column("x").to_pylist() == [nested_value(MAX_LEVELS)]
 
 
 @pytest.mark.parametrize("library", ["pyarrow", "rows", "pandas", "polars", "engine"])
 def test_columns_of_deeper_lists_are_refused_before_writing(
     duckdb_store: FeatureStore, library: str
 ) -> None:
-    frame = frames(MOST_LEVELS + 1, duckdb_store)[library]
+    frame = frames(MAX_LEVELS + 1, duckdb_store)[library]
     with pytest.raises(UnsupportedType, match="nested deeper than 16 levels"):
         duckdb_store.create_featuregroup(frame, "deep", primary_key="k")
     with pytest.raises(UnsupportedType, match="nested deeper than 16 levels"):

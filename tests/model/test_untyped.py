@@ -75,7 +75,7 @@ def test_untyped_types_are_no_feature_types_and_refused(kind: pa.DataType, data:
     assert (feature_type(given_type) is None) == is_untyped(given_type)
     if is_untyped(given_type):
         with pytest.raises(UnsupportedType, match="no row has a value") as refusal:
-            refuse_untyped(schema, what="It", hint=dtypes_line)
+            refuse_untyped(schema, subject="It", hint=dtypes_line)
         line = str(refusal.value.hint).removeprefix("dtypes=")
         suggested = eval(line, {"pa": pa})["a"]
         if isinstance(suggested, pa.DataType):

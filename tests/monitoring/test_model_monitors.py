@@ -16,7 +16,7 @@ import featurestore
 from featurestore.cli import app
 from featurestore.errors import FeatureStoreError, JobFailed
 from featurestore.model.monitor import Baseline, MonitorSpec
-from featurestore.model.watched_model import WatchedModel
+from featurestore.model.watched_model import MonitoredModel
 from featurestore.monitoring.estimates import Estimate, chance_mean, merge_estimates
 from featurestore.monitoring.metric_rules import metric_findings
 from featurestore.monitoring.quality import area_under_curve
@@ -252,7 +252,7 @@ def test_the_error_of_an_auc_is_how_far_aucs_of_such_windows_are_apart() -> None
 @pytest.mark.parametrize("name", ["auc", "accuracy", "mae"])
 def test_small_windows_do_not_alarm_by_chance_and_large_ones_find_the_change(name: str) -> None:
     rng = np.random.default_rng(7)
-    model = WatchedModel("m", None, "labels", None, "prediction", (name,))
+    model = MonitoredModel("m", None, "labels", None, "prediction", (name,))
     watched = MonitorSpec("scores", baseline=Baseline(last=8 * DAY), model=model)
     sizes = (3, 10, 40, 150)
     out = 0
@@ -274,7 +274,7 @@ def test_limits_of_a_model_are_exceeded_by_more_than_chance_in_so_few_labels(
     days_before: int,
 ) -> None:
     rng = np.random.default_rng(3)
-    model = WatchedModel("m", None, "labels", None, "prediction", ("auc",))
+    model = MonitoredModel("m", None, "labels", None, "prediction", ("auc",))
     limits = {"auc": (0.65, None)}
     watched = MonitorSpec("scores", baseline=Baseline(last=8 * DAY), model=model, limits=limits)
     before = [profile(day, measured(rng, "auc", 400)) for day in range(days_before)]
@@ -297,7 +297,7 @@ def test_limits_of_a_model_are_exceeded_by_more_than_chance_in_so_few_labels(
 
 def test_a_change_is_confirmed_by_the_windows_before_it_and_not_by_itself() -> None:
     rng = np.random.default_rng(4)
-    model = WatchedModel("m", None, "labels", None, "prediction", ("auc",))
+    model = MonitoredModel("m", None, "labels", None, "prediction", ("auc",))
     watched = MonitorSpec("scores", baseline=Baseline(last=8 * DAY), model=model)
     before = [profile(day, measured(rng, "auc", 400)) for day in range(7)]
     first = profile(7, measured(rng, "auc", 400, worse=True))

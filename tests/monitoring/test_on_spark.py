@@ -10,7 +10,7 @@ import pytest
 import featurestore
 from featurestore.featuregroups.table import open_group
 from featurestore.model.monitor_report import MonitorReport
-from featurestore.model.watched_model import MEASURES, WatchedModel
+from featurestore.model.watched_model import MEASURES, MonitoredModel
 from featurestore.model.window import Window
 from featurestore.monitoring.custom_metrics import Metrics
 from featurestore.monitoring.quality import Quality
@@ -70,7 +70,7 @@ def measured(folder: Path, engine: str) -> Metrics:
         late, "outcomes", primary_key="id", event_time="at", created_time="known"
     )
     store.create_featuregroup(scores, "scores", primary_key="id", event_time="at")
-    watched = WatchedModel(
+    watched = MonitoredModel(
         "late", None, "outcomes", None, "prediction", MEASURES, {"n": "count(*)"}, within=DAY
     )
     predictions, labels = open_group(store.session, "scores"), open_group(store.session, "outcomes")

@@ -25,7 +25,7 @@ from featurestore.errors import (
     InvalidSql,
 )
 from featurestore.model.feature_view import FeatureViewSpec
-from featurestore.model.sealed import sealed
+from featurestore.model.sealed import seal
 from featurestore.store import FeatureStore
 
 START = datetime(2013, 1, 1, 22, tzinfo=UTC)
@@ -203,7 +203,7 @@ def test_a_view_computes_the_same_for_training_and_for_scoring(store: FeatureSto
     changed["steps"][0]["on_demand"][0]["sql"] = "seats"
     changed.pop("checksum")
     with pytest.raises(FeatureViewDamaged, match="sha256"):
-        FeatureViewSpec.from_bytes(sealed(changed), path="view.json")
+        FeatureViewSpec.from_bytes(seal(changed), path="view.json")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import featurestore
 from featurestore import FeatureFrame, FeatureStore
 from featurestore.errors import InvalidArgument, LabelTimeRequired
-from featurestore.model.roles import DatasetRoles, KnownRoles, assign_roles
+from featurestore.model.roles import DatasetRoles, RoleRequest, assign_roles
 from featurestore.model.splits import TimeSplit
 from featurestore.training import TrainingDataset
 
@@ -306,7 +306,7 @@ some = st.lists(st.sampled_from(NAMES), unique=True).map(tuple)
 
 
 @given(
-    asked=st.none() | some,
+    requested_features=st.none() | some,
     keys=some,
     time=st.none() | st.sampled_from(NAMES),
     labels=some,
@@ -316,7 +316,7 @@ some = st.lists(st.sampled_from(NAMES), unique=True).map(tuple)
 def test_every_column_has_one_role_and_no_label_or_excluded_column_is_an_input(
     **given_roles: Any,
 ) -> None:
-    known = KnownRoles(**given_roles)
+    known = RoleRequest(**given_roles)
     try:
         roles = DatasetRoles(assign_roles(SCHEMA, known))
     except InvalidArgument:
@@ -326,8 +326,8 @@ def test_every_column_has_one_role_and_no_label_or_excluded_column_is_an_input(
     assert set(roles.labels) == set(known.labels)
     assert not set(roles.inputs) & {*known.labels, *known.exclude}
     assert set(roles.inputs) >= set(known.features)
-    if known.asked is not None:
-        assert set(roles.inputs) <= {*known.asked, *known.features}
+    if known.requested_features is not None:
+        assert set(roles.inputs) <= {*known.requested_features, *known.features}
 
 
 @pytest.mark.parametrize(

@@ -369,16 +369,16 @@ def test_any_damaged_byte_of_the_file_is_found(duckdb_store: FeatureStore) -> No
 
 def test_a_fitted_value_of_another_type_is_refused_when_it_is_read() -> None:
     from featurestore.errors import DatasetDamaged
-    from featurestore.model.sealed import sealed
+    from featurestore.model.sealed import seal
     from featurestore.transform.fitted import Transformations
 
     step = {"rule": "impute", "options": {"value": "median"}, "fitted": {"value": 1.5}}
     column = {"name": "x", "type": "double", "narrow": False, "steps": [step]}
     column["output"] = {"dtype": "float32", "shape": []}
     data = {"format": 1, "dataset": "d", "version": 1, "fit_on": "train", "rows": 1}
-    good = sealed({**data, "columns": [column]})
+    good = seal({**data, "columns": [column]})
     assert Transformations.from_bytes(good, path="t.json")["x"].input_form.kind == "number"
     for wrong in ("a text", 2**70):
         step["fitted"] = {"value": wrong}
         with pytest.raises(DatasetDamaged):
-            Transformations.from_bytes(sealed({**data, "columns": [column]}), path="t.json")
+            Transformations.from_bytes(seal({**data, "columns": [column]}), path="t.json")

@@ -118,7 +118,7 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
         # Spark reads columns without a type as integers.
         refuse_untyped(
             first,
-            what=paths[0],
+            subject=paths[0],
             hint=lambda columns: f"write the files with a type: {sql_casts(columns)}",
         )
     nanosecond_columns = []  # in nanoseconds, which Spark reads as plain integers or not at all

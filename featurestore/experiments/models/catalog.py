@@ -9,7 +9,7 @@ from featurestore.errors import FeatureStoreError, ModelExists
 from featurestore.model.callers import warn_caller
 from featurestore.model.registered_model import (
     TRANSFORMATIONS_FILE,
-    ModelDescribed,
+    ModelAnnotations,
     ModelFile,
     ModelSpec,
 )
@@ -27,7 +27,7 @@ ARTIFACT = "artifact"
 def publish(
     session: Session,
     spec: ModelSpec,
-    annotations: ModelDescribed,
+    annotations: ModelAnnotations,
     *,
     artifact: str,
     fitted: bytes | None,
@@ -109,7 +109,7 @@ def every(session: Session, *, name: str | None = None) -> list[ModelSpec]:
     return specs
 
 
-def describe(session: Session, spec: ModelSpec, annotations: ModelDescribed) -> None:
+def describe(session: Session, spec: ModelSpec, annotations: ModelAnnotations) -> None:
     """Change the annotations of a version: its file, then the registry."""
     directories.write_annotations(session.paths.model(spec.name, spec.version), annotations)
     subject = f"The annotations of model {spec.name!r} version {spec.version}"

@@ -15,7 +15,7 @@ from featurestore.model.arguments import suggest_arguments
 from featurestore.model.featuregroup import check_tags
 from featurestore.model.registered_model import (
     TRANSFORMATIONS_FILE,
-    ModelDescribed,
+    ModelAnnotations,
     ModelSpec,
     Stage,
 )
@@ -208,7 +208,7 @@ class Model:
         }
 
     @property
-    def _annotations(self) -> ModelDescribed:
+    def _annotations(self) -> ModelAnnotations:
         return directories.read_annotations(self.path)
 
     def _repr_html_(self) -> str:

@@ -26,11 +26,11 @@ from featurestore.experiments.run import Run
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.json_object import JsonObject
 from featurestore.model.manifest import Manifest
-from featurestore.model.on_demand import OnDemandFeature, stated
+from featurestore.model.on_demand import OnDemandFeature, features_of_plan
 from featurestore.model.references import FeatureReference
 from featurestore.model.registered_model import (
     Arrays,
-    ModelDescribed,
+    ModelAnnotations,
     ModelInput,
     ModelOutput,
     ModelSpec,
@@ -66,7 +66,7 @@ class ModelRequest:
     trust: bool
 
 
-def register(run: Run, request: ModelRequest, annotations: ModelDescribed) -> ModelSpec:
+def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> ModelSpec:
     """Try the model of a run on rows of its dataset, then publish it.
 
     See ``experiments.register_model``. Nothing is written before the trial prediction succeeds.
@@ -317,7 +317,7 @@ def retrieval_of(
     """
     steps: list[Mapping[str, Any]] = []
     if manifest.plan is not None:
-        needed = None if stated(manifest.plan) else set(inputs)
+        needed = None if features_of_plan(manifest.plan) else set(inputs)
         _add_steps(manifest.plan, steps, needed)
     time = None
     if manifest.plan is not None:

@@ -31,7 +31,7 @@ from featurestore.model.monitor import (
     check_monitor_spec,
 )
 from featurestore.model.references import parse_group_reference
-from featurestore.model.watched_model import WatchedModel, check_watched_model
+from featurestore.model.watched_model import MonitoredModel, check_monitored_model
 from featurestore.monitoring.custom_metrics import check_metrics
 from featurestore.monitoring.quality import Quality
 from featurestore.recovery import models as directories
@@ -121,8 +121,8 @@ def model_monitor_job(
         )
     max_ages = parse_freshness(freshness)
     model_name, version = parse_group_reference(model)
-    watched_model = check_watched_model(
-        WatchedModel(
+    watched_model = check_monitored_model(
+        MonitoredModel(
             model=model_name,
             version=version,
             labels=labels,
@@ -173,7 +173,7 @@ def model_monitor_job(
 
 def quality_of(
     session: Session,
-    watched: WatchedModel,
+    watched: MonitoredModel,
     *,
     predictions: OpenGroup,
     labels: OpenGroup,

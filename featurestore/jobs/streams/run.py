@@ -278,7 +278,7 @@ def _value_columns(name: str, schema: object, format: str) -> tuple[pa.Schema, s
         )
     check_nesting(schema)
     schema = feature_schema(schema)
-    refuse_untyped(schema, what=f"Job {name!r}", hint=_schema_line)
+    refuse_untyped(schema, subject=f"Job {name!r}", hint=_schema_line)
     return schema, None
 
 

@@ -39,7 +39,7 @@ def with_primary_key(session: Session, spec: JobSpec) -> JobSpec:
         return spec
     group_specs = RegisteredSpecs(session)
     keys: dict[tuple[str, ...], str] = {}
-    for each in WindowJob.of(spec).windows:
+    for each in WindowJob.from_spec(spec).windows:
         group = _spec_of(each, group_specs)
         keys[group.primary_key] = group.name
     if len(keys) > 1:
@@ -76,7 +76,7 @@ def check_window_job(
         return
     group_specs = RegisteredSpecs(session)
     features: list[tuple[Feature, WindowFeature]] = []
-    for each in WindowJob.of(spec).windows:
+    for each in WindowJob.from_spec(spec).windows:
         group = str(each.reference.group)
         if group in future_groups and group not in group_specs:
             continue
@@ -100,7 +100,7 @@ class WindowRows:
 
     def compute(self, windows: Sequence[Window]) -> Relation:
         """Return the rows of neighbouring windows, unsorted."""
-        job = WindowJob.of(self.spec)
+        job = WindowJob.from_spec(self.spec)
         instants: list[datetime] = []
         for window in windows:
             instants += job.instants(window)
@@ -163,10 +163,10 @@ class WindowRows:
         rows = self.session.engine.read_table(
             pinned.path, version=pinned.delta_version, schema=group.schema, columns=columns
         )
-        if job.reach is None:
+        if job.lookback is None:
             return rows
         time_range = TimeRange(
-            str(group.event_time), instants[0] - job.reach, instants[-1], closed="right"
+            str(group.event_time), instants[0] - job.lookback, instants[-1], closed="right"
         )
         return self.session.engine.within(rows, time_range)
 

@@ -12,7 +12,7 @@ from featurestore.arrow.untyped import refuse_untyped, sql_casts, typing_lines
 from featurestore.external import live_sources
 from featurestore.ingest import to_relation
 from featurestore.model.plan import FeaturePlan, Source
-from featurestore.model.roles import KnownRoles
+from featurestore.model.roles import RoleRequest
 from featurestore.model.source import SourceRead, SourceReads
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import FeatureFrame
@@ -50,7 +50,7 @@ class ExportData:
     provenance: Provenance
     plan: FeaturePlan | None = None
     key: tuple[str, ...] = ()
-    roles: KnownRoles = field(default_factory=KnownRoles)
+    roles: RoleRequest = field(default_factory=RoleRequest)
     dropped_rows: Callable[[int], int | None] | None = None
     warn_of_nulls: Callable[[int, Mapping[str, int]], None] | None = None
 
@@ -91,7 +91,7 @@ def check_typed(schema: pa.Schema, *, language: str) -> None:
         lines = typing_lines(language, columns)
         return f"cast the columns first: {lines or f'in SQL, {sql_casts(columns)}'}"
 
-    refuse_untyped(schema, what="The training dataset", hint=casts)
+    refuse_untyped(schema, subject="The training dataset", hint=casts)
 
 
 def _planned_data(
@@ -133,12 +133,14 @@ def _reads(frame: FeatureFrame, before: Sequence[SourceRead]) -> Sequence[Source
     return SourceReads(frame.reads, before)
 
 
-def _plan_roles(plan: FeaturePlan, time: str | None) -> KnownRoles:
+def _plan_roles(plan: FeaturePlan, time: str | None) -> RoleRequest:
     """Return the column roles that a retrieval determines."""
     selected_names = plan.asked
     if selected_names is not None:
         selected_names = tuple(name for name in selected_names if name in plan.columns)
-    return KnownRoles(asked=selected_names, keys=(*plan.keys, *plan.join_columns), time=time)
+    return RoleRequest(
+        requested_features=selected_names, keys=(*plan.keys, *plan.join_columns), time=time
+    )
 
 
 def _sources(plan: FeaturePlan) -> list[Source]:

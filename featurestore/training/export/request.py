@@ -11,7 +11,7 @@ from featurestore.arrow.column_names import check_feature_names
 from featurestore.errors import InvalidArgument
 from featurestore.model.names import check_name
 from featurestore.model.requests import TrainingDatasetRequest
-from featurestore.model.roles import KnownRoles, Role, assign_roles
+from featurestore.model.roles import Role, RoleRequest, assign_roles
 from featurestore.model.splits import TimeSplit
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.training.export.lengths import check_max_lengths
@@ -71,7 +71,7 @@ def check_request(
     options: TrainingDatasetRequest,
     *,
     schema: pa.Schema,
-    known_roles: KnownRoles | None = None,
+    known_roles: RoleRequest | None = None,
     default_key: Sequence[str] = (),
 ) -> ExportRequest:
     """Check the options of the caller; raise for the first invalid one.
@@ -96,7 +96,7 @@ def check_request(
         options.splits, split_by=options.split_by, stratify=options.stratify, schema=schema
     )
     _check_numbers(options)
-    roles = assign_roles(schema, _resolve_roles(options, schema, known_roles or KnownRoles()))
+    roles = assign_roles(schema, _resolve_roles(options, schema, known_roles or RoleRequest()))
     transformations = check_transformations(
         options.transformations or {}, schema, roles=roles, fit_on=options.fit_on, splits=rule.names
     )
@@ -143,8 +143,8 @@ def _is_integer(value: object) -> bool:
 
 
 def _resolve_roles(
-    options: TrainingDatasetRequest, schema: pa.Schema, known_roles: KnownRoles
-) -> KnownRoles:
+    options: TrainingDatasetRequest, schema: pa.Schema, known_roles: RoleRequest
+) -> RoleRequest:
     """Combine the roles from the data with those of the caller; check that all columns exist."""
     weights = as_columns(options.weight)
     if len(weights) > 1:
@@ -165,7 +165,7 @@ def _resolve_roles(
         known_roles,
         labels=as_columns(options.label),
         weight=next(iter(weights), None),
-        said_keys=as_columns(options.key),
+        declared_keys=as_columns(options.key),
         features=features,
         exclude=exclude,
         split_time=split_time,

@@ -643,9 +643,9 @@ def _cast_to_first(column: pa.Array, field: pa.Field, *, language: str) -> pa.Ar
 
 
 def _refuse_other_shape(column: pa.Array, field: pa.Field, rows_before: int) -> None:
-    frame_schema = first_shape_mismatch(column, field.type)
-    if frame_schema is not None:
-        row, shape = frame_schema
+    mismatch = first_shape_mismatch(column, field.type)
+    if mismatch is not None:
+        row, shape = mismatch
         raise UnsupportedType(
             f"The arrays of column {field.name!r} differ in shape: those of the first part "
             f"have {shape_of(field.type)}, row {rows_before + row} has {shape}.",
@@ -690,10 +690,6 @@ def convert_array(
             problem = f"{problem} (times are kept to the microsecond)"
             line = nanoseconds_line(language, name)
         raise unsupported_column(name, Unstorable(problem, line=line), language=language) from error
-
-
-def _is_of_nanoseconds(kind: pa.DataType) -> bool:
-    return bool(pat.is_timestamp(kind)) and kind.unit == "ns"
 
 
 def _first_line(error: Exception) -> str:

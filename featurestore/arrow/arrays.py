@@ -203,5 +203,5 @@ def _is_missing(cell: Any) -> bool:
 
 
 def _is_plain(array: Any) -> bool:
-    """Return whether an array holds numbers or booleans, none of them masked."""
+    """Return True if an array holds numbers or booleans without a mask."""
     return array.dtype.kind in "biuf" and not isinstance(array, np.ma.MaskedArray)

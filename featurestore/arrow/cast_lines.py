@@ -112,7 +112,7 @@ _TIME = "datetime.datetime.fromisoformat({v})"
 _MIDNIGHT = "datetime.datetime({v}.year, {v}.month, {v}.day, tzinfo=datetime.UTC)"
 _ROUNDED = "round({v}) if {low} <= {v} <= {high} else None"
 _DATE = "datetime.date.fromisoformat({v})"
-# pandas has whole numbers beside nulls as floats.
+# pandas stores integers with nulls as floats.
 _NUMBER_TEXT = "str(int({v}) if {v} % 1 == 0 else {v})"
 _EXACT_INTEGER = "int({v}) if {v} % 1 == 0 and {low} <= {v} <= {high} else None"
 _RANGED = "{v} if {low} <= {v} <= {high} else None"
@@ -212,7 +212,7 @@ def _is_castable(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _expression(source: pa.DataType, target: pa.DataType) -> str | None:
-    """Return the expression over a cell of Python that casts it; None: there is none."""
+    """Return the expression that casts a Python cell, None if none exists."""
     if pat.is_date32(target):
         return _DATE if pat.is_string(source) else None
     if pat.is_timestamp(target):

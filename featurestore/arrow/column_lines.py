@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# What an expression may hold of the cell, and what stands for cells that have no value.
+# The placeholder of the cell in an expression, and the condition for cells without a value.
 _CELL = "cell"
 _SET_ARROW = "table = table.set_column(table.column_names.index({c!r}), {c!r}, {values})"
 _TEMPLATES = {

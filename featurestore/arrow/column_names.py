@@ -54,7 +54,7 @@ def _is_feature_name(name: str) -> bool:
 
 
 def renames_to_features(names: Iterable[str]) -> dict[str, str]:
-    """Return new names for those that are no names of features, or repeat ignoring case.
+    """Return new names for invalid feature names and for names that repeat ignoring case.
 
     >>> renames_to_features(["id", "Country Name", "1978"])
     {'Country Name': 'Country_Name', '1978': 'f_1978'}
@@ -70,7 +70,7 @@ def renames_to_features(names: Iterable[str]) -> dict[str, str]:
 
 
 def snake_case_names(names: Iterable[str]) -> dict[str, str]:
-    """Return names in snake case for those that are not, each of them another.
+    """Return distinct snake-case names for the columns that need one.
 
     >>> snake_case_names(["id", "Country Name", "unitPrice", "1978", "Año"])
     {'Country Name': 'country_name', 'unitPrice': 'unit_price', '1978': 'f_1978', 'Año': 'ano'}

@@ -46,7 +46,7 @@ _EPOCH_PLUS = "datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.tim
 def epoch_unit(values: Iterable[float | None]) -> str | None:
     """Return the unit ("s", "ms", "us", "ns") in which numbers count from 1970, by their size.
 
-    Returns None if none makes the greatest of them a time of 1980 to 2100.
+    Returns None if no unit places the maximum between 1980 and 2100.
 
     >>> epoch_unit([1618491906000, 1618491907000])
     'ms'

@@ -1,21 +1,21 @@
 """When values of one type may go into a column of another: when nothing is lost.
 
-pandas knows no other integers than 64 bits unless asked, and one missing value makes them floats;
+By default pandas has only 64-bit integers, and one missing value makes them floats;
 a file read in chunks has another type in each. So a column may be written into one of another
-numeric type, or of a shape, if every value has its equal there. The rule is asked twice: of the
+numeric type, or of a shape, if every value has its equal there. The rule is applied twice: to the
 types (``can_fit``), and of the values, where the rows are (``cast_exactly``).
 
 ==================  ===========================================================
 given, wanted       a value fits when
 ==================  ===========================================================
-integer, integer    it lies within the range
+integer, integer    it is within the range
 decimal, decimal    it has at most the digits before and after the point; zeros at the end are none
 integer, decimal    it has at most the digits before the point
-decimal, integer    it is whole and lies within the range
+decimal, integer    it is whole and within the range
 integer, float      it is at most 2**53 (float64) or 2**24 (float32), either sign
-float, integer      it is whole and lies within the range; no NaN, no infinity
+float, integer      it is whole and within the range; no NaN, no infinity
 float64, float32    float32 has the same value; NaN and infinities do
-list, fixed size    it has that many items, and each of them fits
+list, fixed size    it has that many items, and each item fits
 fixed size, list    each of its items fits
 ==================  ===========================================================
 """
@@ -52,7 +52,7 @@ class Misfit(ValueError):
 
 
 def can_fit(source: pa.DataType, target: pa.DataType) -> bool:
-    """Return whether values of one type can have equals in another; which of them do is not known.
+    """Return True if values of one type can have equals in another type.
 
     >>> can_fit(pa.int64(), pa.float64()), can_fit(pa.int64(), pa.string())
     (True, False)

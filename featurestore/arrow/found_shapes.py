@@ -69,7 +69,7 @@ def with_uniform_shape(column: pa.Array) -> pa.Array | None:
 class UniformShapes:
     """An accumulator: the shape of each column of lists whose rows all have one, by name.
 
-    The state holds a shape, or None where there is none, for the columns of which a row was seen.
+    The state holds a shape, or None without one, for each column that had a row.
     """
 
     threads = 1

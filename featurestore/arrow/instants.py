@@ -1,6 +1,6 @@
 """Range check of time columns: the years 1 to 9999.
 
-Python, pandas, Spark and SQL each have other bounds of their own; between these all of them agree.
+Python, pandas, Spark and SQL have different bounds; all support these years.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def holds_times(kind: pa.DataType) -> bool:
 
 
 def first_out_of_range(array: pa.Array) -> int | None:
-    """Return the first row with a time outside of the years 1 to 9999; None if there is none.
+    """Return the first row with a time outside the years 1 to 9999, None without one.
 
     >>> first_out_of_range(pa.array([0, 10**12], pa.int64()).cast(pa.timestamp("s")))
     1
     """
     if not _has_out_of_range(array):
         return None
-    # The shortest prefix that has one, by bisection, whatever the type is.
+    # The shortest prefix that has one, by bisection, for every type.
     inside, outside = 0, len(array)
     while outside - inside > 1:
         middle = (inside + outside) // 2
@@ -63,7 +63,7 @@ def first_out_of_range(array: pa.Array) -> int | None:
 
 
 def out_of_range_mask(array: pa.Array) -> pa.Array | None:
-    """Return which rows have a time outside of the years 1 to 9999; None if there is none.
+    """Return a mask of rows with a time outside the years 1 to 9999, None without such rows.
 
     >>> out_of_range_mask(pa.array([0, 10**12], pa.int64()).cast(pa.timestamp("s"))).to_pylist()
     [False, True]
@@ -104,7 +104,7 @@ def check_time_range(
 def check_batch_times(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches whose times lie in the years 1 to 9999."""
+    """Yield batches whose times are in the years 1 to 9999."""
     columns = time_columns(schema)
     rows = 0
     for batch in batches:
@@ -142,7 +142,7 @@ def _time_leaves(array: pa.Array) -> Iterator[pa.Array]:
 
 
 def _leaves_out_of_range(leaves: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Mark the times out of range among those that are no nulls."""
+    """Mark the non-null times that are out of range."""
     numbers, (first, last) = _integers_and_bounds(leaves)
     return (numbers < first) | (numbers > last)
 

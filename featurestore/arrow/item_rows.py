@@ -11,7 +11,7 @@ import numpy.typing as npt
 def item_rows(rows: int, max_items: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return so many empty lists with places for ``most`` items each, as a structured array.
 
-    ``length`` tells how many of a row's ``items`` belong to it; what stands behind them means
+    ``length`` is the number of a row's ``items`` that belong to it; the items after them mean
     nothing. Rows are taken, joined and assigned like those of any array.
 
     >>> lists = item_rows(2, 3, np.dtype(np.int64))

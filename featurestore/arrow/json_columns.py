@@ -244,7 +244,7 @@ _NUMBER_TEXTS = {NumberText, type(parse_json("1", exact=True))}
 
 
 def parse_object(text: str | None, *, exact: bool = False) -> tuple[dict[str, Any], str | None]:
-    """Return the members of a JSON object, and why the text is none (None: it is one).
+    """Return the members of a JSON object and the reason why the text is not one, or None.
 
     >>> parse_object('{"id": 1}'), parse_object("[1]")
     (({'id': 1}, None), ({}, 'the value is an array, not an object'))

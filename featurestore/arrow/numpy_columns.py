@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from featurestore.arrow.odd_columns import Unstorable
 
-# Units of numpy's times that Arrow has; all others become one of them.
+# Units of numpy's times that Arrow has; other units are converted to one of these.
 _ARROW_UNITS = {"s": 1, "ms": 1, "us": 1, "ns": 1, "D": 1}
 _OTHER_UNITS = {"Y": "D", "M": "D", "W": "D", "D": "D", "h": "s", "m": "s"}
 _REFUSED = {

@@ -37,7 +37,7 @@ class Unstorable(ValueError):
     Args:
         problem: What the column has, continuing "Column 'x' ...".
         expression: An expression over a cell ``{v}`` that keeps its value, for the hint.
-        missing: The condition of cells that have no value, where ``is None`` is not enough.
+        missing: The condition of cells without a value, if ``is None`` is not enough.
         cells: The cells in question, whose rows the message names; None if there are no cells.
         line: The whole line to paste, where no expression over cells does.
     """

@@ -60,7 +60,7 @@ def table_from_columns(columns: Mapping[Any, Any]) -> pa.Table:
     2
 
     Raises:
-        UnsupportedDataframe: Values that are no columns, or columns of different lengths.
+        UnsupportedDataframe: Values that are not columns, or columns of different lengths.
     """
     if not columns:
         raise UnsupportedDataframe("An empty dict has no columns.")

@@ -163,7 +163,7 @@ def _parse(texts: pa.Array, kind: pa.DataType, rules: TextRules) -> tuple[pa.Arr
 
 
 def _copied(texts: pa.Array) -> pa.Array:
-    """Return texts that are no slice: ``if_else`` of Arrow 14 makes invalid arrays of slices."""
+    """Return unsliced texts: ``if_else`` of Arrow 14 makes invalid arrays of slices."""
     return texts if texts.offset == 0 else pa.concat_arrays([texts, texts.slice(0, 0)])
 
 

@@ -97,7 +97,7 @@ def _holds_numbers_only(kind: pa.DataType) -> bool:
 
 
 def _expression(kind: pa.DataType) -> str | None:
-    """Return the expression over a cell of Python that keeps its value; None: there is none."""
+    """Return the lossless expression over a Python cell, None if none exists."""
     if pat.is_time(kind):
         return "{v}.isoformat()"
     if pat.is_duration(kind):

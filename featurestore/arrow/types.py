@@ -53,7 +53,7 @@ TIMESTAMP = pa.timestamp("us", tz="UTC")
 # The key of Delta's column metadata that holds the shape of arrays.
 SHAPE = "featurestore.shape"
 
-# Extension types whose storage alone does not say what the values are.
+# Extension types whose storage type alone does not define the values.
 _OPAQUE = (
     "pandas.period",
     "arrow.opaque",

@@ -114,7 +114,7 @@ def schema_line(schema: pa.Schema) -> str:
 
 
 def typing_lines(language: str, columns: pa.Schema) -> str | None:
-    """Return the lines that give columns of a dataframe a type; None if there is none.
+    """Return the lines that give columns of a dataframe a type, None without any.
 
     Rows and columns of Python have no types.
     """

@@ -125,13 +125,6 @@ def set_addresses(message: JsonObject) -> None:
     os.environ["TF_CONFIG"] = json.dumps({"cluster": message.get("cluster"), "task": task})
 
 
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except FeatureStoreError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
-
-
 class Driver:
     """TCP connection to the driver."""
 
@@ -204,3 +197,10 @@ def _clear_models() -> None:
     for name in ("keras", "tf_keras"):
         if name in sys.modules:
             sys.modules[name].backend.clear_session()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except FeatureStoreError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -29,7 +29,7 @@ def check_count(value: object, *, argument: str, minimum: int = 0, maximum: int 
 
     Raises:
         InvalidArgument: It is not a whole number.
-        OutOfRange: It lies outside of the range.
+        OutOfRange: It is outside the range.
     """
     try:
         # Python and NumPy take booleans for whole numbers.
@@ -50,7 +50,7 @@ def check_count(value: object, *, argument: str, minimum: int = 0, maximum: int 
 
 
 def check_counts(arguments: Mapping[str, object]) -> None:
-    """Check the arguments of a call that are counts; None stands for no argument."""
+    """Check the count arguments of a call; None is skipped."""
     for name in COUNTS.keys() & arguments.keys():
         value = arguments[name]
         if value is not None:
@@ -68,7 +68,7 @@ def check_version(version: object, *, argument: str = "version") -> int:
 
 
 def parse_version(text: str) -> int:
-    """Return the version that the digits of a reference say.
+    """Return the version in the digits of a reference.
 
     >>> parse_version("12")
     12

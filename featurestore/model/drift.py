@@ -32,7 +32,7 @@ class FeatureDrift:
     """What changed of one feature from the first table to the second.
 
     ``psi`` and ``ks`` are None where they have no meaning (no values; texts have no order).
-    ``values_complete`` tells whether every value of both tables was counted by itself; where not
+    ``values_complete`` is True if every value of both tables was counted separately; otherwise
     (texts of more than 100 values), ``psi`` compares the 20 most frequent ones of each and all
     others as one, and ``new_values`` and ``gone_values`` may lack some.
 

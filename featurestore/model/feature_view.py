@@ -35,7 +35,7 @@ JOINS = ("left", "inner")
 class ViewFeature:
     """One column of a version of a group, called ``name`` in the rows; ``type`` is its JSON.
 
-    ``window`` is the aggregate of the column that the view asks for, where it asks for one.
+    ``window`` is the requested aggregate of the column, if any.
     """
 
     group: str
@@ -172,7 +172,7 @@ class FeatureViewSpec:
 
     @classmethod
     def from_json(cls, data: object) -> FeatureViewSpec:
-        """Return the view that ``to_json`` wrote; MalformedJson says what is wrong with it."""
+        """Parse the output of ``to_json``; raise MalformedJson with the problem."""
         view = JsonObject.from_value(data)
         format_number = view.number("format", minimum=1)
         if format_number > ON_DEMAND_FORMAT:

@@ -208,7 +208,7 @@ class Commit:
 
 
 def normalize_tags(tags: object) -> dict[str, str]:
-    """Return tags as a dict; ``check_tags`` looks at each.
+    """Return tags as a dict; ``check_tags`` validates each.
 
     Raises:
         InvalidArgument: They are not a mapping.

@@ -141,7 +141,7 @@ class MonitorSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MonitorSpec:
-        """Return what ``to_json`` wrote; KeyError, TypeError or ValueError when it is no such."""
+        """Parse the output of ``to_json``; raise KeyError, TypeError or ValueError if invalid."""
         features, volume = data["features"], data["volume"]
         drift = {str(name): float(value) for name, value in dict(data["drift"]).items()}
         metrics = {str(name): str(text) for name, text in dict(data["metrics"]).items()}

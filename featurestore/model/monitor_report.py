@@ -133,7 +133,7 @@ class MonitorReport:
 
         >>> registered = store.register_jobs("monitors.py")
         >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")
-        >>> report.finding("schema") is None  # nothing before it to compare with
+        >>> report.finding("schema") is None  # no earlier window to compare with
         True
         """
         for each in self.findings:
@@ -213,7 +213,7 @@ class MonitorReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MonitorReport:
-        """Return the report that ``to_json`` wrote; MalformedJson when it is none."""
+        """Parse the output of ``to_json``; raise MalformedJson if invalid."""
         with parsing("a monitor's report"):
             start = parse_moment(data["start"], warn=False)
             end = parse_moment(data["end"], warn=False)

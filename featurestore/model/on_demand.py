@@ -58,7 +58,7 @@ def feature(
 
     Args:
         name: Of the column.
-        sql: An expression over the other features that are asked for and the columns of the labels,
+        sql: An expression over the other requested features and the columns of the labels,
             in the SQL of ``FeatureFrame.filter``: DuckDB's, with what means the same on every
             engine. It cannot read the clock or aggregate rows. Or a function of
             ``{input: expression}`` to an expression of Narwhals (extra ``jobs``), which is made
@@ -66,8 +66,8 @@ def feature(
         inputs: The types of a function's inputs: int64, float64, string, bool, date, timestamp.
 
     Raises:
-        InvalidName: The name is none of a feature.
-        InvalidArgument: The expression is no text, and no function of one row.
+        InvalidName: The name is not valid for a feature.
+        InvalidArgument: The expression is neither a string nor a function of one row.
 
     >>> feature("per_seat", "distance / seats").name
     'per_seat'

@@ -19,7 +19,7 @@ from featurestore.model.window_json import micros, value_to_json
 
 JoinKind = Literal["left", "inner"]
 
-# The label's place, an int64 column beside the labels' own; engines sort by it when a plan keeps
+# The label's position, an int64 column added to the labels; engines sort by it when a plan keeps
 # the order.
 ROW = "__fs_row"
 
@@ -28,7 +28,7 @@ ROW = "__fs_row"
 class Source:
     """One feature group pinned to a Delta version.
 
-    ``unique`` says that (primary key, event time, created time) is known to be unique in that
+    ``unique`` is True if (primary key, event time, created time) is known to be unique in that
     version, so no tie can occur. ``corrected`` is False when created time is known never to reorder
     (not declared). ``rows`` and ``bytes`` come from the Delta log and only inform.
     """
@@ -42,7 +42,7 @@ class Source:
     bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return what tells the source from any other, as plans and manifests write it."""
+        """Return the identity of the source, as plans and manifests write it."""
         return {
             "featuregroup": self.spec.name,
             "version": self.spec.version,
@@ -67,7 +67,7 @@ class Output:
 class RowSample:
     """A share of the rows.
 
-    Those whose hash over the columns ``by`` lies below ``fraction`` of all hashes.
+    Those whose hash over the columns ``by`` is in the lowest ``fraction`` of all hashes.
     """
 
     fraction: float
@@ -371,7 +371,7 @@ class FeaturePlan:
     def select(self, columns: Sequence[str]) -> FeaturePlan:
         """Return the plan of some of the columns.
 
-        Joins that nothing asks for any more are not run.
+        Joins whose columns are no longer used are not run.
 
         >>> plan = store.get_features(["weather.temp"], labels="questions").plan
         >>> plan.select(["temp"]).columns

@@ -183,7 +183,7 @@ def _source(source: Source) -> str:
 
 
 def _column_reads(plan: FeaturePlan) -> Iterator[tuple[Source, Sequence[str]]]:
-    """Yield each source with the columns that are read of it."""
+    """Yield each source with the columns that are read from it."""
     if plan.left_plan is not None:
         yield from _column_reads(plan.left_plan)
     if plan.left_query is not None:

@@ -229,7 +229,7 @@ class ModelAnnotations:
 
     @classmethod
     def from_json(cls, value: object) -> ModelAnnotations:
-        """Return what ``vars`` of one gives; MalformedJson says what is wrong."""
+        """Parse the output of ``vars``; raise MalformedJson with the problem."""
         data = JsonObject.from_value(value)
         tags = data.object("tags").each(JsonObject.text)
         return cls(_one_of(data, "stage", Stage), data.text("description"), tags)

@@ -13,7 +13,7 @@ SNAKE_CASE = "snake_case"
 
 
 def check_rename(rename: object) -> str | None:
-    """Return a renaming as the text of an option; None if there is none.
+    """Return a renaming as the text of an option, None without a renaming.
 
     Raises:
         InvalidArgument: It is neither "snake_case" nor a mapping of names.

@@ -20,7 +20,7 @@ from featurestore.model.splits import TimeSplit
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingDatasetRequest:
-    """The arguments of ``FeatureStore.create_training_dataset`` beside the data and who watches."""
+    """The arguments of ``FeatureStore.create_training_dataset`` without data and progress callback."""
 
     name: str
     label: str | Sequence[str] | None = None

@@ -7,7 +7,7 @@ Of rows that no retrieval made (a dataframe, a whole group) nothing was asked fo
 ``features=`` names some, all columns are inputs but label, weight, keys and timestamps.
 ``exclude=`` takes inputs away.
 
-A column that is no input stays in the files and can be read by its name.
+Other columns stay in the files and can be read by name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from featurestore.model.printable import printable_line
 
 Role = Literal["feature", "label", "weight", "key", "time", "unused"]
 ROLES: tuple[Role, ...] = get_args(Role)
-# What statistics, pictures and drift look at: what a model sees or has to tell.
+# The columns for statistics, plots and drift: inputs and labels of a model.
 MODEL_ROLES: tuple[Role, ...] = ("feature", "label")
 
 _HEADINGS: Mapping[Role, str] = {
@@ -47,7 +47,7 @@ class RoleRequest:
     """What is known of the columns before the rule decides.
 
     Args:
-        requested_features: The features asked for by name; None if no retrieval made the rows.
+        requested_features: The features requested by name; None without a retrieval.
         keys: Columns that identify rows or that a join looked up.
         time: The column that is the time of the rows.
         split_time: The column that a split by time reads.
@@ -184,7 +184,7 @@ class DatasetRoles(Mapping[str, Role]):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The columns that the model has to tell."""
+        """The columns that the model predicts."""
         return self.named("label")
 
     @property

@@ -16,7 +16,7 @@ from featurestore.model.renames import check_rename
 from featurestore.model.secrets import parse_secret
 
 _SECRET_WORDS = ("password", "passwd", "pwd", "secret", "token", "key")
-# A name of a user, whatever its words say.
+# The name of a user may contain any words.
 _USER_WORD = "access_key_id"
 # A path of this machine without a scheme.
 FOLDER_KIND = "file"
@@ -55,7 +55,7 @@ class SourceSpec:
 
     @classmethod
     def from_text(cls, text: str) -> SourceSpec:
-        """Return a registration from its JSON text; ValueError when it is none."""
+        """Parse a registration from JSON text; raise ValueError if invalid."""
         data = json.loads(text)
         if not isinstance(data, dict):
             raise ValueError("no JSON object")
@@ -141,7 +141,7 @@ def check_uri(uri: str) -> str:
 
 
 def names_secret(word: str) -> bool:
-    """Return whether an option's name says that its value is a secret.
+    """Return True if the name of an option means that its value is a secret.
 
     >>> names_secret("sslpassword"), names_secret("format"), names_secret("aws_access_key_id")
     (True, False, False)
@@ -154,7 +154,7 @@ def names_secret(word: str) -> bool:
 class SourceInput:
     """A registered source as input of a job: a table, a query or files.
 
-    ``time`` is the column by which windows cut it; None hands all of it to every window.
+    ``time`` is the column that windows filter; None passes all rows to every window.
     """
 
     source: str
@@ -196,12 +196,12 @@ def source(
 
     Args:
         name: The source.
-        table: A table or view of it.
+        table: A table or view of the source.
         sql: A query in the source's own SQL.
         path: Files below the source's folder.
         time: The column that cuts it: when a row was made, or was changed last.
         rename: New names of columns, such as ``{"Country Name": "country_name"}``, or
-            ``"snake_case"`` for all of them.
+            ``"snake_case"`` for every column.
 
     Raises:
         InvalidArgument: More than one of ``table``, ``sql`` and ``path``.
@@ -225,7 +225,7 @@ class SourceRead:
     ``query`` is the SHA-256 of what was asked, ``snapshot`` the transaction, version or fingerprint
     that it was read in. ``high_water_mark`` is the greatest value of the time column that came,
     ``input`` the job's name for it. ``quarantined`` is the number of rows of files that were left
-    out because they cannot be read, and ``bad_rows`` are the first of them.
+    out because they cannot be read, and ``bad_rows`` are examples.
     """
 
     source: str

@@ -58,7 +58,7 @@ class ColumnStatistics:
     ``infinite`` (part of count), ``sum``, ``mean``, ``std`` (with n-1; seconds for times),
     ``minimum``, ``maximum``, ``lengths``. Infinite values are left out of sum, mean, std, minimum
     and maximum. From the sample, or from all rows where at most 1,000 values are different:
-    ``sampled`` (the rows with a value that were looked at; None in statistics of older releases),
+    ``sampled`` (the examined rows with a value; None in statistics of older releases),
     ``quantiles`` (at ``PROBABILITIES``), ``distinct``, ``top``, ``histogram``. Times are ISO 8601
     texts in UTC.
 
@@ -111,7 +111,7 @@ class ColumnStatistics:
         return sum(each.count for each in self.top) / max(self.sampled, 1)
 
     def quantile(self, probability: float) -> float | str | None:
-        """Return the kept quantile nearest to a probability, None when there are no values.
+        """Return the stored quantile nearest to a probability, None without values.
 
         >>> store.get_featuregroup_statistics("weather").column("temp").quantile(0.5)
         37.75

@@ -109,7 +109,7 @@ def short(name: str, longest: int) -> str:
 
 
 def title_of(statistics: Statistics) -> str:
-    """Return what was counted, how much of it, and whether all of it."""
+    """Return the counted rows as text, with the sampled share."""
     name = source_name(statistics.source) or "statistics"
     coverage_text = "all rows counted"
     if not statistics.exact:

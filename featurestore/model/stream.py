@@ -24,7 +24,7 @@ ON_DUPLICATES = ("last", "first", "quarantine")
 STREAM_MODES = ("append", "upsert")
 BEGINNINGS = ("earliest", "latest")
 
-# What a source tells of each record, and the type that a column of it has.
+# The metadata fields of each record, with their column types.
 RECORD_FIELDS: Mapping[str, pa.DataType] = {
     "topic": pa.string(),
     "partition": pa.int32(),
@@ -98,7 +98,7 @@ class StreamSpec:
 
     @classmethod
     def from_json(cls, data: Any) -> StreamSpec:
-        """Return the specification that ``to_json`` wrote; an error of values when it is none."""
+        """Parse the output of ``to_json``; raise ValueError, KeyError or TypeError if invalid."""
         fields = {str(name): str(each) for name, each in dict(data["fields"]).items()}
         schema = schema_from_json(data["schema"])
         trigger = parse_duration(data["trigger"])
@@ -112,7 +112,7 @@ def check_stream(spec: StreamSpec) -> StreamSpec:
     """Return a specification whose every choice is one that there is.
 
     Raises:
-        InvalidJob: It is not; says what can be chosen.
+        InvalidJob: It is not; lists the valid choices.
     """
     check_name(spec.source, noun="source")
     for argument, value, allowed in (

@@ -32,7 +32,7 @@ class SuspiciousTimeWarning(UserWarning):
 def parse_moment(
     value: datetime | date | str, *, argument: str = "time", warn: bool = True
 ) -> datetime:
-    """Return an aware UTC datetime; naive input is taken as UTC, with a warning unless told not to.
+    """Return an aware UTC datetime; naive input is interpreted as UTC, with an optional warning.
 
     >>> parse_moment("2013-01-01T05:00:00-05:00")
     datetime.datetime(2013, 1, 1, 10, 0, tzinfo=datetime.timezone.utc)

@@ -34,7 +34,7 @@ class ExpectationResult:
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """What one audit found; ``success`` is False when any expectation that is no warning failed.
+    """The result of one audit; ``success`` is False if an expectation other than a warning failed.
 
     >>> report = store.validate_featuregroup("weather")
     >>> report.success, report.failed

@@ -72,7 +72,7 @@ class MonitoredModel:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MonitoredModel:
-        """Return what ``to_json`` wrote; KeyError, TypeError or ValueError when it is no such."""
+        """Parse the output of ``to_json``; raise KeyError, TypeError or ValueError if invalid."""
         version, label = data["version"], data["label"]
         return check_monitored_model(
             cls(

@@ -1,4 +1,4 @@
-"""Aggregates of a feature over a window before each label's time, as people ask for them."""
+"""Requests for aggregates of a feature over a window before each label's time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def window(
     fill_value: object = None,
     n: int | None = None,
 ) -> WindowFeature:
-    """Return an aggregate to ask ``get_features`` for, computed as of each label's time.
+    """Return an aggregate for ``get_features``, computed as of each label's time.
 
     Args:
         feature: ``"group.column"``.
@@ -75,7 +75,7 @@ def window(
         name: Of the result; ``amount_sum_7d`` for the sum of ``amount`` over seven days.
         key: Columns of the group that the labels are matched on, where that is not all of its
             primary key.
-        fill_value: What stands where no row counts, instead of null.
+        fill_value: The value if no row counts, instead of null.
         n: How many values "last_n" keeps.
 
     Raises:

@@ -18,7 +18,7 @@ from featurestore.model.window_lineage import WindowLineage
 
 _MICROSECOND = timedelta(microseconds=1)
 _ALWAYS = (-(2**63), 2**63 - 1)
-# Counts that say whether a key has a row; they are not written.
+# Counts that decide whether a key has a row; they are not written.
 _PRESENT = "__fs_present"
 
 
@@ -65,7 +65,7 @@ class WindowJob:
 
     @property
     def lineage(self) -> list[WindowLineage]:
-        """What the aggregates are made of, as far as the definition says it."""
+        """The inputs of the aggregates that the definition names."""
         return [
             WindowLineage.from_feature(each, version=each.reference.version)
             for each in self.windows
@@ -90,7 +90,7 @@ class WindowJob:
 
     @property
     def lookback(self) -> timedelta | None:
-        """How far before an instant the oldest row lies that counts there; None without limit."""
+        """The maximum age of the rows that count at an instant; None without limit."""
         if self.keep_empty:
             return None
         longest = timedelta(0)

@@ -44,7 +44,7 @@ def window_to_json(feature: WindowFeature) -> dict[str, Any]:
 
 
 def window_from_json(data: JsonObject) -> WindowFeature:
-    """Return the aggregate that ``window_to_json`` wrote; MalformedJson says what is wrong.
+    """Parse the output of ``window_to_json``; raise MalformedJson with the problem.
 
     >>> from featurestore.model.window_features import parse_window
     >>> wanted = parse_window("transactions.amount|sum|7d")

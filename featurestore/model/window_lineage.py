@@ -55,7 +55,7 @@ class WindowLineage:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object of one aggregate; its group is said around it."""
+        """Return the JSON object of one aggregate, without its group."""
         return {
             "name": self.name,
             "column": self.column,

@@ -55,7 +55,7 @@ class FeatureViewCalls(StoreBase):
             transformations: ``{column: chain of featurestore.transform}``, fitted anew by each
                 training dataset that is made of the view.
             version: The version to make; None: the next one.
-            description: What it is for.
+            description: The purpose of the view.
             tags: Texts to find it by.
 
         Raises:

@@ -70,7 +70,7 @@ class FeatureGroupCalls(StoreBase):
             statistics: Whether each write is counted.
             compact: "auto" merges small files after writes, for groups that are written often.
             rename: New names of columns (``{"Country Name": "country_name"}``), or
-                ``"snake_case"`` for all of them.
+                ``"snake_case"`` for every column.
             dtypes: Types of columns, as Arrow has them or by name: ``{"price": "decimal(20, 4)"}``.
                 Values are never parsed or rounded.
             decimal_type: The type of all other decimals, "decimal(20, 4)"; None: that of the batch.

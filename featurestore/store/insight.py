@@ -128,7 +128,7 @@ class InsightCalls(StoreBase):
         Args:
             name: The group.
             version: Its version; None: the latest.
-            compare_with: Another version of it, or another group, drawn beside it.
+            compare_with: Another version, or another group, drawn next to it.
             plot: Show the picture and return None; False: return the matplotlib figure.
             figsize: Inches.
             cmap: A diverging color map of matplotlib.

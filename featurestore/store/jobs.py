@@ -212,7 +212,7 @@ class JobCalls(StoreBase):
             name: Name of the job.
 
         Raises:
-            JobNotFound: There is no such job.
+            JobNotFound: The job does not exist.
             InvalidJob: It reads no topic, or has not run with its present columns.
             JobLeased: A run of the job is at work.
 

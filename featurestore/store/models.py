@@ -48,7 +48,7 @@ class ModelCalls(StoreBase):
             trust: Allow the model's files to run code, as ``model.load``.
 
         Raises:
-            ModelNotFound: There is no such model.
+            ModelNotFound: The model does not exist.
             UntrustedModel: Loading it runs code, and ``trust`` is False.
             FeatureNotFound: The labels lack inputs that no group has.
             NullsInColumns: Features are missing that the model cannot do without.

@@ -179,7 +179,7 @@ class MonitorCalls(JobCalls):
 
         Raises:
             InvalidArgument: No window is out of bounds there.
-            JobNotFound: There is no such monitor.
+            JobNotFound: The monitor does not exist.
 
         >>> registered = store.register_jobs("monitors.py")
         >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")

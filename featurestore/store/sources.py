@@ -126,7 +126,7 @@ class SourceCalls(StoreBase):
         Args:
             name: ``[a-z][a-z0-9_]{0,62}``.
             source: A registered source.
-            table: A table or view of it.
+            table: A table or view of the source.
             sql: A query in the source's own SQL.
             path: Files below the source's folder.
             columns: The columns to take; None: all.
@@ -134,7 +134,7 @@ class SourceCalls(StoreBase):
             event_time: Column with the time at which a row was true.
             created_time: Column with the time at which a row became known.
             rename: New names of columns (``{"Country Name": "country_name"}``), or
-                ``"snake_case"`` for all of them.
+                ``"snake_case"`` for every column.
             version: The version to make; None: the next one.
             ttl: How long a value may be used after its event time ("7d"); None: without limit.
             description: What people should know.
@@ -147,7 +147,7 @@ class SourceCalls(StoreBase):
         Raises:
             SourceNotFound: No source of this name is registered.
             SourceUnavailable: It cannot be reached, or refuses the user.
-            SourceTableNotFound: There is no such table or file.
+            SourceTableNotFound: The table or file does not exist.
             UnsupportedType: Columns cannot be read without loss; all are named, with SQL that can.
             FeatureGroupExists: The version exists.
 
@@ -231,12 +231,12 @@ class SourceCalls(StoreBase):
             name: The source.
             table: A table or view: ``"orders"``, ``"sales.orders"``.
             sql: A query in the source's own SQL.
-            path: Files below the source's folder; nothing given reads all of it.
+            path: Files below the folder of the source; by default every file.
             at: A version or a time, for Delta tables.
             columns: The columns to look at, by their names at the source or their new ones; those
                 of types that cannot be kept are left out so.
             rename: New names of columns (``{"Country Name": "country_name"}``), or
-                ``"snake_case"`` for all of them.
+                ``"snake_case"`` for every column.
             format: Which files of a folder are read; the others are options of folders, too.
             delimiter: The sign between fields; a comma, for ``.tsv`` a tab.
             quote: The sign around fields, ``'"'``; ``""`` for none.
@@ -252,7 +252,7 @@ class SourceCalls(StoreBase):
             timestamp_format: The same for instants.
             dtypes: Types of columns (``{"zip": "string"}``), which files may lack then.
             skip_rows: How many lines come before the header (0).
-            comment: The sign that begins lines which are no rows; ``""`` for none.
+            comment: The sign that begins comment lines; ``""`` for none.
             on_bad_rows: "error", or "quarantine" to leave rows out that cannot be read and count
                 them.
             timestamp_precision: "us" rounds instants that are finer; they are refused else.
@@ -260,7 +260,7 @@ class SourceCalls(StoreBase):
         Raises:
             SourceNotFound: No source of this name is registered.
             SourceUnavailable: It cannot be reached, or refuses the user.
-            SourceTableNotFound: There is no such table, file or version.
+            SourceTableNotFound: The table, file or version does not exist.
             InvalidSourceFile: A file does not fit the others, or the options; names the line.
             UnsupportedType: Columns cannot be read without loss; all are named, with SQL that can.
 

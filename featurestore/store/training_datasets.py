@@ -81,7 +81,7 @@ class TrainingDatasetCalls(StoreBase):
             max_lengths: ``{column: n}``: no list has more items, no text more bytes (else nothing
                 is written). Records of tfrecord then keep room for the longest one and stay of one
                 width, the fast layout.
-            description: What it is for.
+            description: The purpose of the dataset.
             tags: Small texts to find it by.
             expectations: What the rows must fulfil, as for feature groups.
             validation: "strict", "warn", "quarantine" or "off".

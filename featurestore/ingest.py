@@ -715,9 +715,10 @@ def _converted(
     reader: pa.RecordBatchReader, target: pa.Schema, language: str
 ) -> Iterator[pa.RecordBatch]:
     for batch in _batches(reader):
-        columns = []
-        for column, field in zip(batch.columns, target, strict=True):
-            columns.append(convert_array(column, field.type, name=field.name, language=language))
+        columns = [
+            convert_array(column, field.type, name=field.name, language=language)
+            for column, field in zip(batch.columns, target, strict=True)
+        ]
         yield pa.RecordBatch.from_arrays(columns, schema=target)
 
 
@@ -728,10 +729,7 @@ def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
 
 
 def _naive_columns(schema: pa.Schema) -> list[str]:
-    names = []
-    for field in schema:
-        if _has_naive(field.type):
-            names.append(field.name)
+    names = [field.name for field in schema if _has_naive(field.type)]
     return names
 
 
@@ -746,9 +744,7 @@ def _has_naive(kind: pa.DataType) -> bool:
 def _inner_types(kind: pa.DataType) -> list[pa.DataType]:
     if not is_nested(kind):
         return []
-    types = []
-    for index in range(kind.num_fields):
-        types.append(kind.field(index).type)
+    types = [kind.field(index).type for index in range(kind.num_fields)]
     return types
 
 

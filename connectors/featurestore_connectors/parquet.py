@@ -59,10 +59,9 @@ class ParquetFormat(PlainFormat):
                 f"{listing(CODECS)}.",
                 hint="compression=None takes SNAPPY",
             )
-        refused = []
-        for field in schema:
-            if not _is_feature_type(field.type):
-                refused.append(f"{field.name}: {field.type}")
+        refused = [
+            f"{field.name}: {field.type}" for field in schema if not _is_feature_type(field.type)
+        ]
         if refused:
             raise UnsupportedType(
                 f"Parquet cannot hold these columns: {'; '.join(refused)}.",
@@ -103,10 +102,7 @@ class ParquetFormat(PlainFormat):
         schema = schema_from_json(layout["schema"])
         rows = 0
         file_schema = stored_schema(schema)
-        texts = []
-        for field in file_schema:
-            if pat.is_string(field.type):
-                texts.append(field.name)
+        texts = [field.name for field in file_schema if pat.is_string(field.type)]
         with (
             ShardFile(directory, path) as file,
             # Arrow writes every page by itself, and its header before it.
@@ -258,9 +254,7 @@ def _as_stored(group: pa.RecordBatch, file_schema: pa.Schema) -> pa.Table:
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
     """Return the columns as they are stored."""
-    fields = []
-    for field in schema:
-        fields.append((field.name, parquet_type(field.type)))
+    fields = [(field.name, parquet_type(field.type)) for field in schema]
     return pa.schema(fields)
 
 

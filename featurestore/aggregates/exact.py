@@ -129,9 +129,9 @@ def from_words(words: Sequence[Integers], *, bits: int) -> FixedPoint:
     """Convert integers given as 32-bit words, the lowest first, the last one signed."""
     if _fits_two_words(words):
         return from_integers(words[0] + (words[1] << 32), bits=bits)
-    terms = []
-    for number, word in enumerate(words):
-        terms.append(_Term(word, np.full(len(word), 32 * number, np.int64)))
+    terms = [
+        _Term(word, np.full(len(word), 32 * number, np.int64)) for number, word in enumerate(words)
+    ]
     return _sum_terms(terms, 0, bits, _digit_count(32 * len(words) + 1, bits))
 
 

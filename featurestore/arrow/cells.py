@@ -326,9 +326,9 @@ def _normal_lists(cells: Sequence[Any]) -> Sequence[Any]:
     if normal is items:
         return cells if kinds == {"list"} else lists
     following = iter(normal)
-    rebuilt: list[Any] = []
-    for each in lists:
-        rebuilt.append(None if each is None else list(itertools.islice(following, len(each))))
+    rebuilt: list[Any] = [
+        None if each is None else list(itertools.islice(following, len(each))) for each in lists
+    ]
     return rebuilt
 
 

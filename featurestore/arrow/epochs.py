@@ -67,9 +67,7 @@ def misread_unit(times: Iterable[datetime]) -> str | None:
     >>> misread_unit([datetime(1970, 1, 1, 0, 26, 58, 491906, tzinfo=UTC)])
     'ms'
     """
-    nanoseconds = []
-    for time in times:
-        nanoseconds.append(time.timestamp() * 1e9)
+    nanoseconds = [time.timestamp() * 1e9 for time in times]
     unit = epoch_unit(nanoseconds)
     if unit == "ns":
         return None

@@ -119,10 +119,11 @@ class FeatureViewSpec:
     @property
     def windows(self) -> tuple[WindowLineage, ...]:
         """What the aggregates over windows are made of."""
-        lineages = []
-        for feature in self.features:
-            if feature.window is not None:
-                lineages.append(WindowLineage.from_feature(feature.window, version=feature.version))
+        lineages = [
+            WindowLineage.from_feature(feature.window, version=feature.version)
+            for feature in self.features
+            if feature.window is not None
+        ]
         return tuple(lineages)
 
     @property

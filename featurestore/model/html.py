@@ -33,9 +33,7 @@ class Listing(list[T]):
     """
 
     def _repr_html_(self) -> str:
-        rows = []
-        for each in self[:_MAX_ROWS]:
-            rows.append(each._summary())
+        rows = [each._summary() for each in self[:_MAX_ROWS]]
         caption = ""
         if len(self) > len(rows):
             caption = f"the first {len(rows)} of {len(self):,}"

@@ -203,9 +203,7 @@ def _column_reads(plan: FeaturePlan) -> Iterator[tuple[Source, Sequence[str]]]:
 
 def _columns_of(join: Join | WindowJoin) -> list[str]:
     """Return the columns that a join reads of its source: keys, times, features."""
-    columns = []
-    for _, key in join.on:
-        columns.append(key)
+    columns = [key for _, key in join.on]
     for time in (join.event_time, join.created_time):
         if time is not None:
             columns.append(time)

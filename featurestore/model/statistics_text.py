@@ -144,9 +144,7 @@ def _lengths(column: ColumnStatistics) -> str:
 
 def _first_values(column: ColumnStatistics) -> str:
     """Return the three most frequent values."""
-    names = []
-    for each in column.top[:3]:
-        names.append(value_text(_display_value(each.value, column)) or '""')
+    names = [value_text(_display_value(each.value, column)) or '""' for each in column.top[:3]]
     if len(column.top) > len(names):
         names.append("...")
     return ", ".join(names)

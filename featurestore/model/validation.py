@@ -201,10 +201,11 @@ def describe(expectation: Mapping[str, Any]) -> str:
     >>> describe({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "age"}})
     "expect_column_values_to_not_be_null(column='age')"
     """
-    arguments = []
-    for key, value in expectation.get("kwargs", {}).items():
-        if value is not None:
-            arguments.append(f"{key}={value!r}")
+    arguments = [
+        f"{key}={value!r}"
+        for key, value in expectation.get("kwargs", {}).items()
+        if value is not None
+    ]
     return f"{expectation['type']}({', '.join(arguments)})"
 
 

@@ -83,9 +83,7 @@ class WindowJob:
         [6, 12, 18, 0]
         """
         count = max(1, round((window.end - window.start) / self.every))
-        times = []
-        for number in range(count):
-            times.append(window.end - number * self.every)
+        times = [window.end - number * self.every for number in range(count)]
         return times[::-1]
 
     @property
@@ -129,9 +127,10 @@ class WindowJob:
             longest_count = longest.get(same)
             if longest_count is None or _longer(count, longest_count):
                 longest[same] = count
-        counts = []
-        for number, each in enumerate(longest.values()):
-            counts.append(replace(each, name=f"{_PRESENT}_{number}"))
+        counts = [
+            replace(each, name=f"{_PRESENT}_{number}")
+            for number, each in enumerate(longest.values())
+        ]
         return counts
 
 

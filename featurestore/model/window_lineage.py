@@ -87,10 +87,7 @@ def windows_of_plan(plan: Mapping[str, Any], *, columns: Collection[str]) -> lis
 
     What is not well formed is left out: manifests may come from elsewhere.
     """
-    lineages = []
-    for each in _windows_of(plan):
-        if each.name in columns:
-            lineages.append(each)
+    lineages = [each for each in _windows_of(plan) if each.name in columns]
     return lineages
 
 

@@ -216,10 +216,11 @@ def window_values(
             )
         for output in join.outputs:
             window_rows = reference.rows_in_window(output, known_rows, timestamp)
-            values = []
-            for event in window_rows:
-                if int(event.values[ROW]) in matching_numbers[output.name]:
-                    values.append(event.values[output.column])
+            values = [
+                event.values[output.column]
+                for event in window_rows
+                if int(event.values[ROW]) in matching_numbers[output.name]
+            ]
             values_by_name[output.name].append(reference.apply_function(output, values))
     arrays = {}
     for output in join.outputs:

@@ -44,11 +44,12 @@ def plan_windows(
         ColumnConflict: Two columns of the result would have one name.
     """
     _check_names(requested, labels=labels)
-    joins = []
-    for (group, column_pairs), group_windows in _group_by_match(
-        requested, labels=labels, options=options
-    ).items():
-        joins.append(window_join(source(group), group_windows, column_pairs=column_pairs))
+    joins = [
+        window_join(source(group), group_windows, column_pairs=column_pairs)
+        for (group, column_pairs), group_windows in _group_by_match(
+            requested, labels=labels, options=options
+        ).items()
+    ]
     specs = list({feature.group: feature.spec for feature, _ in requested}.values())
     left_time, fixed_time = resolve_label_time(options.label_time, labels=labels, timed_specs=specs)
     fields = list(labels.schema)

@@ -178,9 +178,10 @@ class RemoteTrainingDatasetCalls(StoreBase):
         self, *, limit: int | None = None, offset: int = 0
     ) -> list[TrainingDataset]:
         end = None if limit is None else offset + limit
-        datasets: list[TrainingDataset] = []
-        for line in client_of(self._session).items(_FOLDER)[offset:end]:
-            datasets.append(self.get_training_dataset(line["name"], version=line["version"]))
+        datasets: list[TrainingDataset] = [
+            self.get_training_dataset(line["name"], version=line["version"])
+            for line in client_of(self._session).items(_FOLDER)[offset:end]
+        ]
         return Listing(datasets)
 
     def get_latest_training_dataset_version(self, name: str) -> int:

@@ -186,10 +186,11 @@ class TableConformance:
         assert version == 2
         actual = rows(engine, engine.read_table(path, schema=SCHEMA), by="id")
         changed = {3: -1.0, 11: -1.0}
-        expected = []
-        for row in numbered(12).to_pylist():
-            if row["id"] != 10:
-                expected.append({**row, "value": changed.get(row["id"], row["value"])})
+        expected = [
+            {**row, "value": changed.get(row["id"], row["value"])}
+            for row in numbered(12).to_pylist()
+            if row["id"] != 10
+        ]
         assert actual == expected
 
     @pytest.mark.parametrize("partition_by", [(), ("zone",)])

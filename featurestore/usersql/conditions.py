@@ -95,10 +95,7 @@ def fix_clock(text: str, *, now: datetime) -> str:
     from sqlglot import exp
 
     tree = parse_statement(text, what="condition", calls_by_name=True)
-    clocks = []
-    for node in tree.walk():
-        if _clock_name(node) is not None:
-            clocks.append(node)
+    clocks = [node for node in tree.walk() if _clock_name(node) is not None]
     if not clocks:
         return text
     for node in clocks:
@@ -653,9 +650,7 @@ class _Writer:
         kinds = ", ".join([operand.kind for operand in operands])
         hint = "cast one of them, or compare values of one kind"
         if functions:
-            signatures = []
-            for function in functions:
-                signatures.append(f"({', '.join(function.arguments)})")
+            signatures = [f"({', '.join(function.arguments)})" for function in functions]
             hint = f"{name} takes {' or '.join(signatures)}"
         return InvalidSql(f"{short(self._text)}: {name} of {kinds} has no meaning.", hint=hint)
 

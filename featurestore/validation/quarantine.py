@@ -42,9 +42,9 @@ class MarkReasons:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch with its reasons."""
-        marks: list[tuple[str, NDArray[np.bool_]]] = []
-        for check in self.checks:
-            marks.append((describe(check.expectation), check.failing(batch)))
+        marks: list[tuple[str, NDArray[np.bool_]]] = [
+            (describe(check.expectation), check.failing(batch)) for check in self.checks
+        ]
         if self.duplicate_reason is not None:
             copies = batch.column(_COPIES).to_numpy(zero_copy_only=False)
             marks.append((self.duplicate_reason, copies > 1))

@@ -66,9 +66,7 @@ def define(
     check_name(name, noun="feature view")
     check_tags(tags)
     specs = RegisteredSpecs(session)
-    steps = []
-    for step in _split_steps(features):
-        steps.append(_parse_step(step, specs))
+    steps = [_parse_step(step, specs) for step in _split_steps(features)]
     label_group = None
     if labels is not None:
         label_group = _label_side(labels, specs)

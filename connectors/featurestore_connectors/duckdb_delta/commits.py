@@ -326,9 +326,7 @@ def _put(
 ) -> bool:
     """Publish a commit under its name; return False if the version exists."""
     commit_file = commit_path(path, version)
-    lines = []
-    for action in actions:
-        lines.append(json.dumps(action, separators=(",", ":")))
+    lines = [json.dumps(action, separators=(",", ":")) for action in actions]
     text = "\n".join(lines) + "\n"
     try:
         return publication.publish(commit_file, text.encode())

@@ -77,9 +77,7 @@ class FeatureSpool:
         """Read the features of a chunk of labels; call it after the last ``add``."""
         if self._reader is None:
             self._reader = self._file.reader()
-        batches = []
-        for batch_number in self._batches[number]:
-            batches.append(self._reader.get_batch(batch_number))
+        batches = [self._reader.get_batch(batch_number) for batch_number in self._batches[number]]
         rows = pa.Table.from_batches(batches, schema=self._schema)
         label_ids = rows.column(_LABEL_ID).to_numpy()
         order = np.argsort(label_ids)

@@ -112,10 +112,7 @@ def write(
         with interruptible(cursor):
             copy_result = cursor.execute(f"COPY ({query}) TO {target} ({', '.join(options)})")
             file_rows = copy_result.fetchall()
-    new_files = []
-    for row in file_rows:
-        if row[1]:
-            new_files.append(_new_file(row, schema, partition_by))
+    new_files = [_new_file(row, schema, partition_by) for row in file_rows if row[1]]
     return sorted(new_files, key=lambda file: (os.path.dirname(file.path), _number(file.path)))
 
 

@@ -264,9 +264,10 @@ class _SideQuery:
         """Return the table restricted to the labels' keys, if the semi-join is worthwhile."""
         if table != self.source or not looks_up_keys(self.rule):
             return table
-        matches = []
-        for left, key in self.rule.join.on:
-            matches.append(f"s.{quote(key)} = {self._label_key(left, key, table='f')}")
+        matches = [
+            f"s.{quote(key)} = {self._label_key(left, key, table='f')}"
+            for left, key in self.rule.join.on
+        ]
         on = " AND ".join(matches)
         return f"(SELECT s.* FROM {table} s SEMI JOIN {_NUMBERED_LABELS} f ON {on})"
 
@@ -344,9 +345,7 @@ class _SideQuery:
     def _hashed(self, engine: Engine, all_rows: Relation) -> Relation:
         """Return the tied rows with their hashes; other rows are not hashed."""
         schema = self.rule.spec.schema
-        values = []
-        for _, key in self.rule.join.on:
-            values.append(f"s.{quote(key)}")
+        values = [f"s.{quote(key)}" for _, key in self.rule.join.on]
         for _, time in self.rule.times:
             values.append(self._time(time, table="s."))
         query = (
@@ -354,9 +353,7 @@ class _SideQuery:
             f"SEMI JOIN ({self._shared()}) t ON hash({', '.join(values)}) = t.shared"
         )
         tied_rows = engine.sql(query, tables={self.source: all_rows}, parameters={})
-        fields = []
-        for name in self.rule.columns:
-            fields.append(plain_field(schema.field(name)))
+        fields = [plain_field(schema.field(name)) for name in self.rule.columns]
         hashed = pa.schema([*fields, pa.field(TIE, pa.int64())])
         tied = replace(tied_rows, schema=schema)
         return engine.map_batches(tied, AddTieHash(self.rule.columns), schema=hashed)

@@ -90,10 +90,9 @@ def of_feature_types(
 
 
 def _warn_of_naive_times(schema: pa.Schema) -> None:
-    naive_columns = []
-    for field in schema:
-        if pat.is_timestamp(field.type) and field.type.tz is None:
-            naive_columns.append(field.name)
+    naive_columns = [
+        field.name for field in schema if pat.is_timestamp(field.type) and field.type.tz is None
+    ]
     if naive_columns:
         warn_caller(
             f"the times of {listing(naive_columns)} have no time zone and are interpreted as UTC",

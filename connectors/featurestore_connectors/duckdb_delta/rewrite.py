@@ -269,10 +269,7 @@ def _find_affected(
         f"SELECT {scan.FILE}, count(*) FROM {target} AS target WHERE {outgoing} GROUP BY ALL"
     )
     outgoing_rows = dict(file_counts)
-    affected_files = []
-    for file in candidates:
-        if file.path in outgoing_rows:
-            affected_files.append(file)
+    affected_files = [file for file in candidates if file.path in outgoing_rows]
     return _AffectedFiles(tuple(affected_files), sum(outgoing_rows.values()))
 
 

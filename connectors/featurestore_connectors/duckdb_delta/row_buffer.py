@@ -63,9 +63,7 @@ def select_buffered(
     if buffered is None:
         return None
     check_columns(rows.schema, list(columns.values()))
-    fields = []
-    for name, column in columns.items():
-        fields.append(rows.schema.field(column).with_name(name))
+    fields = [rows.schema.field(column).with_name(name) for name, column in columns.items()]
     schema = pa.schema(fields)
     batches = []
     for batch in buffered:

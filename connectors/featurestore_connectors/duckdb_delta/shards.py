@@ -75,9 +75,9 @@ def write_shards(
         runs = _all_runs(batches, shard, large)
         with database.sparing(max(_SORT_BYTES, _SORT_BYTES_PER_THREAD * threads)):
             if threads <= 1:
-                results = []
-                for number, shard_rows in _shards_in_sequence(runs):
-                    results.append(write(number, shard_rows))
+                results = [
+                    write(number, shard_rows) for number, shard_rows in _shards_in_sequence(runs)
+                ]
                 return results
             return _write_in_parallel(runs, write, threads)
     finally:
@@ -153,9 +153,7 @@ def _write_in_memory(
 
     with ThreadPoolExecutor(max(threads, 1) + _EXTRA_WRITERS) as pool:
         try:
-            results = []
-            for number in loaded.numbers():
-                results.append(pool.submit(run, number))
+            results = [pool.submit(run, number) for number in loaded.numbers()]
             wait(results)
         except BaseException:
             stopped.set()
@@ -314,9 +312,7 @@ class InMemoryShards:
         keys = [_column(batches, self.schema.get_field_index(name)) for name in self._order]
         order = pa.array(_sorted_indices(keys))
         # Column by column, so that at most one column is in memory three times.
-        arrays = []
-        for index in range(len(self.schema)):
-            arrays.append(take_values(_column(batches, index), order))
+        arrays = [take_values(_column(batches, index), order) for index in range(len(self.schema))]
         yield from self.large.reattach(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
 
     def drain(self) -> Iterator[pa.RecordBatch]:

@@ -194,9 +194,7 @@ def aggregate(
         return accumulator.finish(state)
     queues: list[Queue[pa.RecordBatch | None]] = [Queue(maxsize=2) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
-        states = []
-        for queue in queues:
-            states.append(pool.submit(_accumulate_queue, accumulator, queue))
+        states = [pool.submit(_accumulate_queue, accumulator, queue) for queue in queues]
         try:
             for number, batch in enumerate(batches):
                 queues[number % threads].put(batch)

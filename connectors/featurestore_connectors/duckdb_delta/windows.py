@@ -65,9 +65,7 @@ def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -
     for join in plan.windows:
         joined = _Aggregated(engine, WindowSide.from_join(join, plan), left, buffered_labels)
         left = streams.mapped(engine.database, joined, single_use=single_use)
-    columns = []
-    for name in plan.columns:
-        columns.append(f"{quote(plan.left_column(name))} AS {quote(name)}")
+    columns = [f"{quote(plan.left_column(name))} AS {quote(name)}" for name in plan.columns]
     query = f"SELECT {', '.join(columns)} FROM {_LABELS}"
     if plan.keep_order:
         query += f" ORDER BY {quote(ROW)}"

@@ -172,10 +172,7 @@ def _argument_error(kind: str, kwargs: Mapping[str, Any], error: Exception) -> I
     fields = getattr(get_expectation_impl(kind), "__fields__", {})
     arguments = [name for name in fields if name not in _COMMON_FIELDS]
     unknown = [name for name in kwargs if name not in fields]
-    missing = []
-    for name in arguments:
-        if fields[name].required and name not in kwargs:
-            missing.append(name)
+    missing = [name for name in arguments if fields[name].required and name not in kwargs]
     call = f"{kind}({dict(kwargs)!r})"
     available = f"it has {', '.join(map(repr, arguments))}"
     if unknown:

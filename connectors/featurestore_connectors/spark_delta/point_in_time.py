@@ -126,9 +126,7 @@ class _SideQuery:
     @property
     def shared_keys(self) -> _SharedKeys:
         schema = self.rule.spec.schema
-        shared = []
-        for left, key in self.rule.join.on:
-            shared.append((left, str(schema.field(key).type)))
+        shared = [(left, str(schema.field(key).type)) for left, key in self.rule.join.on]
         return tuple(shared)
 
     @property
@@ -176,9 +174,7 @@ class _SideQuery:
 
         if "event" not in times:
             return None
-        eligible = []
-        for role in self.rule.eligible_from:
-            eligible.append(times[role])
+        eligible = [times[role] for role in self.rule.eligible_from]
         if len(eligible) == 1:
             return eligible[0]
         return F.greatest(*eligible)
@@ -202,9 +198,10 @@ class _SideQuery:
 
     def _keys(self) -> list[Any]:
         """Return the key columns under their short names."""
-        keys = []
-        for name, (_, key) in zip(self.keys, self.rule.join.on, strict=True):
-            keys.append(column(key).alias(name))
+        keys = [
+            column(key).alias(name)
+            for name, (_, key) in zip(self.keys, self.rule.join.on, strict=True)
+        ]
         return keys
 
     def _read(self, engine: Engine) -> Any:
@@ -259,9 +256,10 @@ def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: lis
             columns.append(value.cast(kind).alias(name))
         return columns
 
-    keys = []
-    for (name, key), alias in zip(first.rule.join.on, first.keys, strict=True):
-        keys.append(left.key(name, key_types.field(key).type).alias(alias))
+    keys = [
+        left.key(name, key_types.field(key).type).alias(alias)
+        for (name, key), alias in zip(first.rule.join.on, first.keys, strict=True)
+    ]
     merged = frame.select(*keys, *stream(time=left.time, side=None))
     for side, side_rows in zip(sides, rows, strict=True):
         merged = merged.union(side_rows.select(*side.keys, *stream(time=F.col("since"), side=side)))
@@ -330,9 +328,7 @@ def _result(frame: Any, plan: FeaturePlan, left: _LabelSide, sides: list[_SideQu
             frame = frame.where(is_matched)
     if plan.keep_order:
         frame = frame.orderBy(left.column(ROW))
-    columns = []
-    for name in plan.columns:
-        columns.append(values[name].alias(name))
+    columns = [values[name].alias(name) for name in plan.columns]
     return frame.select(*columns)
 
 

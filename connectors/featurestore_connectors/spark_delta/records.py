@@ -47,9 +47,7 @@ def write(source: Relation, task: RecordTask) -> list[RecordShard]:
     writer = source.native.sparkSession._jvm.featurestore.tfrecord.RecordShards
     with translated():
         shard_reports = list(writer.write(rows._jdf, json.dumps(_described(source.schema, task))))
-    written_shards = []
-    for report in shard_reports:
-        written_shards.append(_shard(json.loads(report), source.schema, task))
+    written_shards = [_shard(json.loads(report), source.schema, task) for report in shard_reports]
     return written_shards
 
 

@@ -100,9 +100,10 @@ def count_hashes(
         bins = np.frombuffer(b64decode(bin_counts["bins"]), ">i8")
         histograms[int(number)] = bins.astype(np.int64)
         sums[int(number)] = bin_counts["sum"] % 2**64
-    profiles = []
-    for name, measured in zip(columns, counts_json["columns"], strict=True):
-        profiles.append(_profile(schema.field(name), measured, rows=counts_json["rows"]))
+    profiles = [
+        _profile(schema.field(name), measured, rows=counts_json["rows"])
+        for name, measured in zip(columns, counts_json["columns"], strict=True)
+    ]
     return HashCounts(_BITS, histograms, sums, tuple(profiles))
 
 

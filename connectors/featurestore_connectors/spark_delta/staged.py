@@ -38,10 +38,11 @@ class StagedFiles:
     @cached_property
     def paths(self) -> tuple[str, ...]:
         """The files; none where this machine does not see them, or times are of Spark's older kinds."""
-        file_paths = []
-        for name in files.list_directory(self.folder):
-            if name.endswith(".parquet") and not name.startswith(("_", ".")):
-                file_paths.append(os.path.join(self.folder, name))
+        file_paths = [
+            os.path.join(self.folder, name)
+            for name in files.list_directory(self.folder)
+            if name.endswith(".parquet") and not name.startswith(("_", "."))
+        ]
         # All files were written with the same settings.
         if file_paths and _has_old_times(footer_of(file_paths[0])):
             return ()

@@ -53,9 +53,10 @@ def of_feature_types(frame: Any) -> tuple[Any, pa.Schema]:
             NaiveTimeWarning,
         )
     if naive_columns or untyped_columns(schema):
-        casts = []
-        for field in spark_schema(schema).fields:
-            casts.append(column(field.name).cast(field.dataType).alias(field.name))
+        casts = [
+            column(field.name).cast(field.dataType).alias(field.name)
+            for field in spark_schema(schema).fields
+        ]
         frame = frame.select(*casts)
     return frame, schema
 

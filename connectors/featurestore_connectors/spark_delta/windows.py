@@ -42,9 +42,7 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
     frame = left.native
     if plan.keep_order:
         frame = frame.orderBy(column(ROW))
-    columns = []
-    for name in plan.columns:
-        columns.append(column(plan.left_column(name)).alias(name))
+    columns = [column(plan.left_column(name)).alias(name) for name in plan.columns]
     return relation(frame.select(*columns), plan.schema)
 
 

@@ -228,9 +228,9 @@ def _plane_writers(planes: Sequence[tuple[int, Slot, bool]]) -> list[_Writer]:
             floats.append((row, slot.offset))
         else:
             integers.setdefault(_word_bytes(slot.field.width), []).append((row, slot))
-    writers: list[_Writer] = []
-    for null, offsets in presences.items():
-        writers.append(_PresenceWriter(_to_fields("u1", offsets), null))
+    writers: list[_Writer] = [
+        _PresenceWriter(_to_fields("u1", offsets), null) for null, offsets in presences.items()
+    ]
     if always_present:
         writers.append(_AlwaysPresent(tuple(always_present)))
     if floats:

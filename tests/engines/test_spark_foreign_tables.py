@@ -143,7 +143,7 @@ def test_a_folder_of_a_partition_may_hold_a_colon(engines: list[Engine], tmp_pat
     # name.
     commit(path, 2, {"remove": {"path": in_log, "dataChange": True}}, added)
     assert read(engines[1], path) == wanted
-    with pytest.raises(UnsupportedTable, match=r"no URI: .*at=12:30/part-0\.parquet"):
+    with pytest.raises(UnsupportedTable, match=r"not a URI: .*at=12:30/part-0\.parquet"):
         read(engines[0], path)
 
 

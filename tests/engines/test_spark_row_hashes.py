@@ -168,7 +168,7 @@ def test_boundaries_of_too_many_hashes_take_one_more_job_and_give_the_same_bytes
     rows = pa.table({"id": numbers, "pair": numbers // 7, "word": (numbers % 3).astype(str)})
     with featurestore.connect(tmp_path, engine="duckdb") as store:
         store.create_featuregroup(rows, "g", primary_key="id")
-    names = [(shard_plan, "_BITS"), (shard_plan, "_BITS_OF_CLASSES"), (row_hashes, "_BITS")]
+    names = [(shard_plan, "_BITS"), (shard_plan, "_CLASS_BITS"), (row_hashes, "_BITS")]
     for module, name in names:
         monkeypatch.setattr(module, name, 4)
     scheduler = spark.sparkContext._jsc.sc().dagScheduler()  # type: ignore[attr-defined]

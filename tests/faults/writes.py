@@ -279,7 +279,7 @@ def _misread(store: FeatureStore) -> None:
     value = b'{"id": 1, "t": "2024-01-01T00:00:00Z"}'
     told = {"topic": "t", "partition": 0, "offset": 0, "timestamp": None, "key": b"k"}
     records = pa.Table.from_pylist([{**told, "value": value}], schema=decoding.RECORDS)
-    misreading = decoding.decoder(spec.stream, DecoderRequest(("id",)))._bad
+    misreading = decoding.decoder(spec.stream, DecoderRequest(("id",)))._unreadable_rows
 
     def decode(batch: pa.RecordBatch) -> pa.RecordBatch:
         return misreading(batch, "an error that was fixed since")

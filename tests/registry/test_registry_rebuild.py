@@ -171,7 +171,7 @@ def test_the_command_restores_exactly_what_is_promised(
             pa.table({"id": pa.nulls(1), "t": [DAY], "x": pa.array([1], pa.uint8())}), "derived"
         )
     frame = store.get_featuregroup("daily")
-    with pytest.warns(DataWarning, match="one value only"):
+    with pytest.warns(DataWarning, match="a single value"):
         store.create_training_dataset(
             frame, "rides", label="n", data_format="parquet", tags={"for": "model"}
         )

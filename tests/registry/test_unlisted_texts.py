@@ -42,10 +42,10 @@ def test_many_texts_are_stored_as_each_alone(
     filled: FeatureStore, steps: list[tuple[str, str]]
 ) -> None:
     registry = filled.session.registry
-    with UnlistedTexts(registry, own=["trips"]) as without_names:
+    with UnlistedTexts(registry, allowed_names=["trips"]) as without_names:
         for step, what in steps:
             if step == "text":
-                assert without_names(what) == unlisted(registry, what, own=["trips"])
+                assert without_names(what) == unlisted(registry, what, allowed_names=["trips"])
             else:
                 with registry.transaction() as connection:
                     access.set_private(connection, what, step == "hide")
@@ -59,7 +59,7 @@ def test_texts_of_one_state_read_the_registry_once(filled: FeatureStore) -> None
     )
     with registry.transaction() as connection:
         access.set_private(connection, "salaries", True)
-    with UnlistedTexts(registry, own=[]) as without_names:
+    with UnlistedTexts(registry, allowed_names=[]) as without_names:
         first = without_names("a row of 'visits' and salaries")
         count = len(statements)
         for _ in range(100):
@@ -70,7 +70,7 @@ def test_texts_of_one_state_read_the_registry_once(filled: FeatureStore) -> None
 def test_a_registry_that_cannot_be_read_leaves_no_quoted_name(tmp_path: Path) -> None:
     store = featurestore.connect(tmp_path / "store")
     store.create_featuregroup([{"k": 1}], "visits", primary_key="k")
-    with UnlistedTexts(store.session.registry, own=["trips"]) as without_names:
+    with UnlistedTexts(store.session.registry, allowed_names=["trips"]) as without_names:
         store.close()
         (tmp_path / "store" / "registry.db").write_bytes(b"damaged" * 100)
         assert without_names("'visits' of 'trips'") == "[...] of 'trips'"

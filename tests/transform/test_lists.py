@@ -113,7 +113,7 @@ def test_longer_values_than_declared_are_refused_before_anything_is_written(
             make({"words": 4, "ids": 9})
         assert "max_lengths={'words': 5, 'ids': 9}" in str(refused.value)
         for lengths, words in (
-            (["words"], "no mapping"),
+            (["words"], "not a mapping"),
             ({"y": 3}, "have a fixed length"),
             ({"words": 0}, "not a positive integer"),
             ({"words": True}, "not a positive integer"),

@@ -122,13 +122,14 @@ def as_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
     if adopted is not None:
         yield adopted
         return
+    from_arrow = engine.from_arrow  # the engine of a served store has none: no row is read
     reader = to_reader(df, like=like)
     most = max_cell_bytes()
     long_columns = variable_size_columns(reader.schema, max_bytes=most)
     if long_columns:
         batches = check_cell_sizes(reader, long_columns, max_bytes=most)
         reader = pa.RecordBatchReader.from_batches(reader.schema, batches)
-    shipped = engine.from_arrow(reader)
+    shipped = from_arrow(reader)
     try:
         yield shipped
     finally:

@@ -185,7 +185,7 @@ def dependency_levels(specs: Iterable[JobSpec]) -> list[list[str]]:
     >>> sql = {"kind": "sql", "schedule": "", "code": ""}
     >>> a = JobSpec(name="a", target="hours", inputs={"t": "trips"}, **sql)
     >>> b = JobSpec(name="b", target="days", inputs={"h": "hours"}, **sql)
-    >>> levels([b, a])
+    >>> dependency_levels([b, a])
     [['a'], ['b']]
     """
     remaining = {spec.name: spec for spec in specs}

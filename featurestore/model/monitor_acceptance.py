@@ -26,7 +26,7 @@ class Acceptance:
         subjects: What was accepted, and where its baseline starts anew. None: the accepted
             windows join the baseline that is there.
         note: Why.
-        at: When it was accepted.
+        created: When it was accepted.
     """
 
     monitor: str

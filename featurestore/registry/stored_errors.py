@@ -147,9 +147,9 @@ def _without_names(
     """Return a text without names; without ``names`` every quoted one counts as a name.
 
     >>> there = {"visits": "feature groups", "pay": "feature groups"}
-    >>> text = "There is no group 'visitz'; there are 'pay', 'visits' and 3 more."
-    >>> _without_names(text, there, private=(), own=["visitz"])
-    "There is no group 'visitz'; there are [list of feature groups]."
+    >>> text = "Unknown group 'visitz'. Available: 'pay', 'visits' and 3 more."
+    >>> _without_names(text, there, private=(), allowed_names=["visitz"])
+    "Unknown group 'visitz'. Available: [list of feature groups]."
     """
 
     def mark(match: re.Match[str]) -> str:

@@ -167,7 +167,7 @@ Settings = Annotated[ServerSettings, Depends(server_settings)]
 def parse_as_of(text: str) -> int | str | None:
     """Parse a Delta version or a time of a form field; None if it is empty.
 
-    >>> moment("7"), moment("2013-01-01T06:00Z"), moment(" ")
+    >>> parse_as_of("7"), parse_as_of("2013-01-01T06:00Z"), parse_as_of(" ")
     (7, '2013-01-01T06:00Z', None)
     """
     text = text.strip()

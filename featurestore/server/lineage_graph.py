@@ -42,7 +42,7 @@ _FOLDERS = {
 def kind_label(kind: str) -> str:
     """Return the display name of a kind.
 
-    >>> called("featuregroup"), called("training_dataset")
+    >>> kind_label("featuregroup"), kind_label("training_dataset")
     ('feature group', 'training dataset')
     """
     return "feature group" if kind == "featuregroup" else kind.replace("_", " ")

@@ -73,7 +73,7 @@ def status_of(error: FeatureStoreError) -> int:
 def problem_details(error: FeatureStoreError) -> dict[str, Any]:
     """Return an error as a problem object with type, status, detail and hint.
 
-    >>> problem(errors.InvalidName("'9a' is not a name.", hint="a9"))["hint"]
+    >>> problem_details(errors.InvalidName("'9a' is not a name.", hint="a9"))["hint"]
     'a9'
     """
     details: dict[str, Any] = {

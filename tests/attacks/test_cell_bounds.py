@@ -144,7 +144,7 @@ def test_answers_of_rows_have_a_bound(served: FeatureStore, answer: int) -> None
             assert len(got.json()["rows"]) == limit
         else:
             assert got.status_code == 413
-            assert f"more than {answer:,} bytes" in got.json()["detail"]
+            assert f"exceed the limit of {answer:,} bytes" in got.json()["detail"]
     file = client.get("/groups/cells/1/rows?format=csv")
     assert file.status_code == (200 if fits == 5 else 413)
     page = client.get("/groups/cells/1/rows")

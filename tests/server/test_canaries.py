@@ -278,7 +278,7 @@ def test_errors_of_jobs_list_what_their_reader_may_see(guarded: Guarded, tmp_pat
     with store.session.registry.reading() as connection:
         stored = connection.exec_driver_sql("select error, hint from runs where job like 'lost%'")
         texts = str(stored.all())
-    assert "there are [list of feature groups]" in texts
+    assert "Available: [list of feature groups]" in texts
     assert "visits" not in texts
     for job in ("lost", "lost_sql"):
         run = store.get_runs(job)[-1]

@@ -373,7 +373,7 @@ for name, partition_by in (("plain", ()), ("parted", ("by",))):
     path = os.path.join(folder, name)
     first = pa.table({"k": [1, 2, 3], "by": ["a", "a", "b"]})
     engine.create_table(
-        path, schema=first.schema, partition_by=partition_by, properties={}, note={}
+        path, schema=first.schema, partition_by=partition_by, properties={}, commit_metadata={}
     )
     held = engine.from_arrow(first.to_reader())
     engine.write(path, held, TableWrite("append"))
@@ -383,7 +383,7 @@ for name, partition_by in (("plain", ()), ("parted", ("by",))):
     engine.write(path, staged, TableWrite("append", offsets={"app": (None, 1)}))
     engine.write(path, held, TableWrite("upsert", key=("k",)))
     engine.write(path, on_executors(held), TableWrite("upsert", key=("k",)))
-    engine.delete(path, "k = 1", note={})
+    engine.delete(path, "k = 1", commit_metadata={})
     engine.compact(path)
     engine.write(path, staged, TableWrite("overwrite"))
 engine.close()

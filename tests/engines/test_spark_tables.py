@@ -310,7 +310,7 @@ while not os.path.exists(go):
 for turn in range(15):
     moment, value = pa.array([0], pa.timestamp("us", "UTC")), pa.array([1], pa.uint32())
     rows = pa.table({"k": [100 * me + turn], "t": moment, "v": value})
-    engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append", note={"by": me}))
+    engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append", commit_metadata={"by": me}))
 engine.close()
 """  # fmt: skip
 

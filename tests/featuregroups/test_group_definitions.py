@@ -129,10 +129,10 @@ def test_names_that_break_the_rule_are_refused_with_a_rename(
 
 
 def test_what_is_not_there_is_said_with_what_is(duckdb_store: FeatureStore) -> None:
-    with pytest.raises(FeatureGroupNotFound, match="there are none"):
+    with pytest.raises(FeatureGroupNotFound, match="Available: none"):
         duckdb_store.featuregroup("g")
     duckdb_store.create_featuregroup(TABLE, "g")
-    with pytest.raises(FeatureGroupNotFound, match="there are 'g'"):
+    with pytest.raises(FeatureGroupNotFound, match="Available: 'g'"):
         duckdb_store.get_featuregroup("h")
     with pytest.raises(FeatureGroupNotFound, match="no version 2; it has 1"):
         duckdb_store.insert_into_featuregroup(TABLE, "g", version=2)

@@ -164,7 +164,7 @@ def test_a_view_that_cannot_work_is_refused_before_anything_is_written(
     flights.create_feature_view("v", features="planes.seats")
     with pytest.raises(FeatureViewExists, match="Version 1"):
         flights.create_feature_view("v", features="planes.seats", version=1)
-    with pytest.raises(FeatureViewNotFound, match="there are 'v'"):
+    with pytest.raises(FeatureViewNotFound, match="Available: 'v'"):
         flights.get_feature_view("w")
 
 

@@ -192,7 +192,7 @@ def test_what_avro_cannot_say_as_a_column_is_refused_by_its_field() -> None:
     union = {**READER, "fields": [{"name": "either", "type": ["string", "long"]}]}
     with pytest.raises(InvalidJob, match="'either'"):
         schema_from_avro(json.dumps(union))
-    with pytest.raises(InvalidJob, match="no record"):
+    with pytest.raises(InvalidJob, match="is not a record"):
         schema_from_avro("[]")
 
 

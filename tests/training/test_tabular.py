@@ -97,7 +97,7 @@ def test_what_is_no_number_is_named(duckdb_store: FeatureStore) -> None:
     with pytest.raises(UnsupportedType, match=r"city \(string\)") as refused:
         made.matrix("train")
     assert "columns=['age', 'member', 'image']" in str(refused.value)
-    with pytest.raises(InvalidArgument, match="no column 'agee'"):
+    with pytest.raises(InvalidArgument, match="unknown column 'agee'"):
         made.matrix("train", columns=["agee"])
 
 

@@ -61,9 +61,11 @@ class EncodedArrayCheck:
             if name not in self.pending_columns:
                 continue
             present = batch.column(batch.schema.get_field_index(name)).drop_null()
-            if len(present):
+            # The values of a dictionary may be null as well.
+            cell = next((each.as_py() for each in present if each.as_py() is not None), None)
+            if cell is not None:
                 self.pending_columns.discard(name)
-                load = _load_expression(present[0].as_py())
+                load = _load_expression(cell)
                 if load is not None:
                     encoded[name] = load
         if encoded:

@@ -112,6 +112,15 @@ def test_encoded_arrays_behind_batches_of_nulls_are_recognized() -> None:
         to_reader(iter(batches)).read_all()
 
 
+def test_null_values_of_a_dictionary_are_skipped() -> None:
+    indices = pa.array([0, 0, 1], pa.int8())
+    cells = pa.DictionaryArray.from_arrays(indices, pa.array([None, b"a"], pa.binary()))
+    assert to_reader(pa.table({"x": cells})).read_all()["x"].to_pylist() == [None, None, b"a"]
+    encoded = pa.DictionaryArray.from_arrays(indices, pa.array([None, npy(IMAGES)], pa.binary()))
+    with pytest.raises(UnsupportedType, match="NdarrayCodec"):
+        to_reader(pa.table({"x": encoded}))
+
+
 def test_bytes_of_a_group_that_has_them_stay_bytes(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(ENCODED.slice(0, 0), "blobs")
     duckdb_store.insert_into_featuregroup(ENCODED, "blobs")

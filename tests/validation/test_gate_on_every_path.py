@@ -119,7 +119,9 @@ def test_the_quarantine_commits_first_and_both_under_one_transaction(
     write, committed = engine.write, []
 
     def watch(self: Any, path: str, relation: Any, how: Any) -> Any:
-        committed.append((path.endswith("_quarantine"), how.transaction, how.commit_metadata["run"]))
+        committed.append(
+            (path.endswith("_quarantine"), how.transaction, how.commit_metadata["run"])
+        )
         return write(self, path, relation, how)
 
     monkeypatch.setattr(engine, "write", watch)

@@ -104,7 +104,7 @@ def test_lists_are_filtered_and_paged_without_a_script(browser: Any, address: st
         page.get_by_role("button", name="Show").click()
         assert page.locator("tbody th").all_inner_texts() == ["doubled"]
         page.goto("/groups/visits/1")
-        page.get_by_label("take sales").check()
+        page.get_by_label("select sales").check()
         page.get_by_role("button", name="basket").click()
         assert "store.get_features(" in page.locator("main").inner_text()
         page.goto("/experiments")

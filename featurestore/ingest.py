@@ -693,10 +693,6 @@ def convert_array(
         raise unsupported_column(name, Unstorable(problem, line=line), language=language) from error
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".")
-
-
 def _target(schema: pa.Schema, like: pa.Schema | None, *, language: str) -> pa.Schema:
     """Return feature types for given types, those of ``like`` where the values surely fit."""
     check_nesting(schema)

@@ -92,7 +92,8 @@ def finish(running: subprocess.Popen[bytes], log: Path) -> tuple[int, int]:
     text = log.read_text()
     place = re.search(r"going on at \(epoch, step\) \((\d+), (\d+)\) of 97 steps", text)
     assert place is not None, text
-    sums = re.findall(r"worker \d of 2: sum of weights (\S+)", text)
+    # Both workers write to one file, so a line may end where the other worker's begins.
+    sums = re.findall(r"worker \d of 2: sum of weights (-?\d+\.\d{6})", text)
     assert len(sums) == 2
     assert len(set(sums)) == 1
     return int(place[1]), int(place[2])

@@ -36,7 +36,7 @@ class EngineConformance(TypeConformance, RelationConformance, TableConformance):
 class CrossEngineConformance:
     """The suite of two engines over the same tables; the fixtures are ``engine`` and ``other``."""
 
-    def test_each_continues_the_tables_of_the_other(
+    def test_tables_are_writable_by_both_engines(
         self, engine: Engine, other: Engine, tmp_path: Path
     ) -> None:
         table = _every_type()
@@ -49,7 +49,7 @@ class CrossEngineConformance:
             write(first, path, table.slice(1, 2), TableWrite("upsert", key=("id",)))
             write(second, path, table.slice(0, 2), TableWrite("upsert", key=("id",)))
             for reader in (first, second):
-                actual = rows(reader, reader.read_table(path, schema=table.schema), by="id")
+                actual = rows(reader, reader.read_table(path, schema=table.schema), sort_by="id")
                 assert same(actual, table.to_pylist())
             assert first.delete(path, "id = 1", commit_metadata={}) is not None
             assert second.delete(path, "id = 0", commit_metadata={}) is not None
@@ -57,7 +57,7 @@ class CrossEngineConformance:
                 actual = rows(reader, reader.read_table(path, schema=table.schema))
                 assert same(actual, table.slice(2, 1).to_pylist())
 
-    def test_each_knows_the_transactions_of_the_other(
+    def test_transactions_are_shared_by_both_engines(
         self, engine: Engine, other: Engine, tmp_path: Path
     ) -> None:
         table = _every_type()
@@ -67,7 +67,7 @@ class CrossEngineConformance:
         assert write(other, path, table, TableWrite("append", transaction=("app", 6))) == 2
         assert write(engine, path, table, TableWrite("append", transaction=("app", 6))) is None
 
-    def test_each_reads_the_columns_and_notes_that_the_other_added(
+    def test_added_columns_are_read_by_both_engines(
         self, engine: Engine, other: Engine, tmp_path: Path
     ) -> None:
         schema = pa.schema([("id", pa.int64())])
@@ -90,7 +90,7 @@ class CrossEngineConformance:
             {"id": 1, "from_one": None, "from_other": 1},
         ]
         for reader in (engine, other):
-            assert rows(reader, reader.read_table(path, schema=wide), by="id") == expected
+            assert rows(reader, reader.read_table(path, schema=wide), sort_by="id") == expected
         assert [commit.note.get("by") for commit in read_history(path)[1::-1]] == names
 
 

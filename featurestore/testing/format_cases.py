@@ -196,7 +196,7 @@ def profiles(table: pa.Table) -> tuple[ColumnProfile, ...]:
     return accumulator.finish(state)
 
 
-def kept(table: pa.Table, encodings: dict[str, ColumnEncoding]) -> pa.Table:
+def apply_losses(table: pa.Table, encodings: dict[str, ColumnEncoding]) -> pa.Table:
     """Return the expected values of a table after a round trip: declared losses are applied."""
     columns = []
     for field in table.schema:

@@ -42,8 +42,8 @@ from featurestore.plugins.format import (
 from featurestore.testing.format_cases import (
     EVERY_TYPE,
     REQUIRED,
+    apply_losses,
     example_table,
-    kept,
     manifest_of,
     profiles,
     same,
@@ -123,7 +123,7 @@ def _presence(present: Any) -> Any:
 class FormatConformance:
     """The suite of one format; the module of the subclass provides ``dataset_format``."""
 
-    def test_every_type_that_it_takes_comes_back(
+    def test_shard_round_trip_keeps_every_type(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         kinds = supported(dataset_format)
@@ -134,7 +134,7 @@ class FormatConformance:
         reader = dataset_format.open_shard(path, layout=layout)
         actual = reader.read(0, reader.rows, table.schema.names)
         actual.validate(full=True)
-        assert same(actual, kept(table, dataset_format.encodings(layout)))
+        assert same(actual, apply_losses(table, dataset_format.encodings(layout)))
         reader.close()
 
     @settings(
@@ -147,7 +147,7 @@ class FormatConformance:
         ],
     )
     @given(data=st.data())
-    def test_random_tables_come_back(
+    def test_shard_round_trip_keeps_random_tables(
         self,
         dataset_format: DatasetFormat,
         tmp_path_factory: pytest.TempPathFactory,
@@ -166,19 +166,21 @@ class FormatConformance:
         actual.validate(full=True)
         assert same(
             actual,
-            kept(table, dataset_format.encodings(layout))
+            apply_losses(table, dataset_format.encodings(layout))
             .select(columns)
             .slice(start, stop - start),
         )
         reader.close()
 
-    def test_any_range_of_rows_is_read(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
+    def test_read_returns_any_row_range(
+        self, dataset_format: DatasetFormat, tmp_path: Path
+    ) -> None:
         table = example_table(supported(dataset_format), rows=200)
         layout = layout_of(dataset_format, table)
         path, _ = write(dataset_format, tmp_path, table, layout)
         reader = dataset_format.open_shard(path, layout=layout)
         assert reader.rows == 200
-        expected = kept(table, dataset_format.encodings(layout))
+        expected = apply_losses(table, dataset_format.encodings(layout))
         for start, stop in ((0, 200), (0, 1), (199, 200), (63, 65), (64, 128), (50, 50), (7, 193)):
             assert same(
                 reader.read(start, stop, table.schema.names), expected.slice(start, stop - start)
@@ -187,7 +189,7 @@ class FormatConformance:
         assert same(reader.read(3, 9, some), expected.select(some).slice(3, 6))
         reader.close()
 
-    def test_bytes_do_not_depend_on_batches(
+    def test_shard_bytes_are_independent_of_batches(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         table = example_table(supported(dataset_format))
@@ -199,7 +201,7 @@ class FormatConformance:
             _, shard = write(dataset_format, folder, table, layout, batch_rows=rows)
             assert shard == first
 
-    def test_what_stands_under_a_null_decides_no_byte(
+    def test_shard_bytes_ignore_values_under_nulls(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         clean, littered = _table_with_value_under_null(0), _table_with_value_under_null(77)
@@ -208,7 +210,7 @@ class FormatConformance:
         _, second = write(dataset_format, tmp_path / "littered", littered, layout)
         assert first == second
 
-    def test_declared_lengths_change_no_value(
+    def test_declared_lengths_keep_values(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         kinds = [kind for kind in supported(dataset_format) if "decimal" not in str(kind)]
@@ -219,7 +221,7 @@ class FormatConformance:
         assert small == shard
         assert list(dataset_format.verify_shard(path, layout=layout, rows=300)) == []
         reader = dataset_format.open_shard(path, layout=layout)
-        expected = kept(table, dataset_format.encodings(layout))
+        expected = apply_losses(table, dataset_format.encodings(layout))
         for start, stop in ((0, 300), (7, 8), (50, 50)):
             actual = reader.read(start, stop, table.schema.names)
             actual.validate(full=True)
@@ -238,7 +240,7 @@ class FormatConformance:
             assert values["length"].tolist() == lengths.to_pylist()
             assert np.all(column.is_valid().to_numpy(zero_copy_only=False) == _presence(present))
 
-    def test_empty_shards_are_shards(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
+    def test_empty_shard_is_readable(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
         table = example_table(supported(dataset_format), rows=20)
         for number, layout in enumerate(
             (layout_of(dataset_format, table), layout_of(dataset_format, table.slice(0, 0)))
@@ -254,7 +256,7 @@ class FormatConformance:
             if access is not None:
                 assert access.records(path).shape == (0, access.record_bytes)
 
-    def test_sizes_and_hashes_are_those_of_the_files(
+    def test_written_files_report_size_and_hash(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         table = example_table(supported(dataset_format))
@@ -270,9 +272,7 @@ class FormatConformance:
         assert files_under(tmp_path) == sorted(set(expected))
         assert dataset_format.bytes_per_row(layout, profiles(table)) > 0
 
-    def test_files_beside_the_shards_are_the_same_each_time(
-        self, dataset_format: DatasetFormat, tmp_path: Path
-    ) -> None:
+    def test_finish_is_deterministic(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
         table = example_table(supported(dataset_format))
         layout = layout_of(dataset_format, table)
         _, shard = write(dataset_format, tmp_path, table, layout)
@@ -280,9 +280,7 @@ class FormatConformance:
         first = list(dataset_format.finish(str(tmp_path), manifest))
         assert list(dataset_format.finish(str(tmp_path), manifest)) == first
 
-    def test_columns_that_it_does_not_look_at_decide_nothing(
-        self, dataset_format: DatasetFormat
-    ) -> None:
+    def test_layout_ignores_unprofiled_columns(self, dataset_format: DatasetFormat) -> None:
         if not isinstance(dataset_format, NarrowProfile):
             return
         table = example_table(supported(dataset_format))
@@ -313,7 +311,7 @@ class FormatConformance:
             else:
                 assert encodings[field.name].shape == shape
 
-    def test_refused_types_are_named_all_at_once(self, dataset_format: DatasetFormat) -> None:
+    def test_check_names_all_unsupported_types(self, dataset_format: DatasetFormat) -> None:
         supported_types = supported(dataset_format)
         unsupported_types = [kind for kind in EVERY_TYPE if kind not in supported_types]
         if not unsupported_types:
@@ -328,11 +326,11 @@ class FormatConformance:
         assert caught.value.hint
         assert "good" not in caught.value.message
 
-    def test_an_unknown_compression_is_refused(self, dataset_format: DatasetFormat) -> None:
+    def test_check_refuses_unknown_compression(self, dataset_format: DatasetFormat) -> None:
         with pytest.raises(InvalidArgument, match="LZ5"):
             dataset_format.check(pa.schema([("x", pa.int64())]), compression="LZ5")
 
-    def test_a_failed_write_leaves_nothing(
+    def test_write_shard_failure_leaves_no_files(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         table = example_table(supported(dataset_format))
@@ -346,7 +344,7 @@ class FormatConformance:
             dataset_format.write_shard(str(tmp_path), "train/shard", batches(), layout=layout)
         assert files_under(tmp_path) == []
 
-    def test_a_shard_written_again_is_the_same(
+    def test_write_shard_is_deterministic(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         table = example_table(supported(dataset_format))
@@ -356,7 +354,7 @@ class FormatConformance:
         assert first == again
         assert len(files_under(tmp_path)) == 1 + len(first.sidecars)
 
-    def test_cut_off_and_missing_files_are_found(
+    def test_verify_shard_detects_truncated_and_missing_files(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         table = example_table(supported(dataset_format))
@@ -375,11 +373,11 @@ class FormatConformance:
         os.remove(path)
         assert dataset_format.verify_shard(path, layout=layout, rows=300)
 
-    def test_it_travels_to_executors(self, dataset_format: DatasetFormat) -> None:
+    def test_format_is_picklable(self, dataset_format: DatasetFormat) -> None:
         copy = pickle.loads(pickle.dumps(dataset_format))
         assert (copy.name, copy.extension) == (dataset_format.name, dataset_format.extension)
 
-    def test_records_decode_as_rows_are_read(
+    def test_decoded_records_equal_read_rows(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         kinds = [kind for kind in supported(dataset_format) if pa.types.is_primitive(kind)]
@@ -392,7 +390,7 @@ class FormatConformance:
         assert records.shape == (300, access.record_bytes)
         row_numbers = np.array([299, 5, 5, 0, 64])
         decoded = access.decode(records[row_numbers], table.schema.names)
-        expected = kept(table, dataset_format.encodings(layout)).take(pa.array(row_numbers))
+        expected = apply_losses(table, dataset_format.encodings(layout)).take(pa.array(row_numbers))
         for name, (values, present) in decoded.items():
             column = expected[name].combine_chunks()
             assert values.shape == (5,)
@@ -406,7 +404,7 @@ class FormatConformance:
                 continue
             assert values[is_valid].tolist() == column.drop_null().to_pylist()
 
-    def test_records_go_into_planes_as_they_decode(
+    def test_plane_reader_equals_decoded_records(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         table = example_table(
@@ -436,7 +434,7 @@ class FormatConformance:
             assert (row == _presence(present)).all()
             assert (row == _presence(access.present(records, name))).all()
 
-    def test_padded_texts_are_the_texts_or_nothing(
+    def test_padded_texts_are_exact_or_none(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         texts: dict[str, list[str | None]] = {
@@ -463,7 +461,7 @@ class FormatConformance:
                 assert padded is not None, name
                 assert padded.tolist() == expected
 
-    def test_byte_rows_are_the_bytes_of_each_record_or_nothing(
+    def test_byte_rows_are_exact_or_none(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         cells: dict[str, list[bytes | None]] = {

@@ -89,7 +89,7 @@ def _latest_rows(
     rows = _rows(join, table)
     winners: list[int | None] = []
     for label, label_time in zip(labels, label_times, strict=True):
-        key = tuple(label[left] for left, _ in join.on)
+        key = tuple(label[label_name] for label_name, _ in join.on)
         best: _Row | None = None
         for row in rows:
             if (

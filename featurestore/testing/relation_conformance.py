@@ -21,12 +21,12 @@ from featurestore.plugins.engine import Accumulator, Engine, Relation, TimeRange
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
 
-def rows(engine: Engine, relation: Relation, *, by: str | None = None) -> list[dict[str, Any]]:
+def rows(engine: Engine, relation: Relation, *, sort_by: str | None = None) -> list[dict[str, Any]]:
     """Return the rows of a relation, sorted by a column if ``by`` is not None."""
     table = engine.stream(relation).read_all()
     assert table.schema == relation.schema
-    if by is not None:
-        table = table.sort_by(by)
+    if sort_by is not None:
+        table = table.sort_by(sort_by)
     row_dicts: list[dict[str, Any]] = table.to_pylist()
     return row_dicts
 
@@ -113,24 +113,24 @@ class RelationConformance:
         """Return a table as a relation that can be read repeatedly."""
         return engine.stage(engine.from_arrow(table.to_reader()), next(self._stages))
 
-    def test_a_stream_comes_back_as_it_was(self, engine: Engine) -> None:
+    def test_from_arrow_round_trip_keeps_rows(self, engine: Engine) -> None:
         table = numbered(10)
         relation = engine.from_arrow(table.to_reader())
         assert relation.engine == engine.name
-        assert rows(engine, relation, by="id") == table.to_pylist()
+        assert rows(engine, relation, sort_by="id") == table.to_pylist()
 
     def test_select_renames_and_orders_columns(self, engine: Engine) -> None:
         selected = engine.select(
             self.staged_relation(engine, numbered(2)), {"x": "value", "id": "id"}
         )
         assert selected.schema == pa.schema([("x", pa.float64()), ("id", pa.int64())])
-        assert rows(engine, selected, by="id") == [{"x": 0.0, "id": 0}, {"x": 0.5, "id": 1}]
+        assert rows(engine, selected, sort_by="id") == [{"x": 0.0, "id": 0}, {"x": 0.5, "id": 1}]
 
-    def test_select_of_an_unknown_column_is_refused(self, engine: Engine) -> None:
+    def test_select_unknown_column_raises(self, engine: Engine) -> None:
         with pytest.raises(FeatureStoreError, match="nothing"):
             engine.select(self.staged_relation(engine, numbered(2)), {"x": "nothing"})
 
-    def test_filter_keeps_rows_for_which_the_predicate_is_true(self, engine: Engine) -> None:
+    def test_filter_keeps_rows_with_true_predicate(self, engine: Engine) -> None:
         filtered = engine.filter(self.staged_relation(engine, numbered(10)), "zone <> 'a'")
         assert ids_of(engine, filtered) == [1, 2, 3, 6, 7, 8]
 
@@ -140,7 +140,7 @@ class RelationConformance:
         filtered = engine.within(self.staged_relation(engine, numbered(10)), window)
         assert ids_of(engine, filtered) == ids
 
-    def test_within_takes_dates_as_midnights_and_leaves_nulls_out(self, engine: Engine) -> None:
+    def test_within_compares_dates_as_midnights(self, engine: Engine) -> None:
         days = pa.table(
             {
                 "id": pa.array([1, 2, 3, 4]),
@@ -178,7 +178,7 @@ class RelationConformance:
             relation = run(text, tables=tables, parameters=values)
             assert rows(engine, relation) == [{"id": 1, "value": 0.5, "word": "it's", "flag": True}]
 
-    def test_sql_over_an_unknown_table_says_so(self, engine: Engine) -> None:
+    def test_sql_unknown_table_raises(self, engine: Engine) -> None:
         with pytest.raises(FeatureStoreError, match="nowhere"):
             rows(
                 engine,
@@ -189,7 +189,7 @@ class RelationConformance:
                 ),
             )
 
-    def test_count_counts(self, engine: Engine) -> None:
+    def test_count_returns_row_count(self, engine: Engine) -> None:
         relation = self.staged_relation(engine, numbered(10))
         assert engine.count(relation) == 10
         assert engine.count(engine.filter(relation, "id > 100")) == 0
@@ -201,10 +201,10 @@ class RelationConformance:
         )
         assert mapped.schema == schema
         expected = [{"id": each, "twice": float(each)} for each in range(4)]
-        assert rows(engine, mapped, by="id") == expected
-        assert rows(engine, engine.filter(mapped, "twice > 1"), by="id") == expected[2:]
+        assert rows(engine, mapped, sort_by="id") == expected
+        assert rows(engine, engine.filter(mapped, "twice > 1"), sort_by="id") == expected[2:]
 
-    def test_an_error_in_a_mapped_function_is_told(self, engine: Engine) -> None:
+    def test_map_batches_error_keeps_message(self, engine: Engine) -> None:
         table = numbered(10)
         mapped = engine.map_batches(
             self.staged_relation(engine, table), fail_at_seven, schema=table.schema
@@ -233,20 +233,20 @@ class RelationConformance:
         table = pa.table({"k": pa.array([1, 2, 1, 3, 2, 1]), "id": pa.array([0, 1, 2, 3, 4, 5])})
         last_rows = engine.last_per_key(self.staged_relation(engine, table), ["k"])
         assert last_rows.schema == table.schema
-        assert rows(engine, last_rows, by="id") == [
+        assert rows(engine, last_rows, sort_by="id") == [
             {"k": 3, "id": 3},
             {"k": 2, "id": 4},
             {"k": 1, "id": 5},
         ]
 
-    def test_stream_cuts_batches_and_stops_at_the_limit(self, engine: Engine) -> None:
+    def test_stream_respects_batch_rows_and_limit(self, engine: Engine) -> None:
         relation = self.staged_relation(engine, numbered(100))
         sizes = [batch.num_rows for batch in engine.stream(relation, batch_rows=30)]
         assert sum(sizes) == 100
         assert max(sizes) <= 30
         assert engine.stream(relation, limit=7).read_all().num_rows == 7
 
-    def test_two_streams_run_side_by_side(self, engine: Engine) -> None:
+    def test_two_streams_run_concurrently(self, engine: Engine) -> None:
         relation = self.staged_relation(engine, numbered(1000))
         first = engine.stream(relation, batch_rows=100)
         second = engine.stream(relation, batch_rows=100)
@@ -254,15 +254,15 @@ class RelationConformance:
         assert len(both) == 3
         assert engine.count(relation) == 1000
 
-    def test_stage_writes_once_and_reads_from_there(self, engine: Engine, tmp_path: Path) -> None:
+    def test_stage_writes_rereadable_files(self, engine: Engine, tmp_path: Path) -> None:
         table = pa.table({"id": pa.array([1, 2]), "u": pa.array([1, 2**64 - 1], pa.uint64())})
         staged = engine.stage(engine.from_arrow(table.to_reader()), str(tmp_path / "stage"))
         assert not staged.single_use
         assert list((tmp_path / "stage").rglob("*.parquet"))
         for _ in range(2):
-            assert rows(engine, staged, by="id") == table.to_pylist()
+            assert rows(engine, staged, sort_by="id") == table.to_pylist()
 
-    def test_stage_of_no_rows_keeps_the_schema(self, engine: Engine, tmp_path: Path) -> None:
+    def test_stage_without_rows_keeps_schema(self, engine: Engine, tmp_path: Path) -> None:
         empty = numbered(0)
         staged = engine.stage(engine.from_arrow(empty.to_reader()), str(tmp_path / "stage"))
         assert engine.stream(staged).read_all().schema == empty.schema
@@ -276,7 +276,7 @@ class RelationConformance:
         parquet.write_table(table.slice(0, 2), tmp_path / "folder" / "a.parquet")
         parquet.write_table(table.slice(2, 2), tmp_path / "folder" / "b.parquet")
         assert (
-            rows(engine, engine.read_files([str(tmp_path / "folder")]), by="id")
+            rows(engine, engine.read_files([str(tmp_path / "folder")]), sort_by="id")
             == table.to_pylist()
         )
         relation = engine.read_files([str(tmp_path / "folder" / "b.parquet")], schema=table.schema)
@@ -302,9 +302,7 @@ class RelationConformance:
             expected = expected[np.argsort(orders[expected])]
             assert (tmp_path / str(number)).read_text().split() == list(map(str, expected))
 
-    def test_shards_that_ascend_with_the_order_are_written_in_order(
-        self, engine: Engine, tmp_path: Path
-    ) -> None:
+    def test_ascending_shards_are_written_in_order(self, engine: Engine, tmp_path: Path) -> None:
         count = 10_000
         order = np.random.default_rng(0).permutation(count)
         shard = pa.array(order // 100, pa.int32())
@@ -323,7 +321,7 @@ class RelationConformance:
             expected = ids_in_order[number * 100 : (number + 1) * 100]
             assert (tmp_path / str(number)).read_text().split() == list(map(str, expected))
 
-    def test_shards_of_no_rows_are_none(self, engine: Engine, tmp_path: Path) -> None:
+    def test_write_shards_without_rows_writes_none(self, engine: Engine, tmp_path: Path) -> None:
         table = pa.table({"id": pa.array([], pa.int64()), "shard": pa.array([], pa.int32())})
         write = functools.partial(write_ids, str(tmp_path))
         results = engine.write_shards(
@@ -335,12 +333,12 @@ class RelationConformance:
         )
         assert results == []
 
-    def test_explain_is_a_text(self, engine: Engine) -> None:
+    def test_explain_returns_text(self, engine: Engine) -> None:
         assert (
             len(engine.explain(engine.filter(self.staged_relation(engine, numbered(3)), "id > 1")))
             > 10
         )
 
-    def test_other_objects_are_not_adopted(self, engine: Engine) -> None:
+    def test_adopt_unknown_object_returns_none(self, engine: Engine) -> None:
         assert engine.adopt(numbered(1)) is None
         assert engine.adopt([1]) is None

@@ -43,7 +43,7 @@ CASES: Counter[str] = Counter()
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
 
 
-def at(hours: float) -> datetime:
+def t0_plus(hours: float) -> datetime:
     """Return a timestamp some hours after ``T0``."""
     return T0 + timedelta(hours=hours)
 
@@ -184,7 +184,7 @@ def labels_of(**columns: Sequence[Any]) -> pa.Table:
 
 
 def _random_times(random: np.random.Generator, hours: int, count: int) -> list[datetime]:
-    return list(map(at, random.integers(0, hours, count).tolist()))
+    return list(map(t0_plus, random.integers(0, hours, count).tolist()))
 
 
 class RetrievalFixtures:
@@ -210,54 +210,59 @@ class RuleConformance(RetrievalFixtures):
 
     # -- which row ----------------------------------------------------------------------
 
-    def test_each_label_gets_the_latest_row_at_or_before_its_time(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_label_gets_latest_earlier_row(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1, 1, 1], "t": [at(0), at(2), at(4)], "x": [0.0, 2.0, 4.0]},
+            {"k": [1, 1, 1], "t": [t0_plus(0), t0_plus(2), t0_plus(4)], "x": [0.0, 2.0, 4.0]},
             primary_key=("k",),
             event_time="t",
             unique=True,
         )
-        rows = retrieval.check(["w.x"], labels_of(k=[1, 1, 1], at=[at(1), at(2), at(9)]))
+        rows = retrieval.check(
+            ["w.x"], labels_of(k=[1, 1, 1], at=[t0_plus(1), t0_plus(2), t0_plus(9)])
+        )
         assert values_of(rows, "x") == [0.0, 2.0, 4.0]
 
     def test_label_time_equal_to_event_time_counts(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
-            "w", {"k": [1], "t": [at(1)], "x": [5]}, primary_key=("k",), event_time="t", unique=True
+            "w",
+            {"k": [1], "t": [t0_plus(1)], "x": [5]},
+            primary_key=("k",),
+            event_time="t",
+            unique=True,
         )
-        early = at(1) - timedelta(microseconds=1)
-        rows = retrieval.check(["w.x"], labels_of(k=[1, 1], at=[at(1), early]))
+        early = t0_plus(1) - timedelta(microseconds=1)
+        rows = retrieval.check(["w.x"], labels_of(k=[1, 1], at=[t0_plus(1), early]))
         assert values_of(rows, "x") == [5, None]
 
-    def test_a_label_whose_rows_all_lie_in_its_future_gets_nulls(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_label_before_all_rows_gets_null(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
-            "w", {"k": [1], "t": [at(5)], "x": [5]}, primary_key=("k",), event_time="t", unique=True
+            "w",
+            {"k": [1], "t": [t0_plus(5)], "x": [5]},
+            primary_key=("k",),
+            event_time="t",
+            unique=True,
         )
-        assert retrieval.check(["w.x"], labels_of(k=[1], at=[at(4)]))[0]["x"] is None
+        assert retrieval.check(["w.x"], labels_of(k=[1], at=[t0_plus(4)]))[0]["x"] is None
 
-    def test_duplicate_labels_stay_duplicates_in_their_order(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_duplicate_labels_keep_count_and_order(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
-            "w", {"k": [1, 2], "t": [at(0), at(0)], "x": [1, 2]}, primary_key=("k",), event_time="t"
+            "w",
+            {"k": [1, 2], "t": [t0_plus(0), t0_plus(0)], "x": [1, 2]},
+            primary_key=("k",),
+            event_time="t",
         )
-        labels = labels_of(k=[2, 1, 2, 2, 1], at=[at(1)] * 5, y=[0, 1, 2, 3, 3])
+        labels = labels_of(k=[2, 1, 2, 2, 1], at=[t0_plus(1)] * 5, y=[0, 1, 2, 3, 3])
         rows = retrieval.check(["w.x"], labels)
         assert values_of(rows, "y") == [0, 1, 2, 3, 3]
         assert values_of(rows, "x") == [2, 1, 2, 2, 1]
 
-    def test_equal_event_times_are_decided_by_created_time_then_hash(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_tie_is_decided_by_created_time_then_hash(self, retrieval: RetrievalCheck) -> None:
         table = _table(
             {
                 "k": [1, 1, 1, 1],
-                "t": [at(0)] * 4,
-                "c": [at(1), at(2), at(2), at(2)],
+                "t": [t0_plus(0)] * 4,
+                "c": [t0_plus(1), t0_plus(2), t0_plus(2), t0_plus(2)],
                 "x": [9, 1, 2, 3],
             },
             {},
@@ -265,63 +270,73 @@ class RuleConformance(RetrievalFixtures):
         roles: dict[str, Any] = {"primary_key": ("k",), "event_time": "t", "created_time": "c"}
         retrieval.group("w", table, commits=2, **roles)
         retrieval.group("backwards", table.take([3, 2, 1, 0]), commits=2, **roles)
-        labels = labels_of(k=[1, 1], at=[at(1.5), at(3)])
+        labels = labels_of(k=[1, 1], at=[t0_plus(1.5), t0_plus(3)])
         rows = retrieval.check(["w.x", "backwards.x as y"], labels)
         assert rows[0]["x"] == 9
         assert rows[1]["x"] in {1, 2, 3}
         assert values_of(rows, "x") == values_of(rows, "y")
 
-    def test_equal_event_times_without_created_time_are_decided_by_hash(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_tie_without_created_time_is_decided_by_hash(self, retrieval: RetrievalCheck) -> None:
         table = _table(
-            {"k": [1] * 4, "t": [at(0)] * 4, "x": [1, 2, None, 4], "s": ["a", None, "c", "d"]}, {}
+            {"k": [1] * 4, "t": [t0_plus(0)] * 4, "x": [1, 2, None, 4], "s": ["a", None, "c", "d"]},
+            {},
         )
         retrieval.group("w", table, primary_key=("k",), event_time="t", commits=2)
         mixed = table.take([3, 1, 0, 2])
         retrieval.group("mixed", mixed, primary_key=("k",), event_time="t", commits=2)
-        rows = retrieval.check(["w.x", "mixed.x as y"], labels_of(k=[1], at=[at(3)]))
+        rows = retrieval.check(["w.x", "mixed.x as y"], labels_of(k=[1], at=[t0_plus(3)]))
         assert rows[0]["x"] == rows[0]["y"]
 
     # -- known at -----------------------------------------------------------------------
 
-    def test_a_row_counts_only_once_it_is_known(self, retrieval: RetrievalCheck) -> None:
+    def test_row_counts_from_its_created_time(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1, 1], "t": [at(0), at(2)], "c": [at(1), at(6)], "x": [0, 2]},
-            primary_key=("k",),
-            event_time="t",
-            created_time="c",
-            unique=True,
-        )
-        rows = retrieval.check(["w.x"], labels_of(k=[1] * 4, at=[at(0.5), at(1), at(5), at(6)]))
-        assert values_of(rows, "x") == [None, 0, 0, 2]
-
-    def test_three_corrections_of_one_row_count_from_when_each_was_known(
-        self, retrieval: RetrievalCheck
-    ) -> None:
-        retrieval.group(
-            "w",
-            {"k": [1] * 4, "t": [at(0)] * 4, "c": [at(1), at(2), at(3), at(4)], "x": [1, 2, 3, 4]},
+            {
+                "k": [1, 1],
+                "t": [t0_plus(0), t0_plus(2)],
+                "c": [t0_plus(1), t0_plus(6)],
+                "x": [0, 2],
+            },
             primary_key=("k",),
             event_time="t",
             created_time="c",
             unique=True,
         )
         rows = retrieval.check(
-            ["w.x"], labels_of(k=[1] * 5, at=[at(0.5), at(1.5), at(2.5), at(3.5), at(9)])
+            ["w.x"], labels_of(k=[1] * 4, at=[t0_plus(0.5), t0_plus(1), t0_plus(5), t0_plus(6)])
+        )
+        assert values_of(rows, "x") == [None, 0, 0, 2]
+
+    def test_corrections_count_from_their_created_times(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
+            "w",
+            {
+                "k": [1] * 4,
+                "t": [t0_plus(0)] * 4,
+                "c": [t0_plus(1), t0_plus(2), t0_plus(3), t0_plus(4)],
+                "x": [1, 2, 3, 4],
+            },
+            primary_key=("k",),
+            event_time="t",
+            created_time="c",
+            unique=True,
+        )
+        rows = retrieval.check(
+            ["w.x"],
+            labels_of(
+                k=[1] * 5, at=[t0_plus(0.5), t0_plus(1.5), t0_plus(2.5), t0_plus(3.5), t0_plus(9)]
+            ),
         )
         assert values_of(rows, "x") == [None, 1, 2, 3, 4]
 
-    def test_a_late_correction_of_an_older_row_does_not_hide_a_newer_one(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_late_correction_does_not_hide_newer_row(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
             {
                 "k": [1] * 3,
-                "t": [at(0), at(5), at(0)],
-                "c": [at(0), at(5), at(8)],
+                "t": [t0_plus(0), t0_plus(5), t0_plus(0)],
+                "c": [t0_plus(0), t0_plus(5), t0_plus(8)],
                 "x": [1, 5, 100],
             },
             primary_key=("k",),
@@ -329,7 +344,9 @@ class RuleConformance(RetrievalFixtures):
             created_time="c",
             unique=True,
         )
-        rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[at(4), at(7), at(9)]))
+        rows = retrieval.check(
+            ["w.x"], labels_of(k=[1] * 3, at=[t0_plus(4), t0_plus(7), t0_plus(9)])
+        )
         assert values_of(rows, "x") == [1, 5, 5]
 
     def test_rows_known_in_advance_count_from_their_event_time(
@@ -337,102 +354,110 @@ class RuleConformance(RetrievalFixtures):
     ) -> None:
         retrieval.group(
             "w",
-            {"k": [1] * 3, "t": [at(5)] * 3, "c": [at(1), at(2), at(3)], "x": [1, 2, 3]},
+            {
+                "k": [1] * 3,
+                "t": [t0_plus(5)] * 3,
+                "c": [t0_plus(1), t0_plus(2), t0_plus(3)],
+                "x": [1, 2, 3],
+            },
             primary_key=("k",),
             event_time="t",
             created_time="c",
             unique=True,
         )
-        rows = retrieval.check(["w.x"], labels_of(k=[1] * 2, at=[at(4), at(5)]))
+        rows = retrieval.check(["w.x"], labels_of(k=[1] * 2, at=[t0_plus(4), t0_plus(5)]))
         assert values_of(rows, "x") == [None, 3]
 
-    def test_without_the_filter_created_time_only_decides_ties(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_created_time_without_filter_only_decides_ties(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1] * 3, "t": [at(0), at(0), at(0)], "c": [at(7), None, at(9)], "x": [7, 0, 9]},
+            {
+                "k": [1] * 3,
+                "t": [t0_plus(0), t0_plus(0), t0_plus(0)],
+                "c": [t0_plus(7), None, t0_plus(9)],
+                "x": [7, 0, 9],
+            },
             primary_key=("k",),
             event_time="t",
             created_time="c",
         )
-        labels = labels_of(k=[1], at=[at(1)])
+        labels = labels_of(k=[1], at=[t0_plus(1)])
         assert retrieval.check(["w.x"], labels, created_time_filter=False)[0]["x"] == 9
         assert retrieval.check(["w.x"], labels)[0]["x"] is None
 
     # -- ttl ----------------------------------------------------------------------------
 
-    def test_without_ttl_the_oldest_row_still_counts(self, retrieval: RetrievalCheck) -> None:
-        retrieval.group(
-            "w", {"k": [1], "t": [at(0)], "x": [1]}, primary_key=("k",), event_time="t", ttl=None
-        )
-        assert retrieval.check(["w.x"], labels_of(k=[1], at=[at(24 * 365 * 100)]))[0]["x"] == 1
-
-    def test_a_row_beyond_the_ttl_is_not_replaced_by_an_older_one(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_old_row_without_ttl_counts(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1, 1], "t": [at(0), at(1)], "x": [0, 1]},
+            {"k": [1], "t": [t0_plus(0)], "x": [1]},
+            primary_key=("k",),
+            event_time="t",
+            ttl=None,
+        )
+        assert retrieval.check(["w.x"], labels_of(k=[1], at=[t0_plus(24 * 365 * 100)]))[0]["x"] == 1
+
+    def test_expired_row_is_not_replaced_by_older(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
+            "w",
+            {"k": [1, 1], "t": [t0_plus(0), t0_plus(1)], "x": [0, 1]},
             primary_key=("k",),
             event_time="t",
             ttl=timedelta(hours=2),
         )
-        rows = retrieval.check(["w.x"], labels_of(k=[1] * 2, at=[at(2.5), at(3.5)]))
+        rows = retrieval.check(["w.x"], labels_of(k=[1] * 2, at=[t0_plus(2.5), t0_plus(3.5)]))
         assert values_of(rows, "x") == [1, None]
 
     def test_ttl_ends_exactly_at_its_bound(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1], "t": [at(0)], "x": [1]},
+            {"k": [1], "t": [t0_plus(0)], "x": [1]},
             primary_key=("k",),
             event_time="t",
             ttl=timedelta(hours=2),
         )
-        beyond = at(2) + timedelta(microseconds=1)
-        rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[at(0), at(2), beyond]))
+        beyond = t0_plus(2) + timedelta(microseconds=1)
+        rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[t0_plus(0), t0_plus(2), beyond]))
         assert values_of(rows, "x") == [1, 1, None]
 
     def test_ttl_zero_takes_exact_times_only(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1, 1], "t": [at(0), at(1)], "x": [0, 1]},
+            {"k": [1, 1], "t": [t0_plus(0), t0_plus(1)], "x": [0, 1]},
             primary_key=("k",),
             event_time="t",
             ttl=timedelta(0),
         )
-        late = at(1) + timedelta(microseconds=1)
-        rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[at(0), at(1), late]))
+        late = t0_plus(1) + timedelta(microseconds=1)
+        rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[t0_plus(0), t0_plus(1), late]))
         assert values_of(rows, "x") == [0, 1, None]
 
-    def test_ttl_is_about_event_time_not_about_when_a_row_became_known(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_ttl_is_measured_on_event_time(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1], "t": [at(0)], "c": [at(5)], "x": [1]},
+            {"k": [1], "t": [t0_plus(0)], "c": [t0_plus(5)], "x": [1]},
             primary_key=("k",),
             event_time="t",
             created_time="c",
             ttl=timedelta(hours=5),
         )
-        rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[at(4), at(5), at(6)]))
+        rows = retrieval.check(
+            ["w.x"], labels_of(k=[1] * 3, at=[t0_plus(4), t0_plus(5), t0_plus(6)])
+        )
         assert values_of(rows, "x") == [None, 1, None]
 
 
 class ResultConformance(RetrievalFixtures):
     """Keys, types and shapes of results, and random cases against the oracle."""
 
-    def test_the_winner_of_a_tie_does_not_depend_on_what_is_requested(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_tie_is_independent_of_requested_features(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1] * 6, "t": [at(0)] * 6, "x": list(range(6)), "y": list("abcdef")},
+            {"k": [1] * 6, "t": [t0_plus(0)] * 6, "x": list(range(6)), "y": list("abcdef")},
             primary_key=("k",),
             event_time="t",
         )
-        labels = labels_of(k=[1], at=[at(1)])
+        labels = labels_of(k=[1], at=[t0_plus(1)])
         both = retrieval.check(["w.x", "w.y"], labels)[0]
         assert retrieval.check(["w.y"], labels)[0]["y"] == both["y"]
         assert retrieval.check(["w.x"], labels)[0]["x"] == both["x"]
@@ -443,28 +468,28 @@ class ResultConformance(RetrievalFixtures):
     def test_composite_keys_never_meet_by_their_text(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"a": [1, 11], "b": [12, 2], "t": [at(0)] * 2, "x": [112, 1112]},
+            {"a": [1, 11], "b": [12, 2], "t": [t0_plus(0)] * 2, "x": [112, 1112]},
             primary_key=("a", "b"),
             event_time="t",
         )
         rows = retrieval.check(
-            ["w.x"], labels_of(a=[1, 11, 1, 11], b=[12, 2, 2, 12], at=[at(1)] * 4)
+            ["w.x"], labels_of(a=[1, 11, 1, 11], b=[12, 2, 2, 12], at=[t0_plus(1)] * 4)
         )
         assert values_of(rows, "x") == [112, 1112, None, None]
 
-    def test_text_keys_may_hold_any_separator(self, retrieval: RetrievalCheck) -> None:
+    def test_text_keys_with_separators_stay_distinct(self, retrieval: RetrievalCheck) -> None:
         separators = ["|", ",", "\x00", "_", "/", "::", "\x1f", "\n", "'", '"', "`", " "]
         number = len(separators)
         ends = [f"a{each}" for each in separators]
         begins = [f"{each}b" for each in separators]
         retrieval.group(
             "w",
-            {"a": ends, "b": ["b"] * number, "t": [at(0)] * number, "x": range(number)},
+            {"a": ends, "b": ["b"] * number, "t": [t0_plus(0)] * number, "x": range(number)},
             primary_key=("a", "b"),
             event_time="t",
         )
         labels = labels_of(
-            a=ends + ["a"] * number, b=["b"] * number + begins, at=[at(1)] * 2 * number
+            a=ends + ["a"] * number, b=["b"] * number + begins, at=[t0_plus(1)] * 2 * number
         )
         rows = retrieval.check(["w.x"], labels)
         assert values_of(rows, "x") == [*range(number), *[None] * number]
@@ -472,44 +497,44 @@ class ResultConformance(RetrievalFixtures):
     def test_null_keys_match_nothing(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"a": [None, 1, None], "b": [2, None, None], "t": [at(0)] * 3, "x": [1, 2, 3]},
+            {"a": [None, 1, None], "b": [2, None, None], "t": [t0_plus(0)] * 3, "x": [1, 2, 3]},
             primary_key=("a", "b"),
             event_time="t",
         )
         rows = retrieval.check(
-            ["w.x"], labels_of(a=[None, 1, None], b=[2, None, None], at=[at(1)] * 3)
+            ["w.x"], labels_of(a=[None, 1, None], b=[2, None, None], at=[t0_plus(1)] * 3)
         )
         assert values_of(rows, "x") == [None] * 3
 
-    def test_null_label_times_match_nothing_but_groups_without_time(
-        self, retrieval: RetrievalCheck
-    ) -> None:
-        retrieval.group("w", {"k": [1], "t": [at(0)], "x": [1]}, primary_key=("k",), event_time="t")
+    def test_null_label_time_matches_only_timeless_groups(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
+            "w", {"k": [1], "t": [t0_plus(0)], "x": [1]}, primary_key=("k",), event_time="t"
+        )
         retrieval.group("p", {"k": [1], "y": [7]}, primary_key=("k",))
-        rows = retrieval.check(["w.x", "p.y"], labels_of(k=[1, 1], at=[None, at(1)]))
+        rows = retrieval.check(["w.x", "p.y"], labels_of(k=[1, 1], at=[None, t0_plus(1)]))
         assert values_of(rows, "x") == [None, 1]
         assert values_of(rows, "y") == [7, 7]
 
-    def test_keys_of_every_type_meet(self, retrieval: RetrievalCheck) -> None:
+    def test_keys_of_every_type_match(self, retrieval: RetrievalCheck) -> None:
         keys: dict[pa.DataType, list[Any]] = {
             pa.string(): ["a", "A", ""],
             pa.binary(): [b"\x00", b"", b"\xff"],
             pa.bool_(): [True, False, None],
             pa.date32(): [date(2024, 1, 1), date(1969, 12, 31), None],
-            TIMESTAMP: [at(0), at(1), None],
+            TIMESTAMP: [t0_plus(0), t0_plus(1), None],
             pa.decimal128(10, 2): [Decimal("1.10"), Decimal("-2.00"), None],
             pa.uint64(): [2**64 - 1, 2**63, 0],
             pa.uint32(): [2**31, 2**32 - 1, 0],
             pa.int8(): [-128, 127, 0],
         }
-        columns = {"at": pa.array([at(1)] * 3, TIMESTAMP)}
+        columns = {"at": pa.array([t0_plus(1)] * 3, TIMESTAMP)}
         features = []
         expected: dict[str, list[int | None]] = {}
         for number, (kind, values) in enumerate(keys.items()):
             columns[f"k{number}"] = pa.array(values[::-1], kind)
             rows: dict[str, Sequence[Any]] = {
                 f"k{number}": values,
-                "t": [at(0)] * 3,
+                "t": [t0_plus(0)] * 3,
                 "x": [0, 1, 2],
             }
             retrieval.group(
@@ -525,18 +550,18 @@ class ResultConformance(RetrievalFixtures):
         actual = retrieval.check(features, pa.table(columns), label_time="at")
         assert {name: values_of(actual, name) for name in expected} == expected
 
-    def test_integer_keys_of_other_widths_meet(self, retrieval: RetrievalCheck) -> None:
+    def test_integer_keys_of_different_widths_match(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            _table({"k": [1, 2], "t": [at(0)] * 2, "x": [1, 2]}, {"k": pa.uint64()}),
+            _table({"k": [1, 2], "t": [t0_plus(0)] * 2, "x": [1, 2]}, {"k": pa.uint64()}),
             primary_key=("k",),
             event_time="t",
         )
-        labels = _table({"k": [2, -1, 1], "at": [at(1)] * 3}, {"k": pa.int8()})
+        labels = _table({"k": [2, -1, 1], "at": [t0_plus(1)] * 3}, {"k": pa.int8()})
         assert values_of(retrieval.check(["w.x"], labels), "x") == [2, None, 1]
 
     @pytest.mark.parametrize("roles", ["plain", "timed", "waits"])
-    def test_decimal_and_integer_keys_meet_by_value(
+    def test_decimal_and_integer_keys_match_by_value(
         self, retrieval: RetrievalCheck, roles: str
     ) -> None:
         declared: dict[str, Any] = {"primary_key": ("k",)}
@@ -552,63 +577,62 @@ class ResultConformance(RetrievalFixtures):
         for number, kind in enumerate(kinds):
             group_keys = [value for value in values if _fits(value, kind)]
             rows: dict[str, Sequence[Any]] = {"k": group_keys, "x": list(map(float, group_keys))}
-            rows |= {"t": [at(0)] * len(group_keys), "t2": [at(0)] * len(group_keys)}
+            rows |= {"t": [t0_plus(0)] * len(group_keys), "t2": [t0_plus(0)] * len(group_keys)}
             retrieval.group(f"g{number}", _table(rows, {"k": kind}), **declared)
             features.append(f"g{number}.x as x{number}")
             keys_by_feature[f"x{number}"] = group_keys
         for kind in (*kinds, pa.decimal128(5, 3)):
             label_keys = [value for value in values if _fits(value, kind)]
-            labels = _table({"k": label_keys, "at": [at(1)] * len(label_keys)}, {"k": kind})
+            labels = _table({"k": label_keys, "at": [t0_plus(1)] * len(label_keys)}, {"k": kind})
             actual = retrieval.check(features, labels, label_time="at")
             for name, group_keys in keys_by_feature.items():
                 expected = [float(value) if value in group_keys else None for value in label_keys]
                 assert values_of(actual, name) == expected
 
-    def test_label_columns_of_other_names_join_through_join_key(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_join_key_maps_label_columns(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
-            "w", {"a": [1, 2], "t": [at(0)] * 2, "x": [1, 2]}, primary_key=("a",), event_time="t"
+            "w",
+            {"a": [1, 2], "t": [t0_plus(0)] * 2, "x": [1, 2]},
+            primary_key=("a",),
+            event_time="t",
         )
         rows = retrieval.check(
-            ["w.x"], labels_of(place=[2, 1], at=[at(1)] * 2), join_key={"place": "a"}
+            ["w.x"], labels_of(place=[2, 1], at=[t0_plus(1)] * 2), join_key={"place": "a"}
         )
         assert values_of(rows, "x") == [2, 1]
 
     # -- shapes of results ------------------------------------------------------------------
 
-    def test_left_join_gives_one_row_for_each_label_and_inner_join_drops(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_left_join_keeps_and_inner_join_drops_labels(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1], "t": [at(0)], "x": [None]},
+            {"k": [1], "t": [t0_plus(0)], "x": [None]},
             types={"x": pa.int32()},
             primary_key=("k",),
             event_time="t",
             ttl=timedelta(hours=3),
         )
         retrieval.group("p", {"k": [1, 2], "y": [1, 2]}, primary_key=("k",))
-        labels = labels_of(k=[1, 2, 1, 3, 1], at=[at(1), at(1), at(9), at(1), None])
+        labels = labels_of(
+            k=[1, 2, 1, 3, 1], at=[t0_plus(1), t0_plus(1), t0_plus(9), t0_plus(1), None]
+        )
         assert len(retrieval.check(["w.x", "p.y"], labels)) == 5
         inner = retrieval.check(["w.x", "p.y"], labels, how="inner")
         assert values_of(inner, "k") == [1]
-        assert values_of(inner, "at") == [at(1)]
+        assert values_of(inner, "at") == [t0_plus(1)]
 
-    def test_empty_labels_give_no_rows_and_empty_groups_give_nulls(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_empty_labels_and_groups_are_supported(self, retrieval: RetrievalCheck) -> None:
         roles: dict[str, Any] = {"primary_key": ("k",), "event_time": "t"}
-        retrieval.group("w", {"k": [1], "t": [at(0)], "x": [1]}, **roles)
-        retrieval.group("e", labels_of(k=[1], t=[at(0)], y=[1]).slice(0, 0), **roles)
+        retrieval.group("w", {"k": [1], "t": [t0_plus(0)], "x": [1]}, **roles)
+        retrieval.group("e", labels_of(k=[1], t=[t0_plus(0)], y=[1]).slice(0, 0), **roles)
         retrieval.group("f", labels_of(k=[1], z=[1]).slice(0, 0), primary_key=("k",))
-        labels = labels_of(k=[1], at=[at(1)])
+        labels = labels_of(k=[1], at=[t0_plus(1)])
         assert retrieval.check(["w.x", "e.y", "f.z"], labels) == [
-            {"k": 1, "at": at(1), "x": 1, "y": None, "z": None}
+            {"k": 1, "at": t0_plus(1), "x": 1, "y": None, "z": None}
         ]
         assert retrieval.check(["w.x", "e.y", "f.z"], labels.slice(0, 0)) == []
 
-    def test_groups_without_event_time_are_one_row_a_key(self, retrieval: RetrievalCheck) -> None:
+    def test_group_without_event_time_has_one_row_per_key(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "p", {"k": [1, 1, 2, None], "x": [1, 2, 3, 4]}, primary_key=("k",), commits=2
         )
@@ -616,17 +640,17 @@ class ResultConformance(RetrievalFixtures):
         assert rows[0]["x"] == 3
         assert (rows[2]["x"], rows[3]["x"]) == (None, None)
 
-    def test_nan_stays_nan_and_null_stays_null(self, retrieval: RetrievalCheck) -> None:
+    def test_nan_and_null_stay_distinct(self, retrieval: RetrievalCheck) -> None:
         values = [float("nan"), None, -0.0, float("inf"), 5e-324]
         table = _table(
-            {"k": range(5), "t": [at(0)] * 5, "x": values, "y": values}, {"y": pa.float32()}
+            {"k": range(5), "t": [t0_plus(0)] * 5, "x": values, "y": values}, {"y": pa.float32()}
         )
         retrieval.group("w", table, primary_key=("k",), event_time="t", ttl=timedelta(days=1))
-        rows = retrieval.check(["w.x", "w.y"], labels_of(k=list(range(6)), at=[at(1)] * 6))
+        rows = retrieval.check(["w.x", "w.y"], labels_of(k=list(range(6)), at=[t0_plus(1)] * 6))
         assert rows[1]["x"] is None
         assert np.isnan(rows[0]["x"])
 
-    def test_nested_and_list_features_come_back_whole(self, retrieval: RetrievalCheck) -> None:
+    def test_nested_and_list_features_keep_values(self, retrieval: RetrievalCheck) -> None:
         kinds = {
             "tags": pa.list_(pa.string()),
             "image": pa.list_(pa.field("item", pa.uint8()), 3),
@@ -635,7 +659,7 @@ class ResultConformance(RetrievalFixtures):
         }
         columns: dict[str, Sequence[Any]] = {
             "k": [1, 1, 1, 2],
-            "t": [at(0), at(1), at(1), at(0)],
+            "t": [t0_plus(0), t0_plus(1), t0_plus(1), t0_plus(0)],
             "tags": [["a", None], [], None, ["x"]],
             "image": [[1, 2, 3], [255, 0, 1], None, [0, 0, 0]],
             "place": [
@@ -648,7 +672,11 @@ class ResultConformance(RetrievalFixtures):
         }
         retrieval.group("w", _table(columns, kinds), primary_key=("k",), event_time="t")
         labels = _table(
-            {"k": [1, 1, 2, 3], "at": [at(0.5), at(2), at(2), at(2)], "y": [[1], None, [], [2, 3]]},
+            {
+                "k": [1, 1, 2, 3],
+                "at": [t0_plus(0.5), t0_plus(2), t0_plus(2), t0_plus(2)],
+                "y": [[1], None, [], [2, 3]],
+            },
             {"y": pa.list_(pa.int64())},
         )
         retrieval.check(["w.tags", "w.image", "w.place", "w.steps"], labels)
@@ -661,15 +689,15 @@ class ResultConformance(RetrievalFixtures):
             event_time="t",
             ttl=timedelta(hours=30),
         )
-        rows = retrieval.check(["w.x"], labels_of(k=[1] * 4, at=[at(-1), at(0), at(24), at(55)]))
+        rows = retrieval.check(
+            ["w.x"], labels_of(k=[1] * 4, at=[t0_plus(-1), t0_plus(0), t0_plus(24), t0_plus(55)])
+        )
         assert values_of(rows, "x") == [None, 1, 2, None]
         days = labels_of(k=[1, 1], at=[date(2024, 1, 1), date(2023, 12, 31)])
         rows = retrieval.check(["w.x"], days, label_time="at")
         assert values_of(rows, "x") == [1, None]
 
-    def test_naive_times_are_utc_and_times_of_other_zones_are_the_same_moments(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_naive_and_zoned_times_are_converted_to_utc(self, retrieval: RetrievalCheck) -> None:
         naive, zoned = pa.timestamp("us"), pa.timestamp("ms", tz="America/New_York")
         summer = datetime(2024, 7, 1, 12)
         aware = [summer.replace(tzinfo=UTC), (summer + timedelta(hours=1)).replace(tzinfo=UTC)]
@@ -685,7 +713,7 @@ class ResultConformance(RetrievalFixtures):
             labels = _ingest(_table({"k": [1], "at": [summer]}, {"at": naive}))
         assert retrieval.check(["w.x"], labels)[0]["x"] == 0
 
-    def test_times_of_the_far_past_and_future_compare(self, retrieval: RetrievalCheck) -> None:
+    def test_extreme_times_are_compared(self, retrieval: RetrievalCheck) -> None:
         old, new = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
         retrieval.group(
             "w",
@@ -694,17 +722,17 @@ class ResultConformance(RetrievalFixtures):
             event_time="t",
             ttl=timedelta(days=4_000_000),
         )
-        rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[old, at(0), new]))
+        rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[old, t0_plus(0), new]))
         assert values_of(rows, "x") == [1, 1, 2]
-        assert retrieval.check(["w.x"], labels_of(k=[1]), label_time=at(0))[0]["x"] == 1
+        assert retrieval.check(["w.x"], labels_of(k=[1]), label_time=t0_plus(0))[0]["x"] == 1
 
-    def test_one_moment_for_all_rows(self, retrieval: RetrievalCheck) -> None:
+    def test_label_time_can_be_a_timestamp(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
             {
                 "k": [1, 1, 2],
-                "t": [at(0), at(5), at(5)],
-                "c": [at(0), at(6), at(7)],
+                "t": [t0_plus(0), t0_plus(5), t0_plus(5)],
+                "c": [t0_plus(0), t0_plus(6), t0_plus(7)],
                 "x": [0, 5, 25],
             },
             primary_key=("k",),
@@ -713,25 +741,23 @@ class ResultConformance(RetrievalFixtures):
             ttl=timedelta(hours=9),
         )
         labels = labels_of(k=[1, 2, 3])
-        rows = retrieval.check(["w.x"], labels, label_time=at(6))
+        rows = retrieval.check(["w.x"], labels, label_time=t0_plus(6))
         assert values_of(rows, "x") == [5, None, None]
-        rows = retrieval.check(["w.x"], labels, label_time=at(9.5))
+        rows = retrieval.check(["w.x"], labels, label_time=t0_plus(9.5))
         assert values_of(rows, "x") == [5, 25, None]
-        rows = retrieval.check(["w.x"], labels, label_time=at(20))
+        rows = retrieval.check(["w.x"], labels, label_time=t0_plus(20))
         assert values_of(rows, "x") == [None, None, None]
 
-    def test_the_order_of_requested_features_never_changes_values(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_feature_order_does_not_change_values(self, retrieval: RetrievalCheck) -> None:
         for name in ("a", "b", "c"):
             features: dict[str, Sequence[Any]] = {f"{name}x": range(6), f"{name}y": range(6)}
             retrieval.group(
                 name,
-                {"k": [1, 2] * 3, "t": list(map(at, range(6))), **features},
+                {"k": [1, 2] * 3, "t": list(map(t0_plus, range(6))), **features},
                 primary_key=("k",),
                 event_time="t",
             )
-        labels = labels_of(k=[1, 2, 1], at=[at(3), at(4), at(0)])
+        labels = labels_of(k=[1, 2, 1], at=[t0_plus(3), t0_plus(4), t0_plus(0)])
         first = retrieval.check(["a.ax", "b.bx", "c.cx", "a.ay"], labels)
         second = retrieval.check(["c.cx", "a.ay", "b.bx", "a.ax"], labels)
         assert list(second[0]) == ["k", "at", "cx", "ay", "bx", "ax"]
@@ -739,11 +765,14 @@ class ResultConformance(RetrievalFixtures):
 
     def test_a_group_as_labels_keeps_all_its_rows(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
-            "w", {"k": [1, 2], "t": [at(0), at(3)], "x": [1, 2]}, primary_key=("k",), event_time="t"
+            "w",
+            {"k": [1, 2], "t": [t0_plus(0), t0_plus(3)], "x": [1, 2]},
+            primary_key=("k",),
+            event_time="t",
         )
         retrieval.group(
             "y",
-            {"id": [1, 2, 3], "k": [1, 2, 1], "at": [at(1)] * 3, "late": [True, False, True]},
+            {"id": [1, 2, 3], "k": [1, 2, 1], "at": [t0_plus(1)] * 3, "late": [True, False, True]},
             primary_key=("id",),
             event_time="at",
         )
@@ -752,24 +781,25 @@ class ResultConformance(RetrievalFixtures):
         assert len(rows) == 3
         assert values_by_id == {1: 1, 2: None, 3: 1}
 
-    def test_without_labels_the_first_group_is_the_left_side(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_first_group_without_labels_is_left_side(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "y",
-            {"id": [1, 2, 3], "k": [1, 2, None], "at": [at(1)] * 3, "z": [1.0, None, 3.0]},
+            {"id": [1, 2, 3], "k": [1, 2, None], "at": [t0_plus(1)] * 3, "z": [1.0, None, 3.0]},
             primary_key=("id",),
             event_time="at",
         )
         retrieval.group(
-            "w", {"k": [1, 2], "t": [at(0), at(3)], "x": [1, 2]}, primary_key=("k",), event_time="t"
+            "w",
+            {"k": [1, 2], "t": [t0_plus(0), t0_plus(3)], "x": [1, 2]},
+            primary_key=("k",),
+            event_time="t",
         )
         rows = retrieval.check(["y.z", "w.x"], None)
         assert set(map(tuple, rows)) == {("z", "x")}
         rows = retrieval.check(["y.z as other", "w.x"], None, include_keys=True)
         assert set(map(tuple, rows)) == {("id", "at", "other", "x")}
 
-    def test_a_few_labels_of_a_long_history(self, retrieval: RetrievalCheck) -> None:
+    def test_few_labels_of_a_long_history(self, retrieval: RetrievalCheck) -> None:
         random = np.random.default_rng(3)
         columns: dict[str, Sequence[Any]] = {
             "a": random.integers(0, 3, 300).tolist(),
@@ -782,38 +812,45 @@ class ResultConformance(RetrievalFixtures):
         retrieval.group("w", columns, **roles)
         retrieval.group("corrected", columns, created_time="c", **roles)
         labels = labels_of(
-            a=[1, 1, 9, None], b=["b1", "b1", "b0", "b0"], at=[at(9), at(9), at(9), at(9)]
+            a=[1, 1, 9, None],
+            b=["b1", "b1", "b0", "b0"],
+            at=[t0_plus(9), t0_plus(9), t0_plus(9), t0_plus(9)],
         )
         rows = retrieval.check(["w.x", "corrected.x as y"], labels)
         assert rows[0] == rows[1]
 
-    def test_labels_that_have_a_column_of_a_features_name_are_refused(
-        self, retrieval: RetrievalCheck
-    ) -> None:
-        retrieval.group("w", {"k": [1], "t": [at(0)], "x": [1]}, primary_key=("k",), event_time="t")
+    def test_label_column_named_as_feature_is_refused(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
+            "w", {"k": [1], "t": [t0_plus(0)], "x": [1]}, primary_key=("k",), event_time="t"
+        )
         with pytest.raises(ColumnConflict, match="the left side's column 'x'"):
-            retrieval.plan(["w.x"], labels_of(k=[1], at=[at(1)], x=[5]))
-        rows = retrieval.check(["w.x as w_x"], labels_of(k=[1], at=[at(1)], x=[5]))
+            retrieval.plan(["w.x"], labels_of(k=[1], at=[t0_plus(1)], x=[5]))
+        rows = retrieval.check(["w.x as w_x"], labels_of(k=[1], at=[t0_plus(1)], x=[5]))
         assert (rows[0]["x"], rows[0]["w_x"]) == (5, 1)
 
-    def test_aliases_tell_equal_names_apart(self, retrieval: RetrievalCheck) -> None:
+    def test_aliases_distinguish_equal_names(self, retrieval: RetrievalCheck) -> None:
         for name, value in (("w", 1), ("v", 2)):
             retrieval.group(
-                name, {"k": [1], "t": [at(0)], "x": [value]}, primary_key=("k",), event_time="t"
+                name,
+                {"k": [1], "t": [t0_plus(0)], "x": [value]},
+                primary_key=("k",),
+                event_time="t",
             )
-        rows = retrieval.check(["w.x", "v.x as vx", "w.x as again"], labels_of(k=[1], at=[at(1)]))
-        assert rows == [{"k": 1, "at": at(1), "x": 1, "vx": 2, "again": 1}]
+        rows = retrieval.check(
+            ["w.x", "v.x as vx", "w.x as again"], labels_of(k=[1], at=[t0_plus(1)])
+        )
+        assert rows == [{"k": 1, "at": t0_plus(1), "x": 1, "vx": 2, "again": 1}]
 
-    def test_two_versions_of_one_group_are_two_sources(self, retrieval: RetrievalCheck) -> None:
+    def test_two_versions_of_a_group_are_joined(self, retrieval: RetrievalCheck) -> None:
         for version in (1, 2):
             retrieval.group(
                 "w",
-                {"k": [1], "t": [at(0)], "x": [version]},
+                {"k": [1], "t": [t0_plus(0)], "x": [version]},
                 primary_key=("k",),
                 event_time="t",
                 version=version,
             )
-        rows = retrieval.check(["w@v1.x as one", "w.x as two"], labels_of(k=[1], at=[at(1)]))
+        rows = retrieval.check(["w@v1.x as one", "w.x as two"], labels_of(k=[1], at=[t0_plus(1)]))
         assert (rows[0]["one"], rows[0]["two"]) == (1, 2)
 
     def test_hundreds_of_features_from_ten_groups(self, retrieval: RetrievalCheck) -> None:
@@ -834,28 +871,41 @@ class ResultConformance(RetrievalFixtures):
     def test_partitioned_groups_and_columns_added_later(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1, 1, 2], "t": [at(0), at(1), at(0)], "x": [1, 2, 3], "day": ["a", "b", "a"]},
+            {
+                "k": [1, 1, 2],
+                "t": [t0_plus(0), t0_plus(1), t0_plus(0)],
+                "x": [1, 2, 3],
+                "day": ["a", "b", "a"],
+            },
             primary_key=("k",),
             event_time="t",
             partition_by=("day",),
         )
-        rows = retrieval.check(["w.x", "w.day"], labels_of(k=[1, 2], at=[at(5)] * 2))
+        rows = retrieval.check(["w.x", "w.day"], labels_of(k=[1, 2], at=[t0_plus(5)] * 2))
         assert values_of(rows, "x") == [2, 3]
         assert values_of(rows, "day") == ["b", "a"]
 
-    def test_label_columns_with_awkward_names_survive(self, retrieval: RetrievalCheck) -> None:
+    def test_label_columns_named_as_sql_keywords_are_kept(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
-            "w", {"k": [1], "t": [at(0)], "select": [7]}, primary_key=("k",), event_time="t"
+            "w", {"k": [1], "t": [t0_plus(0)], "select": [7]}, primary_key=("k",), event_time="t"
         )
         labels = labels_of(
-            k=[1], at=[at(1)], event=[3], since=[4], l=[5], r0=[6], tie=[8], o0=[9], created=[10]
+            k=[1],
+            at=[t0_plus(1)],
+            event=[3],
+            since=[4],
+            l=[5],
+            r0=[6],
+            tie=[8],
+            o0=[9],
+            created=[10],
         )
         assert retrieval.check(["w.select"], labels)[0]["select"] == 7
 
     # -- many small cases -----------------------------------------------------------------
 
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
-    def test_small_random_cases_agree_with_the_oracle_bit_by_bit(
+    def test_random_cases_equal_the_oracle(
         self, retrieval: RetrievalCheck, shape: JoinShape
     ) -> None:
         for round_ in range(self.rounds_per_shape):
@@ -913,7 +963,7 @@ __all__ = [
     "RetrievalCheck",
     "RetrievalConformance",
     "RuleConformance",
-    "at",
+    "t0_plus",
     "check_cases",
     "labels_of",
 ]

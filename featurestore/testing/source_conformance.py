@@ -57,33 +57,33 @@ class SourceConformance:
         """
         raise NotImplementedError
 
-    def test_rows_come_as_they_were_written(self, tmp_path: Path) -> None:
+    def test_read_returns_written_rows(self, tmp_path: Path) -> None:
         assert self._read(_rows(), tmp_path).equals(_rows())
 
-    def test_the_schema_is_known_before_the_rows(self, tmp_path: Path) -> None:
+    def test_schema_equals_the_schema_of_read(self, tmp_path: Path) -> None:
         source, query = self.source(_rows(), tmp_path)
         snapshot = source.snapshot()
         assert snapshot.schema(query) == snapshot.read(query).schema == _rows().schema
         snapshot.close()
 
-    def test_only_the_columns_asked_for_come_in_their_order(self, tmp_path: Path) -> None:
+    def test_read_selects_columns_in_order(self, tmp_path: Path) -> None:
         table = self._read(_rows(), tmp_path, columns=("total", "id"))
         assert table.equals(_rows().select(["total", "id"]))
 
     @pytest.mark.parametrize("closed", ["left", "right"])
-    def test_a_window_is_cut_to_the_microsecond(self, tmp_path: Path, closed: str) -> None:
+    def test_read_window_is_exact_to_the_microsecond(self, tmp_path: Path, closed: str) -> None:
         times = _rows().column("created_at").to_pylist()
         window = TimeRange("created_at", times[10], times[20], closed)  # type: ignore[arg-type]
         table = self._read(_rows(), tmp_path, columns=("id",), window=window)
         first = 10 if closed == "left" else 11
         assert table.column("id").to_pylist() == list(range(first, first + 10))
 
-    def test_no_rows_are_rows_of_the_same_columns(self, tmp_path: Path) -> None:
+    def test_read_without_rows_keeps_schema(self, tmp_path: Path) -> None:
         window = TimeRange("created_at", _START - timedelta(days=2), _START - timedelta(days=1))
         table = self._read(_rows(), tmp_path, window=window)
         assert (table.num_rows, table.schema) == (0, _rows().schema)
 
-    def test_two_readings_of_a_snapshot_may_be_open_at_once(self, tmp_path: Path) -> None:
+    def test_snapshot_supports_two_open_reads(self, tmp_path: Path) -> None:
         source, query = self.source(_rows(), tmp_path)
         snapshot = source.snapshot()
         first, second = snapshot.read(query), snapshot.read(query)
@@ -91,11 +91,11 @@ class SourceConformance:
         assert second.read_all().num_rows == 100
         snapshot.close()
 
-    def test_a_column_that_is_not_there_is_named(self, tmp_path: Path) -> None:
+    def test_read_unknown_column_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(SourceTableNotFound, match=r"'dropped'.*'created_at'"):
             self._read(_rows(), tmp_path, columns=("id", "dropped"))
 
-    def test_every_table_that_is_listed_can_be_read(self, tmp_path: Path) -> None:
+    def test_listed_tables_are_readable(self, tmp_path: Path) -> None:
         source, _ = self.source(_rows(), tmp_path)
         snapshot = source.snapshot()
         for table in snapshot.tables():
@@ -106,7 +106,7 @@ class SourceConformance:
         snapshot.close()
         snapshot.close()
 
-    def test_what_makes_no_sense_is_an_error_of_the_store(self, tmp_path: Path) -> None:
+    def test_invalid_query_raises_feature_store_error(self, tmp_path: Path) -> None:
         source, _ = self.source(_rows(), tmp_path)
         snapshot = source.snapshot()
         for query in (SourceQuery(table="no such"), SourceQuery(path="../elsewhere")):
@@ -114,7 +114,7 @@ class SourceConformance:
                 snapshot.schema(query)
         snapshot.close()
 
-    def test_nothing_shows_the_secret(self) -> None:
+    def test_repr_hides_the_secret(self) -> None:
         config = SourceConfig("shop", "kind://place", {}, lambda: _SECRET)
         assert _SECRET not in repr(config)
 

@@ -47,12 +47,12 @@ class StorageConformance:
 
     # -- objects ------------------------------------------------------------------------
 
-    def test_what_was_put_is_read(self, storage: ObjectStore) -> None:
+    def test_read_returns_put_bytes(self, storage: ObjectStore) -> None:
         for data in (b"", b"one", bytes(range(256)) * 40):
             storage.put("folder/object", data)
             assert storage.read("folder/object") == data
 
-    def test_put_takes_the_place_of_what_was_there(self, storage: ObjectStore) -> None:
+    def test_put_replaces_existing_object(self, storage: ObjectStore) -> None:
         storage.put("a", b"old")
         before = storage.find("a")
         storage.put("a", b"new")
@@ -62,7 +62,7 @@ class StorageConformance:
         assert after is not None
         assert before.etag != after.etag
 
-    def test_what_is_not_there_is_not_found(self, storage: ObjectStore) -> None:
+    def test_missing_object_is_not_found(self, storage: ObjectStore) -> None:
         storage.put("a/b", b"")
         for absent in ("none", "a", "a/b/c"):
             assert storage.find(absent) is None
@@ -73,7 +73,7 @@ class StorageConformance:
                 storage.ranges(absent, [(0, 1)])
 
     @pytest.mark.parametrize("name", ["", "/a", "a//b", "a/../b", "./a", "a/", "..", "a\\b", "a\0"])
-    def test_names_that_lead_elsewhere_are_refused(self, storage: ObjectStore, name: str) -> None:
+    def test_names_outside_the_storage_are_refused(self, storage: ObjectStore, name: str) -> None:
         with pytest.raises(InvalidArgument):
             storage.put(name, b"")
         with pytest.raises(InvalidArgument):
@@ -83,14 +83,14 @@ class StorageConformance:
         with pytest.raises(InvalidArgument):
             storage.remove_below(name)
 
-    def test_size_and_time_are_those_of_the_object(self, storage: ObjectStore) -> None:
+    def test_find_returns_size_and_time(self, storage: ObjectStore) -> None:
         storage.put("sized", b"12345")
         stored_object = storage.find("sized")
         assert stored_object is not None
         assert (stored_object.name, stored_object.size) == ("sized", 5)
         assert abs(stored_object.modified - datetime.now(UTC)) < timedelta(minutes=5)
 
-    def test_any_text_can_be_a_name(self, storage: ObjectStore) -> None:
+    def test_object_names_can_hold_any_text(self, storage: ObjectStore) -> None:
         for number, folder in enumerate(ODD_NAMES):
             name = f"odd/{folder}/file"
             storage.put(name, str(number).encode())
@@ -102,7 +102,7 @@ class StorageConformance:
 
     # -- once ---------------------------------------------------------------------------
 
-    def test_a_name_is_taken_once(self, storage: ObjectStore) -> None:
+    def test_put_new_refuses_existing_name(self, storage: ObjectStore) -> None:
         storage.put_new("claims/1", b"mine")
         with pytest.raises(FileExistsError):
             storage.put_new("claims/1", b"yours")
@@ -111,7 +111,7 @@ class StorageConformance:
         storage.put_new("claims/1", b"yours")
         assert storage.read("claims/1") == b"yours"
 
-    def test_of_writers_at_once_one_wins(self, storage: ObjectStore) -> None:
+    def test_concurrent_put_new_has_one_winner(self, storage: ObjectStore) -> None:
         start = threading.Barrier(_RACERS)
 
         def race(number: int) -> list[int]:
@@ -133,7 +133,7 @@ class StorageConformance:
 
     # -- ranges -------------------------------------------------------------------------
 
-    def test_ranges_are_the_bytes_that_were_asked_for(self, storage: ObjectStore) -> None:
+    def test_ranges_returns_requested_bytes(self, storage: ObjectStore) -> None:
         data = bytes(number % 251 for number in range(3 << 20))
         storage.put("ranged", data)
         ranges = [(5, 10), (0, 1), (len(data) - 7, 7), (1 << 20, 70_000), (8, 3), (2 << 20, 0)]
@@ -141,13 +141,13 @@ class StorageConformance:
         assert contents == [data[start : start + length] for start, length in ranges]
         assert storage.ranges("ranged", []) == []
 
-    def test_a_range_that_ends_beyond_the_object_is_an_error(self, storage: ObjectStore) -> None:
+    def test_range_beyond_the_object_raises(self, storage: ObjectStore) -> None:
         storage.put("short", b"12345")
         for start, length in ((3, 3), (5, 1), (100, 10)):
             with pytest.raises(StorageError, match="short"):
                 storage.ranges("short", [(0, 1), (start, length)])
 
-    def test_memory_is_filled_with_what_follows_a_byte(self, storage: ObjectStore) -> None:
+    def test_read_into_fills_buffers_from_offset(self, storage: ObjectStore) -> None:
         data = bytes(number % 251 for number in range(3 << 20))
         storage.put("filled", data)
         lengths = (7, 1 << 20, 1, 900_000)
@@ -163,9 +163,7 @@ class StorageConformance:
     # -- streams ------------------------------------------------------------------------
 
     @pytest.mark.parametrize("size", [0, 3, _MULTIPART_BYTES])
-    def test_a_writer_s_object_appears_whole_at_its_end(
-        self, storage: ObjectStore, size: int
-    ) -> None:
+    def test_writer_publishes_object_on_close(self, storage: ObjectStore, size: int) -> None:
         data = bytes(size)
         with storage.writer("written/file") as writer:
             for start in range(0, size, 1 << 20):
@@ -174,7 +172,7 @@ class StorageConformance:
             assert list(storage.list("written")) == []
         assert storage.read("written/file") == data
 
-    def test_a_writer_that_fails_leaves_nothing(self, storage: ObjectStore) -> None:
+    def test_failed_writer_leaves_no_object(self, storage: ObjectStore) -> None:
         storage.put("kept", b"old")
         for name in ("kept", "written/none"):
             with pytest.raises(ZeroDivisionError):
@@ -182,9 +180,7 @@ class StorageConformance:
         assert storage.read("kept") == b"old"
         assert _names(storage, "") == ["kept"]
 
-    def test_what_is_being_written_and_objects_are_not_taken_for_leftovers(
-        self, storage: ObjectStore
-    ) -> None:
+    def test_remove_unfinished_keeps_open_and_finished_objects(self, storage: ObjectStore) -> None:
         storage.put("left/object", b"1")
         now = datetime.now(UTC)
         with storage.writer("left/new") as writer:
@@ -207,7 +203,7 @@ class StorageConformance:
 
     # -- lists --------------------------------------------------------------------------
 
-    def test_lists_are_in_the_order_of_names_at_any_depth(self, storage: ObjectStore) -> None:
+    def test_list_is_sorted_at_any_depth(self, storage: ObjectStore) -> None:
         names = ["l/a-b", "l/a.b", "l/a/b", "l/a0", "l/b/c/d", "l/é", "lx", "l0/a"]
         for name in names:
             storage.put(name, name.encode())
@@ -221,9 +217,7 @@ class StorageConformance:
         assert storage.children("l") == ["a", "a-b", "a.b", "a0", "b", "é"]
         assert storage.children("") == ["l", "l0", "lx"]
 
-    def test_a_list_gives_more_than_one_answer_of_a_server_holds(
-        self, storage: ObjectStore
-    ) -> None:
+    def test_list_spans_several_server_pages(self, storage: ObjectStore) -> None:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda n: storage.put(f"many/{n:05d}", b""), range(1_203)))
         names = _names(storage, "many")
@@ -232,7 +226,7 @@ class StorageConformance:
         assert storage.remove_below("many") == 1_203
         assert list(storage.list("many")) == []
 
-    def test_a_folder_goes_with_its_last_object(self, storage: ObjectStore) -> None:
+    def test_folder_disappears_with_its_last_object(self, storage: ObjectStore) -> None:
         storage.put("top/inner/a", b"")
         storage.put("top2/a", b"")
         assert storage.remove("top/inner/a")

@@ -83,22 +83,20 @@ def prices(kind: pa.DataType, *values: str | None) -> pa.Table:
 class TableConformance:
     """The suite of the methods of an engine that change tables."""
 
-    def test_commit_zero_is_an_empty_table_with_its_properties(
-        self, engine: Engine, tmp_path: Path
-    ) -> None:
+    def test_create_table_commits_an_empty_table(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         state = read_snapshot(path)
         assert (state.version, state.rows, state.files) == (0, 0, ())
         assert state.properties == {"featurestore.spec": "{}", **TABLE_PROPERTIES}
         assert ids(engine, path) == []
 
-    def test_a_table_is_created_once(self, engine: Engine, tmp_path: Path) -> None:
+    def test_create_table_twice_raises(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         with pytest.raises(FileExistsError):
             new_table(engine, tmp_path)
         assert read_snapshot(path).version == 0
 
-    def test_of_concurrent_creators_one_wins(self, engine: Engine, tmp_path: Path) -> None:
+    def test_concurrent_create_table_has_one_winner(self, engine: Engine, tmp_path: Path) -> None:
         outcomes: list[str] = []
 
         def create() -> None:
@@ -123,7 +121,7 @@ class TableConformance:
         protocol = read_snapshot(path).protocol
         assert (protocol.reader, protocol.writer) == (1, 2)
 
-    def test_appends_add_up_and_old_versions_stay(self, engine: Engine, tmp_path: Path) -> None:
+    def test_append_keeps_old_versions_readable(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         assert write(engine, path, some(0, 1)) == 1
         assert write(engine, path, some(2)) == 2
@@ -131,44 +129,40 @@ class TableConformance:
         assert ids(engine, path, version=1) == [0, 1]
         assert ids(engine, path, version=0) == []
 
-    def test_an_unknown_version_is_refused(self, engine: Engine, tmp_path: Path) -> None:
+    def test_read_unknown_version_raises(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         with pytest.raises(VersionNotFound):
             ids(engine, path, version=5)
 
-    def test_columns_match_by_name_and_absent_ones_are_null(
-        self, engine: Engine, tmp_path: Path
-    ) -> None:
+    def test_append_matches_columns_by_name(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, some(1).select(["value", "id", "hour"]))
         assert rows(engine, engine.read_table(path, schema=SCHEMA)) == [
             {**some(1).to_pylist()[0], "zone": None}
         ]
 
-    def test_narrower_types_are_cast_to_the_table(self, engine: Engine, tmp_path: Path) -> None:
+    def test_append_casts_narrower_types(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         narrow = pa.table({"id": pa.array([7], pa.int8()), "value": pa.array([0.5], pa.float32())})
         write(engine, path, narrow)
         actual = rows(engine, engine.read_table(path, schema=SCHEMA, columns=["id", "value"]))
         assert actual == [{"id": 7, "value": 0.5}]
 
-    def test_reading_some_columns_gives_them_in_that_order(
-        self, engine: Engine, tmp_path: Path
-    ) -> None:
+    def test_read_table_selects_columns_in_order(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, some(1))
         assert rows(engine, engine.read_table(path, schema=SCHEMA, columns=["value", "id"])) == [
             {"value": 0.5, "id": 1}
         ]
 
-    def test_overwrite_leaves_the_new_rows_only(self, engine: Engine, tmp_path: Path) -> None:
+    def test_overwrite_keeps_only_new_rows(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, some(0, 1))
         write(engine, path, some(5), TableWrite("overwrite"))
         assert ids(engine, path) == [5]
         assert ids(engine, path, version=1) == [0, 1]
 
-    def test_overwrite_with_nothing_empties(self, engine: Engine, tmp_path: Path) -> None:
+    def test_overwrite_without_rows_empties_table(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, some(0, 1))
         write(engine, path, numbered(0), TableWrite("overwrite"))
@@ -184,7 +178,7 @@ class TableConformance:
             engine, path, some(3, 11, value=-1.0), TableWrite("upsert", key=("id", "hour"))
         )
         assert version == 2
-        actual = rows(engine, engine.read_table(path, schema=SCHEMA), by="id")
+        actual = rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")
         changed = {3: -1.0, 11: -1.0}
         expected = [
             {**row, "value": changed.get(row["id"], row["value"])}
@@ -194,7 +188,7 @@ class TableConformance:
         assert actual == expected
 
     @pytest.mark.parametrize("partition_by", [(), ("zone",)])
-    def test_upsert_deletes_keys_and_moves_offsets_in_its_commit(
+    def test_upsert_deletes_keys_and_stores_offsets(
         self, engine: Engine, tmp_path: Path, partition_by: tuple[str, ...]
     ) -> None:
         path = new_table(engine, tmp_path, partition_by=partition_by)
@@ -203,7 +197,7 @@ class TableConformance:
         offsets = {"stream/0": (None, 7), "stream/1": (None, 9)}
         upsert = TableWrite("upsert", key=("id",), deletes=deletes, offsets=offsets)
         assert write(engine, path, some(2, 9, value=-1.0), upsert) == 2
-        actual = rows(engine, engine.read_table(path, schema=SCHEMA), by="id")
+        actual = rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")
         values = {row["id"]: row["value"] for row in numbered(6).to_pylist()}
         expected = {0: values[0], 2: -1.0, 3: values[3], 5: values[5], 9: -1.0}
         assert {row["id"]: row["value"] for row in actual} == expected
@@ -243,9 +237,11 @@ class TableConformance:
         write(engine, path, numbered(0), TableWrite("upsert", key=("id",)))
         assert ids(engine, path) == [1, 2]
 
-    @pytest.mark.parametrize(("closed", "left"), [("left", [0, 1, 5, 6]), ("right", [0, 1, 2, 6])])
-    def test_replace_empties_exactly_its_range_in_one_commit(
-        self, engine: Engine, tmp_path: Path, closed: Any, left: list[int]
+    @pytest.mark.parametrize(
+        ("closed", "remaining_ids"), [("left", [0, 1, 5, 6]), ("right", [0, 1, 2, 6])]
+    )
+    def test_replace_deletes_exactly_its_range(
+        self, engine: Engine, tmp_path: Path, closed: Any, remaining_ids: list[int]
     ) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, some(0, 1, 2, 3))
@@ -253,7 +249,7 @@ class TableConformance:
         window = TimeRange("hour", NOON + timedelta(hours=2), NOON + timedelta(hours=5), closed)
         version = write(engine, path, some(4, value=-1.0), TableWrite("replace", replace=window))
         assert version == 3
-        assert ids(engine, path) == sorted([*left, 4])
+        assert ids(engine, path) == sorted([*remaining_ids, 4])
         replaced = engine.filter(engine.read_table(path, schema=SCHEMA), "id = 4")
         assert engine.stream(replaced).read_all()["value"].to_pylist() == [-1.0]
 
@@ -265,7 +261,7 @@ class TableConformance:
             write(engine, path, some(9), TableWrite("replace", replace=window))
         assert ids(engine, path) == [0, 1]
 
-    def test_replace_with_nothing_only_empties(self, engine: Engine, tmp_path: Path) -> None:
+    def test_replace_without_rows_empties_range(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, some(0, 1, 2))
         window = TimeRange("hour", NOON, NOON + timedelta(hours=2))
@@ -273,7 +269,7 @@ class TableConformance:
         assert ids(engine, path) == [2]
 
     @pytest.mark.parametrize("partition_by", [(), ("zone",)])
-    def test_delete_removes_rows_for_which_the_predicate_is_true(
+    def test_delete_removes_rows_with_true_predicate(
         self, engine: Engine, tmp_path: Path, partition_by: tuple[str, ...]
     ) -> None:
         path = new_table(engine, tmp_path, partition_by=partition_by)
@@ -283,7 +279,7 @@ class TableConformance:
         assert engine.delete(path, "id > 100", commit_metadata={}) is None
         assert read_snapshot(path).version == 2
 
-    def test_delete_of_a_whole_partition_or_table(self, engine: Engine, tmp_path: Path) -> None:
+    def test_delete_removes_partition_or_all_rows(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path, partition_by=("zone",))
         write(engine, path, numbered(10))
         engine.delete(path, "zone = 'b'", commit_metadata={})
@@ -300,7 +296,7 @@ class TableConformance:
         write(engine, path, wider, TableWrite("append", add_columns=added))
         schema = wider.schema
         expected = [{**some(1).to_pylist()[0], "extra": None, "vector": None}, *wider.to_pylist()]
-        assert same(rows(engine, engine.read_table(path, schema=schema), by="id"), expected)
+        assert same(rows(engine, engine.read_table(path, schema=schema), sort_by="id"), expected)
         again = some(1, value=8.0).append_column("extra", pa.array([7], pa.uint8()))
         write(engine, path, again, TableWrite("upsert", key=("id",), add_columns=added))
         now = engine.stream(engine.read_table(path, schema=schema)).read_all().sort_by("id")
@@ -308,7 +304,7 @@ class TableConformance:
         old = engine.stream(engine.read_table(path, version=1, schema=schema)).read_all()
         assert old["extra"].to_pylist() == [None]
 
-    def test_a_repeated_transaction_is_a_no_op(self, engine: Engine, tmp_path: Path) -> None:
+    def test_repeated_transaction_is_skipped(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         for mode, key in (("append", ()), ("upsert", ("id",)), ("overwrite", ())):
             app = f"app/{mode}"
@@ -325,7 +321,7 @@ class TableConformance:
             is not None
         )
 
-    def test_notes_and_row_counts_are_in_the_history(self, engine: Engine, tmp_path: Path) -> None:
+    def test_history_has_metadata_and_row_counts(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         write(
             engine,
@@ -359,7 +355,7 @@ class TableConformance:
         times = [each.timestamp for each in commits]
         assert times == sorted(times)
 
-    def test_the_log_counts_rows_and_bytes(self, engine: Engine, tmp_path: Path) -> None:
+    def test_snapshot_counts_rows_and_bytes(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         version = write(engine, path, numbered(4))
         state = read_snapshot(path)
@@ -368,9 +364,7 @@ class TableConformance:
         assert (state.rows, state.bytes) == (4, sum(map(files.size, paths)))
         assert set(added_files(path, version)) == set(paths)
 
-    def test_properties_change_in_a_commit_of_their_own(
-        self, engine: Engine, tmp_path: Path
-    ) -> None:
+    def test_set_properties_commits_separately(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, some(1))
         engine.set_properties(path, {"featurestore.meta": '{"tags": {"a": "ü"}}'})
@@ -380,7 +374,7 @@ class TableConformance:
         assert ids(engine, path) == [1]
 
     @pytest.mark.parametrize("partition_by", [(), ("price",)])
-    def test_decimals_get_more_digits_and_rows_stay(
+    def test_widened_decimals_keep_rows(
         self, engine: Engine, tmp_path: Path, partition_by: tuple[str, ...]
     ) -> None:
         narrow, wide = pa.decimal128(3, 2), pa.decimal128(5, 3)
@@ -396,14 +390,14 @@ class TableConformance:
             read = engine.read_table(path, version=version)
             assert read.schema.field("price").type == kind
             expected = prices(kind, "1.25", "9.99", *values, None)
-            assert rows(engine, read, by="price") == expected.to_pylist()
+            assert rows(engine, read, sort_by="price") == expected.to_pylist()
         assert [each.rows_in for each in read_history(path)[:3]] == [1, 0, 1]
         assert read_history(path)[1].operation == "widen"
         with pytest.raises(SchemaMismatch, match="38 digits"):
             engine.widen_columns(path, pa.schema([("price", pa.decimal128(38, 0))]))
 
     @pytest.mark.parametrize("mode", ["append", "upsert", "overwrite", "replace"])
-    def test_rows_of_fewer_digits_land_in_wider_columns(
+    def test_append_casts_decimals_to_wider_columns(
         self, engine: Engine, tmp_path: Path, mode: str
     ) -> None:
         narrow, wide = pa.decimal128(3, 2), pa.decimal128(5, 3)
@@ -414,12 +408,12 @@ class TableConformance:
         key = ("price",) if mode == "upsert" else ()
         write(engine, path, prices(narrow, "2.5"), TableWrite(mode, key=key, replace=window))  # type: ignore[arg-type]
         expected = ["1.25", "2.5"] if mode in ("append", "upsert") else ["2.5"]
-        landed = rows(engine, engine.read_table(path), by="price")
+        landed = rows(engine, engine.read_table(path), sort_by="price")
         assert landed == prices(wide, *expected).to_pylist()
         for file in read_snapshot(path).files:
             assert parquet.read_schema(files.open_ranges(file.path)).field("price").type == wide
 
-    def test_compaction_changes_files_and_no_rows(self, engine: Engine, tmp_path: Path) -> None:
+    def test_compaction_keeps_rows(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         for each in range(3):
             write(engine, path, some(each))
@@ -444,9 +438,7 @@ class TableConformance:
             ids(engine, path, version=1)
         assert len(read_history(path)) == 4
 
-    def test_vacuum_keeps_what_versions_since_the_moment_need(
-        self, engine: Engine, tmp_path: Path
-    ) -> None:
+    def test_vacuum_keeps_files_of_recent_versions(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         for each in range(3):
             write(engine, path, some(each), TableWrite("overwrite"))
@@ -459,7 +451,7 @@ class TableConformance:
         for version in (1, 2, 3):
             assert ids(engine, path, version=version) == [version - 1]
 
-    def test_a_missing_data_file_is_named(self, engine: Engine, tmp_path: Path) -> None:
+    def test_missing_data_file_is_named(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, some(1))
         (file,) = read_snapshot(path).files
@@ -467,7 +459,7 @@ class TableConformance:
         with pytest.raises(TableDamaged, match=os.path.basename(file.path)):
             ids(engine, path)
 
-    def test_concurrent_appends_all_land(self, engine: Engine, tmp_path: Path) -> None:
+    def test_concurrent_appends_are_all_committed(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         failures: list[BaseException] = []
 
@@ -486,9 +478,7 @@ class TableConformance:
         assert failures == []
         assert ids(engine, path) == list(range(6))
 
-    def test_a_table_of_many_versions_reads_through_its_checkpoints(
-        self, engine: Engine, tmp_path: Path
-    ) -> None:
+    def test_many_versions_are_read_from_checkpoints(self, engine: Engine, tmp_path: Path) -> None:
         path = str(tmp_path / "table")
         often = {"delta.checkpointInterval": "2"}
         engine.create_table(
@@ -502,7 +492,7 @@ class TableConformance:
         assert ids(engine, path, version=2) == list(range(2))
         assert len(read_history(path)) == 4
 
-    def test_rows_come_from_a_stage_into_a_table(self, engine: Engine, tmp_path: Path) -> None:
+    def test_write_accepts_staged_rows(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         rng = np.random.default_rng(0)
         table = numbered(1000).take(rng.permutation(1000))
@@ -512,6 +502,6 @@ class TableConformance:
         assert ids(engine, path) == list(range(1000))
         files.remove(str(tmp_path / "stage"), below=str(tmp_path))
         assert (
-            rows(engine, engine.read_table(path, schema=SCHEMA), by="id")
+            rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")
             == numbered(1000).to_pylist()
         )

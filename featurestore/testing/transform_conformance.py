@@ -176,6 +176,6 @@ class TransformConformance:
         """Return the transformed columns, with rows in the order of the table."""
         raise NotImplementedError
 
-    def test_all_chains_give_the_bits_of_numpy(self) -> None:
+    def test_chains_equal_numpy_bit_by_bit(self) -> None:
         fitted, table = everything()
         check_equal(self.transformed(fitted, table), by_numpy(fitted, table))

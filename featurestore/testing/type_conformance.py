@@ -65,7 +65,7 @@ def same(first: Any, second: Any) -> bool:
 class TypeConformance:
     """Round trips through a table, through streams and through merges."""
 
-    def test_every_type_comes_back_equal(self, engine: Engine, tmp_path: Path) -> None:
+    def test_table_round_trip_keeps_every_type(self, engine: Engine, tmp_path: Path) -> None:
         table = _padded_table(VALUES)
         path = str(tmp_path / "table")
         engine.create_table(
@@ -78,7 +78,7 @@ class TypeConformance:
         assert actual.schema == table.schema
         assert _changed_columns(actual, table) == []
 
-    def test_a_merge_keeps_every_type(self, engine: Engine, tmp_path: Path) -> None:
+    def test_upsert_keeps_every_type(self, engine: Engine, tmp_path: Path) -> None:
         columns = {"id": pa.array([1, 2, 3], pa.int64())}
         for name, (kind, values) in VALUES.items():
             columns[name] = pa.array([values[0], None, values[-1]], kind)
@@ -96,7 +96,7 @@ class TypeConformance:
         actual = engine.stream(engine.read_table(path, schema=table.schema)).read_all()
         assert same(actual.sort_by("id").to_pylist(), table.to_pylist())
 
-    def test_partition_values_come_back_equal(self, engine: Engine, tmp_path: Path) -> None:
+    def test_partition_values_keep_every_type(self, engine: Engine, tmp_path: Path) -> None:
         names = ["int8", "uint16", "int64", "bool", "decimal", "string", "date", "timestamp"]
         values_by_name = {name: VALUES[name] for name in names}
         # Delta reads empty strings as null, and some readers the name of the null folder, too.
@@ -111,7 +111,7 @@ class TypeConformance:
         actual = engine.stream(engine.read_table(path, schema=table.schema)).read_all()
         assert _changed_columns(actual, table) == []
 
-    def test_slices_of_every_type_come_back_equal(self, engine: Engine) -> None:
+    def test_slices_keep_every_type(self, engine: Engine) -> None:
         columns = {"id": pa.array(range(4), pa.int64())}
         for name, (kind, values) in VALUES.items():
             columns[name] = pa.array([values[0], values[-1], None, values[0]], kind)
@@ -121,7 +121,7 @@ class TypeConformance:
         actual = engine.stream(engine.from_arrow(table.to_reader())).read_all()
         assert same(actual.sort_by("id").to_pylist(), table.to_pylist())
 
-    def test_an_empty_stream_keeps_its_schema(self, engine: Engine, tmp_path: Path) -> None:
+    def test_empty_table_keeps_schema(self, engine: Engine, tmp_path: Path) -> None:
         schema = pa.schema([("id", pa.int64())])
         for name, (kind, _) in VALUES.items():
             schema = schema.append(pa.field(name, kind))

@@ -27,8 +27,8 @@ from featurestore.testing.oracle import bits
 from featurestore.testing.retrieval_conformance import (
     RetrievalCheck,
     RetrievalFixtures,
-    at,
     labels_of,
+    t0_plus,
 )
 
 _LENGTHS = [None, "3h", "1d"]
@@ -62,11 +62,11 @@ def _rows(random: np.random.Generator, count: int) -> dict[str, list[Any]]:
         "d": [Decimal("1.25"), Decimal("-9.50"), None],
         "s": ["", "a", "zz", None],
         "b": [True, False, None],
-        "u": list(map(at, range(9))),
+        "u": list(map(t0_plus, range(9))),
     }
     rows: dict[str, list[Any]] = {name: [] for name in ("k", *choices, "t", "c")}
     for _ in range(count):
-        event = at(int(random.integers(0, 40)))
+        event = t0_plus(int(random.integers(0, 40)))
         rows["k"].append(int(random.integers(0, 4)))
         rows["t"].append(event)
         rows["c"].append(event + timedelta(hours=int(random.integers(-3, 10))))
@@ -80,7 +80,9 @@ _TYPES = {"d": pa.decimal128(12, 2), "u": TIMESTAMP, "t": TIMESTAMP, "c": TIMEST
 
 def _labels(random: np.random.Generator, count: int) -> pa.Table:
     keys: list[int | None] = random.integers(0, 5, count).tolist()
-    times: list[datetime | None] = [at(hour) for hour in random.integers(0, 60, count).tolist()]
+    times: list[datetime | None] = [
+        t0_plus(hour) for hour in random.integers(0, 60, count).tolist()
+    ]
     keys[0] = None
     times[1] = None
     texts = [["p", "q"][number] for number in random.integers(0, 2, count).tolist()]
@@ -139,7 +141,7 @@ class WindowConformance(RetrievalFixtures):
         [(("k", "m"), False), (("k", "g", "m"), True)],
         ids=["known at once", "known later"],
     )
-    def test_aggregates_are_those_of_looking_at_every_row(
+    def test_aggregates_equal_the_row_by_row_result(
         self, retrieval: RetrievalCheck, keys: tuple[str, ...], created: bool
     ) -> None:
         random = np.random.default_rng(len(keys))
@@ -160,14 +162,14 @@ class WindowConformance(RetrievalFixtures):
             self.check(retrieval, numbers, labels, created_time_filter=False)
             self.check(retrieval, _window_features("w"), labels, created_time_filter=False)
 
-    def test_events_that_nothing_tells_apart_are_refused(self, retrieval: RetrievalCheck) -> None:
+    def test_indistinguishable_events_are_refused(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1, 1], "t": [at(0)] * 2, "x": [1.0, 2.0]},
+            {"k": [1, 1], "t": [t0_plus(0)] * 2, "x": [1.0, 2.0]},
             primary_key=("k",),
             event_time="t",
         )
-        labels = labels_of(k=[1], at=[at(1)])
+        labels = labels_of(k=[1], at=[t0_plus(1)])
         plan = self.plan(retrieval, [window("w.x", "sum", over="1d")], labels)
         with pytest.raises(
             Exception, match="several rows with the same key and event time"
@@ -184,9 +186,9 @@ def _expected_columns(
     values_by_output: dict[str, list[Any]] = {output.name: [] for output in join.outputs}
     for label in labels.to_pylist():
         known_rows: list[EventRow] = []
-        label_time = label["at"] or at(0)
+        label_time = label["at"] or t0_plus(0)
         if label["at"] is not None:
-            key = tuple(label[left] for left, _ in join.on)
+            key = tuple(label[label_name] for label_name, _ in join.on)
             known_rows = reference.visible_events(
                 join, rows, key, label_time, filters_created_time=waits
             )

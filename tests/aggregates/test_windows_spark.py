@@ -27,10 +27,10 @@ class TestSpark(OnSpark, WindowConformance):
             pytest.param(("k", "g", "m"), True, id="known later"),
         ],
     )
-    def test_aggregates_are_those_of_looking_at_every_row(
+    def test_aggregates_equal_the_row_by_row_result(
         self, retrieval: RetrievalCheck, keys: tuple[str, ...], created: bool
     ) -> None:
-        super().test_aggregates_are_those_of_looking_at_every_row(retrieval, keys, created)
+        super().test_aggregates_equal_the_row_by_row_result(retrieval, keys, created)
 
 
 def test_rows_and_labels_stay_with_the_executors(

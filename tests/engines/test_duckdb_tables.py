@@ -94,14 +94,14 @@ def test_tables_of_plain_delta_are_read_and_continued(engine: DuckDBEngine, tmp_
     write_deltalake(path, numbered(6), partition_by=["zone"])
     write_deltalake(path, numbered(8).slice(6), mode="append")
     write(engine, path, some(3, value=-1.0), TableWrite("upsert", key=("id",)))
-    found = rows(engine, engine.read_table(path, schema=SCHEMA), by="id")
+    found = rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")
     assert [row["value"] for row in found] == [0.0, 0.5, 1.0, -1.0, 2.0, 2.5, 3.0, 3.5]
     assert [row["zone"] for row in found] == numbered(8)["zone"].to_pylist()
     merge = DeltaTable(path).merge(
         some(0, value=7.0), "old.id = new.id", source_alias="new", target_alias="old"
     )
     merge.when_matched_update_all().execute()
-    assert rows(engine, engine.read_table(path, schema=SCHEMA), by="id")[0]["value"] == 7.0
+    assert rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")[0]["value"] == 7.0
 
 
 def test_partitions_outside_folders_of_their_name_are_read(
@@ -119,7 +119,10 @@ def test_partitions_outside_folders_of_their_name_are_read(
     for number, add in enumerate(adds):
         add["path"] = f"moved-{number}.parquet"
     commit.write_text("\n".join(map(json.dumps, actions)))
-    assert rows(engine, engine.read_table(path, schema=SCHEMA), by="id") == numbered(10).to_pylist()
+    assert (
+        rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")
+        == numbered(10).to_pylist()
+    )
 
 
 def test_many_partitions_and_later_columns_are_read_together(
@@ -140,14 +143,16 @@ def test_many_partitions_and_later_columns_are_read_together(
     found = engine.read_table(path, schema=schema)
     expected = [{"id": number, "zone": zone, "late": None} for number, zone in enumerate(zones)]
     expected.append({"id": 99, "zone": "z 1", "late": 255})
-    assert rows(engine, found, by="id") == expected
-    assert [row["id"] for row in rows(engine, engine.filter(found, "zone = 'z 1'"), by="id")] == [
+    assert rows(engine, found, sort_by="id") == expected
+    assert [
+        row["id"] for row in rows(engine, engine.filter(found, "zone = 'z 1'"), sort_by="id")
+    ] == [
         1,
         99,
     ]
-    assert rows(engine, engine.read_table(path, schema=schema, columns=["late"]), by="late")[0] == {
-        "late": 255
-    }
+    assert rows(engine, engine.read_table(path, schema=schema, columns=["late"]), sort_by="late")[
+        0
+    ] == {"late": 255}
     assert engine.write(path, engine.filter(found, "zone is null"), TableWrite("overwrite")) == 3
     assert ids(engine, path) == [0]
 
@@ -256,7 +261,9 @@ def test_folders_with_glob_characters_take_every_write(
     write(engine, path, some(0, 1, 2))
     write(engine, path, some(1, value=-1.0), TableWrite("upsert", key=("id",)))
     engine.delete(path, "id = 2", commit_metadata={})
-    found = rows(engine, engine.read_table(path, schema=SCHEMA, columns=["id", "value"]), by="id")
+    found = rows(
+        engine, engine.read_table(path, schema=SCHEMA, columns=["id", "value"]), sort_by="id"
+    )
     assert found == [{"id": 0, "value": 0.0}, {"id": 1, "value": -1.0}]
 
 
@@ -317,7 +324,7 @@ def test_eight_processes_append_and_upsert_without_loss(
         subprocess.Popen([sys.executable, "-c", _WRITER, path, str(number)]) for number in range(8)
     ]
     assert [writer.wait(timeout=300) for writer in writers] == [0] * 8
-    found = rows(engine, engine.read_table(path), by="id")
+    found = rows(engine, engine.read_table(path), sort_by="id")
     appended = [1000 + me * 100 + turn for me in range(8) for turn in range(4)]
     assert [row["id"] for row in found] == [*range(8), 50, *appended]
     assert all(row["n"] == 3 for row in found[:9])
@@ -414,7 +421,7 @@ def test_rows_are_written_again_where_another_writer_widens_columns(
     write(engine, path, prices(narrow, "2.5"), TableWrite(mode, key=key, replace=window))  # type: ignore[arg-type]
     other.close()
     expected = ["1.25", "2.5"] if mode in ("append", "upsert") else ["2.5"]
-    landed = rows(engine, engine.read_table(path), by="price")
+    landed = rows(engine, engine.read_table(path), sort_by="price")
     assert landed == prices(wide, *expected).to_pylist()
     state = read_snapshot(path)
     for file in state.files:

@@ -37,12 +37,12 @@ class TestSpark(EngineConformance):
     in_soak = frozenset(
         {
             "test_upsert_replaces_rows_of_equal_keys[partition_by1]",
-            "test_delete_removes_rows_for_which_the_predicate_is_true[partition_by1]",
-            "test_replace_empties_exactly_its_range_in_one_commit[right-left1]",
-            "test_replace_with_nothing_only_empties",
+            "test_delete_removes_rows_with_true_predicate[partition_by1]",
+            "test_replace_deletes_exactly_its_range[right-left1]",
+            "test_replace_without_rows_empties_range",
             "test_composite_keys_never_meet_by_their_text",
-            "test_vacuum_keeps_what_versions_since_the_moment_need",
-            "test_of_concurrent_creators_one_wins",
+            "test_vacuum_keeps_files_of_recent_versions",
+            "test_concurrent_create_table_has_one_winner",
         }
     )
 

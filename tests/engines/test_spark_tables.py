@@ -222,7 +222,7 @@ def test_rows_have_the_types_of_a_table_that_another_writer_widens(
     widen()
     other.close()
     expected = ["1.25", "2.5"] if how.mode in ("append", "upsert") else ["2.5"]
-    landed = rows(engine, engine.read_table(path), by="price")
+    landed = rows(engine, engine.read_table(path), sort_by="price")
     assert landed == prices(wide, *expected).to_pylist()
     for file in read_snapshot(path).files:
         assert parquet.read_schema(file.path).field("price").type == wide

@@ -91,7 +91,7 @@ def read(group: FeatureGroup) -> int:
     return int(group.read().to_arrow().num_rows)
 
 
-def test_a_missing_data_file_is_named(group: FeatureGroup) -> None:
+def test_missing_data_file_is_named(group: FeatureGroup) -> None:
     file = read_snapshot(group.path).files[0].path
     os.remove(file)
     with pytest.raises(TableDamaged, match=os.path.basename(file)):

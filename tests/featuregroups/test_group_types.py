@@ -73,7 +73,7 @@ def test_all_types_come_back_equal(duckdb_store: FeatureStore) -> None:
     assert merged.to_pylist() == expected
 
 
-def test_nan_stays_nan_and_null_stays_null(duckdb_store: FeatureStore) -> None:
+def test_nan_and_null_stay_distinct(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(pa.table({"x": pa.array([float("nan"), None, 1.0])}), "gaps")
     found = duckdb_store.get_featuregroup("gaps", dataframe_type="python")
     assert sorted(str(row["x"]) for row in found) == ["1.0", "None", "nan"]

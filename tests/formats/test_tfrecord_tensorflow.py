@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from featurestore.arrow.decimals import decimal_text
 from featurestore.plugins.format import ColumnEncoding
 from featurestore.testing.format_cases import (
-    kept,
+    apply_losses,
     manifest_of,
     same,
     supported,
@@ -131,7 +131,7 @@ def test_every_parser_reads_the_same(
             assert all(equal(a, b or []) for a, b in zip(found, expected[name], strict=True))
     if compression is None:
         reader = FORMAT.open_shard(path, layout=layout)
-        assert same(reader.read(0, reader.rows, table.schema.names), kept(table, encodings))
+        assert same(reader.read(0, reader.rows, table.schema.names), apply_losses(table, encodings))
         reader.close()
 
 

@@ -19,7 +19,12 @@ import featurestore
 from featurestore.errors import EngineError
 from featurestore.plugins.engine import Relation
 from featurestore.testing.retrieval_cases import JoinShape
-from featurestore.testing.retrieval_conformance import RetrievalCheck, at, check_cases, labels_of
+from featurestore.testing.retrieval_conformance import (
+    RetrievalCheck,
+    check_cases,
+    labels_of,
+    t0_plus,
+)
 from featurestore_connectors.duckdb_delta import (
     DuckDBEngine,
     feature_spool,
@@ -86,7 +91,7 @@ def test_groups_of_several_files_answer_labels_of_several_files(
     hours = random.permutation(400)
     readings = {
         "key": (hours % 7).tolist(),
-        "t": [at(hour) for hour in hours.tolist()],
+        "t": [t0_plus(hour) for hour in hours.tolist()],
         "place": [f"p{hour % 3}" for hour in hours.tolist()],
         "text": [None if hour % 5 == 0 else "x" * (hour % 9) for hour in hours.tolist()],
         "list": [[hour] * (hour % 3) for hour in hours.tolist()],
@@ -95,7 +100,7 @@ def test_groups_of_several_files_answer_labels_of_several_files(
     retrieval.group("readings", readings, unique=True, commits=3, partition_by=("place",), **roles)
     prices = {
         "shop": random.permutation(20).tolist(),
-        "t": [at(hour) for hour in random.integers(0, 300, 20).tolist()],
+        "t": [t0_plus(hour) for hour in random.integers(0, 300, 20).tolist()],
         "price": random.random(20).tolist(),
     }
     retrieval.group("prices", prices, unique=True, primary_key=("shop",), event_time="t")
@@ -103,7 +108,7 @@ def test_groups_of_several_files_answer_labels_of_several_files(
         "n": list(range(300)),
         "key": random.integers(0, 9, 300).tolist(),
         "shop": random.integers(0, 25, 300).tolist(),
-        "asked_at": [at(hour) for hour in random.integers(0, 450, 300).tolist()],
+        "asked_at": [t0_plus(hour) for hour in random.integers(0, 450, 300).tolist()],
     }
     retrieval.group("asked", asked, commits=4, primary_key=("n",), event_time="asked_at")
     wanted = ["readings.text", "readings.list", "readings.place", "prices.price"]
@@ -122,9 +127,9 @@ def test_groups_of_several_files_answer_labels_of_several_files(
 def test_what_is_left_after_a_reading_that_was_given_up(
     retrieval: RetrievalCheck, engine: DuckDBEngine, scratch: Path
 ) -> None:
-    rows = {"key": list(range(100)), "t": [at(0)] * 100, "x": list(range(100))}
+    rows = {"key": list(range(100)), "t": [t0_plus(0)] * 100, "x": list(range(100))}
     retrieval.group("rows", rows, unique=True, primary_key=("key",), event_time="t")
-    asked = {"key": list(range(100)), "asked_at": [at(1)] * 100}
+    asked = {"key": list(range(100)), "asked_at": [t0_plus(1)] * 100}
     retrieval.group("asked", asked, primary_key=("key",), event_time="asked_at")
     relation = engine.retrieve(retrieval.plan(["rows.x"], "asked"))
     assert isinstance(relation, MappedRelation)
@@ -141,7 +146,7 @@ def test_what_is_left_after_a_reading_that_was_given_up(
 def test_an_export_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(1)
     count = 5_000
-    times = labels_of(t=[at(hour) for hour in range(count)])["t"]
+    times = labels_of(t=[t0_plus(hour) for hour in range(count)])["t"]
     rows = {"key": random.integers(0, 50, count), "t": times, "x": random.random(count)}
     asked = {"n": np.arange(count), "key": random.integers(0, 60, count), "t": times}
     found = []
@@ -178,10 +183,10 @@ def test_places_are_joined_where_the_rows_do_not_fit(
     for name, value in GIVEN.items():
         monkeypatch.setattr(late_materialization, name, value)
     names = [f"x{number}" for number in range(columns)]
-    given = {"key": [1], "t": [at(0)], **{name: [0.5] for name in names}}
+    given = {"key": [1], "t": [t0_plus(0)], **{name: [0.5] for name in names}}
     source = retrieval.group("rows", given, unique=True, primary_key=("key",), event_time="t")
     retrieval.sources["rows", 1] = replace(source, rows=rows)
-    asked = {"key": [1], "asked_at": [at(1)]}
+    asked = {"key": [1], "asked_at": [t0_plus(1)]}
     labels = retrieval.group("asked", asked, primary_key=("key",), event_time="asked_at")
     retrieval.sources["asked", 1] = replace(labels, rows=500_000)
     plan = retrieval.plan([f"rows.{name}" for name in names], "asked")
@@ -193,9 +198,9 @@ def test_places_are_joined_where_the_rows_do_not_fit(
 def test_rows_in_another_order_than_their_files_are_an_error(
     retrieval: RetrievalCheck, engine: DuckDBEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = {"key": list(range(9)), "t": [at(0)] * 9, "x": list(range(9))}
+    rows = {"key": list(range(9)), "t": [t0_plus(0)] * 9, "x": list(range(9))}
     retrieval.group("rows", rows, unique=True, primary_key=("key",), event_time="t")
-    asked = {"key": list(range(9)), "asked_at": [at(1)] * 9}
+    asked = {"key": list(range(9)), "asked_at": [t0_plus(1)] * 9}
     retrieval.group("asked", asked, primary_key=("key",), event_time="asked_at")
     ascending = scan.read_positions
 

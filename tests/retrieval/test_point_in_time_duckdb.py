@@ -23,8 +23,8 @@ from featurestore.testing.retrieval_cases import JoinShape, any_shape
 from featurestore.testing.retrieval_conformance import (
     RetrievalCheck,
     RetrievalConformance,
-    at,
     check_cases,
+    t0_plus,
 )
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
@@ -69,7 +69,7 @@ _KEY_VALUES: dict[pa.DataType, list[object]] = {
     pa.decimal128(9, 2): [Decimal("0.01"), Decimal("-0.01"), Decimal("1000000.00")],
     pa.decimal128(38, 2): [Decimal("0.01"), Decimal("-0.01"), Decimal(10**30)],
     pa.date32(): [date(1, 1, 1), date(1970, 1, 1), date(9999, 12, 31)],
-    TIMESTAMP: [at(0), at(1), at(-1_000_000)],
+    TIMESTAMP: [t0_plus(0), t0_plus(1), t0_plus(-1_000_000)],
     pa.string(): [
         "",
         "a\x00",
@@ -103,9 +103,9 @@ def test_keys_of_every_pair_of_types_meet_as_in_a_plain_join(
     """Also there for the next DuckDB: the ASOF join of 2.0 loses binary columns behind others."""
     random = np.random.default_rng(7)
     retrieval = RetrievalCheck(engine, tmp_path, engine)
-    times = [at(hour) for hour in random.permutation(_ROWS).tolist()]
+    times = [t0_plus(hour) for hour in random.permutation(_ROWS).tolist()]
     rows = pa.table({**_values(random), "t": pa.array(times, TIMESTAMP), "x": np.arange(_ROWS)})
-    moments = [at(hour) for hour in random.integers(0, _ROWS, _ROWS).tolist()]
+    moments = [t0_plus(hour) for hour in random.integers(0, _ROWS, _ROWS).tolist()]
     labels = pa.table({**_values(random), "at": pa.array(moments, TIMESTAMP)})
     names = labels.column_names[:-1]
     source = retrieval.group("w", rows, unique=True, primary_key=tuple(names), event_time="t")

@@ -61,18 +61,18 @@ class TestSpark(OnSpark, ResultConformance):
     in_soak = frozenset(
         {
             "test_composite_keys_never_meet_by_their_text",
-            "test_text_keys_may_hold_any_separator",
-            "test_the_order_of_requested_features_never_changes_values",
-            "test_aliases_tell_equal_names_apart",
-            "test_two_versions_of_one_group_are_two_sources",
-            "test_label_columns_of_other_names_join_through_join_key",
+            "test_text_keys_with_separators_stay_distinct",
+            "test_feature_order_does_not_change_values",
+            "test_aliases_distinguish_equal_names",
+            "test_two_versions_of_a_group_are_joined",
+            "test_join_key_maps_label_columns",
         }
     )
 
     # The rules are the same whether Spark compiles a query or not; the random cases run as users do.
     @pytest.mark.usefixtures("compiled_queries")
     @pytest.mark.parametrize("shape", shapes_on_spark())
-    def test_small_random_cases_agree_with_the_oracle_bit_by_bit(
+    def test_random_cases_equal_the_oracle(
         self, retrieval: RetrievalCheck, shape: JoinShape
     ) -> None:
         check_cases(retrieval, shape, count=self.cases_at_once, seed=0)

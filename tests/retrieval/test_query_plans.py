@@ -19,7 +19,7 @@ from featurestore.arrow.types import TIMESTAMP
 from featurestore.model.plan import ROW
 from featurestore.plugins.engine import Engine
 from featurestore.testing.oracle import bits
-from featurestore.testing.retrieval_conformance import RetrievalCheck, at, labels_of
+from featurestore.testing.retrieval_conformance import RetrievalCheck, labels_of, t0_plus
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
 if TYPE_CHECKING:
@@ -64,12 +64,17 @@ def test_duckdb_looks_for_a_maximum_only_where_created_time_or_ties_make_it_nece
     writer: Engine, tmp_path: Path
 ) -> None:
     retrieval = RetrievalCheck(writer, tmp_path, writer)
-    rows = {"k": [1, 2], "t": [at(0), at(1)], "c": [at(0), at(2)], "x": [1.0, 2.0]}
+    rows = {
+        "k": [1, 2],
+        "t": [t0_plus(0), t0_plus(1)],
+        "c": [t0_plus(0), t0_plus(2)],
+        "x": [1.0, 2.0],
+    }
     roles: dict[str, Any] = {"primary_key": ("k",), "event_time": "t"}
     retrieval.group("plain", rows, unique=True, **roles)
     retrieval.group("tied", rows, **roles)
     retrieval.group("late", rows, unique=True, created_time="c", **roles)
-    labels = labels_of(k=[1], at=[at(3)])
+    labels = labels_of(k=[1], at=[t0_plus(3)])
     plans = {
         name: physical_plan(retrieval, [f"{name}.x"], labels).lower()
         for name, _ in retrieval.sources
@@ -90,18 +95,23 @@ def test_spark_shuffles_once_for_groups_of_one_key_and_joins_no_ranges(
     spark_retrieval: RetrievalCheck,
 ) -> None:
     for name in ("a", "b"):
-        rows = {"k": [1, 2], "t": [at(0), at(1)], "c": [at(0), at(2)], f"{name}x": [1.0, 2.0]}
+        rows = {
+            "k": [1, 2],
+            "t": [t0_plus(0), t0_plus(1)],
+            "c": [t0_plus(0), t0_plus(2)],
+            f"{name}x": [1.0, 2.0],
+        }
         spark_retrieval.group(
             name, rows, primary_key=("k",), event_time="t", created_time="c", unique=True
         )
     spark_retrieval.group(
         "d",
-        {"place": ["p"], "t": [at(0)], "y": [1.0]},
+        {"place": ["p"], "t": [t0_plus(0)], "y": [1.0]},
         primary_key=("place",),
         event_time="t",
         unique=True,
     )
-    labels = labels_of(k=[1, 2], place=["p", "q"], at=[at(1), at(3)])
+    labels = labels_of(k=[1, 2], place=["p", "q"], at=[t0_plus(1), t0_plus(3)])
     both = physical_plan(spark_retrieval, ["a.ax", "b.bx"], labels)
     assert (count(both, "Window"), count(both, "Union"), plan_shuffles(both)) == (1, 1, 1)
     other = physical_plan(spark_retrieval, ["a.ax", "b.bx", "d.y"], labels)
@@ -118,9 +128,9 @@ def plan_shuffles(plan: str) -> int:
 def test_spark_sorts_by_one_integer_before_it_compares_rows(
     spark_retrieval: RetrievalCheck,
 ) -> None:
-    rows = {"k": ["a", "b"], "t": [at(0), at(1)], "x": [1.0, 2.0]}
+    rows = {"k": ["a", "b"], "t": [t0_plus(0), t0_plus(1)], "x": [1.0, 2.0]}
     spark_retrieval.group("w", rows, primary_key=("k",), event_time="t", unique=True)
-    plan = physical_plan(spark_retrieval, ["w.x"], labels_of(k=["a"], at=[at(3)]))
+    plan = physical_plan(spark_retrieval, ["w.x"], labels_of(k=["a"], at=[t0_plus(3)]))
     below = re.search(r"\) Sort\nInput [^\n]*\nArguments: \[([^\]]*)\]", plan)
     assert below is not None
     assert below[1].count("ASC") == 1
@@ -160,9 +170,9 @@ def test_hot_keys_are_answered_like_any_other(
     hours = random.integers(0, 2_000, rows)
     columns = {
         "k": keys(rows),
-        "t": [at(int(hour)) for hour in hours],
+        "t": [t0_plus(int(hour)) for hour in hours],
         "c": [
-            at(int(hour + late))
+            t0_plus(int(hour + late))
             for hour, late in zip(hours, random.integers(0, 30, rows), strict=True)
         ],
         "x": random.random(rows).tolist(),
@@ -171,17 +181,17 @@ def test_hot_keys_are_answered_like_any_other(
         "w", columns, primary_key=("k",), event_time="t", created_time="c", ttl=timedelta(hours=20)
     )
     labels = labels_of(
-        k=keys(asked), at=[at(int(hour)) for hour in random.integers(0, 2_100, asked)]
+        k=keys(asked), at=[t0_plus(int(hour)) for hour in random.integers(0, 2_100, asked)]
     )
     found = retrieval.check(["w.x"], labels)
     assert sum(row["x"] is not None for row in found) > asked // 2
 
 
 def test_only_requested_columns_are_read_on_each_engine(store: FeatureStore) -> None:
-    times = pa.array([at(0), at(1)], TIMESTAMP)
+    times = pa.array([t0_plus(0), t0_plus(1)], TIMESTAMP)
     rows = pa.table({"k": [1, 2], "seen": times, "wanted": [1.0, 2.0], "unwanted": [3.0, 4.0]})
     store.create_featuregroup(rows, "w", primary_key=["k"], event_time="seen")
-    labels = pa.table({"k": [1], "at": pa.array([at(2)], TIMESTAMP)})
+    labels = pa.table({"k": [1], "at": pa.array([t0_plus(2)], TIMESTAMP)})
     engine = store.session.engine
     both = engine.explain(store.get_features(["w.wanted", "w.unwanted"], labels=labels).relation)
     assert "unwanted" in both

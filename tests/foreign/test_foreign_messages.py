@@ -14,7 +14,7 @@ from pyarrow import parquet
 from featurestore.errors import FeatureStoreError, InvalidSourceFile, SourceError
 from featurestore.sources import SourceFrame
 from featurestore.store import FeatureStore
-from featurestore_connectors.sources.sqlalchemy_types import QueryColumn, described_column
+from featurestore_connectors.sources.sqlalchemy_rows import QueryColumn, described_column
 
 Lake = Callable[..., SourceFrame]
 NANOS = "2024-01-01T00:00:00.123456789Z"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featurestore.errors import InvalidArgument
-from featurestore_connectors.sources.driver_options import POSTGRES
+from featurestore_connectors.sources.drivers import POSTGRES
 from tests.sources.places import opened
 
 MYSQL = ("charset", "connect_timeout", "program_name", "read_timeout", "ssl_verify_cert")

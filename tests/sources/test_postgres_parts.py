@@ -20,7 +20,7 @@ from featurestore.errors import (
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore.store import FeatureStore
-from featurestore_connectors.sources import postgres_jdbc
+from featurestore_connectors.sources import postgres_partitions
 from featurestore_connectors.sources.postgres import PostgresSnapshot, PostgresSource
 from featurestore_connectors.sources.postgres_partitions import partition_rows
 from tests.registry.conftest import postgres_server, postgres_url  # noqa: F401  # fixtures
@@ -230,7 +230,7 @@ class TestOnSpark:
     def test_a_missing_driver_is_named_with_how_to_get_it(
         self, filled: str, spark_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(postgres_jdbc, "_DRIVER", "org.postgresql.NoDriver")
+        monkeypatch.setattr(postgres_partitions, "_DRIVER", "org.postgresql.NoDriver")
         spark_store.add_source("plant", filled, options={"partitions": "2"})
         frame = spark_store.read_source("plant", table="readings")
         with pytest.raises(ConfigurationError, match=r"NoDriver") as caught:

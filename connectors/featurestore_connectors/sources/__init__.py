@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from featurestore_connectors.sources.delta_table import DeltaSource
-from featurestore_connectors.sources.duckdb_file import DuckDBSource
+from featurestore_connectors.sources.duckdb_rows import DuckDBSource
 from featurestore_connectors.sources.folder import FolderSource
 from featurestore_connectors.sources.iceberg import IcebergSource
 from featurestore_connectors.sources.postgres import PostgresSource

@@ -31,7 +31,7 @@ from featurestore.storage.connections import delta_options
 from featurestore.storage.location import HDFS, without_owner
 from featurestore.storage.mirror import Mirror
 from featurestore_connectors.sources import locations
-from featurestore_connectors.sources.failures import one_line
+from featurestore_connectors.sources.drivers import one_line
 from featurestore_connectors.sources.typed_columns import (
     SourceColumn,
     TypedColumns,

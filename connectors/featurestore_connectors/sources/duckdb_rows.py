@@ -1,24 +1,43 @@
-"""Read rows with DuckDB: check its types, cast its streams, convert its errors."""
+"""DuckDB as a reader: its own files as a source, and the rows of tables, subqueries and files.
+
+Types are checked, streams are cast to feature types, and errors are converted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
 
 import duckdb
 import pyarrow as pa
 
 from featurestore.arrow.types import feature_type
-from featurestore.errors import InvalidSql, SourceError, SourceTableNotFound, SourceUnavailable
-from featurestore.plugins.source import SourceConfig, SourceQuery
-from featurestore_connectors.sources import sqltext
-from featurestore_connectors.sources.failures import one_line
+from featurestore.errors import (
+    InvalidArgument,
+    InvalidSql,
+    SourceError,
+    SourceTableNotFound,
+    SourceUnavailable,
+    did_you_mean,
+    listing,
+)
+from featurestore.model.source import SourceTable
+from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
+from featurestore_connectors.sources import duckdb_rows, locations, sqltext
+from featurestore_connectors.sources.drivers import one_line
 from featurestore_connectors.sources.typed_columns import (
     SourceColumn,
+    TypedColumns,
     cast_batches,
     schema_of,
     select_columns,
 )
 
+_TABLES = """
+    SELECT CASE WHEN table_schema = 'main' THEN table_name ELSE table_schema || '.' || table_name END
+    FROM information_schema.tables ORDER BY 1
+"""
 _BATCH_ROWS = 65_536
 _SHOWN = 500
 _CASTS = {
@@ -28,8 +47,70 @@ _CASTS = {
 }
 
 
+class DuckDBSource:
+    """A DuckDB file, opened read-only; DuckDB's file lock excludes writers meanwhile."""
+
+    def __init__(self, config: SourceConfig) -> None:
+        if config.options:
+            raise InvalidArgument(f"A DuckDB source has no options {listing(config.options)}.")
+        self._config = config
+        self._path = locations.local_path(config, prefix="duckdb")
+
+    def snapshot(self, at: int | datetime | None = None) -> DuckDBSnapshot:
+        """Open the file."""
+        if at is not None:
+            raise InvalidArgument(f"at={at!r}: a DuckDB file keeps no earlier versions.")
+        return DuckDBSnapshot(self._config, locations.require_existing(self._config, self._path))
+
+
+class DuckDBSnapshot(TypedColumns):
+    """A read-only connection to a DuckDB file."""
+
+    def __init__(self, config: SourceConfig, path: str) -> None:
+        import duckdb
+
+        self._config = config
+        self._connection = duckdb_rows.connect(config, path)
+        # A query may read the tables of this file only.
+        self._connection.execute("SET GLOBAL enable_external_access = false")
+        self.identity = locations.fingerprint(locations.statuses([path, f"{path}.wal"]))
+        self.server = f"DuckDB {duckdb.__version__}"
+
+    def tables(self) -> Sequence[SourceTable]:
+        return [SourceTable(name) for (name,) in self._connection.execute(_TABLES).fetchall()]
+
+    def read(self, query: SourceQuery) -> pa.RecordBatchReader:
+        return duckdb_rows.read(self._config, self._connection, self._from(query), query)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _columns(self, query: SourceQuery) -> list[SourceColumn]:
+        return duckdb_rows.columns_of(self._config, self._connection, self._from(query))
+
+    def _from(self, query: SourceQuery) -> str:
+        if query.sql is not None:
+            return sqltext.subquery(query.sql)
+        if query.table is None:
+            raise InvalidArgument(
+                f"A DuckDB source has no {query}.", hint="give table='orders', or sql='select ...'"
+            )
+        table_names = [each.name for each in self.tables()]
+        if query.table not in table_names:
+            raise SourceTableNotFound(
+                f"Source {self._config.name!r} has no table {query.table!r}; "
+                f"it has {listing(table_names, limit=50)}.",
+                hint=did_you_mean(query.table, table_names, write="table={!r}"),
+            )
+        return sqltext.table_name(query.table)
+
+
 def connect(config: SourceConfig, path: str = ":memory:") -> duckdb.DuckDBPyConnection:
-    """Return a connection in UTC that reads only; SourceUnavailable when the file cannot be opened."""
+    """Return a read-only connection in UTC.
+
+    Raises:
+        SourceUnavailable: The file cannot be opened.
+    """
     in_memory = path == ":memory:"
     try:
         connection = duckdb.connect(path, read_only=not in_memory)
@@ -56,6 +137,20 @@ def columns_of(
     return [_column(field, kind) for field, kind in zip(arrow_schema, types, strict=True)]
 
 
+def _column(field: pa.Field, native: str) -> SourceColumn:
+    name = sqltext.quote(field.name)
+    if native == "HUGEINT":
+        kind = pa.decimal128(38, 0)
+        return SourceColumn(field.name, f"CAST({name} AS DECIMAL(38, 0))", kind, native)
+    if native == "BIT":
+        return SourceColumn(field.name, f"CAST({name} AS VARCHAR)", pa.string(), native)
+    kind = feature_type(field.type)
+    if native == "UHUGEINT":
+        kind = None
+    way_out = _CASTS.get(native, "{}::varchar").format(name)
+    return SourceColumn(field.name, name, kind, native, way_out=way_out)
+
+
 def read(
     config: SourceConfig,
     connection: duckdb.DuckDBPyConnection,
@@ -66,7 +161,7 @@ def read(
 ) -> pa.RecordBatchReader:
     """Return the rows of a table, a subquery or files, with the columns and window of a query.
 
-    ``finished`` is called after the last row, before the reader ends.
+    ``on_finished`` is called after the last row, before the reader ends.
     """
     all_columns = columns_of(config, connection, source)
     columns = select_columns(all_columns, query)
@@ -78,15 +173,17 @@ def read(
     return pa.RecordBatchReader.from_batches(schema, cast_batches(batches, schema))
 
 
-def convert_error(config: SourceConfig, error: duckdb.Error) -> Exception:
-    """Return the store's error for one of DuckDB."""
-    text = str(error).split("Stack Trace")[0]
-    message = f"Source {config.name!r}: {one_line(text, None)[:_SHOWN]}"
-    if isinstance(error, duckdb.CatalogException):
-        return SourceTableNotFound(message)
-    if isinstance(error, duckdb.ParserException | duckdb.BinderException):
-        return InvalidSql(message, hint="the SQL is DuckDB's")
-    return SourceError(message)
+def _condition(query: SourceQuery, natives: dict[str, str]) -> str | None:
+    window = query.window
+    if window is None:
+        return None
+    # Literals of the column's own type, so that files and row groups outside are never read.
+    literal_type = "TIMESTAMP"
+    if natives[window.column].endswith("WITH TIME ZONE"):
+        literal_type = "TIMESTAMPTZ"
+    start = f"{literal_type} {sqltext.text(sqltext.utc_text(window.start))}"
+    end = f"{literal_type} {sqltext.text(sqltext.utc_text(window.end))}"
+    return sqltext.within(window, column=sqltext.quote(window.column), start=start, end=end)
 
 
 def _batches(
@@ -108,28 +205,17 @@ def _batches(
         on_finished()
 
 
-def _column(field: pa.Field, native: str) -> SourceColumn:
-    name = sqltext.quote(field.name)
-    if native == "HUGEINT":
-        kind = pa.decimal128(38, 0)
-        return SourceColumn(field.name, f"CAST({name} AS DECIMAL(38, 0))", kind, native)
-    if native == "BIT":
-        return SourceColumn(field.name, f"CAST({name} AS VARCHAR)", pa.string(), native)
-    kind = feature_type(field.type)
-    if native == "UHUGEINT":
-        kind = None
-    way_out = _CASTS.get(native, "{}::varchar").format(name)
-    return SourceColumn(field.name, name, kind, native, way_out=way_out)
+def convert_error(config: SourceConfig, error: duckdb.Error) -> Exception:
+    """Return the store's error for one of DuckDB."""
+    text = str(error).split("Stack Trace")[0]
+    message = f"Source {config.name!r}: {one_line(text, None)[:_SHOWN]}"
+    if isinstance(error, duckdb.CatalogException):
+        return SourceTableNotFound(message)
+    if isinstance(error, duckdb.ParserException | duckdb.BinderException):
+        return InvalidSql(message, hint="the SQL is DuckDB's")
+    return SourceError(message)
 
 
-def _condition(query: SourceQuery, natives: dict[str, str]) -> str | None:
-    window = query.window
-    if window is None:
-        return None
-    # Literals of the column's own type, so that files and row groups outside are never read.
-    literal_type = "TIMESTAMP"
-    if natives[window.column].endswith("WITH TIME ZONE"):
-        literal_type = "TIMESTAMPTZ"
-    start = f"{literal_type} {sqltext.text(sqltext.utc_text(window.start))}"
-    end = f"{literal_type} {sqltext.text(sqltext.utc_text(window.end))}"
-    return sqltext.within(window, column=sqltext.quote(window.column), start=start, end=end)
+if TYPE_CHECKING:
+    _contract: type[Source] = DuckDBSource
+    _snapshot: type[SourceSnapshot] = DuckDBSnapshot

@@ -57,12 +57,12 @@ from featurestore_connectors.sources.folders.options import (
     parse_options,
 )
 from featurestore_connectors.sources.folders.parquet_table import ParquetTable
-from featurestore_connectors.sources.folders.schema import (
+from featurestore_connectors.sources.folders.tables import (
+    FolderTable,
     TableSchema,
     chosen_columns,
     decision_key,
 )
-from featurestore_connectors.sources.folders.tables import FolderTable
 
 
 class FolderSource:

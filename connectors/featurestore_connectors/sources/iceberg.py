@@ -28,8 +28,7 @@ from featurestore.model.source import SourceTable
 from featurestore.model.times import from_micros, to_micros
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import duckdb_rows, iceberg_files, locations
-from featurestore_connectors.sources.driver_options import checked_url
-from featurestore_connectors.sources.failures import one_line
+from featurestore_connectors.sources.drivers import checked_url, one_line
 from featurestore_connectors.sources.typed_columns import schema_of, select_columns
 
 _OPTIONS = ("catalog", "warehouse")

@@ -15,7 +15,7 @@ from featurestore.errors import SourceError, UnsupportedType
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore_connectors.sources import sqltext
-from featurestore_connectors.sources.failures import one_line
+from featurestore_connectors.sources.drivers import one_line
 
 _TYPES = {
     "boolean": "BOOLEAN",

@@ -33,10 +33,14 @@ from featurestore.plugins.source import (
     SourceSnapshot,
 )
 from featurestore_connectors.sources import sqltext
-from featurestore_connectors.sources.driver_options import POSTGRES, check_options
-from featurestore_connectors.sources.failures import guard_batches, translate_errors
-from featurestore_connectors.sources.postgres_jdbc import PartitionedRead
+from featurestore_connectors.sources.drivers import (
+    POSTGRES,
+    check_options,
+    guard_batches,
+    translate_errors,
+)
 from featurestore_connectors.sources.postgres_partitions import (
+    PartitionedRead,
     parse_partition_count,
     partition_rows,
 )

@@ -31,11 +31,11 @@ from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import sqltext
-from featurestore_connectors.sources.driver_options import checked_url
-from featurestore_connectors.sources.failures import one_line
-from featurestore_connectors.sources.sqlalchemy_rows import BATCH_ROWS, RunningQuery
-from featurestore_connectors.sources.sqlalchemy_types import (
+from featurestore_connectors.sources.drivers import checked_url, one_line
+from featurestore_connectors.sources.sqlalchemy_rows import (
+    BATCH_ROWS,
     QueryColumn,
+    RunningQuery,
     described_column,
     is_zoned,
     reflected_column,

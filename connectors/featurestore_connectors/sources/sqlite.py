@@ -30,7 +30,7 @@ from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import locations, sqltext
-from featurestore_connectors.sources.failures import guard_batches, translate_errors
+from featurestore_connectors.sources.drivers import guard_batches, translate_errors
 from featurestore_connectors.sources.typed_columns import (
     SourceColumn,
     TypedColumns,

@@ -16,15 +16,16 @@ from featurestore_connectors.sources.folders.csv_lines import CsvDialect
 from featurestore_connectors.sources.folders.csv_texts import CsvTexts
 from featurestore_connectors.sources.folders.listing import FolderFile
 from featurestore_connectors.sources.folders.scan import TextScan
-from featurestore_connectors.sources.folders.schema import (
+from featurestore_connectors.sources.folders.tables import (
     Column,
+    FolderTable,
     TableSchema,
     check_declared,
     check_names,
     compare_names,
     rules_of,
+    without_rows,
 )
-from featurestore_connectors.sources.folders.tables import FolderTable, without_rows
 
 # What a file may be separated by where its header is one column and no delimiter was named.
 _OTHER_DELIMITERS = (";", "\t", "|")

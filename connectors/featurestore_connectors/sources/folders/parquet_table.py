@@ -20,13 +20,13 @@ from featurestore_connectors.sources import duckdb_rows, sqltext
 from featurestore_connectors.sources.folders.bad_rows import BadRows, TableName
 from featurestore_connectors.sources.folders.listing import FolderFile, FolderFiles
 from featurestore_connectors.sources.folders.options import FolderOptions
-from featurestore_connectors.sources.folders.schema import (
+from featurestore_connectors.sources.folders.tables import (
     Column,
+    FolderTable,
     TableSchema,
     check_declared,
     compare_names,
 )
-from featurestore_connectors.sources.folders.tables import FolderTable
 from featurestore_connectors.sources.typed_columns import SourceColumn, check_times
 
 _BATCH_ROWS = 65_536

@@ -1,24 +1,70 @@
-"""Tables of files: what each format has to give, and what all share."""
+"""Tables of files: the schema of all files, and the interface of each format's reader."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featurestore.arrow.arrow_json import type_from_json, type_to_json
+from featurestore.arrow.text_values import TextRules, arrow_type, parse_texts
+from featurestore.errors import InvalidArgument, SourceTableNotFound, did_you_mean, listing
 from featurestore.plugins.engine import TimeRange
 from featurestore_connectors.sources.folders.bad_rows import BadRows, TableName
 from featurestore_connectors.sources.folders.listing import FolderFile, FolderFiles
 from featurestore_connectors.sources.folders.options import FolderOptions
-from featurestore_connectors.sources.folders.schema import (
-    Column,
-    TableSchema,
-    partition_columns,
-    partition_value,
-)
+from featurestore_connectors.sources.folders.scan import TextScan
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    ``meaning`` is that of ``text_values`` where it was decided by texts. ``is_declared`` is true
+    where ``dtypes`` names the type; files may lack such a column, which is then null.
+    """
+
+    name: str
+    kind: pa.DataType
+    meaning: str = ""
+    is_declared: bool = False
+    is_partition: bool = False
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """The columns of a table, in the order of its first file; those of its folders come last."""
+
+    columns: tuple[Column, ...]
+
+    @property
+    def in_files(self) -> tuple[Column, ...]:
+        """The columns that are in the files."""
+        return tuple(column for column in self.columns if not column.is_partition)
+
+    def column(self, name: str) -> Column:
+        """Return a column by its name."""
+        return next(column for column in self.columns if column.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the schema as a JSON object that ``from_json`` reads back equal."""
+        columns = [{**vars(column), "kind": type_to_json(column.kind)} for column in self.columns]
+        return {"columns": columns}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TableSchema:
+        """Return the schema that ``to_json`` wrote."""
+        columns = [
+            Column(**{**each, "kind": type_from_json(each["kind"])}) for each in data["columns"]
+        ]
+        return cls(tuple(columns))
 
 
 class FolderTable(ABC):
@@ -54,11 +100,11 @@ class FolderTable(ABC):
         """
 
     def dialect(self) -> Mapping[str, object]:
-        """Return how the files are written, for people."""
+        """Return the dialect of the files, for display."""
         return {"format": self.folder_files.format}
 
     def decide(self) -> TableSchema:
-        """Return the schema of all files, those of their folders included."""
+        """Return the schema of all files, with the columns of partition folders."""
         columns = self.columns()
         names = [column.name for column in columns]
         more = partition_columns(self.folder_files, names, self.table, self.options)
@@ -121,3 +167,132 @@ def without_rows(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
     mask = np.ones(batch.num_rows, dtype=bool)
     mask[list(rows)] = False
     return batch.filter(pa.array(mask))
+
+
+def decision_key(path: str | None, options: Mapping[str, str]) -> str:
+    """Return the key under which the schema of a table is stored: its path and its options."""
+    text = json.dumps([(path or ".").strip("/"), dict(sorted(options.items()))])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def rules_of(column: Column, options: FolderOptions) -> TextRules:
+    """Return the rules that parse the texts of a column."""
+    rules = options.rules(column.name, declared=column.is_declared)
+    zone = {"timestamp": False, "timestamp with zone": True}.get(column.meaning)
+    return TextRules(**{**vars(rules), "zone": zone})
+
+
+def check_names(names: Sequence[str], table: TableName, file: FolderFile, *, line: int = 1) -> None:
+    """Refuse duplicate column names."""
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        renamed = [f"column_{number}" for number in range(1, len(names) + 1)]
+        raise table.refusal(
+            f"{file.name} line {line}: the columns {listing(duplicates)} are there more than once.",
+            hint=f"{table.call(header=False, skip_rows=line, names=renamed)} names them anew",
+        )
+
+
+def compare_names(
+    file: FolderFile,
+    names: Sequence[str],
+    expected: Sequence[str],
+    *,
+    first: str,
+    table: TableName,
+    options: FolderOptions,
+) -> None:
+    """Refuse a file whose columns are not those of the table, but for declared ones.
+
+    Raises:
+        InvalidSourceFile: Names the file and the columns.
+    """
+    extra = [name for name in names if name not in expected and name not in options.dtypes]
+    missing = [name for name in expected if name not in names and name not in options.dtypes]
+    if not extra and not missing:
+        return
+    differences = []
+    if extra:
+        differences.append(f"has the columns {listing(extra)}")
+    if missing:
+        differences.append(f"lacks the columns {listing(missing)}")
+    declared = dict.fromkeys([*extra, *missing], "string")
+    raise table.refusal(
+        f"{file.name} {' and '.join(differences)}, unlike {first}.",
+        hint=f"{table.call(dtypes=declared)} declares them, and they are null where a file lacks "
+        "them",
+    )
+
+
+def check_declared(column_names: Sequence[str], table: TableName, options: FolderOptions) -> None:
+    """Refuse declared columns that no file has."""
+    for name in options.dtypes:
+        if name not in column_names:
+            raise InvalidArgument(
+                f"dtypes: no file of source {table.source!r} has the column {name!r}; there are "
+                f"{listing(column_names, limit=50)}.",
+                hint=did_you_mean(name, column_names, write="dtypes={{{!r}: 'string'}}"),
+            )
+
+
+def chosen_columns(schema: TableSchema, names: Sequence[str], *, table: TableName) -> list[Column]:
+    """Return columns by name.
+
+    Raises:
+        SourceTableNotFound: A column does not exist; lists those that do.
+    """
+    all_names = [column.name for column in schema.columns]
+    absent = [name for name in names if name not in all_names]
+    if absent:
+        raise SourceTableNotFound(
+            f"{table.path or table.source!r} has no columns {listing(absent)}; it has "
+            f"{listing(all_names, limit=50)}.",
+            hint=did_you_mean(absent[0], all_names, write="{!r}"),
+        )
+    return [schema.column(name) for name in names]
+
+
+def partition_columns(
+    folder_files: FolderFiles, in_files: Sequence[str], table: TableName, options: FolderOptions
+) -> list[Column]:
+    """Return the columns of the folders ``key=value``, with one type for all their values.
+
+    Raises:
+        InvalidSourceFile: The files have a column of the name, too.
+    """
+    columns = []
+    for number, key in enumerate(folder_files.partitions):
+        if key in in_files:
+            raise table.refusal(
+                f"{folder_files.files[0].name} has the column {key!r}, and its folder {key}=... has it too.",
+                hint="remove the column from the files, or rename the folders",
+            )
+        if key in options.dtypes:
+            columns.append(Column(key, options.dtypes[key], "", True, True))
+            continue
+        scan = TextScan(options.rules(key))
+        scan.update(
+            pa.array([file.partitions[number][1] for file in folder_files.files], pa.string())
+        )
+        columns.append(Column(key, arrow_type(scan.meaning), scan.meaning, False, True))
+    return columns
+
+
+def partition_value(
+    file: FolderFile, column: Column, table: TableName, options: FolderOptions
+) -> pa.Scalar:
+    """Return the value of a partition column for a file.
+
+    Raises:
+        InvalidSourceFile: The text is not of the type; names the folder.
+    """
+    text = dict(file.partitions).get(column.name)
+    values, reasons = parse_texts(
+        pa.array([text], pa.string()), column.kind, rules_of(column, options)
+    )
+    if reasons:
+        raise table.refusal(
+            f"folder {column.name}= of {file.name}: {reasons[0]}.",
+            hint=f"{table.call(dtypes={column.name: 'string'})} reads the column as text",
+        )
+    return values[0]

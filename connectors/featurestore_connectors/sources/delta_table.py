@@ -1,7 +1,7 @@
-"""Delta tables of anybody, at any version, read by Delta's own kernel.
+"""Delta tables of other writers at any version, read with the Delta kernel.
 
-Deletion vectors, column mapping, widened types, v2 checkpoints and shallow clones are the kernel's
-to understand (``polars-deltalake``); a table with unsupported features is refused.
+The kernel (``polars-deltalake``) implements deletion vectors, column mapping, widened types, v2
+checkpoints and shallow clones; a table with unsupported features is refused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DeltaSource:
         self._location = locations.parse_location(config, prefix="delta", noun="Delta table")
 
     def snapshot(self, at: int | datetime | None = None) -> DeltaSnapshot:
-        """Open a version: a number, that of a moment, or the latest."""
+        """Open a version by number or by time, or the latest one."""
         path = self._location.open(self._config)
         with locations.storage_errors(self._config):
             if not log.is_delta_table(path):
@@ -67,8 +67,8 @@ class DeltaSource:
 class DeltaSnapshot(TypedColumns):
     """One version of a Delta table, which never changes.
 
-    The kernel does not read HDFS: from there the log comes to a folder of this machine, and the
-    files of the version where rows are read.
+    The kernel does not read HDFS: the log is copied to a local folder, and the data files of the
+    version when rows are read.
     """
 
     def __init__(self, config: SourceConfig, path: str, version: int) -> None:

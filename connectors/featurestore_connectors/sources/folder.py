@@ -66,9 +66,9 @@ from featurestore_connectors.sources.folders.tables import (
 
 
 class FolderSource:
-    """A folder of files, or one file; options state how they are written.
+    """A local or remote folder of files, or one file; options describe their format.
 
-    It is one of this machine, or at a URI, whose options and secret are those of its storage.
+    Further options and the secret of a URI are those of its storage.
     """
 
     def __init__(self, config: SourceConfig) -> None:
@@ -90,14 +90,14 @@ class FolderSource:
 
 @dataclass(frozen=True)
 class _DecidedTable:
-    """A table of the folder, and its schema."""
+    """A table of the folder with its inferred or stored schema."""
 
     table: FolderTable
     schema: TableSchema
 
 
 class FolderSnapshot:
-    """Files as they are listed; reading them ends with an error if they changed meanwhile."""
+    """The listed files; reading raises ``SourceChanged`` if they changed since."""
 
     def __init__(self, config: SourceConfig, path: str) -> None:
         self._config = config
@@ -195,7 +195,7 @@ class FolderSnapshot:
         return chosen_columns(decided.schema, names, table=decided.table.table)
 
     def _refuse_unreadable(self, table: ParquetTable, query: SourceQuery) -> None:
-        """Refuse columns of Parquet that cannot be kept without loss, where they are needed."""
+        """Refuse needed Parquet columns that cannot be read without loss."""
         columns = table.source_columns()
         needed = [column.name for column in columns]
         if query.columns is not None:
@@ -217,7 +217,7 @@ class FolderSnapshot:
         return parse_options({**self._config.options, **query.options})
 
     def _open(self, query: SourceQuery) -> _DecidedTable:
-        """Return the table of a query, its schema decided now where it is not yet."""
+        """Return the table of a query with its schema, which is inferred on first use."""
         table_options: dict[str, str] = {
             name: value
             for name, value in {**self._config.options, **query.options}.items()
@@ -273,11 +273,13 @@ class FolderSnapshot:
         if folder_files is not None:
             return folder_files
         table_names = [each.name for each in self.tables()]
+        endings = sorted({ending for each in ENDINGS.values() for ending in each})
         raise SourceTableNotFound(
             f"Source {self._config.name!r} has no files at {query.path or '.'!r}; "
             f"it has {listing(table_names)}.{_unread(statuses)}",
             hint=did_you_mean(query.path or "", table_names, write="path={!r}")
-            or f"files end in {listing(_all_endings())}, and in {listing(COMPRESSIONS)} after these",
+            or f"names of files end in {listing(endings)}, and then in {listing(COMPRESSIONS)} "
+            "if compressed",
         )
 
     def _below(self, root: str) -> dict[str, FileStatus]:
@@ -305,7 +307,7 @@ class FolderSnapshot:
 
 
 def _word(kind: pa.DataType) -> str:
-    """Return the word by which ``dtypes`` names a type."""
+    """Return the name of a type in ``dtypes``."""
     return str(kind).replace("decimal128", "decimal").replace("list<item: ", "list<")
 
 
@@ -313,11 +315,7 @@ def _unread(statuses: Mapping[str, FileStatus]) -> str:
     if not statuses:
         return ""
     names = [os.path.basename(path) for path in statuses]
-    return f" {len(names)} files there are of other formats: {listing(names)}."
-
-
-def _all_endings() -> list[str]:
-    return list(dict.fromkeys(ending for each in ENDINGS.values() for ending in each))
+    return f" {len(names)} files have other formats: {listing(names)}."
 
 
 if TYPE_CHECKING:

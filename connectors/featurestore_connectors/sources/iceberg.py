@@ -34,7 +34,7 @@ from featurestore_connectors.sources.typed_columns import schema_of, select_colu
 _OPTIONS = ("catalog", "warehouse")
 _SINGLE_TABLE = "."
 _SHOWN = 200
-# What reading a document raises that is JSON, and not of a table.
+# Exceptions of pyiceberg for a JSON document that is not table metadata.
 _METADATA_ERRORS = (AttributeError, LookupError, TypeError, ValueError)
 _PYDANTIC_TEXT = re.compile(
     r"\d+ validation errors? for \w+|\[type=.*?\](?= |$)|For further information visit \S+"
@@ -44,7 +44,7 @@ _PYDANTIC_TEXT = re.compile(
 class IcebergSource:
     """A catalog or a table: ``iceberg+sqlite:///catalog.db``, ``iceberg+/table/...metadata.json``.
 
-    Options: ``catalog`` is the catalog's name, ``warehouse`` what a REST catalog calls so. The
+    Options: ``catalog`` is the catalog's name, ``warehouse`` the warehouse of a REST catalog. The
     secret is the token of a REST catalog.
     """
 
@@ -62,7 +62,7 @@ class IcebergSource:
             self._uri = _database(config, self._uri)
 
     def snapshot(self, at: int | datetime | None = None) -> IcebergSnapshot:
-        """Open the catalog; tables are read at a snapshot's id, that of a moment, or the latest."""
+        """Open the catalog; tables are read at a snapshot id, at a time, or at the latest snapshot."""
         try:
             from featurestore_connectors.sources import iceberg_catalogs
         except ImportError as error:
@@ -229,7 +229,7 @@ class IcebergSnapshot:
 
 
 def _database(config: SourceConfig, uri: str) -> str:
-    """Return the URL of a catalog's database, which sets no more of its driver than a source may."""
+    """Return the URL of a catalog's database after checking its driver options."""
     import sqlalchemy as sa
 
     try:
@@ -254,7 +254,7 @@ def _tables_below(catalog: Any, namespace: tuple[str, ...]) -> Iterator[str]:
 
 @contextmanager
 def _translated(config: SourceConfig, secret: str | None) -> Iterator[None]:
-    """Let what pyiceberg raises leave the block as errors of the store."""
+    """Convert exceptions of pyiceberg to errors of the store."""
     try:
         yield
     except FeatureStoreError:
@@ -279,7 +279,7 @@ def _translated(config: SourceConfig, secret: str | None) -> Iterator[None]:
 
 
 def _reason(error: Exception, secret: str | None) -> str:
-    """Return what is wrong with metadata, in a few words and without what pydantic adds."""
+    """Return a short error text, without the boilerplate of pydantic."""
     text = _PYDANTIC_TEXT.sub(" ", one_line(str(error), secret))
     return f"{type(error).__name__}: {' '.join(text.split())[:_SHOWN]}"
 

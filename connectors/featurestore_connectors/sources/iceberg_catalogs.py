@@ -1,8 +1,8 @@
-"""Open Iceberg catalogs with the settings of a source only.
+"""Open Iceberg catalogs with no settings but those of the source.
 
-pyiceberg imports and calls what a table's property ``py-io-impl`` names, and adds what this
-machine's configuration keeps for a catalog of the same name, its credentials too. Tables and sources
-may be others': neither is done here.
+By default pyiceberg imports and calls the class that the table property ``py-io-impl`` names, and
+merges the local configuration of a catalog of the same name, credentials included. Tables and
+sources may be untrusted, so both are disabled here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _RestCatalog(_LocationFileIO, RestCatalog):
 def open_catalog(
     uri: str, *, name: str, warehouse: str | None = None, token: str | None = None
 ) -> SqlCatalog | RestCatalog:
-    """Return the catalog at a URI, a server or a database, of which nothing is written."""
+    """Return the catalog at the URI of a server or a database; nothing is written to it."""
     properties = {"uri": uri}
     if warehouse is not None:
         properties["warehouse"] = warehouse

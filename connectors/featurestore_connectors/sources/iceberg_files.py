@@ -1,6 +1,6 @@
-"""The files of an Iceberg snapshot as SQL for DuckDB: columns by field id, deleted rows left out.
+"""SQL for DuckDB over the files of an Iceberg snapshot: columns by field id, without deleted rows.
 
-Columns that were renamed, added or widened since a file was written are found by their ids
+Columns that were renamed, added or widened since a file was written are resolved by their ids
 (https://iceberg.apache.org/spec/#column-projection).
 """
 
@@ -94,7 +94,9 @@ def _readable(schema: Any, query: SourceQuery) -> list[Any]:
     names = query.columns
     readable, unsupported = [], []
     for field in schema.fields:
-        if _type(field.field_type) is not None and _default(field) is None:
+        # Files older than a column with an initial default lack its values.
+        has_default = getattr(field, "initial_default", None) is not None
+        if _type(field.field_type) is not None and not has_default:
             readable.append(field)
         elif names is None or field.name in names:
             unsupported.append(f"{field.name!r} ({field.field_type})")
@@ -121,11 +123,6 @@ def _type(kind: Any) -> str | None:
     return _TYPES.get(text)
 
 
-def _default(field: Any) -> Any:
-    """Return the value that older files have in place of a column, where it is not null."""
-    return getattr(field, "initial_default", None)
-
-
 def _schema_map(fields: Sequence[Any]) -> str:
     entries = []
     for field in fields:
@@ -142,7 +139,7 @@ def _empty_rows(fields: Sequence[Any]) -> str:
 
 
 def _overlapping(schema: Any, window: TimeRange) -> Any:
-    """Return a condition that holds for all files with rows of a window, and maybe for others."""
+    """Return a condition that is true for every file with rows in a window, and maybe for more."""
     import pyiceberg.expressions
 
     terms: Any = pyiceberg.expressions  # its annotations do not know names as terms
@@ -171,7 +168,7 @@ def _delete_path(config: SourceConfig, delete: Any) -> str:
 def _check_ids(
     config: SourceConfig, connection: duckdb.DuckDBPyConnection, paths: list[str]
 ) -> None:
-    """Refuse files without ids of columns, which are found by name in ways of their own."""
+    """Refuse files without column ids: their columns would have to be resolved by name."""
     text = (
         f"SELECT file_name FROM parquet_schema({_parquet(paths)}) "
         "GROUP BY file_name HAVING count(field_id) = 0 LIMIT 1"
@@ -200,7 +197,7 @@ def _parquet(paths: Sequence[str]) -> str:
 
 
 def _path(config: SourceConfig, location: str) -> str:
-    """Return a file of this machine; SourceError where it is elsewhere."""
+    """Return the path of a local file; SourceError for a remote one."""
     path = location.removeprefix("file:")
     if path.startswith("//"):
         path = path.removeprefix("//")

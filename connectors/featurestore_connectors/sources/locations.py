@@ -18,26 +18,26 @@ from featurestore.storage.location import Location, without_owner
 from featurestore.storage.selection import storage_for
 from featurestore.storage.settings import SECRET, USER, check_options
 
-# Where requests go: what the environment holds as credentials is not sent there.
+# Settings that redirect requests: credentials of the environment are not sent to such servers.
 _ADDRESSES = ("aws_endpoint_url", "proxy_url")
 
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """A path of this machine, or a URI with the settings by which a source has it opened.
+    """A local path, or a URI with the storage settings of a source.
 
-    Without settings a URI is opened as the process does it: with those of the store in the same
-    bucket, or of the environment.
+    A URI without settings is opened with those of the store in the same bucket, else with those of
+    the environment.
     """
 
     path: str
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def open(self, config: SourceConfig) -> str:
-        """Return the path, or the URI ready to be read.
+        """Return the path, or the URI with its settings registered for reading.
 
         Raises:
-            SourceUnavailable: There is nothing.
+            SourceUnavailable: The location does not exist.
         """
         path = self.path
         settings = dict(self.settings)
@@ -54,11 +54,11 @@ class SourceLocation:
 def parse_location(
     config: SourceConfig, *, prefix: str, noun: str, option_names: Sequence[str] = ()
 ) -> SourceLocation:
-    """Return the place that a URI names; options that are not the source's own are its settings.
+    """Return the location of a source; options that are not its own are storage settings.
 
     Raises:
-        InvalidArgument: The options or the secret mean nothing there.
-        UnsupportedLocation: It is a URI of an unknown kind.
+        InvalidArgument: The location does not support the options or the secret.
+        UnsupportedLocation: The scheme of the URI is unknown.
     """
     settings_options = {
         name: value for name, value in config.options.items() if name not in option_names
@@ -113,7 +113,7 @@ def local_path(config: SourceConfig, *, prefix: str) -> str:
 
 
 def require_existing(config: SourceConfig, path: str) -> str:
-    """Return a path that is there; SourceUnavailable where it is not."""
+    """Return an existing path; raise SourceUnavailable if it does not exist."""
     if not files.exists(path):
         hint = "is it mounted here, and spelled so?"
         if not storage_for(path).is_local:
@@ -138,9 +138,9 @@ def storage_errors(config: SourceConfig) -> Iterator[None]:
 
 
 def inside(root: str, path: str) -> str | None:
-    """Return the place that a path means below a root; None where it leads out.
+    """Resolve a path below a root; None if it leads outside.
 
-    On this machine links are followed.
+    Local symbolic links are followed.
     """
     if not storage_for(root).is_local:
         path = path.strip("/")
@@ -154,7 +154,7 @@ def inside(root: str, path: str) -> str | None:
 
 
 def below(root: str) -> dict[str, FileStatus]:
-    """Return the files at or below a place, by path in their order; hidden ones are left out."""
+    """Return the files at or below a path, sorted by path, without hidden files."""
     if files.is_file(root):
         return {root: files.status(root)}
     if storage_for(root).prefers_listing:
@@ -170,9 +170,8 @@ def _is_shown(name: str) -> bool:
 
 
 def statuses(paths: Iterable[str]) -> dict[str, FileStatus]:
-    """Return the status of each path that is there."""
-    statuses_by_path = {path: files.status(path) for path in paths if files.exists(path)}
-    return statuses_by_path
+    """Return the status of each existing path."""
+    return {path: files.status(path) for path in paths if files.exists(path)}
 
 
 def are_unchanged(root: str, earlier: Mapping[str, FileStatus]) -> bool:
@@ -182,7 +181,7 @@ def are_unchanged(root: str, earlier: Mapping[str, FileStatus]) -> bool:
 
 
 def fingerprint(statuses: Mapping[str, FileStatus]) -> str:
-    """Return a hash of names, sizes and times of files, and of the tags of objects."""
+    """Return a hash of the names, sizes and times of files, and of the etags of objects."""
     digest = hashlib.sha256()
     for path, status in statuses.items():
         line = f"{without_owner(path)} {status.size} {status.modified_ns}"

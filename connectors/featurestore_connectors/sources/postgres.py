@@ -1,7 +1,7 @@
 """Postgres by ADBC: one exported snapshot for all connections; types are checked before reading.
 
-The query that the server sees names the columns that are needed and the bounds of the window. What
-the driver would change silently is cast by the server (identifiers, addresses) or refused.
+The query names only the needed columns and the bounds of the window. Types that the driver would
+change silently are cast by the server (identifiers, addresses) or refused.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _TABLES = """
 _SNAPSHOT = (
     "SELECT pg_export_snapshot(), pg_current_snapshot()::text, current_setting('server_version')"
 )
-# Types without loss as text, which the driver returns as opaque bytes.
+# Types that the driver returns as opaque bytes; text represents them without loss.
 _AS_TEXT = ("uuid", "inet", "cidr", "macaddr", "macaddr8", "xml")
 _CASTS = {
     "money": "{}::numeric(18, 2)",
@@ -75,13 +75,13 @@ _CASTS = {
     "timetz": "{}::text",
 }
 _ARRAY_ITEMS = ("bool", "bpchar", "float4", "float8", "int2", "int4", "int8", "text", "varchar")
-# How Postgres keeps precision and scale of a number in one integer, 4 above their bits.
+# The typmod of numeric is (precision << 16 | scale) + 4.
 _TYPMOD_OFFSET = 4
 _MAX_DIGITS = 38
 
 
 class PostgresSource:
-    """A Postgres database, read by ADBC in a transaction that reads only."""
+    """A Postgres database, read by ADBC in a read-only transaction."""
 
     def __init__(self, config: SourceConfig) -> None:
         self._config = config
@@ -94,7 +94,7 @@ class PostgresSource:
         return engine.name == "spark" and self._partition_count is not None
 
     def snapshot(self, at: int | datetime | None = None) -> PostgresSnapshot:
-        """Connect, and export a snapshot of now."""
+        """Connect, and export a snapshot of the current state."""
         if at is not None:
             raise InvalidArgument(
                 f"at={at!r}: a Postgres database keeps no earlier versions.",
@@ -104,7 +104,7 @@ class PostgresSource:
 
 
 class PostgresSnapshot(TypedColumns):
-    """A transaction of level "repeatable read", and connections that share what it sees."""
+    """A "repeatable read" transaction, and connections that share its snapshot."""
 
     def __init__(self, config: SourceConfig) -> None:
         self._config = config
@@ -190,7 +190,7 @@ class PostgresSnapshot(TypedColumns):
             return list(cursor.fetchall())
 
     def _batches(self, text: str) -> Iterator[pa.RecordBatch]:
-        """Yield what a query gives, from a connection of its own, opened with the first batch."""
+        """Yield the rows of a query from a separate connection, opened with the first batch."""
         connection = self._connect()
 
         def close() -> None:
@@ -261,8 +261,8 @@ def _column(field: pa.Field) -> SourceColumn:
         return SourceColumn(field.name, f"{name}::text", pa.string(), native)
     if native == "numeric":
         kind = _decimal(int(metadata.get(b"POSTGRESQL:typmod", b"-1")))
-        one_line = native if kind is not None else "numeric without digits, or with more than 38"
-        return SourceColumn(field.name, name, kind, one_line, way_out=_way_out(native, name))
+        description = native if kind is not None else "numeric without digits, or with more than 38"
+        return SourceColumn(field.name, name, kind, description, way_out=_way_out(native, name))
     if native.startswith("_"):
         is_plain = native[1:] in _ARRAY_ITEMS
         return SourceColumn(
@@ -288,7 +288,7 @@ def _way_out(native: str, name: str) -> str:
 
 
 def _decimal(typmod: int) -> pa.DataType | None:
-    """Return the type of exact numbers with these digits; None where it has no bound."""
+    """Return the decimal type of a typmod; None if its digits are unbounded or exceed 38."""
     if typmod < _TYPMOD_OFFSET:
         return None
     precision = (typmod - _TYPMOD_OFFSET) >> 16
@@ -301,7 +301,7 @@ def _decimal(typmod: int) -> pa.DataType | None:
 
 
 def _with_secret(uri: str, secret: str | None) -> str:
-    """Return the URI as the driver takes it: with the password, and with an end to waiting."""
+    """Return the URI for the driver, with the password and a connection timeout."""
     url = urlsplit(uri)
     options = dict(parse_qsl(url.query))
     options.setdefault("connect_timeout", _CONNECT_SECONDS)

@@ -1,4 +1,4 @@
-"""Databases by SQLAlchemy, with any installed dialect: MySQL and MariaDB, and by name all others.
+"""Databases by SQLAlchemy with any installed dialect; MySQL and MariaDB have URI schemes of their own.
 
 One connection with one transaction, at an isolation level with a consistent snapshot. The query
 names only the needed columns and the bounds of the window.
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _MYSQL = ("mysql", "mariadb")
 _DRIVERS = {"mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql"}
-# Kinds that have a connector of their own, which reads more and faster.
+# Dialects with a dedicated connector, which supports more types and is faster.
 _OTHER_CONNECTORS = ("duckdb", "sqlite")
 _CONNECT_SECONDS = "10"
 # Isolation levels with a consistent snapshot; the first that the database supports is used.
@@ -63,7 +63,7 @@ _NO_TABLE, _NO_COLUMN, _CHANGED, _NO_RIGHTS = 1146, 1054, 1412, (1142, 1143)
 
 
 class SQLAlchemySource:
-    """A database that SQLAlchemy knows, read in a transaction."""
+    """A database with a SQLAlchemy dialect, read in one transaction."""
 
     def __init__(self, config: SourceConfig) -> None:
         self._config = config
@@ -75,7 +75,7 @@ class SQLAlchemySource:
         self._url = _url(config)
 
     def snapshot(self, at: int | datetime | None = None) -> SQLAlchemySnapshot:
-        """Connect, and begin a transaction, which sees one state to its end."""
+        """Connect, and begin a transaction with a consistent snapshot."""
         if at is not None:
             raise InvalidArgument(
                 f"at={at!r}: source {self._config.name!r} keeps no earlier versions.",
@@ -139,7 +139,7 @@ class SQLAlchemySnapshot(TypedColumns):
             self._connection.engine.dispose()
 
     def _interrupt(self, running: RunningQuery) -> None:
-        """End a query in the middle of its rows, which a driver of MySQL would fetch to the last."""
+        """Kill a running query: closing it would make MySQL drivers fetch all remaining rows."""
         import sqlalchemy as sa
 
         # A failed interrupt does not matter: the connection is closed anyway.
@@ -192,7 +192,7 @@ class SQLAlchemySnapshot(TypedColumns):
 
     @contextlib.contextmanager
     def _free(self) -> Iterator[None]:
-        """Have the connection for another query, whose errors are those of the store."""
+        """Free the connection for another query, and convert its errors."""
         with self._lock:
             if self._running is not None:
                 self._running.spool()
@@ -201,7 +201,7 @@ class SQLAlchemySnapshot(TypedColumns):
                 yield
 
     def _batches(self, text: str, columns: Sequence[SourceColumn]) -> Iterator[pa.RecordBatch]:
-        """Yield what a query gives; it runs from the first batch on."""
+        """Yield the rows of a query, which starts with the first batch."""
         with self._free():
             streamed = self._connection.execution_options(stream_results=True)
             running = RunningQuery(streamed.exec_driver_sql(text), columns, self._lock)
@@ -363,11 +363,11 @@ class SQLAlchemySnapshot(TypedColumns):
 
 
 def _url(config: SourceConfig) -> sa.URL:
-    """Return the address as SQLAlchemy takes it, without the secret.
+    """Return the URL for SQLAlchemy, without the secret.
 
     Raises:
-        InvalidArgument: It is malformed, names a database that another connector reads, or sets an
-            option that a source may not.
+        InvalidArgument: The URI is malformed, names a database of another connector, or sets a
+            driver option that is not allowed.
     """
     import sqlalchemy as sa
 

@@ -76,9 +76,9 @@ _WRONG = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 @dataclass(frozen=True)
 class QueryColumn:
-    """The metadata of a query's column that MySQL sends before the rows.
+    """The metadata of a query's column, which MySQL sends before the rows.
 
-    ``length`` is that of a number's text, sign and point included; None where the driver hides it.
+    ``length`` counts the characters of a number, with sign and point; None if the driver hides it.
     """
 
     name: str
@@ -127,7 +127,7 @@ def described_column(query_column: QueryColumn, *, quoted: str) -> SourceColumn:
 def _mysql_column(
     name: str, kind: pa.DataType | None, word: str, *, native: str, quoted: str
 ) -> SourceColumn:
-    """Return a column of MySQL, with what the server has to do for it."""
+    """Return a column of MySQL with the SQL expression that reads it."""
     expression = quoted
     if word == "FLOAT":
         expression = f"({quoted} + 0e0)"  # a float alone is sent as six digits
@@ -136,7 +136,7 @@ def _mysql_column(
 
 
 def _native(kind: sa.types.TypeEngine[object], dialect: sa.Dialect) -> str:
-    """Return what the database calls a type."""
+    """Return the database's name of a type."""
     from sqlalchemy.exc import CompileError
     from sqlalchemy.types import NullType
 
@@ -169,7 +169,7 @@ def _reflected_type(
 
 
 def decimal_type(precision: int | None, scale: int | None) -> pa.DataType | None:
-    """Return the type of exact numbers with these digits; None where they are not bounded so."""
+    """Return the decimal type of these digits; None if it has no precision or is out of range."""
     if precision is None or not 0 < precision <= _MAX_DIGITS:
         return None
     scale = scale or 0
@@ -179,12 +179,12 @@ def decimal_type(precision: int | None, scale: int | None) -> pa.DataType | None
 
 
 def is_zoned(column: SourceColumn) -> bool:
-    """Return whether the times of a column have a zone, so that literals need one too."""
+    """Return whether the times of a column have a zone, so that literals also need one."""
     return "WITH TIME ZONE" in column.native or "DATETIMEOFFSET" in column.native
 
 
 def converter(column: SourceColumn) -> Callable[[object], object] | None:
-    """Return what makes the values of a column ready for Arrow; None where they are."""
+    """Return the function that converts the values of a column for Arrow; None if none is needed."""
     if column.kind is not None and pa.types.is_string(column.kind):
         return _as_text
     if column.kind is not None and pa.types.is_decimal(column.kind):
@@ -201,7 +201,7 @@ def _as_decimal(value: object) -> object:
 
 
 class RunningQuery:
-    """The rows of a query that runs; used under the lock of its connection."""
+    """The rows of a running query; used under the lock of its connection."""
 
     def __init__(self, result: Any, columns: Sequence[SourceColumn], lock: threading.RLock) -> None:
         self._columns = columns
@@ -250,8 +250,11 @@ class RunningQuery:
             self._result = None
 
     def _fetched(self, result: Any) -> Iterator[pa.RecordBatch]:
+        names = [column.name for column in self._columns]
         for rows in result.partitions(BATCH_ROWS):
-            yield _batch(rows, self._columns)
+            values_by_column = zip(self._columns, zip(*rows, strict=True), strict=True)
+            arrays = [_array(values, column) for column, values in values_by_column]
+            yield pa.RecordBatch.from_arrays(arrays, names=names)
         self._result = None
 
 
@@ -259,14 +262,6 @@ def _from_file(file: Any, *, empty: bool) -> Iterator[pa.RecordBatch]:
     with file:
         if not empty:
             yield from pa.ipc.open_stream(file)
-
-
-def _batch(rows: Sequence[Any], columns: Sequence[SourceColumn]) -> pa.RecordBatch:
-    arrays = [
-        _array(values, column)
-        for column, values in zip(columns, zip(*rows, strict=True), strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
 
 
 def _array(values: Sequence[Any], column: SourceColumn) -> pa.Array:

@@ -40,7 +40,7 @@ from featurestore_connectors.sources.typed_columns import (
 )
 
 _TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name"
-# Storage classes of SQLite, and a value of each.
+# Storage classes of SQLite with a sample value.
 _SAMPLES = {"integer": "0", "real": "0.0", "text": "''", "blob": "x''"}
 _KINDS = {
     "integer": pa.int64(),
@@ -55,7 +55,7 @@ _TIME_STEP = timedelta(milliseconds=1)
 
 @dataclass(frozen=True)
 class _ColumnStorage:
-    """What a column is declared as, and the storage classes of its values (first, last by name)."""
+    """The declared type of a column, and the storage classes of its values (first, last by name)."""
 
     declared: str
     first: str | None
@@ -72,7 +72,7 @@ class SQLiteSource:
         self._path = locations.local_path(config, prefix="sqlite")
 
     def snapshot(self, at: int | datetime | None = None) -> SQLiteSnapshot:
-        """Open the file and begin a transaction, which sees one state to its end."""
+        """Open the file and begin a transaction with a consistent snapshot."""
         if at is not None:
             raise InvalidArgument(f"at={at!r}: a SQLite file keeps no earlier versions.")
         return SQLiteSnapshot(self._config, locations.require_existing(self._config, self._path))
@@ -132,7 +132,7 @@ class SQLiteSnapshot(TypedColumns):
             return list(cursor.fetchall())
 
     def _batches(self, text: str) -> Iterator[pa.RecordBatch]:
-        """Yield what a query gives, without its first row."""
+        """Yield the rows of a query without the first, which is the sample row."""
         with translate_errors(self._config):
             cursor = self._connection.cursor()
             cursor.execute(text)
@@ -190,13 +190,13 @@ class SQLiteSnapshot(TypedColumns):
         return name
 
     def _declared(self, table: str) -> dict[str, str]:
-        """Return the types that columns are declared as."""
+        """Return the declared types of columns."""
         table_info = self._execute(f"PRAGMA table_info({sqltext.quote(table)})")
         return {str(row[1]): str(row[2] or "").upper() for row in table_info}
 
 
 def _column(name: str, storage: _ColumnStorage) -> SourceColumn:
-    """Return how a column is read, by what it holds and, where that leaves a choice, is declared as."""
+    """Return the column with the type of its values; the declared type decides where several fit."""
     quoted = sqltext.quote(name)
     storage_classes = {storage.first, storage.last} - {None}
     if storage_classes == {"integer", "real"}:
@@ -227,7 +227,7 @@ def _column(name: str, storage: _ColumnStorage) -> SourceColumn:
 def _by_declaration(declared: str) -> tuple[str, pa.DataType] | None:
     """Return storage class and type of a declared type (https://sqlite.org/datatype3.html, 3.1).
 
-    Dates and times are texts to SQLite, truth values integers.
+    SQLite stores dates and times as text, booleans as integers.
     """
     if "DATETIME" in declared or "TIMESTAMP" in declared:
         return "text", TIMESTAMP
@@ -247,7 +247,7 @@ def _by_declaration(declared: str) -> tuple[str, pa.DataType] | None:
 
 
 def _condition(window: TimeRange) -> str:
-    """Return a condition that holds for all rows of a window, and for some near its ends.
+    """Return a condition that is true for all rows of a window, and for some near its bounds.
 
     SQLite compares times to the millisecond; the exact bounds are applied to the batches.
     """
@@ -294,7 +294,7 @@ def _parsed_array(column: SourceColumn, array: pa.Array) -> pa.Array:
 
 
 def _times(array: pa.Array) -> pa.Array:
-    """Return texts as times; those without a zone are in UTC, as SQLite has them."""
+    """Parse texts as times; those without a zone are in UTC, as in SQLite."""
     has_zone = pc.match_substring_regex(array, _WITH_ZONE)
     nothing = pa.scalar(None, pa.string())
     zoned = pc.if_else(has_zone, array, nothing).cast(TIMESTAMP)

@@ -1,4 +1,4 @@
-"""SQL text for databases of others: quoted names, literals, and the query around a user's query."""
+"""SQL text for source databases: quoted names, literals, and queries over a user's query."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from featurestore.plugins.engine import TimeRange
 
 
 def quote(name: str) -> str:
-    """Return an identifier in double quotes; the only way by which a name gets into SQL.
+    """Return an identifier in double quotes; all names in SQL text pass through here.
 
     >>> quote('odd"name')
     '"odd""name"'
@@ -42,7 +42,7 @@ def utc_text(value: datetime) -> str:
 
 
 def subquery(sql: str) -> str:
-    """Return a user's query as a table of another one; a comment at its end harms nothing."""
+    """Return a user's query as a subquery; it may end with a line comment."""
     return f"(\n{sql.strip().rstrip(';')}\n) AS {quote('query')}"
 
 

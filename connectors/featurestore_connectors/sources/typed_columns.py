@@ -1,8 +1,7 @@
 """Typed columns of a source; values that do not fit their type are refused by column.
 
-What a driver gives is not always what the database holds: exact numbers come as text, infinite
-times as times before the flood, arrays of two axes as one long array. Here such values become what
-they are, or are refused.
+Drivers change some values: they return decimals as text, infinite times as extreme finite ones, and
+flatten arrays of two axes. Such values are converted back here, or refused.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _MICROS_A_DAY = 86_400_000_000
 
 @dataclass(frozen=True)
 class SourceColumn:
-    """One column of a table or query elsewhere.
+    """One column of a table or query of a source.
 
     ``expression`` is the SQL that gives it. ``kind`` is its feature type; None where it cannot be
     read, and ``way_out`` is then the SQL that gives something which can. ``native`` is what the
@@ -49,7 +48,7 @@ def select_columns(columns: Sequence[SourceColumn], query: SourceQuery) -> list[
     """Return the columns that a query needs, in its order.
 
     Raises:
-        SourceTableNotFound: A column is not there; lists those that are.
+        SourceTableNotFound: A column does not exist; lists those that do.
         UnsupportedType: Needed columns cannot be read; lists all such columns.
     """
     columns_by_name = {column.name: column for column in columns}
@@ -91,7 +90,7 @@ class TypedColumns(ABC):
 
     @abstractmethod
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
-        """Return all columns of what a query reads."""
+        """Return all columns of the table or SQL of a query."""
 
     def query_of(self, table: SourceTable) -> SourceQuery:
         """Return the query of all columns of a table."""
@@ -113,7 +112,7 @@ def schema_of(columns: Sequence[SourceColumn]) -> pa.Schema:
 
 
 def cast_batches(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield batches of exactly the types of a schema; a value that does not fit ends it by name."""
+    """Yield batches with exactly the types of a schema; a value that does not fit raises an error."""
     for batch in batches:
         arrays = [_storage_array(batch.column(index), field) for index, field in enumerate(schema)]
         yield cast_batch(pa.RecordBatch.from_arrays(arrays, names=schema.names), schema)
@@ -135,7 +134,7 @@ def _storage_array(array: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def check_times(array: pa.Array, name: str) -> None:
-    """Refuse times outside of the years 1 to 9999, infinite ones among them, also in lists and structs.
+    """Refuse infinite times and times outside of the years 1 to 9999, also in lists and structs.
 
     Raises:
         UnsupportedType: Names the column.
@@ -185,7 +184,7 @@ def check_axes(
     """Yield batches without their last columns, which count the axes of ``arrays``.
 
     Raises:
-        UnsupportedType: An array has more than one axis, which the driver would make one of.
+        UnsupportedType: An array has more than one axis; the driver would flatten it.
     """
     for batch in batches:
         first = batch.num_columns - len(arrays)

@@ -1,1 +1,1 @@
-"""Files of a folder as one table: one dialect, one schema and one meaning."""
+"""Files of a folder as one table, with one dialect and one schema."""

@@ -1,4 +1,4 @@
-"""Rows of files that cannot be read: refused by file, line and column, or left out and counted."""
+"""Invalid rows of files: refused with file, line and column, or skipped and counted."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SHOWN = 120
 
 @dataclass(frozen=True)
 class TableName:
-    """The table of a source that is read, for messages and for the lines that they offer.
+    """The table that is read, for messages and the calls in their hints.
 
-    ``options`` are those of the call that reads it, ``declared`` the types in all its options.
+    ``options`` are the options of the reading call, ``declared`` the types of ``dtypes``.
     """
 
     source: str
@@ -41,15 +41,15 @@ class TableName:
         return f"read_source({', '.join(arguments)})"
 
     def refusal(self, message: str, *, hint: str | None = None) -> InvalidSourceFile:
-        """Return the error for files that do not fit."""
+        """Return the error for invalid files."""
         return InvalidSourceFile(f"Source {self.source!r}: {message}", hint=hint)
 
 
 @dataclass
 class BadRows:
-    """Where rows go that cannot be read: an error, or a quarantine that counts them.
+    """Handler of invalid rows: raises an error, or counts them in quarantine.
 
-    The first 10,000 are kept with their texts.
+    The first 10,000 are stored with their text.
     """
 
     table: TableName
@@ -61,7 +61,7 @@ class BadRows:
         """Count a row.
 
         Raises:
-            InvalidSourceFile: Such rows are not to be left out.
+            InvalidSourceFile: The options do not quarantine rows.
         """
         if not self.quarantines:
             column = "" if row.column is None else f", column {row.column!r}"

@@ -1,7 +1,6 @@
-"""Records of a CSV file one by one, with their lines: to name what is wrong, not for speed.
+"""Strict, slow parser of CSV records with their line numbers, to locate errors.
 
-Python's parser is used in its strict mode: a quote that is never closed, and text after a closing
-quote, are errors.
+It is Python's parser in strict mode: an unclosed quote and text after a closing quote are errors.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _LONGEST = 2**31 - 1
 
 @dataclass(frozen=True)
 class CsvDialect:
-    """How CSV files are written. ``comment`` begins lines that are not records."""
+    """The dialect of CSV files. Lines that begin with ``comment`` are not records."""
 
     delimiter: str = ","
     quote: str = '"'
@@ -39,7 +38,7 @@ class InvalidCsv(ValueError):
 
 
 class Lines:
-    """The lines of a file that are not skipped; ``number`` is that of the last, from 1."""
+    """The lines of a file that are not skipped; ``number`` is the last line number, from 1."""
 
     def __init__(self, text: TextIO, dialect: CsvDialect) -> None:
         self._text = iter(text)
@@ -76,11 +75,11 @@ class Lines:
 
 
 def records(file: FolderFile, dialect: CsvDialect) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line and the fields of each record, the header too; empty lines are [].
+    """Yield the first line and the fields of each record, header included; empty lines are [].
 
     Raises:
         InvalidCsv: A record is not CSV.
-        UnicodeDecodeError: The file is not of its encoding.
+        UnicodeDecodeError: The file does not have its encoding.
     """
     if csv.field_size_limit() < _LONGEST:
         csv.field_size_limit(_LONGEST)
@@ -118,7 +117,7 @@ def data_records(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the first line and the fields of each record of data, of any number of fields.
 
-    An empty line is a null where there is one column, and else no record.
+    An empty line is a null if there is one column, else it is skipped.
     """
     is_header = dialect.header
     for line, fields in records(file, dialect):
@@ -131,7 +130,7 @@ def data_records(
 
 
 def undecodable_line(file: FolderFile, dialect: CsvDialect) -> int | None:
-    """Return the first line that is not of the encoding; None where the encoding has wide signs."""
+    """Return the first line that cannot be decoded; None for encodings of 16 and 32 bits."""
     if dialect.encoding.startswith(("utf-16", "utf-32")):
         return None
     number = 0

@@ -1,4 +1,4 @@
-"""Tables of CSV files: the columns of their headers, typed by all their texts."""
+"""Tables of CSV files: columns from the headers, types inferred from all values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from featurestore_connectors.sources.folders.tables import (
     without_rows,
 )
 
-# What a file may be separated by where its header is one column and no delimiter was named.
+# Delimiters to suggest if the header is one column and the options name no delimiter.
 _OTHER_DELIMITERS = (";", "\t", "|")
 _SIGNS = [
     "delimiter",
@@ -168,7 +168,7 @@ class CsvTable(FolderTable):
         return CsvTexts(file, self._dialect, bad_rows)
 
     def _names(self, file: FolderFile, bad_rows: BadRows) -> list[str] | None:
-        """Return the columns of a file; None where it has no line."""
+        """Return the columns of a file; None if it has no lines."""
         first = self._texts(file, bad_rows).first_record()
         if first is None:
             return None
@@ -212,7 +212,7 @@ class CsvTable(FolderTable):
 
 def _batch(arrays: Mapping[str, pa.Array], columns: Sequence[Column], count: int) -> pa.RecordBatch:
     if not columns:
-        # A batch of no columns has no length; that of one does.
+        # A batch without columns has no length, so it gets a column of nulls.
         return pa.RecordBatch.from_arrays([pa.nulls(count)], [""])
     names = [column.name for column in columns]
     return pa.RecordBatch.from_arrays([arrays[name] for name in names], names)

@@ -1,8 +1,8 @@
-"""The texts of CSV files, batch by batch, by Arrow's parser with a stated dialect.
+"""Fast parser of CSV files to batches of strings, by Arrow with an explicit dialect.
 
-Arrow's parser is fast and lenient: it accepts a quote that is never closed, which swallows lines.
-So the bytes are checked on their way to it, and a file whose quotes are not plainly those of RFC
-4180 is read once more by the strict parser of ``csv_lines``, which names the line.
+Arrow's parser is lenient: it accepts an unclosed quote, which swallows lines. So the quotes of a
+file are checked first, and if they do not plainly follow RFC 4180, the strict parser of
+``csv_lines`` validates the file and names the line.
 
 https://www.rfc-editor.org/rfc/rfc4180
 """
@@ -35,13 +35,13 @@ from featurestore_connectors.sources.folders.listing import FolderFile
 _BLOCK_BYTES = (2 << 20, 64 << 20)
 _CHUNK_BYTES = 4 << 20
 _MANY_COLUMNS = 10_000
-# Threads of Arrow that read ahead let go of a stream after its reader is done. Python's are freed
-# here, where the interpreter still runs.
+# Read-ahead threads of Arrow release a stream after its reader is done. This reference frees Python
+# streams while the interpreter still runs.
 _open: deque[Any] = deque(maxlen=16)
 
 
 class CsvTexts:
-    """The texts of one file, each column a string; fields that are empty without quotes are null."""
+    """The fields of one file as strings; empty fields without quotes are null."""
 
     def __init__(self, file: FolderFile, dialect: CsvDialect, bad_rows: BadRows) -> None:
         self.file = file
@@ -50,7 +50,7 @@ class CsvTexts:
         self._ragged = 0
 
     def first_record(self) -> list[str] | None:
-        """Return the fields of the first record; None where the file has none."""
+        """Return the fields of the first record; None if the file has no records."""
         try:
             batch = next(self._blocks(None, None), None)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -60,13 +60,12 @@ class CsvTexts:
         return [column[0].as_py() or "" for column in batch.columns]
 
     def batches(self, width: int, columns: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        """Yield the texts of some columns, by number; the header is not among them.
+        """Yield the texts of columns selected by number, without the header.
 
-        Records of another number of fields go to the bad rows, those of which are not refused at
-        the end of the file.
+        Records with another number of fields are added to the bad rows.
 
         Raises:
-            InvalidSourceFile: A line is not CSV of this dialect; names it.
+            InvalidSourceFile: A line is not CSV of this dialect; names the line.
         """
         has_header = self.dialect.header
         self._ragged = 0
@@ -82,7 +81,7 @@ class CsvTexts:
             self._report_ragged(width)
 
     def locate(self, width: int, rows: Sequence[int]) -> dict[int, tuple[int, str]]:
-        """Return line and text of rows of the right width, which are counted from 0."""
+        """Return line and text by row number; only records of the right width count as rows."""
         wanted_rows, lines, number = set(rows), {}, 0
         for line, fields in data_records(self.file, self.dialect, width=width):
             if len(fields) != width:
@@ -95,7 +94,7 @@ class CsvTexts:
         return lines
 
     def _blocks(self, width: int | None, columns: Sequence[int] | None) -> Iterator[pa.RecordBatch]:
-        """Yield all records, the header too."""
+        """Yield all records, header included."""
         dialect = self.dialect
         if width is not None and self._is_suspicious():
             for _ in data_records(self.file, dialect, width=width):
@@ -114,7 +113,7 @@ class CsvTexts:
             escape_char=dialect.escape or False,
             newlines_in_values=bool(dialect.quote or dialect.escape),
             ignore_empty_lines=width != 1,
-            # Only the first record matters where no width is known.
+            # Without a known width only the first record matters.
             invalid_row_handler=_skip if width is None else self._skip_or_fail,
         )
         yielded = 0
@@ -131,7 +130,7 @@ class CsvTexts:
             except pa.ArrowInvalid as error:
                 if "straddling" not in str(error) or size == _BLOCK_BYTES[-1]:
                     raise
-            # A record is longer than a block: once more, without the rows that are out already.
+            # A record is longer than a block: parse again, without the rows yielded so far.
             self._ragged = 0
 
     def _parsed(
@@ -153,7 +152,7 @@ class CsvTexts:
                 yield from reader
 
     def _is_suspicious(self) -> bool:
-        """Return whether quotes may swallow lines, judged by the bytes around them."""
+        """Return whether quotes may swallow lines, by the bytes next to them."""
         if not self.dialect.quote:
             return False
         quotes = PlainQuotes(self.dialect)
@@ -248,11 +247,10 @@ def _fields(count: int) -> str:
 
 
 class PlainQuotes:
-    """Whether the quotes of a file are plainly those of RFC 4180, chunk by chunk.
+    """Check, chunk by chunk, that the quotes of a file plainly follow RFC 4180.
 
-    Every other quote opens a field and the others close one, also within a doubled quote. They are
-    plain where each that opens follows a delimiter, a line end or a quote, and each that closes
-    comes before one.
+    Quotes alternately open and close a field, also within a doubled quote. They are plain if each
+    opening quote follows a delimiter, a line end or a quote, and each closing quote precedes one.
     """
 
     def __init__(self, dialect: CsvDialect) -> None:
@@ -269,11 +267,11 @@ class PlainQuotes:
         return self._count % 2 == 1
 
     def update(self, data: npt.NDArray[np.uint8]) -> None:
-        """Look at the next bytes."""
+        """Check the next bytes."""
         positions = np.flatnonzero(data == self._quote)
         neighbors = self._neighbors
         if self._last == self._quote and self._count and not self.are_open:
-            # The quote that ended the chunk before closes a field, or is the first of two.
+            # The last quote of the previous chunk closes a field, or is the first of two.
             self.are_plain &= bool(neighbors[data[0]])
         if len(positions):
             opening = positions[self._count % 2 :: 2]

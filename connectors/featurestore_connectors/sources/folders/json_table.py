@@ -1,4 +1,4 @@
-"""Tables of JSON files: the names of their objects, typed by all their values."""
+"""Tables of JSON files: columns from the names in their objects, types inferred from all values."""
 
 from __future__ import annotations
 
@@ -88,7 +88,11 @@ class JsonTable(FolderTable):
     ) -> Iterator[pa.RecordBatch]:
         in_files = schema.in_files
         table_schema = pa.schema([(column.name, column.kind) for column in in_files])
-        declared = frozenset(each.name for each in in_files if each.is_declared and _has_text(each))
+        declared = frozenset(
+            each.name
+            for each in in_files
+            if each.is_declared and (pa.types.is_string(each.kind) or is_nested(each.kind))
+        )
         parser = JsonColumns(
             table_schema,
             texts_of_values=declared,
@@ -108,7 +112,7 @@ class JsonTable(FolderTable):
     def _parsed(
         self, file: FolderFile, parser: JsonColumns
     ) -> Iterator[tuple[JsonObjects, dict[str, pa.Array], dict[int, str]]]:
-        """Yield objects, their columns, and by row why one does not fit."""
+        """Yield objects, their columns, and the error texts of invalid rows by row number."""
         if self.folder_files.format == "json":
             for batch in self._objects(file, exact=parser.is_exact):
                 arrays, reasons = parser.convert(batch.objects)
@@ -164,13 +168,9 @@ class JsonTable(FolderTable):
         return {name: value for name, value in members.items() if name not in declared}
 
 
-def _has_text(column: Column) -> bool:
-    return bool(pa.types.is_string(column.kind)) or is_nested(column.kind)
-
-
 @dataclass(frozen=True)
 class JsonObjects:
-    """Objects, the line at which each begins, and the reason why a line is not one."""
+    """Objects with their first lines; ``reasons`` has an error text for lines that are invalid."""
 
     objects: list[dict[str, Any]]
     lines: list[int]
@@ -179,10 +179,10 @@ class JsonObjects:
 
 
 def texts_of_lines(file: FolderFile, table: TableName) -> Iterator[JsonObjects]:
-    """Yield the lines of a file that are not empty, their objects not yet parsed.
+    """Yield the lines of a file that are not empty, without parsed objects.
 
     Raises:
-        InvalidSourceFile: A line is too long; names it.
+        InvalidSourceFile: A line is too long; names the line.
     """
     batch = JsonObjects([], [], [], [])
     for number, line in _lines(file, table):
@@ -203,10 +203,10 @@ def texts_of_lines(file: FolderFile, table: TableName) -> Iterator[JsonObjects]:
 
 
 def objects_of_lines(file: FolderFile, table: TableName, *, exact: bool) -> Iterator[JsonObjects]:
-    """Yield the objects of a file that has one on each line; empty lines are none.
+    """Yield the objects of a file with one object per line; empty lines are skipped.
 
     Raises:
-        InvalidSourceFile: A line is too long; names it.
+        InvalidSourceFile: A line is too long; names the line.
     """
     for batch in texts_of_lines(file, table):
         for row, text in enumerate(batch.texts):
@@ -239,10 +239,10 @@ def _lines(file: FolderFile, table: TableName) -> Iterator[tuple[int, bytes]]:
 def objects_of_document(
     file: FolderFile, table: TableName, *, exact: bool
 ) -> Iterator[JsonObjects]:
-    """Yield the objects of one array, or of one object after the other over any lines.
+    """Yield the objects of one array, or of consecutive objects over any lines.
 
     Raises:
-        InvalidSourceFile: The document is not JSON, or holds something else; names the line.
+        InvalidSourceFile: The document is not JSON, or has other values; names the line.
     """
     batch = JsonObjects([], [], [], [])
     try:
@@ -262,7 +262,7 @@ def objects_of_document(
 
 
 class _Document:
-    """A JSON text that is read as far as its next value."""
+    """An incremental parser of a JSON document."""
 
     def __init__(self, stream: TextIO, name: str, table: TableName, *, exact: bool) -> None:
         self._stream = stream
@@ -310,7 +310,7 @@ class _Document:
         return line, value
 
     def _peek(self) -> str:
-        """Return the next sign that is not space, or nothing at the end."""
+        """Return the next character that is not a space; "" at the end."""
         while True:
             remainder = self._position
             while remainder < len(self._text) and self._text[remainder] in _SPACE:
@@ -326,7 +326,7 @@ class _Document:
         self._position = end
 
     def _read_more(self) -> bool:
-        """Read as much again as waits to be parsed; False at the end of the file."""
+        """Read at least as much as is buffered, to parse long records in linear time."""
         self._text = self._text[self._position :]
         self._position = 0
         more = self._stream.read(max(_CHUNK_BYTES, len(self._text)))

@@ -1,4 +1,4 @@
-"""Files of a folder: their formats and compressions, their partitions, and those that are not read."""
+"""Files of a folder: formats, compressions, partitions, and files that are ignored."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import without_owner
 from featurestore_connectors.sources.folders.options import COMPRESSIONS, ENDINGS, FolderOptions
 
-# What Hive and Spark write for null.
+# The folder name of null in Hive and Spark.
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True)
 class FolderFile:
-    """A file that is read.
+    """A data file.
 
     ``name`` is its path below the source, for messages. ``partitions`` are the keys and values of
-    the folders ``key=value`` above it.
+    its parent folders ``key=value``.
     """
 
     path: str
@@ -38,11 +38,11 @@ class FolderFile:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of the folders ``key=value`` above it."""
+        """The keys of its parent folders ``key=value``."""
         return tuple(key for key, _ in self.partitions)
 
     def open(self) -> pa.NativeFile:
-        """Return the content, decompressed, from its first byte on."""
+        """Open the file as a decompressed stream."""
         source_file = files.open_ranges(self.path)
         stream = (
             pa.OSFile(source_file)
@@ -54,7 +54,7 @@ class FolderFile:
         return pa.CompressedInputStream(stream, self.compression)
 
     def open_text(self, encoding: str) -> io.TextIOWrapper:
-        """Return the content as text, its line ends as they are and without a byte order mark."""
+        """Open the file as text with original line ends and without a byte order mark."""
         raw: IO[bytes] = io.BufferedReader(self.open(), 1 << 20)
         name = "utf-8-sig" if encoding == "utf-8" else encoding
         return io.TextIOWrapper(raw, encoding=name, newline="")
@@ -62,7 +62,7 @@ class FolderFile:
 
 @dataclass(frozen=True)
 class FolderFiles:
-    """The files of one table: those of one format, and the names of those that are not read."""
+    """The files of one table, all of one format, and the names of ignored files."""
 
     root: str
     format: str
@@ -71,7 +71,7 @@ class FolderFiles:
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """The keys of the folders ``key=value``, those of the outermost first."""
+        """The keys of the folders ``key=value``, outermost first."""
         return self.files[0].keys
 
     @property
@@ -81,17 +81,17 @@ class FolderFiles:
 
 
 def has_known_ending(path: str) -> bool:
-    """Return whether the name of a file ends as those of a format do."""
+    """Return whether a file name has the ending of a supported format."""
     return _formats_of(path, None) != ()
 
 
 def split_by_format(
     statuses: Mapping[str, FileStatus], *, root: str, files_root: str, options: FolderOptions
 ) -> FolderFiles | None:
-    """Return the files of a place that are of its format; None where there are none.
+    """Return the files at or below a path that have one supported format; None if there are none.
 
     Raises:
-        InvalidArgument: Files of several formats, or folders ``key=value`` of several kinds.
+        InvalidArgument: Files have several formats, or folders ``key=value`` have different keys.
     """
     files_by_format: dict[str, list[FolderFile]] = {}
     unread = []

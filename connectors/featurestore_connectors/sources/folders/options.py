@@ -1,7 +1,7 @@
-"""Options of folder sources: format, dialect and meaning, one for all files of a table.
+"""Options of folder sources: format, dialect and types, the same for all files of a table.
 
-Values are texts; lists and mappings are JSON. Nothing is guessed where an option is missing: it has
-the default that is written here.
+Values are texts; lists and mappings are JSON. Missing options are never guessed: they have the
+defaults below.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from featurestore.arrow.text_values import TextRules, check_format
 from featurestore.arrow.types import feature_type
 from featurestore.errors import InvalidArgument, UnsupportedType, did_you_mean, listing
 
-# Formats, and the endings of the names of their files before those of a compression.
+# Formats, and the endings of their file names, before the ending of a compression.
 ENDINGS: Mapping[str, Sequence[str]] = {
     "parquet": (".parquet", ".parq", ".pq"),
     "csv": (".csv", ".tsv"),
@@ -53,11 +53,11 @@ _DECIMAL = re.compile(r"decimal(?:128)?\((\d+), *(\d+)\)")
 
 @dataclass(frozen=True)
 class FolderOptions:
-    """How the files of a folder are written, and what their columns mean.
+    """The format of a folder's files, and the types of their columns.
 
-    ``delimiter`` None is a tab for files that end in ``.tsv`` and a comma for equal_signs. ``names`` are
-    the columns of files without a header. ``dtypes`` are types that a person declared, by column.
-    The formats of days and instants are by column, that of all equal_signs under ``""``.
+    ``delimiter`` None is a tab for files that end in ``.tsv``, else a comma. ``names`` are the columns
+    of files without a header. ``dtypes`` are declared types by column. The formats of dates and
+    timestamps are by column; ``""`` is the format of all other columns.
     """
 
     format: str | None = None
@@ -79,7 +79,7 @@ class FolderOptions:
     timestamp_precision: str | None = None
 
     def rules(self, column: str, *, declared: bool = False) -> TextRules:
-        """Return how the texts of a column are written."""
+        """Return the rules that parse the texts of a column."""
         return TextRules(
             decimal=self.decimal,
             thousands=self.thousands,
@@ -94,7 +94,7 @@ def parse_options(options: Mapping[str, str]) -> FolderOptions:
     """Return the options of a folder.
 
     Raises:
-        InvalidArgument: An option has a value that it cannot have, or two do not fit together.
+        InvalidArgument: An option has an invalid value, or two options conflict.
 
     >>> parse_options({"delimiter": ";", "dtypes": '{"zip": "string"}'}).dtypes
     {'zip': DataType(string)}

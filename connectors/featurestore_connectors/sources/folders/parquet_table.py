@@ -1,4 +1,4 @@
-"""Tables of Parquet files: one type for each column, read by DuckDB, or by Arrow where it fails."""
+"""Tables of Parquet files: one type per column, read by DuckDB, or by Arrow where DuckDB fails."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class ParquetTable(FolderTable):
         self._connection = connection
 
     def source_columns(self) -> list[SourceColumn]:
-        """Return the columns of all files, those included that cannot be read.
+        """Return the columns of all files, unreadable ones included.
 
         Raises:
-            InvalidSourceFile: Files have other columns, or types that do not go together.
+            InvalidSourceFile: Files have different columns or incompatible types.
         """
         merged: dict[str, SourceColumn] = {}
         first: dict[str, str] = {}
@@ -230,8 +230,9 @@ class ParquetTable(FolderTable):
             if missing:
                 raise OSError(f"{missing} of its rows are missing")
         except (pa.ArrowException, OSError) as error:
+            first_line = str(error).strip().split("\n")[0][:_SHOWN]
             raise self.table.refusal(
-                f"{file.name} is damaged, or not Parquet: {_first_line(error)}."
+                f"{file.name} is damaged, or not Parquet: {first_line}."
             ) from error
 
     def _typed(
@@ -274,19 +275,10 @@ def _is_null(column: SourceColumn) -> bool:
     return column.kind is None and column.native.strip('"').upper() == "NULL"
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:_SHOWN]
-
-
 def _source(file: FolderFile) -> str:
-    literal = sqltext.text(_without_patterns(file.path))
-    return f"read_parquet([{literal}], hive_partitioning = false)"
-
-
-def _without_patterns(path: str) -> str:
-    """Return a path in which DuckDB sees no pattern."""
-    escaped = path.replace("[", "[[]")
-    return escaped.replace("*", "[*]").replace("?", "[?]")
+    # DuckDB reads *, ? and [ in paths as patterns.
+    escaped = file.path.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
+    return f"read_parquet([{sqltext.text(escaped)}], hive_partitioning = false)"
 
 
 def _wider(first: pa.DataType | None, second: pa.DataType | None) -> pa.DataType | None:

@@ -1,7 +1,7 @@
-"""Types of columns, decided over all values of all files: integers, floats, truth values, days, instants.
+"""Type inference over all values of all files: integers, floats, booleans, dates, timestamps.
 
-A column is of the narrowest type that every value fits, and else a string. Kinds of JSON are never
-mixed.
+A column has the narrowest type that every value fits, else it is a string. Values of different JSON
+kinds are never mixed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MANY_NAMES = 10_000
 
 
 class TextScan:
-    """The type of texts, narrowed batch by batch."""
+    """Inference of the type of texts, batch by batch."""
 
     def __init__(self, rules: TextRules, candidates: Sequence[str] = INFERRED) -> None:
         self._rules = rules
@@ -31,7 +31,7 @@ class TextScan:
         self._has_number = False
 
     def update(self, texts: pa.Array) -> None:
-        """Take more texts into account."""
+        """Add a batch of texts."""
         if texts.null_count == len(texts) or (self._has_values and not self._candidates):
             return
         texts = texts.drop_null()
@@ -45,7 +45,7 @@ class TextScan:
 
     @property
     def meaning(self) -> str:
-        """The type of all texts; "string" where no other fits, or there are none."""
+        """The type of all texts; "string" if no other fits, or if there are no texts."""
         if not self._has_values:
             return "string"
         for each in self._candidates:
@@ -55,7 +55,7 @@ class TextScan:
 
 
 class JsonScan:
-    """The type of values of JSON, and where each kind came first."""
+    """Inference of the type of JSON values, with the first location of each kind."""
 
     def __init__(self, rules: TextRules) -> None:
         self._rules = rules
@@ -68,7 +68,7 @@ class JsonScan:
         self.members: dict[str, JsonScan] = {}
 
     def update(self, values: Sequence[Any], lines: Sequence[int], file: str) -> None:
-        """Take more values into account, each of which is of a line of a file."""
+        """Add values with their lines in a file."""
         kinds = set(map(type, values))
         for kind in kinds - self._first.keys():
             row = next(row for row, value in enumerate(values) if type(value) is kind)
@@ -100,7 +100,7 @@ class JsonScan:
         file: str,
         rules: dict[str, TextRules],
     ) -> None:
-        """Take the members of more objects into account."""
+        """Add the members of objects."""
         names: dict[str, None] = {}
         for each in objects:
             if not each.keys() <= names.keys():
@@ -125,10 +125,10 @@ class JsonScan:
                 self._wide = (file, line)
 
     def kind(self, table: TableName, path: str, column: str) -> pa.DataType:
-        """Return the type of all values; ``path`` names them, ``column`` the column they are in.
+        """Return the type of all values at a path in a column.
 
         Raises:
-            InvalidSourceFile: They are of several kinds, or beyond every type; names the lines.
+            InvalidSourceFile: Values have several kinds, or fit no type; names the lines.
         """
         kinds = self._first.keys() - {type(None)}
         if kinds == {int, float} and self._inexact is None:
@@ -170,7 +170,7 @@ class JsonScan:
 
     @property
     def meaning(self) -> str:
-        """The meaning of strings, "" where the values are of another kind."""
+        """The inferred type of strings, "" if the values are of another kind."""
         is_text = self._first.keys() - {type(None)} == {str}
         return self._strings.meaning if is_text else ""
 
@@ -200,6 +200,6 @@ def _is_exact(value: int) -> bool:
 
 
 def _text_type(path: str) -> str:
-    """Return the declared type by which the values at a path are read as text."""
+    """Return the type in ``dtypes`` that reads the values at a path as text."""
     depth = path.count("[]") if "." not in path else 0
     return "list<" * depth + "string" + ">" * depth

@@ -27,8 +27,8 @@ from featurestore_connectors.sources.folders.scan import TextScan
 class Column:
     """One column of a table.
 
-    ``meaning`` is that of ``text_values`` where it was decided by texts. ``is_declared`` is true
-    where ``dtypes`` names the type; files may lack such a column, which is then null.
+    ``meaning`` is the type name of ``text_values`` if texts decided the type. ``is_declared`` is
+    true if ``dtypes`` names the type; the column is null in files that lack it.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """The columns of a table, in the order of its first file; those of its folders come last."""
+    """The columns of a table in the order of its first file, then its partition columns."""
 
     columns: tuple[Column, ...]
 
@@ -93,10 +93,10 @@ class FolderTable(ABC):
         window: TimeRange | None,
         bad_rows: BadRows,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield columns of a file, typed; the window may be left to the caller.
+        """Yield typed columns of a file; the caller filters by the window, too.
 
         Raises:
-            InvalidSourceFile: The file is not of the schema; names the line and the column.
+            InvalidSourceFile: The file does not have the schema; names the line and the column.
         """
 
     def dialect(self) -> Mapping[str, object]:
@@ -118,7 +118,7 @@ class FolderTable(ABC):
         window: TimeRange | None,
         bad_rows: BadRows,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of all files in a window, of the columns in their order."""
+        """Yield the rows of all files in a window, with the columns in the requested order."""
         needed = list(columns)
         if window is not None and window.column not in [column.name for column in columns]:
             needed.append(schema.column(window.column))
@@ -202,7 +202,7 @@ def compare_names(
     table: TableName,
     options: FolderOptions,
 ) -> None:
-    """Refuse a file whose columns are not those of the table, but for declared ones.
+    """Refuse a file that lacks columns of the table or has others, except for declared columns.
 
     Raises:
         InvalidSourceFile: Names the file and the columns.
@@ -258,7 +258,7 @@ def partition_columns(
     """Return the columns of the folders ``key=value``, with one type for all their values.
 
     Raises:
-        InvalidSourceFile: The files have a column of the name, too.
+        InvalidSourceFile: The files also have a column of the same name.
     """
     columns = []
     for number, key in enumerate(folder_files.partitions):
@@ -284,7 +284,7 @@ def partition_value(
     """Return the value of a partition column for a file.
 
     Raises:
-        InvalidSourceFile: The text is not of the type; names the folder.
+        InvalidSourceFile: The text does not have the type; names the folder.
     """
     text = dict(file.partitions).get(column.name)
     values, reasons = parse_texts(

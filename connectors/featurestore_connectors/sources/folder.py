@@ -302,7 +302,7 @@ class FolderSnapshot:
         if not unchanged:
             raise SourceChanged(
                 f"Files of source {self._config.name!r} changed while they were read.",
-                hint="read again when the files are no longer written",
+                hint="read again after the files are complete",
             )
 
 

@@ -320,5 +320,5 @@ def _with_secret(uri: str, secret: str | None) -> str:
 if TYPE_CHECKING:
     _contract: type[Source] = PostgresSource
     _snapshot: type[SourceSnapshot] = PostgresSnapshot
-    _parted: type[PartitionedSource] = PostgresSource
-    _parts: type[PartitionedSnapshot] = PostgresSnapshot
+    _partitioned: type[PartitionedSource] = PostgresSource
+    _partitioned_snapshot: type[PartitionedSnapshot] = PostgresSnapshot

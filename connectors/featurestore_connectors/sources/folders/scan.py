@@ -45,7 +45,7 @@ class TextScan:
 
     @property
     def meaning(self) -> str:
-        """The type of all texts; "string" if no other fits, or if there are no texts."""
+        """The type of all texts; "string" if no other fits, or without texts."""
         if not self._has_values:
             return "string"
         for each in self._candidates:

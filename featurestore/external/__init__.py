@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from featurestore.external.live import LiveSource, keep_rows, live_sources
-from featurestore.external.snapshots import check_snapshot, take_snapshot
+from featurestore.external.groups import (
+    LiveSource,
+    check_snapshot,
+    keep_rows,
+    live_sources,
+    take_snapshot,
+)
 
 __all__ = ["LiveSource", "check_snapshot", "keep_rows", "live_sources", "take_snapshot"]

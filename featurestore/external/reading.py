@@ -1,20 +1,137 @@
-"""Read a source in its own snapshot, and record the read."""
+"""Reads of registered sources: open a snapshot, read it in the background, record the read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
+from queue import Full, Queue
+from threading import Event, Thread
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.errors import SourceChanged
-from featurestore.external.background_reader import read_in_background
-from featurestore.external.opening import open_snapshot, open_source
+from featurestore.errors import SourceChanged, StorageError
+from featurestore.external.renaming import RenamedSnapshot
+from featurestore.model.paths import StorePaths
+from featurestore.model.renames import RENAME
+from featurestore.model.secrets import parse_secret
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.plugins.engine import Relation
-from featurestore.plugins.source import PartitionedSnapshot, PartitionedSource, SourceQuery
+from featurestore.plugins.source import (
+    PartitionedSnapshot,
+    PartitionedSource,
+    Source,
+    SourceConfig,
+    SourceQuery,
+    find_source,
+)
 from featurestore.session import Session
+from featurestore.storage import files
+from featurestore.storage.secrets import resolve_secret
+
+_log = logging.getLogger("featurestore.sources")
+_KEY = re.compile(r"[0-9a-f]{1,64}")
+BatchT = TypeVar("BatchT")
+# Maximum number of waiting items, which bounds memory.
+_MAX_WAITING = 4
+_PAUSE_SECONDS = 0.1
+
+
+def open_source(session: Session, spec: SourceSpec) -> Source:
+    """Return the source of a registration; it does not connect or read its secret yet.
+
+    The secret is only available for the URI and options that were registered on this machine.
+
+    Raises:
+        InvalidArgument: The kind is not installed, or the URI or an option is invalid for it.
+    """
+    secret = None
+    if spec.secret is not None:
+        secret = partial(
+            resolve_secret,
+            parse_secret(spec.secret),
+            location=session.location,
+            name=grant_name(spec),
+            uri=grant_address(spec),
+        )
+    options = {name: value for name, value in spec.options.items() if name != RENAME}
+    decisions = StoredDecisions(session.location, spec.name)
+    config = SourceConfig(spec.name, spec.uri, options, secret, decisions)
+    return find_source(spec.kind)(config)
+
+
+def open_snapshot(
+    session: Session, spec: SourceSpec, version_or_time: int | datetime | None = None
+) -> RenamedSnapshot:
+    """Connect to a registered source and return a snapshot with renamed columns.
+
+    Raises:
+        SourceUnavailable: The source cannot be reached, or refuses the user.
+    """
+    snapshot = open_source(session, spec).snapshot(version_or_time)
+    return RenamedSnapshot(spec.name, snapshot, spec.options.get(RENAME))
+
+
+def grant_name(spec: SourceSpec) -> str:
+    """Return the name of the grant for a source's secret on this machine."""
+    return f"source:{spec.name}"
+
+
+def grant_address(spec: SourceSpec) -> str:
+    """Return the address that a source's secret is granted for, including its options.
+
+    Options may select the server. A hash is sufficient to compare them, and some name an account.
+    """
+    options = json.dumps(dict(sorted(spec.options.items())))
+    return json.dumps([spec.uri, hashlib.sha256(options.encode()).hexdigest()])
+
+
+@dataclass(frozen=True)
+class StoredDecisions:
+    """The stored decisions of one source, one write-once file each (``plugins.source.Decisions``)."""
+
+    location: str
+    source: str
+
+    def get(self, key: str) -> Mapping[str, Any] | None:
+        """Return the decision of a key, None if it was not decided yet."""
+        path = self._path(key)
+        if not files.exists(path):
+            return None
+        decision = files.read_json(path)
+        if not isinstance(decision, dict):
+            raise StorageError(f"The file {path!r} is not a decision of source {self.source!r}.")
+        return decision
+
+    def decide(self, key: str, decision: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Store a decision and return it, or the one that another process stored first."""
+        path = self._path(key)
+        try:
+            files.write_new(path, files.json_bytes(decision))
+        except OSError as error:
+            # Users with read-only access to the store read its sources, too.
+            _log.warning("the decision about source %r is not stored: %s", self.source, error)
+        existing = self.get(key)
+        return decision if existing is None else existing
+
+    def _path(self, key: str) -> str:
+        if not _KEY.fullmatch(key):
+            raise StorageError(f"{key!r} is not a key of a decision.")
+        return os.path.join(StorePaths(self.location).source_decisions(self.source), f"{key}.json")
+
+
+def has_parts(session: Session, spec: SourceSpec) -> bool:
+    """Return whether the tasks of the engine read a source in partitions."""
+    source = open_source(session, spec)
+    return isinstance(source, PartitionedSource) and source.has_parts(session.engine)
 
 
 def read_batches(
@@ -30,13 +147,20 @@ def read_batches(
 
     They are read in a background thread, while earlier rows are written.
     """
-    return read_in_background(partial(_read, session, spec, query, schema, read, time=time))
 
+    def read_snapshot() -> Iterator[pa.RecordBatch]:
+        snapshot = open_snapshot(session, spec, query.at)
+        try:
+            reader = snapshot.read(query)
+            read.snapshot = snapshot.identity
+            _check_unchanged_types(spec, reader.schema, schema)
+            yield from record_batches(reader, read, time=time)
+            read.quarantined = snapshot.bad_row_count
+            read.bad_rows = tuple(snapshot.bad_rows)
+        finally:
+            snapshot.close()
 
-def has_parts(session: Session, spec: SourceSpec) -> bool:
-    """Return whether the tasks of the engine read a source in partitions."""
-    source = open_source(session, spec)
-    return isinstance(source, PartitionedSource) and source.has_parts(session.engine)
+    return read_in_background(read_snapshot)
 
 
 def stage_parts(
@@ -84,27 +208,6 @@ def stage_recorded(
     return rows
 
 
-def _read(
-    session: Session,
-    spec: SourceSpec,
-    query: SourceQuery,
-    schema: pa.Schema,
-    read: SourceRead,
-    *,
-    time: str | None,
-) -> Iterator[pa.RecordBatch]:
-    snapshot = open_snapshot(session, spec, query.at)
-    try:
-        reader = snapshot.read(query)
-        read.snapshot = snapshot.identity
-        _check_unchanged_types(spec, reader.schema, schema)
-        yield from record_batches(reader, read, time=time)
-        read.quarantined = snapshot.bad_row_count
-        read.bad_rows = tuple(snapshot.bad_rows)
-    finally:
-        snapshot.close()
-
-
 def record_batches(
     batches: Iterator[pa.RecordBatch], read: SourceRead, *, time: str | None
 ) -> Iterator[pa.RecordBatch]:
@@ -132,3 +235,56 @@ def _check_unchanged_types(spec: SourceSpec, actual: pa.Schema, expected: pa.Sch
             f"Types of columns of source {spec.name!r} changed: {', '.join(changed)}.",
             hint="read it again, or cast the columns in sql=",
         )
+
+
+def read_in_background(items: Callable[[], Iterator[BatchT]]) -> Iterator[BatchT]:
+    """Yield the items of an iterator that runs in a background thread.
+
+    Its error is raised after the items before it. Closing the generator stops the thread and waits
+    for it.
+    """
+    reader = _BackgroundReader(items)
+    reader.start()
+    try:
+        while True:
+            item, error = reader.ready.get()
+            if error is not None:
+                raise error
+            if item is None:
+                return
+            yield item
+    finally:
+        reader.stopped.set()
+        reader.join()
+
+
+class _BackgroundReader(Thread, Generic[BatchT]):
+    """A thread that runs an iterator to its end, blocking while the queue is full."""
+
+    def __init__(self, items: Callable[[], Iterator[BatchT]]) -> None:
+        super().__init__(name="featurestore-source", daemon=True)
+        self.items = items
+        self.ready: Queue[tuple[BatchT | None, BaseException | None]] = Queue(_MAX_WAITING)
+        self.stopped = Event()
+
+    def run(self) -> None:
+        error: BaseException | None = None
+        iterator = self.items()
+        try:
+            for item in iterator:
+                if not self._put((item, None)):
+                    break
+        except BaseException as reader_error:  # re-raised in the thread that takes the items
+            error = reader_error
+        finally:
+            getattr(iterator, "close", lambda: None)()
+        self._put((None, error))
+
+    def _put(self, item: tuple[BatchT | None, BaseException | None]) -> bool:
+        while not self.stopped.is_set():
+            try:
+                self.ready.put(item, timeout=_PAUSE_SECONDS)
+            except Full:
+                continue
+            return True
+        return False

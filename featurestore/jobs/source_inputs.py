@@ -11,9 +11,13 @@ import pyarrow as pa
 
 from featurestore import usersql
 from featurestore.arrow.column_names import check_feature_names
-from featurestore.external.background_reader import read_in_background
-from featurestore.external.opening import open_snapshot
-from featurestore.external.reading import has_parts, record_batches, stage_recorded
+from featurestore.external.reading import (
+    has_parts,
+    open_snapshot,
+    read_in_background,
+    record_batches,
+    stage_recorded,
+)
 from featurestore.external.renaming import RenamedSnapshot
 from featurestore.jobs.inputs import PinnedInput
 from featurestore.model.job import JobSpec

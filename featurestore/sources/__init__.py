@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from featurestore.sources.definition import define_external
-from featurestore.sources.frame import SourceFrame, read_source
+from featurestore.sources.frame import SourceFrame, define_external, read_source
 from featurestore.sources.registration import add, check, every, remove
 
 __all__ = ["SourceFrame", "add", "check", "define_external", "every", "read_source", "remove"]

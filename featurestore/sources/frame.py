@@ -1,4 +1,7 @@
-"""Lazy frames over sources: only the needed columns are read, when rows are needed."""
+"""Lazy frames over sources: only the needed columns are read, when rows are needed.
+
+External feature groups are defined by the same queries.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ import pyarrow.types as pat
 
 from featurestore.arrow.column_names import check_feature_names, renames_to_features
 from featurestore.errors import InvalidArgument, InvalidName, listing
-from featurestore.external.live import new_scratch_directory
-from featurestore.external.opening import open_snapshot
-from featurestore.external.reading import has_parts, read_batches, stage_parts
+from featurestore.external.groups import new_scratch_directory
+from featurestore.external.reading import has_parts, open_snapshot, read_batches, stage_parts
 from featurestore.model.callers import warn_caller
+from featurestore.model.external import ExternalRows
 from featurestore.model.renames import RENAME, SNAKE_CASE
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.model.times import parse_moment
@@ -25,8 +28,7 @@ from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.plugins.source import SourceQuery
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
-from featurestore.sources.options import check_kind, text_options
-from featurestore.sources.registration import get
+from featurestore.sources.registration import check_kind, get, text_options
 from featurestore.storage import files
 
 _BAD_ROWS = pa.schema(
@@ -38,6 +40,34 @@ _BAD_ROWS = pa.schema(
         ("text", pa.string()),
     ]
 )
+
+
+def read_source(
+    session: Session,
+    name: str,
+    *,
+    table: str | None = None,
+    sql: str | None = None,
+    path: str | None = None,
+    at: int | datetime | str | None = None,
+    columns: Sequence[str] | None = None,
+    options: Mapping[str, object] | None = None,
+) -> SourceFrame:
+    """Return a frame over a table, a query or files of a source; only the schema is read.
+
+    Raises:
+        SourceNotFound: No source of this name is registered.
+        SourceUnavailable: The source cannot be reached, or refuses the user.
+        SourceTableNotFound: The table, file or version does not exist.
+        UnsupportedType: Columns cannot be read without loss; lists these columns.
+    """
+    spec = get(session, name)
+    texts = text_options(options or {})
+    check_kind(spec, texts)
+    query = replace(build_query(table=table, sql=sql, path=path, version_or_time=at), options=texts)
+    if columns is not None:
+        query = replace(query, columns=check_columns(columns))
+    return SourceFrame(session, spec, query, source_schema(session, spec, query))
 
 
 class SourceFrame(FeatureFrame):
@@ -113,32 +143,28 @@ class SourceFrame(FeatureFrame):
         )
 
 
-def read_source(
+def define_external(
     session: Session,
-    name: str,
+    source: str,
     *,
-    table: str | None = None,
-    sql: str | None = None,
-    path: str | None = None,
-    at: int | datetime | str | None = None,
-    columns: Sequence[str] | None = None,
-    options: Mapping[str, object] | None = None,
-) -> SourceFrame:
-    """Return a frame over a table, a query or files of a source; only the schema is read.
+    table: str | None,
+    sql: str | None,
+    path: str | None,
+    columns: Sequence[str] | None,
+    rename: Mapping[str, str] | str | None,
+    snapshots: str,
+) -> tuple[ExternalRows, pa.Schema]:
+    """Return the location of an external group's rows, and their current columns.
 
     Raises:
         SourceNotFound: No source of this name is registered.
-        SourceUnavailable: The source cannot be reached, or refuses the user.
-        SourceTableNotFound: The table, file or version does not exist.
-        UnsupportedType: Columns cannot be read without loss; lists these columns.
+        SourceTableNotFound: The table, file or column does not exist.
     """
-    spec = get(session, name)
-    texts = text_options(options or {})
-    check_kind(spec, texts)
-    query = replace(build_query(table=table, sql=sql, path=path, at=at), options=texts)
+    query = build_query(table=table, sql=sql, path=path, rename=rename)
+    rows = ExternalRows(source, table, sql, path, snapshots, query.options.get(RENAME))
     if columns is not None:
         query = replace(query, columns=check_columns(columns))
-    return SourceFrame(session, spec, query, source_schema(session, spec, query))
+    return rows, source_schema(session, get(session, source), query)
 
 
 def check_columns(columns: Sequence[str]) -> tuple[str, ...]:
@@ -154,7 +180,7 @@ def build_query(
     table: str | None = None,
     sql: str | None = None,
     path: str | None = None,
-    at: int | datetime | str | None = None,
+    version_or_time: int | datetime | str | None = None,
     rename: Mapping[str, str] | str | None = None,
 ) -> SourceQuery:
     """Build a query from the arguments of a caller.
@@ -172,11 +198,13 @@ def build_query(
     for word, value in selections.items():
         if not isinstance(value, str) or not value.strip():
             raise InvalidArgument(f"{word}={value!r} is not a name.", hint=f"{word}='orders'")
-    if isinstance(at, bool) or not isinstance(at, int | datetime | str | None):
-        raise InvalidArgument(f"at={at!r} is not a version.", hint="at=3, or a time")
-    version = at
-    if isinstance(at, str | datetime):
-        version = parse_moment(at, argument="at")
+    if isinstance(version_or_time, bool) or not isinstance(
+        version_or_time, int | datetime | str | None
+    ):
+        raise InvalidArgument(f"at={version_or_time!r} is not a version.", hint="at=3, or a time")
+    version = version_or_time
+    if isinstance(version_or_time, str | datetime):
+        version = parse_moment(version_or_time, argument="at")
     options = text_options({RENAME: rename})
     return SourceQuery(table, sql, path, version, options=options)  # type: ignore[arg-type]
 
@@ -195,7 +223,7 @@ def source_schema(
         description = snapshot.description(query)
     finally:
         snapshot.close()
-    _check_names(spec, query, schema.names)
+    check_names(spec, query, schema.names)
     if description is not None and description["unread"]:
         unread = description["unread"]
         warn_caller(
@@ -207,7 +235,7 @@ def source_schema(
     return schema
 
 
-def _check_names(spec: SourceSpec, query: SourceQuery, names: Sequence[str]) -> None:
+def check_names(spec: SourceSpec, query: SourceQuery, names: Sequence[str]) -> None:
     """Refuse columns without valid feature names; the hint is a call that renames them."""
     try:
         check_feature_names(names)

@@ -1,14 +1,18 @@
-"""Registration of sources: add, list, check, remove."""
+"""Registration of sources: add, list, check, remove, and their options as texts.
+
+Lists and mappings of options are JSON texts, which the command line can pass, too.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from featurestore.errors import FeatureStoreError
-from featurestore.external.opening import (
+from featurestore.errors import FeatureStoreError, InvalidArgument, listing
+from featurestore.external.reading import (
     grant_address,
     grant_name,
     open_snapshot,
@@ -16,6 +20,7 @@ from featurestore.external.opening import (
 )
 from featurestore.external.renaming import RenamedSnapshot
 from featurestore.model.names import check_name
+from featurestore.model.renames import RENAME, check_rename
 from featurestore.model.secrets import parse_secret
 from featurestore.model.source import (
     FOLDER_KIND,
@@ -23,6 +28,7 @@ from featurestore.model.source import (
     SourceSpec,
     check_uri,
     kind_of,
+    names_secret,
     with_absolute_path,
 )
 from featurestore.model.times import to_micros, utc_now
@@ -30,7 +36,6 @@ from featurestore.plugins.source import SourceQuery
 from featurestore.recovery import sources as definitions
 from featurestore.registry import sources
 from featurestore.session import Session
-from featurestore.sources.options import text_options
 from featurestore.storage import files
 from featurestore.storage.secrets import allow_secret
 
@@ -187,3 +192,56 @@ def _problem_text(error: FeatureStoreError) -> str:
     if error.hint is None:
         return error.message
     return f"{error.message} ({error.hint})"
+
+
+def text_options(options: Mapping[str, object]) -> dict[str, str]:
+    """Convert options to texts; those that are None are left out.
+
+    Raises:
+        InvalidArgument: A name suggests a secret, or a value has an unsupported type.
+
+    >>> text_options({"header": False, "dtypes": {"zip": "string"}, "quote": None})
+    {'header': 'false', 'dtypes': '{"zip": "string"}'}
+    """
+    texts = {}
+    for name, value in options.items():
+        if not isinstance(name, str):
+            raise InvalidArgument(
+                f"options={{{name!r}: ...}}: names of options are strings.",
+                hint="options={'format': 'csv'}",
+            )
+        if names_secret(name):
+            raise InvalidArgument(
+                f"options={{{name!r}: ...}} would be stored in plain text.",
+                hint="secret='env:NAME'",
+            )
+        text = check_rename(value) if name == RENAME else _text(name, value)
+        if text is not None:
+            texts[name] = text
+    return texts
+
+
+def _text(name: str, value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool | int):
+        return json.dumps(value)
+    if isinstance(value, Mapping):
+        return json.dumps({key: str(each) for key, each in value.items()}, ensure_ascii=False)
+    if isinstance(value, list | tuple):
+        return json.dumps(list(value), ensure_ascii=False)
+    raise InvalidArgument(
+        f"options={{{name!r}: {value!r}}} is not a string, a number, a list or a mapping.",
+        hint="options={'format': 'csv', 'dtypes': {'zip': 'string'}}",
+    )
+
+
+def check_kind(spec: SourceSpec, options: Mapping[str, str]) -> None:
+    """Refuse options of folders for sources of other kinds."""
+    folder_options = [name for name in options if name != RENAME]
+    if folder_options and spec.kind != FOLDER_KIND:
+        raise InvalidArgument(
+            f"Source {spec.name!r} is of kind {spec.kind!r}; {listing(folder_options)} are options of "
+            "folders of files.",
+            hint="rename= is for sources of every kind",
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from featurestore.arrow.types import widens
 from featurestore.errors import DataWarning, InvalidJob
-from featurestore.external.opening import open_source
+from featurestore.external.reading import open_source
 from featurestore.featuregroups.table import open_group
 from featurestore.model.callers import warn_caller
 from featurestore.model.featuregroup import FeatureGroupSpec

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from featurestore.errors import InvalidSourceFile
 from featurestore.plugins.source import SourceConfig, SourceQuery
-from featurestore.sources.options import text_options
+from featurestore.sources.registration import text_options
 from featurestore_connectors.sources.folder import FolderSource
 
 DIALECTS: list[dict[str, Any]] = [

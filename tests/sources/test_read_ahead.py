@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from featurestore.external.background_reader import read_in_background
+from featurestore.external.reading import read_in_background
 
 
 def readers() -> list[threading.Thread]:

@@ -26,7 +26,7 @@ from featurestore.errors import (
     SourceUnavailable,
     UnsupportedType,
 )
-from featurestore.external.opening import grant_address, grant_name
+from featurestore.external.reading import grant_address, grant_name
 from featurestore.model.secrets import parse_secret
 from featurestore.model.source import SourceSpec, kind_of
 from featurestore.registry import lineage

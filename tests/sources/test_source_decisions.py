@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from featurestore.errors import StorageError
-from featurestore.external.opening import StoredDecisions
+from featurestore.external.reading import StoredDecisions
 from featurestore.store import FeatureStore
 
 

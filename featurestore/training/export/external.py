@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from featurestore.external import LiveSource, live_sources, take_snapshot
-from featurestore.external.live import external_rows
+from featurestore.external.groups import external_rows
 from featurestore.model.plan import Source
 from featurestore.model.source import SourceRead
 from featurestore.retrieval import FeatureFrame

@@ -1,8 +1,8 @@
-"""The rows of an external feature group as a source of plans, read on first use.
+"""External feature groups: their rows as a source of plans, and their snapshots in the store.
 
-They are read once for all retrievals that derive from one another, in one snapshot of their source,
+Rows are read once for all retrievals that derive from one another, in one snapshot of their source,
 into a table outside the store that lives as long as a plan refers to it. Engines, explanations and
-checks then see an ordinary table.
+checks then see an ordinary table. A snapshot is a commit to the table with the definition.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.errors import SourceNotFound, TableDamaged
+from featurestore.delta import commits
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import SourceNotFound, TableDamaged, VersionNotFound, listing
 from featurestore.external.reading import has_parts, read_batches, stage_parts
 from featurestore.model.external import ExternalRows
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -24,13 +26,17 @@ from featurestore.model.renames import RENAME
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.plugins.source import SourceQuery
-from featurestore.registry import sources
+from featurestore.recovery import groups
+from featurestore.recovery.in_flight import in_flight
+from featurestore.registry import featuregroups, sources
 from featurestore.session import Session
 from featurestore.storage import files
+from featurestore.storage.failures import after_publication
 
 _TABLE, _PARTS_DIRECTORY = "rows", "parts"
 # Sources of frames that were passed to other libraries: their rows stay until the process ends.
 _kept_sources: list[LiveSource] = []
+OPERATION = "snapshot"
 
 
 class LiveSource(Source):
@@ -71,10 +77,10 @@ class LiveSource(Source):
 
     @property
     def path(self) -> str:
-        """The table with the rows, which are read now if they were not yet."""
+        """The table with the rows, which are read on first access."""
         with self._lock:
             if self._directory is None:
-                directory = _stage(self._session, self.spec, self._query, self.read)
+                directory = self._stage()
                 object.__setattr__(self, "_directory", directory)
                 weakref.finalize(self, files.remove_temporary, directory)
             return os.path.join(str(self._directory), _TABLE)
@@ -98,14 +104,49 @@ class LiveSource(Source):
         """Return the rows as a source that is known to have no repeated keys."""
         return Source(self.spec, self.path, self.delta_version, self.table_id, unique=True)
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
+    def __eq__(self, value: object) -> bool:
+        return self is value
 
     def __hash__(self) -> int:
         return id(self)
 
     def __repr__(self) -> str:
         return f"LiveSource({self.spec.name}@v{self.spec.version}, {self.spec.external})"
+
+    def _stage(self) -> str:
+        """Read the rows into a table in a new directory, and return the directory."""
+        registered = registered_source(self._session, self.spec)
+        directory = new_scratch_directory(self._session)
+        engine, path = self._session.engine, os.path.join(directory, _TABLE)
+        self.read.kind, self.read.rows = registered.kind, 0
+        try:
+            rows = self._source_rows(registered, directory)
+            try:
+                engine.create_table(
+                    path,
+                    schema=self.spec.schema,
+                    partition_by=(),
+                    properties={},
+                    commit_metadata={"operation": "create"},
+                )
+                engine.write(path, rows, TableWrite("append"))
+            finally:
+                engine.release(rows)
+        except BaseException:
+            files.remove_temporary(directory)
+            raise
+        return directory
+
+    def _source_rows(self, registered: SourceSpec, directory: str) -> Relation:
+        """Return the rows of the source: staged by the tasks of the engine, or as a stream."""
+        session, schema, time = self._session, self.spec.schema, self.spec.event_time
+        if has_parts(session, registered):
+            part_directory = os.path.join(directory, _PARTS_DIRECTORY)
+            return stage_parts(
+                session, registered, self._query, schema, self.read, part_directory, time=time
+            )
+        batches = read_batches(session, registered, self._query, schema, self.read, time=time)
+        return session.engine.from_arrow(pa.RecordBatchReader.from_batches(schema, batches))
 
 
 def live_sources(plan: FeaturePlan | None) -> list[LiveSource]:
@@ -119,6 +160,52 @@ def live_sources(plan: FeaturePlan | None) -> list[LiveSource]:
 def keep_rows(plan: FeaturePlan | None) -> None:
     """Keep the rows of external groups until the process ends, for frames of other libraries."""
     _kept_sources.extend(live_sources(plan))
+
+
+def take_snapshot(session: Session, live: LiveSource) -> int:
+    """Copy the rows of an external group into the store in one commit; return its Delta version.
+
+    If plans of ``live`` have read the rows already, these are copied.
+    """
+    spec, engine = live.spec, session.engine
+    path = session.featuregroup_path(spec.name, spec.version)
+    rows = engine.read_table(live.path, version=live.delta_version, schema=spec.schema)
+    with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
+        commit_metadata = {
+            "operation": OPERATION,
+            "run": run.run_id,
+            "unique": False,
+            "inputs": [live.read.to_json()],
+            **commits.base_metadata(path, read_snapshot(path).version),
+        }
+        version = engine.write(path, rows, TableWrite("overwrite", commit_metadata=commit_metadata))
+        assert version is not None  # None is only returned for repeated transactions
+        run.committed_version = version
+        description = f"A snapshot of external feature group {spec.name!r} version {spec.version}"
+        with after_publication(description):
+            with session.registry.transaction() as connection:
+                featuregroups.advance(connection, spec.name, spec.version, delta_version=version)
+                groups.add_lineage(connection, spec, commits.commit_of(path, version))
+            run.registered = True
+    return version
+
+
+def check_snapshot(path: str, spec: FeatureGroupSpec, delta_version: int) -> None:
+    """Check that the store has rows of an external group at a Delta version.
+
+    Raises:
+        VersionNotFound: The version is not a snapshot; lists the snapshots.
+    """
+    snapshots = [
+        commit.delta_version for commit in commits.history(path) if commit.operation == OPERATION
+    ]
+    if any(each <= delta_version for each in snapshots):
+        return
+    raise VersionNotFound(
+        f"External feature group {spec.name!r} version {spec.version} has no snapshot at Delta "
+        f"version {delta_version}; its snapshots are {listing(sorted(snapshots))}.",
+        hint="omit as_of to read its source; training datasets take snapshots",
+    )
 
 
 def external_rows(spec: FeatureGroupSpec) -> ExternalRows:
@@ -154,50 +241,6 @@ def registered_source(session: Session, spec: FeatureGroupSpec) -> SourceSpec:
                 f"source {name!r}, which is not registered. {error.message}",
                 hint=f"featurestore.add_source({name!r}, uri) registers it again",
             ) from error
-
-
-def _stage(session: Session, spec: FeatureGroupSpec, query: SourceQuery, read: SourceRead) -> str:
-    """Read the rows into a table in a new directory, and return the directory."""
-    registered = registered_source(session, spec)
-    directory = new_scratch_directory(session)
-    engine, path = session.engine, os.path.join(directory, _TABLE)
-    read.kind, read.rows = registered.kind, 0
-    try:
-        rows = _source_rows(session, spec, registered, query, read, directory)
-        try:
-            engine.create_table(
-                path,
-                schema=spec.schema,
-                partition_by=(),
-                properties={},
-                commit_metadata={"operation": "create"},
-            )
-            engine.write(path, rows, TableWrite("append"))
-        finally:
-            engine.release(rows)
-    except BaseException:
-        files.remove_temporary(directory)
-        raise
-    return directory
-
-
-def _source_rows(
-    session: Session,
-    spec: FeatureGroupSpec,
-    registered: SourceSpec,
-    query: SourceQuery,
-    read: SourceRead,
-    directory: str,
-) -> Relation:
-    """Return the rows of the source: staged by the tasks of the engine, or as a stream."""
-    time = spec.event_time
-    if has_parts(session, registered):
-        directory_of_parts = os.path.join(directory, _PARTS_DIRECTORY)
-        return stage_parts(
-            session, registered, query, spec.schema, read, directory_of_parts, time=time
-        )
-    batches = read_batches(session, registered, query, spec.schema, read, time=time)
-    return session.engine.from_arrow(pa.RecordBatchReader.from_batches(spec.schema, batches))
 
 
 def new_scratch_directory(session: Session) -> str:

@@ -30,33 +30,50 @@ import pyarrow.types as pat
 
 from featurestore.arrow.arrays import (
     UNEQUAL_SHAPES_HINT,
+    UniformShapes,
     combine_chunks,
     first_shape_mismatch,
     from_tensors,
+    is_list_of_numbers,
+    with_uniform_shape,
 )
-from featurestore.arrow.arrow_cast import cast_array
-from featurestore.arrow.arrow_rows import take_values
+from featurestore.arrow.batches import take_values
+from featurestore.arrow.bounds import (
+    check_batch_times,
+    check_cell_sizes,
+    max_cell_bytes,
+    time_columns,
+    variable_size_columns,
+)
 from featurestore.arrow.cast_lines import cast_line
-from featurestore.arrow.cell_bounds import check_cell_sizes, max_cell_bytes, variable_size_columns
-from featurestore.arrow.codecs import EncodedArrayCheck, binary_columns
-from featurestore.arrow.column_lines import language_of
+from featurestore.arrow.casts import cast_array
+from featurestore.arrow.column_lines import language_of, nanoseconds_line
 from featurestore.arrow.column_names import check_feature_names, feature_names_for, is_valid_text
-from featurestore.arrow.duckdb_columns import query_refusals, with_storable_types
-from featurestore.arrow.fitting import Misfit, can_fit, cast_exactly
-from featurestore.arrow.found_shapes import UniformShapes, is_list_of_numbers, with_uniform_shape
-from featurestore.arrow.instants import check_batch_times, time_columns
-from featurestore.arrow.odd_columns import CONVERSION_ERRORS, Unstorable, unsupported_column
-from featurestore.arrow.pandas_frames import table_from_pandas
-from featurestore.arrow.polars_columns import table_from_polars
-from featurestore.arrow.python_columns import table_from_array, table_from_columns, table_from_rows
-from featurestore.arrow.shapes import describe, is_tensor, shape_of, shaped_type
-from featurestore.arrow.type_lines import nanoseconds_line
+from featurestore.arrow.fitting import Misfit, can_fit, cast_exactly, widens, with_wider_decimals
+from featurestore.arrow.frames import (
+    table_from_array,
+    table_from_columns,
+    table_from_pandas,
+    table_from_polars,
+    table_from_rows,
+)
 from featurestore.arrow.types import (
     check_nesting,
+    describe,
     feature_schema,
     is_nested,
-    widens,
-    with_wider_decimals,
+    is_tensor,
+    shape_of,
+    shaped_type,
+)
+from featurestore.arrow.unstorable import (
+    CONVERSION_ERRORS,
+    EncodedArrayCheck,
+    Unstorable,
+    binary_columns,
+    query_refusals,
+    unsupported_column,
+    with_storable_types,
 )
 from featurestore.arrow.untyped import typed_like
 from featurestore.errors import (

@@ -26,9 +26,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_cast import cast_array
-from featurestore.arrow.arrow_json import schema_from_json, schema_to_json
-from featurestore.arrow.decimals import decimal_text
+from featurestore.arrow.casts import cast_array
+from featurestore.arrow.schemas import schema_from_json, schema_to_json
+from featurestore.arrow.text_values import decimal_text
 from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType
 from featurestore.plugins.format import (
     ColumnProfile,

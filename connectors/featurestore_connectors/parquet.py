@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_cast import cast_array
-from featurestore.arrow.arrow_json import schema_from_json, schema_to_json, type_to_json
+from featurestore.arrow.casts import cast_array
+from featurestore.arrow.schemas import schema_from_json, schema_to_json, type_to_json
 from featurestore.arrow.types import is_nested
 from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType, listing
 from featurestore.plugins.format import (

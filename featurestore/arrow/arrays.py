@@ -1,20 +1,49 @@
-"""Conversion between array cells, fixed-size lists and numpy arrays of the same shape."""
+"""Columns of arrays: conversion between cells, numpy arrays and fixed-size lists of the same shape.
+
+Arrow reads numpy arrays of native byte order in units that it has; others are converted without loss
+or refused. Variable-size lists that all have one length get that shape.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.numpy_columns import plain_array
-from featurestore.arrow.odd_columns import Unstorable
-from featurestore.arrow.shapes import items_of, shape_of, shaped_type
-from featurestore.arrow.types import is_nested
+from featurestore.arrow.casts import cast_array
+from featurestore.arrow.types import (
+    is_any_list,
+    is_nested,
+    is_number,
+    items_of,
+    shape_of,
+    shaped_type,
+)
+from featurestore.arrow.unstorable import Unstorable, is_missing
 from featurestore.errors import UnsupportedType
+
+Shapes: TypeAlias = dict[str, tuple[int, ...] | None]
+
+# Units of numpy's times that Arrow has; other units are converted to one of these.
+_ARROW_UNITS = {"s": 1, "ms": 1, "us": 1, "ns": 1, "D": 1}
+_OTHER_UNITS = {"Y": "D", "M": "D", "W": "D", "D": "D", "h": "s", "m": "s"}
+_REFUSED = {
+    "c": ("holds complex numbers, which cannot be stored", "[{v}.real, {v}.imag]"),
+    "m": ("holds durations, which cannot be stored", "int({v}.astype('int64'))"),
+    "V": ("holds records of numpy, which cannot be stored", "{v}.tobytes()"),
+}
+# The same for arrays that are cells themselves.
+_REFUSED_CELLS = {
+    "c": "np.stack([{v}.real, {v}.imag], -1).tolist()",
+    "m": "np.where(np.isnat({v}), None, {v}.astype('int64').astype(object)).tolist()",
+    "V": "{v}.tolist()",
+}
+_DOUBLE_BYTES = 8
 
 UNEQUAL_SHAPES_HINT = "pad or resize them to one shape, or keep the encoded bytes (PNG, JPEG, .npy)"
 
@@ -40,6 +69,21 @@ def from_numpy(values: Any, *, valid: Any = None) -> pa.Array:
     return pa.Array.from_buffers(column_type, len(values), [bitmap], null_count, children=[column])
 
 
+def to_cells(column: pa.Array) -> list[Any]:
+    """Return one numpy array per row, or None for null rows.
+
+    >>> to_cells(from_numpy(np.arange(6).reshape(1, 2, 3)))
+    [array([[0, 1, 2],
+           [3, 4, 5]])]
+    """
+    items = flat_items(column).to_numpy(zero_copy_only=False)
+    cells: list[Any] = list(items.reshape(len(column), *shape_of(column.type)))
+    if column.null_count:
+        for row in np.flatnonzero(np.asarray(column.is_null())):
+            cells[row] = None
+    return cells
+
+
 def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     """Return a chunked array as one array.
 
@@ -62,21 +106,6 @@ def flat_items(column: pa.Array) -> pa.Array:
     for size in shape_of(column.type):
         column = column.values.slice(column.offset * size, len(column) * size)
     return column
-
-
-def to_cells(column: pa.Array) -> list[Any]:
-    """Return one numpy array per row, or None for null rows.
-
-    >>> to_cells(from_numpy(np.arange(6).reshape(1, 2, 3)))
-    [array([[0, 1, 2],
-           [3, 4, 5]])]
-    """
-    items = flat_items(column).to_numpy(zero_copy_only=False)
-    cells: list[Any] = list(items.reshape(len(column), *shape_of(column.type)))
-    if column.null_count:
-        for row in np.flatnonzero(np.asarray(column.is_null())):
-            cells[row] = None
-    return cells
 
 
 def column_of_arrays(cells: Sequence[Any], *, name: str) -> pa.Array | None:
@@ -140,11 +169,165 @@ def from_tensors(column: Any) -> pa.Array:
     storage = column.storage
     flat = flat_items(storage).to_numpy(zero_copy_only=False).reshape(len(column), *shape)
     if kind.permutation is not None:
-        axes = [0]
-        for axis in kind.permutation:
-            axes.append(axis + 1)
-        flat = flat.transpose(axes)
+        flat = flat.transpose([0, *(axis + 1 for axis in kind.permutation)])
     return from_numpy(flat, valid=np.asarray(storage.is_valid()))
+
+
+def plain_array(array: Any) -> Any:
+    """Return an array with the same values in a type that Arrow reads without loss.
+
+    Masks stay; objects and texts stay, to be converted cell by cell.
+
+    >>> plain_array(np.array([1, 2], ">i4")).dtype
+    dtype('int32')
+    >>> plain_array(np.array(["2024-03"], "M8[M]")).dtype
+    dtype('<M8[D]')
+
+    Raises:
+        Unstorable: Complex numbers, durations, records, and values that would be rounded.
+    """
+    kind = array.dtype.kind
+    if kind in _REFUSED:
+        problem, expression = _REFUSED[kind]
+        missing = "np.isnat({v})" if kind == "m" else ""
+        raise Unstorable(problem, expression=expression, missing=missing)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if kind == "f" and array.dtype.itemsize > _DOUBLE_BYTES:
+        return _exact(array, np.dtype(np.float64))
+    if kind == "M":
+        return _with_unit_of_arrow(array)
+    return array
+
+
+def cells_of_array(array: Any) -> Any:
+    """Return the values of an array as Python objects, nested as its axes are.
+
+    >>> cells_of_array(np.array(["2024-03-01T12"], "M8[h]"))
+    [datetime.datetime(2024, 3, 1, 12, 0)]
+
+    Raises:
+        Unstorable: As ``plain_array``; times finer than a microsecond or outside years 1 to 9999.
+    """
+    if array.dtype.kind in _REFUSED_CELLS:
+        raise Unstorable(
+            f"holds arrays of {array.dtype} and shape {array.shape}, which cannot be stored",
+            expression=_REFUSED_CELLS[array.dtype.kind],
+            missing="not isinstance({v}, np.ndarray)",
+        )
+    try:
+        plain = plain_array(array)
+        if plain.dtype.kind != "M":
+            return plain.tolist()
+        if np.datetime_data(plain.dtype)[0] == "ns":
+            plain = _exact(plain, np.dtype("M8[us]"))
+    except Unstorable as error:
+        raise Unstorable(
+            error.problem,
+            expression="[str(item) for item in {v}]",
+            missing="not isinstance({v}, np.ndarray)",
+        ) from error
+    flat = plain.ravel().tolist()
+    if int in set(map(type, flat)):  # numpy's form of what a datetime cannot hold
+        raise Unstorable("holds times outside the years 1 to 9999")
+    return plain.tolist()
+
+
+def array_of_numbers(array: Any, *, nan_is_null: bool = False) -> pa.Array:
+    """Return a plain array of one axis that holds numbers, booleans or times; masked are null.
+
+    >>> array_of_numbers(np.ma.masked_equal([1, 2], 2)).to_pylist()
+    [1, None]
+    """
+    mask = None
+    if isinstance(array, np.ma.MaskedArray):
+        mask = np.ma.getmaskarray(array)  # type: ignore[no-untyped-call]
+    return pa.array(np.ascontiguousarray(array), mask=mask, from_pandas=nan_is_null)
+
+
+def is_list_of_numbers(kind: pa.DataType) -> bool:
+    """Return whether a type is one of lists of any length, at each depth, with numbers inside.
+
+    >>> is_list_of_numbers(pa.list_(pa.list_(pa.int8()))), is_list_of_numbers(pa.list_(pa.string()))
+    (True, False)
+    """
+    if not is_any_list(kind):
+        return False
+    return is_number(kind.value_type) or is_list_of_numbers(kind.value_type)
+
+
+def uniform_shape(column: pa.Array) -> tuple[int, ...] | None:
+    """Return the shape of lists of numbers that all have one length, at each depth.
+
+    Returns None if lengths differ, where items are missing, and where lists hold no numbers.
+
+    >>> uniform_shape(pa.array([[[1, 2], [3, 4]], None])), uniform_shape(pa.array([[1], [2, 3]]))
+    ((2, 2), None)
+    """
+    shape: list[int] = []
+    inside = column
+    while pat.is_list(inside.type) or pat.is_large_list(inside.type):
+        if inside.null_count and (shape or inside.null_count == len(inside)):
+            return None
+        sizes = pc.unique(pc.drop_null(pc.list_value_length(inside)))
+        if len(sizes) != 1 or sizes[0].as_py() == 0:
+            return None
+        shape.append(sizes[0].as_py())
+        inside = inside.flatten()
+    if inside.null_count or not is_number(inside.type):
+        return None
+    return tuple(shape) or None
+
+
+def with_uniform_shape(column: pa.Array) -> pa.Array | None:
+    """Return lists of numbers that all have one length as lists of fixed size; None for others.
+
+    >>> str(with_uniform_shape(pa.array([[1, 2], None])).type)
+    'fixed_size_list<item: int64>[2]'
+    """
+    shape = uniform_shape(column)
+    if shape is None:
+        return None
+    kind = column.type
+    for _ in shape:
+        kind = kind.value_type
+    return cast_array(column, shaped_type(kind, shape))
+
+
+@dataclass(frozen=True)
+class UniformShapes:
+    """An accumulator: the shape of each column of lists whose rows all have one, by name.
+
+    The state holds a shape, or None without one, for each column that had a row.
+    """
+
+    threads = 1
+
+    def start(self) -> Shapes:
+        """Return the state of no rows."""
+        return {}
+
+    def update(self, state: Shapes, batch: pa.RecordBatch) -> Shapes:
+        """Return the state with the rows of a batch of lists."""
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if column.null_count < len(column):
+                self.merge(state, {name: uniform_shape(column)})
+        return state
+
+    def merge(self, first: Shapes, second: Shapes) -> Shapes:
+        """Return the state of both."""
+        for name, shape in second.items():
+            is_same = first.get(name, shape) == shape
+            first[name] = shape if is_same else None
+        return first
+
+    def finish(self, state: Shapes) -> dict[str, tuple[int, ...]]:
+        """Return the shapes by the columns that have one."""
+        shapes = {}
+        for name, shape in state.items():
+            if shape is not None:
+                shapes[name] = shape
+        return shapes
 
 
 def _arrays_by_row(cells: Sequence[Any]) -> dict[int, Any]:
@@ -153,18 +336,14 @@ def _arrays_by_row(cells: Sequence[Any]) -> dict[int, Any]:
     for row, cell in enumerate(cells):
         if isinstance(cell, np.ndarray):
             arrays[row] = cell
-        elif not _is_missing(cell):
+        elif not is_missing(cell):
             arrays[row] = np.asarray(cell)
     return arrays
 
 
-def _check_not_rounded(array: Any, rounded: Any, *, row: int) -> None:
-    """Refuse integers that the common float type cannot represent."""
-    if (rounded.astype(array.dtype) != array).any():
-        raise Unstorable(
-            f"mixes arrays of {array.dtype} and of floats, which would round row {row}",
-            expression="{v}.tolist()",
-        )
+def _is_plain(array: Any) -> bool:
+    """Return True if an array holds numbers or booleans without a mask."""
+    return array.dtype.kind in "biuf" and not isinstance(array, np.ma.MaskedArray)
 
 
 def _common_shape(arrays: Mapping[int, Any], *, name: str) -> tuple[int, ...] | None:
@@ -184,6 +363,15 @@ def _common_shape(arrays: Mapping[int, Any], *, name: str) -> tuple[int, ...] | 
     return shape
 
 
+def _check_not_rounded(array: Any, rounded: Any, *, row: int) -> None:
+    """Refuse integers that the common float type cannot represent."""
+    if (rounded.astype(array.dtype) != array).any():
+        raise Unstorable(
+            f"mixes arrays of {array.dtype} and of floats, which would round row {row}",
+            expression="{v}.tolist()",
+        )
+
+
 def _shape_of_row(scalar: Any) -> tuple[int, ...]:
     """Return the shape of one list, by the lengths of its first items."""
     shape = []
@@ -195,13 +383,28 @@ def _shape_of_row(scalar: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _is_missing(cell: Any) -> bool:
-    if cell is None:
-        return True
-    is_nan = isinstance(cell, float) and cell != cell
-    return is_nan or type(cell).__name__ in ("NAType", "NaTType")
+def _exact(array: Any, dtype: Any) -> Any:
+    """Return an array as another type in which all values have their equals."""
+    with np.errstate(over="ignore"):
+        converted = array.astype(dtype)
+        back = converted.astype(array.dtype)
+    differs = (back != array) & (array == array)  # not NaN, not NaT
+    if np.ma.filled(differs, False).any():  # type: ignore[no-untyped-call]
+        first = np.asarray(array)[np.asarray(differs)][0]
+        target_name = "microseconds" if dtype.kind == "M" else str(dtype)
+        raise Unstorable(
+            f"holds values of {array.dtype} that {target_name} would round, for example {first}",
+            expression="str({v})",
+        )
+    return converted
 
 
-def _is_plain(array: Any) -> bool:
-    """Return True if an array holds numbers or booleans without a mask."""
-    return array.dtype.kind in "biuf" and not isinstance(array, np.ma.MaskedArray)
+def _with_unit_of_arrow(array: Any) -> Any:
+    unit, count = np.datetime_data(array.dtype)
+    if unit in _ARROW_UNITS and count == 1:
+        return array
+    if unit == "generic":
+        return array.astype("M8[us]")  # nothing but NaT
+    if unit in _ARROW_UNITS:
+        return _exact(array, np.dtype(f"M8[{unit}]"))
+    return _exact(array, np.dtype(f"M8[{_OTHER_UNITS.get(unit, 'us')}]"))

@@ -1,15 +1,215 @@
-"""The line to paste that casts a column, in the words of the dataframe that the caller has."""
+"""Lines to paste that cast a column to another type, and the unit of epoch numbers for casts to times."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow import types
 from featurestore.arrow.column_lines import TEXT, cell_line, quoted
-from featurestore.arrow.shapes import items_of, shape_of
-from featurestore.arrow.types import integer_range, is_exact, is_nested, numpy_type
+from featurestore.arrow.types import (
+    integer_range,
+    is_exact,
+    is_nested,
+    items_of,
+    numpy_type,
+    shape_of,
+)
+
+# pandas and polars call them alike.
+_INTEGER_TYPES = {
+    "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64",
+    "uint8": "UInt8", "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64",
+}  # fmt: skip
+# Names of types in SQL, as DuckDB has them.
+SQL_TYPES = {
+    "int8": "TINYINT", "int16": "SMALLINT", "int32": "INTEGER", "int64": "BIGINT",
+    "uint8": "UTINYINT", "uint16": "USMALLINT", "uint32": "UINTEGER", "uint64": "UBIGINT",
+    "float": "FLOAT", "double": "DOUBLE", "string": "VARCHAR", "bool": "BOOLEAN",
+}  # fmt: skip
+# Expressions over a cell, for dataframes whose cells are Python's, by what they do.
+_TIME = "datetime.datetime.fromisoformat({v})"
+_MIDNIGHT = "datetime.datetime({v}.year, {v}.month, {v}.day, tzinfo=datetime.UTC)"
+_ROUNDED = "round({v}) if {low} <= {v} <= {high} else None"
+_DATE = "datetime.date.fromisoformat({v})"
+# pandas stores integers with nulls as floats.
+_NUMBER_TEXT = "str(int({v}) if {v} % 1 == 0 else {v})"
+_EXACT_INTEGER = "int({v}) if {v} % 1 == 0 and {low} <= {v} <= {high} else None"
+_RANGED = "{v} if {low} <= {v} <= {high} else None"
+_FLAG = "{0: False, 1: True}.get({v})"
+_DECIMAL = "decimal.Decimal(str({v}))"
+_PARSED = "int({v}) if {v}.strip().lstrip('-').isdecimal() else None"
+_PARSED_FLOAT = "float({v}) if {v}.strip().lstrip('-').replace('.', '', 1).isdecimal() else None"
+_ITEMS = 'np.asarray({v}).astype("{t}")'
+_ROUNDED_ITEMS = 'np.clip(np.round({v}), {low}, {high}).astype("{t}")'
+
+# Times before it are warned about: numbers that were read in a wrong unit end up in 1970.
+PLAUSIBLE_START = datetime(1980, 1, 1, tzinfo=UTC)
+_PLAUSIBLE_END = datetime(2100, 1, 1, tzinfo=UTC)
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
+_PANDAS_EPOCH = "df[{c!r}] = pd.to_datetime(df[{c!r}], unit={u!r}, utc=True)"
+_POLARS_EPOCH = (
+    "df = df.with_columns(pl.from_epoch({c!r}, time_unit={u!r}).dt.replace_time_zone('UTC'))"
+)
+_ARROW_EPOCH = (
+    "table = table.set_column(table.column_names.index({c!r}), {c!r}, "
+    "table[{c!r}].cast('int64').cast(pa.timestamp({u!r}, tz='UTC')))"
+)
+_DUCKDB_EPOCH = "rows = rows.select('* REPLACE (make_timestamptz(({q} {by})::BIGINT) AS {q})')"
+_SPARK_EPOCH = "df = df.withColumn({c!r}, {by})"
+_EPOCH_LINES = {"pandas": _PANDAS_EPOCH, "polars": _POLARS_EPOCH, "pyarrow": _ARROW_EPOCH}
+_EPOCH_LINES |= {"duckdb": _DUCKDB_EPOCH, "pyspark": _SPARK_EPOCH}
+# How each library counts microseconds, or its own unit.
+_EPOCH_FACTORS = {
+    "duckdb": {"s": "* 1000000", "ms": "* 1000", "us": "* 1", "ns": "// 1000"},
+    "pyspark": {
+        "s": "F.timestamp_seconds({c!r})",
+        "ms": "F.timestamp_millis({c!r})",
+        "us": "F.timestamp_micros({c!r})",
+        "ns": "F.timestamp_micros((F.col({c!r}) / 1000).cast('long'))",
+    },
+}
+# The same over a cell of Python.
+_TIMEDELTA_ARGUMENTS = {"s": "seconds={v}", "ms": "milliseconds={v}", "us": "microseconds={v}"}
+_TIMEDELTA_ARGUMENTS["ns"] = "microseconds={v} // 1000"
+_EPOCH_PLUS = "datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta({n})"
+
+
+def cast_line(library: str, column: str, source: pa.DataType, target: pa.DataType) -> str | None:
+    """Return the line that casts a column; values that have no equal are rounded or become null.
+
+    Args:
+        library: The kind of the dataframe (``column_lines.language_of``).
+        column: A feature name.
+        source: The type that the column has.
+        target: The type that it has to get.
+
+    >>> cast_line("pandas", "n", pa.bool_(), pa.int64())
+    'df["n"] = df["n"].astype("boolean").astype("Int64")'
+    >>> cast_line("pyspark", "n", pa.int64(), pa.int32())
+    'df = df.withColumn("n", F.expr("try_cast(n AS int)"))'
+
+    Returns None if no such line exists, as for whole numbers that are times in a unit
+    which only the caller knows.
+    """
+    is_wide_integer = pat.is_integer(source) and pat.is_decimal(target)
+    if is_wide_integer or (pat.is_decimal(source) and is_exact(target)):
+        return None  # values that the target holds need no cast; any cast would round the others
+    language = _LANGUAGES.get(library)
+    if language is not None and pat.is_date32(target):
+        if language.to_date:
+            return _line(language.to_date, column) if pat.is_string(source) else None
+        language = None
+    has_decimals = pat.is_decimal(source) or pat.is_decimal(target)
+    if language is None or (language is _PANDAS and has_decimals):
+        expression = _expression(source, target)
+        return None if expression is None else cell_line(library, column, expression)
+    if pat.is_timestamp(target):
+        line = {True: language.to_timestamp, False: language.from_date}[bool(pat.is_string(source))]
+        return _line(line, column) if pat.is_string(source) or pat.is_date(source) else None
+    if shape_of(target):
+        return _array_line(language, column, target)
+    name = language.types.get(str(target))
+    if name is None or not _is_castable(source, target):
+        return None
+    low, high = integer_range(target) if pat.is_integer(target) else (0, 0)
+    line = _template(language, source, target)
+    return _line(line, column, t=name, T=name.capitalize(), low=low, high=high)
+
+
+def key_line(library: str, column: str, source: pa.DataType, target: pa.DataType) -> str | None:
+    """Return the line that casts a column of keys; nothing is rounded, so no other key is met.
+
+    >>> key_line("pyspark", "k", pa.float64(), pa.int8())
+    'df = df.withColumn("k", F.expr("CASE WHEN k % 1 = 0 THEN try_cast(k AS tinyint) END"))'
+    """
+    if pat.is_floating(source) and pat.is_string(target) and library not in ("duckdb", "pyspark"):
+        return cell_line(library, column, _NUMBER_TEXT)
+    if not (pat.is_floating(source) and pat.is_integer(target)):
+        return cast_line(library, column, source, target)
+    language = _LANGUAGES.get(library)
+    if language is None:
+        return cell_line(library, column, _in_range(_EXACT_INTEGER, target))
+    low, high = integer_range(target)
+    return _line(language.exact_integer, column, t=language.types[str(target)], low=low, high=high)
+
+
+def epoch_unit(values: Iterable[float | None]) -> str | None:
+    """Return the unit ("s", "ms", "us", "ns") in which numbers count from 1970, by their size.
+
+    Returns None if no unit places the maximum between 1980 and 2100.
+
+    >>> epoch_unit([1618491906000, 1618491907000])
+    'ms'
+    >>> epoch_unit([20240131]) is None
+    True
+    """
+    largest = max((abs(value) for value in values if value is not None), default=0)
+    for unit, per_second in _PER_SECOND.items():
+        seconds = largest / per_second
+        if PLAUSIBLE_START.timestamp() <= seconds < _PLAUSIBLE_END.timestamp():
+            return unit
+    return None
+
+
+def misread_unit(times: Iterable[datetime]) -> str | None:
+    """Return the unit of numbers that were read as nanoseconds and came out as these times.
+
+    >>> misread_unit([datetime(1970, 1, 1, 0, 26, 58, 491906, tzinfo=UTC)])
+    'ms'
+    """
+    nanoseconds = [time.timestamp() * 1e9 for time in times]
+    unit = epoch_unit(nanoseconds)
+    if unit == "ns":
+        return None
+    return unit
+
+
+def can_be_epoch(kind: pa.DataType) -> bool:
+    """Return whether a column holds numbers, which may count from 1970."""
+    return bool(pat.is_integer(kind) or pat.is_floating(kind))
+
+
+def misread_advice(times: Iterable[datetime]) -> str:
+    """Return what to do about times of 1970.
+
+    >>> misread_advice([datetime(1970, 1, 1, 0, 26, 58, tzinfo=UTC)])
+    "were numbers of 'ms' read as nanoseconds? pd.to_datetime(numbers, unit='ms', utc=True)"
+    """
+    unit = misread_unit(times)
+    if unit is None:
+        return "numbers since 1970 become times with their unit: pd.to_datetime(numbers, unit='s')"
+    return (
+        f"were numbers of {unit!r} read as nanoseconds? "
+        f"pd.to_datetime(numbers, unit={unit!r}, utc=True)"
+    )
+
+
+def conversion_hint(
+    column: str, kind: pa.DataType, values: Iterable[float | None] = (), *, library: str = "pandas"
+) -> str:
+    """Return the line that makes a column of numbers or texts a time.
+
+    ``library`` is the kind of dataframe whose words it uses (``column_lines.language_of``).
+
+    >>> conversion_hint("ts", pa.int64(), [1618491906])
+    "df['ts'] = pd.to_datetime(df['ts'], unit='s', utc=True)"
+    """
+    if not can_be_epoch(kind):
+        line = cast_line(library, column, pa.string(), types.TIMESTAMP) or ""
+        if library == "duckdb":  # where double quotes are SQL's
+            return line
+        return line.replace(f'"{column}"', repr(column))
+    unit = epoch_unit(values)
+    if unit is not None:
+        return _epoch_line(library, column, unit)
+    line = _epoch_line(library, column, "s")
+    return f"{line}  # where they count seconds since 1970; say it where they count 'ms' or 'us'"
 
 
 @dataclass(frozen=True)
@@ -37,11 +237,6 @@ class _Language:
     from_boolean: str = ""
 
 
-# pandas and polars call them alike.
-_INTEGER_TYPES = {
-    "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64",
-    "uint8": "UInt8", "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64",
-}  # fmt: skip
 _PANDAS = _Language(
     types=_INTEGER_TYPES
     | {"float": "float32", "double": "float64", "string": "string", "bool": "boolean"},
@@ -89,12 +284,6 @@ _SPARK = _Language(
     from_date='df = df.withColumn("{c}", F.to_timestamp("{c}"))',
     items='df = df.withColumn("{c}", F.col("{c}").cast("array<{t}>"))',
 )  # fmt: skip
-# Names of types in SQL, as DuckDB has them.
-SQL_TYPES = {
-    "int8": "TINYINT", "int16": "SMALLINT", "int32": "INTEGER", "int64": "BIGINT",
-    "uint8": "UTINYINT", "uint16": "USMALLINT", "uint32": "UINTEGER", "uint64": "UBIGINT",
-    "float": "FLOAT", "double": "DOUBLE", "string": "VARCHAR", "bool": "BOOLEAN",
-}  # fmt: skip
 _DUCKDB = _Language(
     types=SQL_TYPES,
     clipped="rows = rows.select('* REPLACE (try_cast({q} AS {t}) AS {q})')",
@@ -107,108 +296,10 @@ _DUCKDB = _Language(
     from_date="rows = rows.select('* REPLACE (make_timestamptz(epoch_us({q}::TIMESTAMP)) AS {q})')",
 )  # fmt: skip
 _LANGUAGES = {"pandas": _PANDAS, "polars": _POLARS, "pyspark": _SPARK, "duckdb": _DUCKDB}
-# Expressions over a cell, for dataframes whose cells are Python's, by what they do.
-_TIME = "datetime.datetime.fromisoformat({v})"
-_MIDNIGHT = "datetime.datetime({v}.year, {v}.month, {v}.day, tzinfo=datetime.UTC)"
-_ROUNDED = "round({v}) if {low} <= {v} <= {high} else None"
-_DATE = "datetime.date.fromisoformat({v})"
-# pandas stores integers with nulls as floats.
-_NUMBER_TEXT = "str(int({v}) if {v} % 1 == 0 else {v})"
-_EXACT_INTEGER = "int({v}) if {v} % 1 == 0 and {low} <= {v} <= {high} else None"
-_RANGED = "{v} if {low} <= {v} <= {high} else None"
-_FLAG = "{0: False, 1: True}.get({v})"
-_DECIMAL = "decimal.Decimal(str({v}))"
-_PARSED = "int({v}) if {v}.strip().lstrip('-').isdecimal() else None"
-_PARSED_FLOAT = "float({v}) if {v}.strip().lstrip('-').replace('.', '', 1).isdecimal() else None"
-_ITEMS = 'np.asarray({v}).astype("{t}")'
-_ROUNDED_ITEMS = 'np.clip(np.round({v}), {low}, {high}).astype("{t}")'
-
-
-def cast_line(library: str, column: str, source: pa.DataType, target: pa.DataType) -> str | None:
-    """Return the line that casts a column; values that have no equal are rounded or become null.
-
-    Args:
-        library: The kind of the dataframe (``column_lines.language_of``).
-        column: A feature name.
-        source: The type that the column has.
-        target: The type that it has to get.
-
-    >>> cast_line("pandas", "n", pa.bool_(), pa.int64())
-    'df["n"] = df["n"].astype("boolean").astype("Int64")'
-    >>> cast_line("pyspark", "n", pa.int64(), pa.int32())
-    'df = df.withColumn("n", F.expr("try_cast(n AS int)"))'
-
-    Returns None if there is no such line, as for whole numbers that are times in a unit
-    which only the caller knows.
-    """
-    is_wide_integer = pat.is_integer(source) and pat.is_decimal(target)
-    if is_wide_integer or (pat.is_decimal(source) and is_exact(target)):
-        return None  # values that the target holds need no cast; any cast would round the others
-    language = _LANGUAGES.get(library)
-    if language is not None and pat.is_date32(target):
-        if language.to_date:
-            return _line(language.to_date, column) if pat.is_string(source) else None
-        language = None
-    has_decimals = pat.is_decimal(source) or pat.is_decimal(target)
-    if language is None or (language is _PANDAS and has_decimals):
-        expression = _expression(source, target)
-        return None if expression is None else cell_line(library, column, expression)
-    if pat.is_timestamp(target):
-        line = {True: language.to_timestamp, False: language.from_date}[bool(pat.is_string(source))]
-        return _line(line, column) if pat.is_string(source) or pat.is_date(source) else None
-    if shape_of(target):
-        return _array_line(language, column, target)
-    name = language.types.get(str(target))
-    if name is None or not _is_castable(source, target):
-        return None
-    low, high = integer_range(target) if pat.is_integer(target) else (0, 0)
-    line = _template(language, source, target)
-    return _line(line, column, t=name, T=name.capitalize(), low=low, high=high)
-
-
-def key_line(library: str, column: str, source: pa.DataType, target: pa.DataType) -> str | None:
-    """Return the line that casts a column of keys; nothing is rounded, so no other key is met.
-
-    >>> key_line("pyspark", "k", pa.float64(), pa.int8())
-    'df = df.withColumn("k", F.expr("CASE WHEN k % 1 = 0 THEN try_cast(k AS tinyint) END"))'
-    """
-    if pat.is_floating(source) and pat.is_string(target) and library not in ("duckdb", "pyspark"):
-        return cell_line(library, column, _NUMBER_TEXT)
-    if not (pat.is_floating(source) and pat.is_integer(target)):
-        return cast_line(library, column, source, target)
-    language = _LANGUAGES.get(library)
-    if language is None:
-        return cell_line(library, column, _in_range(_EXACT_INTEGER, target))
-    low, high = integer_range(target)
-    return _line(language.exact_integer, column, t=language.types[str(target)], low=low, high=high)
-
-
-def _template(language: _Language, source: pa.DataType, target: pa.DataType) -> str:
-    if pat.is_boolean(source):
-        return language.from_boolean or language.plain
-    if pat.is_boolean(target):
-        return language.to_boolean
-    if pat.is_string(source) and not pat.is_string(target):
-        return language.numeric or language.clipped
-    if not pat.is_integer(target):
-        return language.plain
-    return (language.rounded if pat.is_floating(source) else "") or language.clipped
 
 
 def _line(template: str, column: str, **values: object) -> str:
     return template.format(c=column, q=quoted(column), **values)
-
-
-def _is_castable(source: pa.DataType, target: pa.DataType) -> bool:
-    """Return whether there is a cast that means something: numbers, and texts of or for them."""
-    if is_nested(source):
-        return False
-    if pat.is_string(target):
-        return not pat.is_binary(source)
-    is_number = pat.is_integer(source) or pat.is_floating(source) or pat.is_boolean(source)
-    if pat.is_boolean(target):
-        return bool(is_number)
-    return bool(is_number or pat.is_string(source) or pat.is_decimal(source))
 
 
 def _expression(source: pa.DataType, target: pa.DataType) -> str | None:
@@ -229,7 +320,8 @@ def _expression(source: pa.DataType, target: pa.DataType) -> str | None:
     if pat.is_boolean(target):
         return _FLAG
     if pat.is_floating(target):
-        return _PARSED_FLOAT if pat.is_string(source) else _as_float(target)
+        rounded = "float({v})" if pat.is_float64(target) else "float(np.float32({v}))"
+        return _PARSED_FLOAT if pat.is_string(source) else rounded
     if pat.is_boolean(source):
         return "int({v})"
     expression = _RANGED if pat.is_integer(source) else _ROUNDED
@@ -243,15 +335,23 @@ def _array_expression(items: pa.DataType) -> str:
     return _ITEMS.replace("{t}", name)
 
 
-def _as_float(target: pa.DataType) -> str:
-    return "float({v})" if pat.is_float64(target) else "float(np.float32({v}))"
-
-
 def _in_range(expression: str, target: pa.DataType) -> str:
     if not pat.is_integer(target):
         return expression
     low, high = integer_range(target)
     return expression.replace("{low}", str(low)).replace("{high}", str(high))
+
+
+def _is_castable(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether there is a cast that means something: numbers, and texts of or for them."""
+    if is_nested(source):
+        return False
+    if pat.is_string(target):
+        return not pat.is_binary(source)
+    is_number = pat.is_integer(source) or pat.is_floating(source) or pat.is_boolean(source)
+    if pat.is_boolean(target):
+        return bool(is_number)
+    return bool(is_number or pat.is_string(source) or pat.is_decimal(source))
 
 
 def _array_line(language: _Language, column: str, target: pa.DataType) -> str | None:
@@ -263,3 +363,24 @@ def _array_line(language: _Language, column: str, target: pa.DataType) -> str | 
         low, high = integer_range(items_of(target))
         return _line(language.whole_items, column, t=name.lower(), low=low, high=high)
     return _line(language.items, column, t=name.lower())
+
+
+def _template(language: _Language, source: pa.DataType, target: pa.DataType) -> str:
+    if pat.is_boolean(source):
+        return language.from_boolean or language.plain
+    if pat.is_boolean(target):
+        return language.to_boolean
+    if pat.is_string(source) and not pat.is_string(target):
+        return language.numeric or language.clipped
+    if not pat.is_integer(target):
+        return language.plain
+    return (language.rounded if pat.is_floating(source) else "") or language.clipped
+
+
+def _epoch_line(library: str, column: str, unit: str) -> str:
+    template = _EPOCH_LINES.get(library)
+    if template is None:
+        expression = _EPOCH_PLUS.replace("{n}", _TIMEDELTA_ARGUMENTS[unit])
+        return cell_line(library, column, expression) or ""
+    factor = _EPOCH_FACTORS.get(library, {}).get(unit, "").format(c=column)
+    return template.format(c=column, q=quoted(column), u=unit, by=factor)

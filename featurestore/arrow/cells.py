@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import itertools
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
@@ -21,11 +22,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.arrays import column_of_arrays
+from featurestore.arrow.arrays import (
+    cells_of_array,
+    column_of_arrays,
+    plain_array,
+    with_uniform_shape,
+)
 from featurestore.arrow.column_lines import TEXT
-from featurestore.arrow.found_shapes import with_uniform_shape
-from featurestore.arrow.numpy_columns import cells_of_array, plain_array
-from featurestore.arrow.odd_columns import Unstorable, conversion_errors
+from featurestore.arrow.unstorable import Unstorable, conversion_errors
 
 # Types that Arrow converts without loss when all cells have them.
 _PLAIN: tuple[frozenset[Any], ...] = (
@@ -204,10 +208,10 @@ def _without_scalars(cells: Sequence[Any]) -> Sequence[Any]:
         if kind in _SIMPLE:
             simple[cell_type] = _SIMPLE[kind]
         elif kind in ("numpy int", "numpy float") and len(types) > 1:
-            simple[cell_type] = _python_number
+            simple[cell_type] = operator.methodcaller("item")
         if kind in ("float", "numpy float") and not kinds <= _NUMERIC:
             # NaN among values that are not numbers is pandas' missing value.
-            simple[cell_type] = _none_for_nan
+            simple[cell_type] = lambda cell: None if cell != cell else cell
     if not simple:
         return cells
     changed = []
@@ -217,18 +221,6 @@ def _without_scalars(cells: Sequence[Any]) -> Sequence[Any]:
     return changed
 
 
-def _python_number(cell: Any) -> Any:
-    return cell.item()
-
-
-def _none(cell: Any) -> None:
-    return None
-
-
-def _none_for_nan(cell: Any) -> Any:
-    return None if cell != cell else cell
-
-
 def _float_from_longdouble(cell: Any) -> float:
     number = float(cell)
     if np.longdouble(number) != cell and cell == cell:
@@ -236,19 +228,11 @@ def _float_from_longdouble(cell: Any) -> float:
     return number
 
 
-def _datetime_from_numpy(cell: Any) -> Any:
-    return cells_of_array(np.array([cell]))[0]
-
-
-def _value_of_scalar(cell: Any) -> Any:
-    return cell.as_py()
-
-
 _SIMPLE: dict[str, Callable[[Any], Any]] = {
-    "missing": _none,
+    "missing": lambda cell: None,
     "longdouble": _float_from_longdouble,
-    "datetime64": _datetime_from_numpy,
-    "Arrow scalar": _value_of_scalar,
+    "datetime64": lambda cell: cells_of_array(np.array([cell]))[0],
+    "Arrow scalar": lambda cell: cell.as_py(),
     "Arrow array": lambda cell: cell.to_pylist(),
     "Interval": lambda cell: {"left": cell.left, "right": cell.right},
 }

@@ -121,7 +121,7 @@ def _feature_name_for(name: object) -> str:
     if isinstance(name, str):
         return name if _is_feature_name(name) else suggest_feature_name(name)
     if isinstance(name, tuple):
-        return suggest_feature_name("_".join(str(part) for part in name if part != ""))
+        return suggest_feature_name("_".join(str(level) for level in name if level != ""))
     if isinstance(name, int) and name >= 0:
         return f"col_{name}"
     return suggest_feature_name(f"col_{name}")

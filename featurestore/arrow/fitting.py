@@ -1,15 +1,16 @@
-"""When values of one type may go into a column of another: when nothing is lost.
+"""Rules for values of one type in a column of another: nothing may be lost.
 
 By default pandas has only 64-bit integers, and one missing value makes them floats;
 a file read in chunks has another type in each. So a column may be written into one of another
 numeric type, or of a shape, if every value has its equal there. The rule is applied twice: to the
-types (``can_fit``), and of the values, where the rows are (``cast_exactly``).
+types (``can_fit``), and to the values, where the rows are (``cast_exactly``). Types that hold all
+values of another need no look at values (``widens``).
 
 ==================  ===========================================================
-given, wanted       a value fits when
+source, target      a value fits when
 ==================  ===========================================================
 integer, integer    it is within the range
-decimal, decimal    it has at most the digits before and after the point; zeros at the end are none
+decimal, decimal    it has at most the digits before and after the point, without trailing zeros
 integer, decimal    it has at most the digits before the point
 decimal, integer    it is whole and within the range
 integer, float      it is at most 2**53 (float64) or 2**24 (float32), either sign
@@ -31,24 +32,52 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.arrays import first_shape_mismatch
-from featurestore.arrow.arrow_cast import cast_array
+from featurestore.arrow.casts import cast_array
 from featurestore.arrow.types import (
-    exact_in_float,
+    _fields,
     holds_items,
     integer_range,
     is_exact,
     is_nested,
     numpy_type,
-    widens,
 )
+from featurestore.errors import SchemaMismatch
+
+# Whole numbers up to here are exact.
+_EXACT_IN_FLOAT32, _EXACT_IN_FLOAT64 = 2**24, 2**53
 
 
 class Misfit(ValueError):
-    """A value has no equal in the type that it should get; ``value`` is None for arrays."""
+    """A value has no equal in the target type; ``value`` is None for arrays."""
 
     def __init__(self, text: str, value: float | Decimal | None = None) -> None:
         super().__init__(text)
         self.value = value
+
+
+def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    """Return whether every value of ``narrow`` has an equal value in ``wide``.
+
+    >>> widens(pa.int16(), pa.int64()), widens(pa.int64(), pa.int32())
+    (True, False)
+    """
+    if narrow == wide or pat.is_null(narrow):
+        return True
+    if pat.is_integer(narrow):
+        return _widens_integer(narrow, wide)
+    if pat.is_floating(narrow) and pat.is_floating(wide):
+        return narrow.bit_width <= wide.bit_width
+    if pat.is_decimal(narrow) and pat.is_decimal(wide):
+        digits_before = narrow.precision - narrow.scale
+        return narrow.scale <= wide.scale and digits_before <= wide.precision - wide.scale
+    if pat.is_fixed_size_list(narrow) and pat.is_fixed_size_list(wide):
+        return narrow.list_size == wide.list_size and widens(narrow.value_type, wide.value_type)
+    is_list = holds_items(narrow)
+    if is_list and pat.is_list(wide):
+        return widens(narrow.value_type, wide.value_type)
+    if pat.is_struct(narrow) and pat.is_struct(wide):
+        return _widens_struct(narrow, wide)
+    return False
 
 
 def can_fit(source: pa.DataType, target: pa.DataType) -> bool:
@@ -123,11 +152,96 @@ def cast_label_keys(array: pa.Array, target: pa.DataType) -> pa.Array:
         return pa.concat_arrays(values)
 
 
-def _cast_or_null(array: pa.Array, target: pa.DataType) -> pa.Array:
-    try:
-        return cast_array(array, target)
-    except pa.ArrowInvalid:
-        return pa.nulls(1, target)
+def wider_decimal(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds the values of two types of decimals; None beyond 38 digits.
+
+    >>> wider_decimal(pa.decimal128(3, 2), pa.decimal128(3, 0))
+    Decimal128Type(decimal128(5, 2))
+    """
+    if not (pat.is_decimal(first) and pat.is_decimal(second)):
+        return None
+    scale = max(first.scale, second.scale)
+    precision = max(first.precision - first.scale, second.precision - second.scale) + scale
+    return pa.decimal128(precision, scale) if precision <= 38 else None
+
+
+def widened_schema(schema: pa.Schema, columns: pa.Schema) -> pa.Schema:
+    """Return a schema in which decimals hold those of other columns of the same names, too.
+
+    >>> wide = pa.schema([("price", pa.decimal128(3, 0))])
+    >>> widened_schema(pa.schema([("price", pa.decimal128(3, 2))]), wide).types
+    [Decimal128Type(decimal128(5, 2))]
+
+    Raises:
+        SchemaMismatch: No decimals of 38 digits hold both.
+    """
+    types_by_name = dict(zip(columns.names, columns.types, strict=True))
+    fields = []
+    for field in schema:
+        kind = with_wider_decimals(field.type, types_by_name.get(field.name, field.type))
+        if kind is None:
+            raise SchemaMismatch(
+                f"Column {field.name!r} is {field.type}: decimals of 38 digits do not hold "
+                f"{types_by_name[field.name]}, too."
+            )
+        fields.append(field.with_type(kind))
+    return pa.schema(fields)
+
+
+def with_wider_decimals(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """Return a type whose decimals, inside of lists too, hold those of another one, too.
+
+    None beyond 38 digits; types without decimals, or of other lists, stay as they are.
+
+    >>> with_wider_decimals(pa.list_(pa.decimal128(3, 2)), pa.list_(pa.decimal128(4, 2)))
+    ListType(list<item: decimal128(4, 2)>)
+    """
+    if first == second:
+        return first
+    if pat.is_decimal(first) and pat.is_decimal(second):
+        return wider_decimal(first, second)
+    if not (holds_items(first) and holds_items(second)):
+        return first
+    item = with_wider_decimals(first.value_type, second.value_type)
+    if item is None or item == first.value_type:
+        return item and first
+    size = first.list_size if pat.is_fixed_size_list(first) else -1
+    return pa.list_(first.value_field.with_type(item), size)
+
+
+def exact_in_float(kind: pa.DataType) -> int:
+    """Return the number up to which a float type holds every whole number.
+
+    >>> exact_in_float(pa.float32()) == 2**24
+    True
+    """
+    return _EXACT_IN_FLOAT64 if pat.is_float64(kind) else _EXACT_IN_FLOAT32
+
+
+def _widens_integer(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    low, high = integer_range(narrow)
+    if pat.is_integer(wide):
+        wide_low, wide_high = integer_range(wide)
+        return wide_low <= low and high <= wide_high
+    if pat.is_decimal(wide):
+        return high < 10 ** (wide.precision - wide.scale)
+    return bool(pat.is_floating(wide)) and high <= exact_in_float(wide)
+
+
+def _widens_struct(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    narrow_fields, wide_fields = _fields(narrow), _fields(wide)
+    if len(narrow_fields) != len(wide_fields):
+        return False
+    for field, wide_field in zip(narrow_fields, wide_fields, strict=True):
+        if field.name != wide_field.name:
+            return False
+        if not widens(field.type, wide_field.type):
+            return False
+    return True
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    return bool(pat.is_integer(kind) or pat.is_floating(kind))
 
 
 def _first_uncastable(array: pa.Array, target: pa.DataType) -> Any:
@@ -169,5 +283,8 @@ def _integer_bounds(target: pa.DataType) -> tuple[int, int]:
     return -exact, exact
 
 
-def _is_numeric(kind: pa.DataType) -> bool:
-    return bool(pat.is_integer(kind) or pat.is_floating(kind))
+def _cast_or_null(array: pa.Array, target: pa.DataType) -> pa.Array:
+    try:
+        return cast_array(array, target)
+    except pa.ArrowInvalid:
+        return pa.nulls(1, target)

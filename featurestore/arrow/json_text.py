@@ -1,7 +1,7 @@
 """Strict JSON (RFC 8259): the parser of every JSON file and record that comes from outside.
 
 The parser is the standard library's, without what it accepts beyond the standard: ``NaN`` and
-``Infinity``, repeated names of one object, and halves of surrogate pairs, which are no Unicode text.
+``Infinity``, repeated names of one object, and halves of surrogate pairs, which are not Unicode.
 
 https://www.rfc-editor.org/rfc/rfc8259
 """

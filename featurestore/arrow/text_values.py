@@ -41,25 +41,6 @@ _HIGH = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()) * 1_000_
 # Every integer up to here has a float64 of its own.
 _EXACT_DIGITS = 15
 
-
-@dataclass(frozen=True)
-class TextRules:
-    """How values are written where it is not the plain way.
-
-    ``precision`` "us" rounds instants to microseconds; None refuses those that are finer.
-    ``declared`` is true where a person named the type. ``zone`` says whether instants have a zone;
-    None takes both.
-    """
-
-    decimal: str = "."
-    thousands: str = ""
-    date_format: str | None = None
-    timestamp_format: str | None = None
-    precision: str | None = None
-    declared: bool = False
-    zone: bool | None = None
-
-
 # The types that texts are of by themselves, the narrowest first; else they are strings.
 INFERRED = ("boolean", "int64", "double", "date", "timestamp", "timestamp with zone")
 _ARROW = {
@@ -70,6 +51,26 @@ _ARROW = {
     "timestamp": TIMESTAMP,
     "timestamp with zone": TIMESTAMP,
 }
+
+Cast = Callable[[pa.Array], pa.Array]
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """Formats of texts that differ from the default grammar.
+
+    ``precision`` "us" rounds instants to microseconds; None refuses those that are finer.
+    ``declared`` is true if the user named the type. ``zone`` is true if instants have a zone, false
+    if they have none; None accepts both.
+    """
+
+    decimal: str = "."
+    thousands: str = ""
+    date_format: str | None = None
+    timestamp_format: str | None = None
+    precision: str | None = None
+    declared: bool = False
+    zone: bool | None = None
 
 
 def arrow_type(meaning: str) -> pa.DataType:
@@ -107,28 +108,6 @@ def has_number(texts: pa.Array) -> bool:
     return bool(pc.any(pc.match_substring_regex(texts, "[0-9]")).as_py())
 
 
-def _of_meaning(meaning: str, rules: TextRules) -> TextRules:
-    """Return rules under which finer instants do not make a string: reading refuses them."""
-    if meaning.startswith("timestamp"):
-        return TextRules(timestamp_format=rules.timestamp_format, precision="us")
-    return TextRules(date_format=rules.date_format)
-
-
-def _pattern(meaning: str, rules: TextRules) -> str | None:
-    if meaning == "date" and rules.date_format is not None:
-        return None
-    if meaning == "timestamp" and rules.timestamp_format is not None:
-        return None
-    return {
-        "boolean": f"{_TRUE}|{_FALSE}",
-        "int64": _INTEGER,
-        "double": f"{_FLOAT}|{_WORD}",
-        "date": _DATE,
-        "timestamp": _TIME,
-        "timestamp with zone": _TIME + _ZONE,
-    }[meaning]
-
-
 def parse_texts(
     texts: pa.Array, kind: pa.DataType, rules: TextRules
 ) -> tuple[pa.Array, dict[int, str]]:
@@ -151,6 +130,123 @@ def parse_texts(
     return values, reasons
 
 
+def check_format(pattern: str) -> str:
+    """Return a pattern of ``strptime`` that names a year, a month and a day.
+
+    Raises:
+        ValueError: The pattern is invalid or lacks the year, the month or the day.
+
+    >>> check_format("%d.%m.%Y")
+    '%d.%m.%Y'
+    """
+    names_day = re.search(r"%[Yy].*", pattern) and re.search(r"%[mbB].*%d|%d.*%[mbB]|%j", pattern)
+    epoch = re.search("%[cxG]", pattern)
+    if not names_day and not epoch:
+        raise ValueError(f"{pattern!r} does not name a year, a month and a day")
+    if re.search(r"%[^aAwdbBmyYHIMSpfzZjUWcxXGuV%]", pattern):
+        raise ValueError(f"{pattern!r} has a directive that strptime does not know")
+    date(2020, 1, 1).strftime(pattern)
+    return pattern
+
+
+def decimal_text(values: pa.Array) -> pa.Array:
+    """Return decimals as plain digits with all places of their scale, never in powers of ten.
+
+    >>> from decimal import Decimal
+    >>> decimal_text(pa.array([Decimal("-0.00000001")], pa.decimal128(20, 8))).to_pylist()
+    ['-0.00000001']
+    """
+    kind = values.type
+    unscaled = pa.Array.from_buffers(
+        pa.decimal128(kind.precision, 0),
+        len(values),
+        values.buffers(),
+        values.null_count,
+        offset=values.offset,
+    ).cast(pa.string())
+    if kind.scale == 0:
+        return unscaled
+    digits = pc.utf8_lpad(
+        pc.utf8_ltrim(unscaled, characters="-"), width=kind.scale + 1, padding="0"
+    )
+    sign = pc.if_else(pc.starts_with(unscaled, "-"), "-", "")
+    integer_part = pc.utf8_slice_codeunits(digits, 0, -kind.scale)
+    fraction = pc.utf8_slice_codeunits(digits, -kind.scale, None)
+    return pc.binary_join_element_wise(sign, integer_part, ".", fraction, "")
+
+
+def decimal_text_length(kind: pa.DataType) -> int:
+    """Return the bytes of the longest text of a decimal type.
+
+    >>> decimal_text_length(pa.decimal128(2, 2))
+    5
+    """
+    digits = max(kind.precision, kind.scale + 1)
+    if kind.scale:
+        return len("-.") + digits
+    return len("-") + digits
+
+
+def _copied(texts: pa.Array) -> pa.Array:
+    """Return unsliced texts: ``if_else`` of Arrow 14 makes invalid arrays of slices."""
+    return texts if texts.offset == 0 else pa.concat_arrays([texts, texts.slice(0, 0)])
+
+
+def _plain_numbers(texts: pa.Array, rules: TextRules) -> pa.Array:
+    """Return numbers with a point and without separators of thousands.
+
+    Separators are removed between groups of three digits alone. A point that is not the decimal
+    sign makes the text no number.
+    """
+    if rules.thousands:
+        mark, point = re.escape(rules.thousands), re.escape(rules.decimal)
+        grouped = pc.match_substring_regex(
+            texts, rf"^[+-]?[0-9]{{1,3}}(?:{mark}[0-9]{{3}})+(?:{point}[0-9]*)?$"
+        )
+        texts = pc.if_else(grouped, pc.replace_substring(texts, rules.thousands, ""), texts)
+    if rules.decimal != ".":
+        texts = pc.replace_substring(texts, ".", "no number")
+        texts = pc.replace_substring(texts, rules.decimal, ".")
+    return texts
+
+
+def _pattern(meaning: str, rules: TextRules) -> str | None:
+    if meaning == "date" and rules.date_format is not None:
+        return None
+    if meaning == "timestamp" and rules.timestamp_format is not None:
+        return None
+    return {
+        "boolean": f"{_TRUE}|{_FALSE}",
+        "int64": _INTEGER,
+        "double": f"{_FLOAT}|{_WORD}",
+        "date": _DATE,
+        "timestamp": _TIME,
+        "timestamp with zone": _TIME + _ZONE,
+    }[meaning]
+
+
+def _all(mask: pa.Array) -> bool:
+    return pc.all(mask, min_count=0).as_py() is True
+
+
+def _are_exact(texts: pa.Array) -> bool:
+    """Return whether float64 holds every integer among texts that look like floats."""
+    long = pc.match_substring_regex(texts, rf"^-?[0-9]{{{_EXACT_DIGITS + 1},}}$")
+    if _any(long):
+        for text in texts.filter(long).to_pylist():
+            if len(text) > 400 or int(float(text)) != int(text):
+                return False
+    values = texts.cast(pa.float64())
+    infinite = pc.is_inf(values)
+    return not _any(infinite) or _all(
+        pc.match_substring_regex(texts.filter(infinite), f"^(?:{_WORD})$")
+    )
+
+
+def _any(mask: pa.Array) -> bool:
+    return pc.any(mask, min_count=0).as_py() is True
+
+
 def _parse(texts: pa.Array, kind: pa.DataType, rules: TextRules) -> tuple[pa.Array, dict[int, str]]:
     """Return values and, by row, more about the reason of those that are none."""
     if pat.is_timestamp(kind):
@@ -162,12 +258,112 @@ def _parse(texts: pa.Array, kind: pa.DataType, rules: TextRules) -> tuple[pa.Arr
     return _cast(texts, kind, cast, bad)
 
 
-def _copied(texts: pa.Array) -> pa.Array:
-    """Return unsliced texts: ``if_else`` of Arrow 14 makes invalid arrays of slices."""
-    return texts if texts.offset == 0 else pa.concat_arrays([texts, texts.slice(0, 0)])
+def _timestamps(texts: pa.Array, rules: TextRules) -> tuple[pa.Array, dict[int, str]]:
+    """Return instants; a text without a zone is in UTC, a day its first microsecond."""
+    if rules.timestamp_format is not None:
+        return _by_format(texts, TIMESTAMP, rules.timestamp_format)
+    pattern = {None: f"{_TIME}{_ZONE}?", True: f"{_TIME}{_ZONE}", False: _TIME}[rules.zone]
+    if rules.declared:
+        pattern = f"{pattern}|{_DATE}"
+    bad = dict.fromkeys(_false_rows(pc.match_substring_regex(texts, f"^(?:{pattern})$")), "")
+    finer = pc.match_substring_regex(texts, _FINER)
+    up: pa.Array | None = None
+    if _any(finer):
+        digits = pc.struct_field(pc.extract_regex(texts, r"\.[0-9]{6}(?P<more>[0-9]{1,3})"), "more")
+        if rules.precision is None:
+            has_nanoseconds = pc.fill_null(pc.match_substring_regex(digits, "[1-9]"), False)
+            for row in pc.indices_nonzero(has_nanoseconds).to_pylist():
+                bad[row] = ": it has nanoseconds"
+        up = pc.greater_equal(pc.fill_null(digits, "0"), "5")
+        texts = pc.replace_substring_regex(texts, r"(\.[0-9]{6})[0-9]+", r"\1")
+    values, bad = _cast(texts, TIMESTAMP, _instants, bad)
+    if up is not None and rules.precision is not None:
+        micros = pc.add(values.cast(pa.int64()), up.cast(pa.int64()))
+        values = micros.cast(TIMESTAMP)
+    return values, bad
 
 
-Cast = Callable[[pa.Array], pa.Array]
+def _by_format(texts: pa.Array, kind: pa.DataType, pattern: str) -> tuple[pa.Array, dict[int, str]]:
+    """Return days or instants that are written by a pattern of ``strptime``."""
+    values: list[Any] = []
+    bad = {}
+    for row, text in enumerate(texts.to_pylist()):
+        value = None if text is None else _strptime(text, pattern)
+        if value is None and text is not None:
+            bad[row] = f" by the format {pattern!r}"
+        values.append(value.date() if value is not None and pat.is_date(kind) else value)
+    return pa.array(values, kind), bad
+
+
+@lru_cache(maxsize=65_536)
+def _strptime(text: str, pattern: str) -> datetime | None:
+    try:
+        value = datetime.strptime(text, pattern)
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _false_rows(mask: pa.Array) -> list[int]:
+    if _all(mask):
+        return []
+    rows: list[int] = pc.indices_nonzero(pc.fill_null(pc.invert(mask), False)).to_pylist()
+    return rows
+
+
+def _cast(
+    texts: pa.Array, kind: pa.DataType, cast: Cast, bad: dict[int, str]
+) -> tuple[pa.Array, dict[int, str]]:
+    """Cast texts, those left out that are bad already; find the ones at which the cast fails."""
+    if bad:
+        texts = _without(texts, bad)
+    try:
+        return cast(texts), bad
+    except pa.ArrowInvalid:
+        for row in _failing_rows(texts, cast):
+            bad[row] = ""
+    return cast(_without(texts, bad)), bad
+
+
+def _without(texts: pa.Array, rows: Mapping[int, str]) -> pa.Array:
+    mask = pa.array([False] * len(texts)).to_numpy(zero_copy_only=False).copy()
+    mask[list(rows)] = True
+    return pc.if_else(pa.array(mask), pa.scalar(None, texts.type), texts)
+
+
+def _failing_rows(texts: pa.Array, cast: Cast, start: int = 0) -> list[int]:
+    """Return the rows at which a cast fails, by halves."""
+    try:
+        cast(texts)
+    except pa.ArrowInvalid:
+        if len(texts) == 1:
+            return [start]
+        half = len(texts) // 2
+        return [
+            *_failing_rows(texts.slice(0, half), cast, start),
+            *_failing_rows(texts.slice(half), cast, start + half),
+        ]
+    return []
+
+
+def _instants(texts: pa.Array) -> pa.Array:
+    """Cast texts in ISO 8601, with a zone or without one."""
+    zoned = pc.match_substring_regex(texts, f"[0-9]{_ZONE}$")
+    is_day = pc.equal(pc.binary_length(texts), 10)
+    zoned = pc.and_(zoned, pc.invert(is_day))
+    if _all(zoned):
+        values = texts.cast(TIMESTAMP)
+    elif not _any(zoned):
+        values = texts.cast(pa.timestamp("us")).cast(TIMESTAMP)
+    else:
+        null = pa.scalar(None, texts.type)
+        with_zone = pc.if_else(zoned, texts, null).cast(TIMESTAMP)
+        without = pc.if_else(zoned, null, texts).cast(pa.timestamp("us")).cast(TIMESTAMP)
+        values = pc.coalesce(with_zone, without)
+    bounds = pc.min_max(values.cast(pa.int64())).as_py()
+    if bounds["min"] is not None and not _LOW <= bounds["min"] <= bounds["max"] <= _HIGH:
+        raise pa.ArrowInvalid("an instant is outside of the years 1 to 9999")
+    return values
 
 
 def _way(kind: pa.DataType, *, declared: bool) -> tuple[str, Cast]:
@@ -203,172 +399,8 @@ def _floats(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     return values
 
 
-def _cast(
-    texts: pa.Array, kind: pa.DataType, cast: Cast, bad: dict[int, str]
-) -> tuple[pa.Array, dict[int, str]]:
-    """Cast texts, those left out that are bad already; find the ones at which the cast fails."""
-    if bad:
-        texts = _without(texts, bad)
-    try:
-        return cast(texts), bad
-    except pa.ArrowInvalid:
-        for row in _failing_rows(texts, cast):
-            bad[row] = ""
-    return cast(_without(texts, bad)), bad
-
-
-def _failing_rows(texts: pa.Array, cast: Cast, start: int = 0) -> list[int]:
-    """Return the rows at which a cast fails, by halves."""
-    try:
-        cast(texts)
-    except pa.ArrowInvalid:
-        if len(texts) == 1:
-            return [start]
-        half = len(texts) // 2
-        return [
-            *_failing_rows(texts.slice(0, half), cast, start),
-            *_failing_rows(texts.slice(half), cast, start + half),
-        ]
-    return []
-
-
-def _without(texts: pa.Array, rows: Mapping[int, str]) -> pa.Array:
-    mask = pa.array([False] * len(texts)).to_numpy(zero_copy_only=False).copy()
-    mask[list(rows)] = True
-    return pc.if_else(pa.array(mask), pa.scalar(None, texts.type), texts)
-
-
-def _timestamps(texts: pa.Array, rules: TextRules) -> tuple[pa.Array, dict[int, str]]:
-    """Return instants; a text without a zone is in UTC, a day its first microsecond."""
-    if rules.timestamp_format is not None:
-        return _by_format(texts, TIMESTAMP, rules.timestamp_format)
-    pattern = {None: f"{_TIME}{_ZONE}?", True: f"{_TIME}{_ZONE}", False: _TIME}[rules.zone]
-    if rules.declared:
-        pattern = f"{pattern}|{_DATE}"
-    bad = dict.fromkeys(_false_rows(pc.match_substring_regex(texts, f"^(?:{pattern})$")), "")
-    finer = pc.match_substring_regex(texts, _FINER)
-    up: pa.Array | None = None
-    if _any(finer):
-        digits = pc.struct_field(pc.extract_regex(texts, r"\.[0-9]{6}(?P<more>[0-9]{1,3})"), "more")
-        if rules.precision is None:
-            for row in _true_rows(pc.match_substring_regex(digits, "[1-9]")):
-                bad[row] = ": it has nanoseconds"
-        up = pc.greater_equal(pc.fill_null(digits, "0"), "5")
-        texts = pc.replace_substring_regex(texts, r"(\.[0-9]{6})[0-9]+", r"\1")
-    values, bad = _cast(texts, TIMESTAMP, _instants, bad)
-    if up is not None and rules.precision is not None:
-        micros = pc.add(values.cast(pa.int64()), up.cast(pa.int64()))
-        values = micros.cast(TIMESTAMP)
-    return values, bad
-
-
-def _instants(texts: pa.Array) -> pa.Array:
-    """Cast texts in ISO 8601, with a zone or without one."""
-    zoned = pc.match_substring_regex(texts, f"[0-9]{_ZONE}$")
-    is_day = pc.equal(pc.binary_length(texts), 10)
-    zoned = pc.and_(zoned, pc.invert(is_day))
-    if _all(zoned):
-        values = texts.cast(TIMESTAMP)
-    elif not _any(zoned):
-        values = texts.cast(pa.timestamp("us")).cast(TIMESTAMP)
-    else:
-        null = pa.scalar(None, texts.type)
-        with_zone = pc.if_else(zoned, texts, null).cast(TIMESTAMP)
-        without = pc.if_else(zoned, null, texts).cast(pa.timestamp("us")).cast(TIMESTAMP)
-        values = pc.coalesce(with_zone, without)
-    bounds = pc.min_max(values.cast(pa.int64())).as_py()
-    if bounds["min"] is not None and not _LOW <= bounds["min"] <= bounds["max"] <= _HIGH:
-        raise pa.ArrowInvalid("an instant is outside of the years 1 to 9999")
-    return values
-
-
-def _by_format(texts: pa.Array, kind: pa.DataType, pattern: str) -> tuple[pa.Array, dict[int, str]]:
-    """Return days or instants that are written by a pattern of ``strptime``."""
-    values: list[Any] = []
-    bad = {}
-    for row, text in enumerate(texts.to_pylist()):
-        value = None if text is None else _strptime(text, pattern)
-        if value is None and text is not None:
-            bad[row] = f" by the format {pattern!r}"
-        values.append(value.date() if value is not None and pat.is_date(kind) else value)
-    return pa.array(values, kind), bad
-
-
-@lru_cache(maxsize=65_536)
-def _strptime(text: str, pattern: str) -> datetime | None:
-    try:
-        value = datetime.strptime(text, pattern)
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
-
-
-def check_format(pattern: str) -> str:
-    """Return a pattern of ``strptime`` that names a year, a month and a day.
-
-    Raises:
-        ValueError: The pattern is none, or leaves part of the day out.
-
-    >>> check_format("%d.%m.%Y")
-    '%d.%m.%Y'
-    """
-    names_day = re.search(r"%[Yy].*", pattern) and re.search(r"%[mbB].*%d|%d.*%[mbB]|%j", pattern)
-    epoch = re.search("%[cxG]", pattern)
-    if not names_day and not epoch:
-        raise ValueError(f"{pattern!r} does not name a year, a month and a day")
-    if re.search(r"%[^aAwdbBmyYHIMSpfzZjUWcxXGuV%]", pattern):
-        raise ValueError(f"{pattern!r} has a directive that strptime does not know")
-    date(2020, 1, 1).strftime(pattern)
-    return pattern
-
-
-def _plain_numbers(texts: pa.Array, rules: TextRules) -> pa.Array:
-    """Return numbers with a point and without separators of thousands.
-
-    Separators are removed between groups of three digits alone. A point that is not the decimal
-    sign makes the text no number.
-    """
-    if rules.thousands:
-        mark, point = re.escape(rules.thousands), re.escape(rules.decimal)
-        grouped = pc.match_substring_regex(
-            texts, rf"^[+-]?[0-9]{{1,3}}(?:{mark}[0-9]{{3}})+(?:{point}[0-9]*)?$"
-        )
-        texts = pc.if_else(grouped, pc.replace_substring(texts, rules.thousands, ""), texts)
-    if rules.decimal != ".":
-        texts = pc.replace_substring(texts, ".", "no number")
-        texts = pc.replace_substring(texts, rules.decimal, ".")
-    return texts
-
-
-def _are_exact(texts: pa.Array) -> bool:
-    """Return whether float64 holds every integer among texts that look like floats."""
-    long = pc.match_substring_regex(texts, rf"^-?[0-9]{{{_EXACT_DIGITS + 1},}}$")
-    if _any(long):
-        for text in texts.filter(long).to_pylist():
-            if len(text) > 400 or int(float(text)) != int(text):
-                return False
-    values = texts.cast(pa.float64())
-    infinite = pc.is_inf(values)
-    return not _any(infinite) or _all(
-        pc.match_substring_regex(texts.filter(infinite), f"^(?:{_WORD})$")
-    )
-
-
-def _all(mask: pa.Array) -> bool:
-    return pc.all(mask, min_count=0).as_py() is True
-
-
-def _any(mask: pa.Array) -> bool:
-    return pc.any(mask, min_count=0).as_py() is True
-
-
-def _false_rows(mask: pa.Array) -> list[int]:
-    if _all(mask):
-        return []
-    rows: list[int] = pc.indices_nonzero(pc.fill_null(pc.invert(mask), False)).to_pylist()
-    return rows
-
-
-def _true_rows(mask: pa.Array) -> list[int]:
-    rows: list[int] = pc.indices_nonzero(pc.fill_null(mask, False)).to_pylist()
-    return rows
+def _of_meaning(meaning: str, rules: TextRules) -> TextRules:
+    """Return rules under which finer instants do not make a string: reading refuses them."""
+    if meaning.startswith("timestamp"):
+        return TextRules(timestamp_format=rules.timestamp_format, precision="us")
+    return TextRules(date_format=rules.date_format)

@@ -36,16 +36,17 @@ Everything else (time of day, durations, intervals, maps, unions, decimal256) is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.shapes import is_tensor, shape_of, tensor_type
-from featurestore.arrow.type_lines import type_line
-from featurestore.errors import SchemaMismatch, UnsupportedType
+from featurestore.arrow.column_lines import type_line
+from featurestore.errors import UnsupportedType
+
+_UNBOUNDED_BYTES = 16
 
 MAX_LEVELS = 16
 TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -61,8 +62,6 @@ _OPAQUE = (
     "arrow.variable_shape_tensor",
 )
 _DECIMAL_DIGITS = 38
-# Whole numbers up to here are exact.
-_EXACT_IN_FLOAT32, _EXACT_IN_FLOAT64 = 2**24, 2**53
 _WIDER = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -96,97 +95,6 @@ def feature_type(column_type: pa.DataType) -> pa.DataType | None:
     return kind
 
 
-def _feature_type(column_type: pa.DataType) -> pa.DataType | None:
-    """Return the feature type, which may hold nulls without a type."""
-    if column_type in _PLAIN:
-        return column_type
-    if isinstance(column_type, pa.BaseExtensionType):
-        return _from_extension(column_type)
-    if pat.is_dictionary(column_type) or str(column_type).startswith("run_end_encoded"):
-        return _feature_type(column_type.value_type)
-    if pat.is_float16(column_type):
-        return pa.float32()
-    if _is_text(column_type):
-        return pa.string()
-    if _is_bytes(column_type):
-        return pa.binary()
-    if pat.is_date(column_type):
-        return pa.date32()
-    if pat.is_timestamp(column_type):
-        return TIMESTAMP
-    return _decimal(column_type) if pat.is_decimal(column_type) else _nested(column_type)
-
-
-def _decimal(column_type: pa.DataType) -> pa.DataType | None:
-    if column_type.scale < 0 or column_type.precision > _DECIMAL_DIGITS:
-        return None
-    return pa.decimal128(column_type.precision, column_type.scale)
-
-
-def _from_extension(extension_type: pa.BaseExtensionType) -> pa.DataType | None:
-    """Return the feature type of what an extension type holds; None if that has no meaning."""
-    if extension_type.extension_name in _OPAQUE:
-        return None
-    if extension_type.extension_name == "arrow.bool8":
-        return pa.bool_()
-    return _feature_type(
-        tensor_type(extension_type) if is_tensor(extension_type) else extension_type.storage_type
-    )
-
-
-def check_nesting(schema: pa.Schema) -> None:
-    """Refuse columns whose lists and structs are nested deeper than the engines can read.
-
-    Raises:
-        UnsupportedType: Lists every column that is.
-    """
-    refused = []
-    for field in schema:
-        levels = _levels(field.type)
-        if levels > MAX_LEVELS:
-            refused.append(f"{field.name} ({levels} levels)")
-    if refused:
-        raise UnsupportedType(
-            f"These columns are nested deeper than {MAX_LEVELS} levels of lists and structs: "
-            f"{', '.join(refused)}.",
-            hint="flatten them into fewer levels, or store them as JSON text: json.dumps(value)",
-        )
-
-
-def _levels(kind: pa.DataType) -> int:
-    """Return how deep lists and structs are nested; without recursion, which deep types exhaust."""
-    deepest = 0
-    waiting = [(kind, 0)]
-    while waiting:
-        each, levels = waiting.pop()
-        if pat.is_dictionary(each):
-            waiting.append((each.value_type, levels))
-        elif isinstance(each, pa.BaseExtensionType):
-            waiting.append((each.storage_type, levels))
-        elif is_nested(each):
-            deepest = max(deepest, levels + 1)
-            for index in range(each.num_fields):
-                waiting.append((each.field(index).type, levels + 1))
-    return deepest
-
-
-def storage_type(feature: pa.DataType) -> pa.DataType:
-    """Return the type in which a Delta table holds a feature type.
-
-    >>> storage_type(pa.uint64())
-    Decimal128Type(decimal128(20, 0))
-    """
-    if feature in _WIDER:
-        return _WIDER[feature]
-    if pat.is_null(feature):
-        return pa.bool_()
-    if pat.is_fixed_size_list(feature) or pat.is_list(feature):
-        return pa.list_(pa.field("element", storage_type(feature.value_type)))
-    if pat.is_struct(feature):
-        return pa.struct(_storage_fields(_fields(feature)))
-    return feature
-
-
 def feature_schema(schema: pa.Schema, *, language: str = "pyarrow") -> pa.Schema:
     """Return the schema of feature types for a given schema; columns without a type stay so.
 
@@ -213,6 +121,42 @@ def feature_schema(schema: pa.Schema, *, language: str = "pyarrow") -> pa.Schema
     return pa.schema(fields)
 
 
+def check_nesting(schema: pa.Schema) -> None:
+    """Refuse columns whose lists and structs are nested deeper than the engines can read.
+
+    Raises:
+        UnsupportedType: Lists every column that is.
+    """
+    refused = []
+    for field in schema:
+        levels = _levels(field.type)
+        if levels > MAX_LEVELS:
+            refused.append(f"{field.name} ({levels} levels)")
+    if refused:
+        raise UnsupportedType(
+            f"These columns are nested deeper than {MAX_LEVELS} levels of lists and structs: "
+            f"{', '.join(refused)}.",
+            hint="flatten them into fewer levels, or store them as JSON text: json.dumps(value)",
+        )
+
+
+def storage_type(feature: pa.DataType) -> pa.DataType:
+    """Return the type in which a Delta table holds a feature type.
+
+    >>> storage_type(pa.uint64())
+    Decimal128Type(decimal128(20, 0))
+    """
+    if feature in _WIDER:
+        return _WIDER[feature]
+    if pat.is_null(feature):
+        return pa.bool_()
+    if pat.is_fixed_size_list(feature) or pat.is_list(feature):
+        return pa.list_(pa.field("element", storage_type(feature.value_type)))
+    if pat.is_struct(feature):
+        return pa.struct(_storage_fields(_fields(feature)))
+    return feature
+
+
 def storage_schema(features: pa.Schema) -> pa.Schema:
     """Return the schema that the Delta table has for a schema of feature types.
 
@@ -228,10 +172,6 @@ def storage_schema(features: pa.Schema) -> pa.Schema:
             field = field.with_metadata({SHAPE: json.dumps(shape)})
         fields.append(field)
     return pa.schema(fields)
-
-
-def _storage_fields(fields: Iterable[pa.Field]) -> list[pa.Field]:
-    return [pa.field(field.name, storage_type(field.type), nullable=True) for field in fields]
 
 
 def can_be_key(feature: pa.DataType) -> bool:
@@ -261,29 +201,26 @@ def is_nested(kind: pa.DataType) -> bool:
     return bool(pat.is_nested(kind) or pat.is_fixed_size_list(kind))
 
 
-def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Return whether every value of ``narrow`` has an equal value in ``wide``.
+def holds_items(kind: pa.DataType) -> bool:
+    """Return whether values of a type are lists, of any length or of a fixed one.
 
-    >>> widens(pa.int16(), pa.int64()), widens(pa.int64(), pa.int32())
+    >>> holds_items(pa.list_(pa.int8(), 3)), holds_items(pa.struct([]))
     (True, False)
     """
-    if narrow == wide or pat.is_null(narrow):
-        return True
-    if pat.is_integer(narrow):
-        return _widens_integer(narrow, wide)
-    if pat.is_floating(narrow) and pat.is_floating(wide):
-        return narrow.bit_width <= wide.bit_width
-    if pat.is_decimal(narrow) and pat.is_decimal(wide):
-        digits_before = narrow.precision - narrow.scale
-        return narrow.scale <= wide.scale and digits_before <= wide.precision - wide.scale
-    if pat.is_fixed_size_list(narrow) and pat.is_fixed_size_list(wide):
-        return narrow.list_size == wide.list_size and widens(narrow.value_type, wide.value_type)
-    is_list = holds_items(narrow)
-    if is_list and pat.is_list(wide):
-        return widens(narrow.value_type, wide.value_type)
-    if pat.is_struct(narrow) and pat.is_struct(wide):
-        return _widens_struct(narrow, wide)
-    return False
+    return is_any_list(kind) or bool(pat.is_fixed_size_list(kind))
+
+
+def is_any_list(kind: pa.DataType) -> bool:
+    """Return whether a type is one of lists of any length.
+
+    >>> is_any_list(pa.large_list(pa.int8())), is_any_list(pa.list_(pa.int8(), 3))
+    (True, False)
+    """
+    return bool(
+        pat.is_list(kind)
+        or pat.is_large_list(kind)
+        or str(kind).startswith(("list_view", "large_list_view"))
+    )
 
 
 def is_exact(kind: pa.DataType) -> bool:
@@ -295,6 +232,15 @@ def is_exact(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind) or pat.is_decimal(kind))
 
 
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether a type is one of numbers or booleans.
+
+    >>> is_number(pa.bool_()), is_number(pa.string())
+    (True, False)
+    """
+    return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind))
+
+
 def decimal_places(kind: pa.DataType) -> int:
     """Return the digits behind the point of a type of decimals, 0 for others.
 
@@ -302,94 +248,6 @@ def decimal_places(kind: pa.DataType) -> int:
     (2, 0)
     """
     return int(kind.scale) if pat.is_decimal(kind) else 0
-
-
-def wider_decimal(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds the values of two types of decimals; None beyond 38 digits.
-
-    >>> wider_decimal(pa.decimal128(3, 2), pa.decimal128(3, 0))
-    Decimal128Type(decimal128(5, 2))
-    """
-    if not (pat.is_decimal(first) and pat.is_decimal(second)):
-        return None
-    scale = max(first.scale, second.scale)
-    precision = max(first.precision - first.scale, second.precision - second.scale) + scale
-    return pa.decimal128(precision, scale) if precision <= 38 else None
-
-
-def widened_schema(schema: pa.Schema, columns: pa.Schema) -> pa.Schema:
-    """Return a schema in which decimals hold those of other columns of the same names, too.
-
-    >>> wide = pa.schema([("price", pa.decimal128(3, 0))])
-    >>> widened_schema(pa.schema([("price", pa.decimal128(3, 2))]), wide).types
-    [Decimal128Type(decimal128(5, 2))]
-
-    Raises:
-        SchemaMismatch: No decimals of 38 digits hold both.
-    """
-    types_by_name = dict(zip(columns.names, columns.types, strict=True))
-    fields = []
-    for field in schema:
-        kind = with_wider_decimals(field.type, types_by_name.get(field.name, field.type))
-        if kind is None:
-            raise SchemaMismatch(
-                f"Column {field.name!r} is {field.type}: decimals of 38 digits do not hold "
-                f"{types_by_name[field.name]}, too."
-            )
-        fields.append(field.with_type(kind))
-    return pa.schema(fields)
-
-
-def with_wider_decimals(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """Return a type whose decimals, inside of lists too, hold those of another one, too.
-
-    None beyond 38 digits; types without decimals, or of other lists, stay as they are.
-
-    >>> with_wider_decimals(pa.list_(pa.decimal128(3, 2)), pa.list_(pa.decimal128(4, 2)))
-    ListType(list<item: decimal128(4, 2)>)
-    """
-    if first == second:
-        return first
-    if pat.is_decimal(first) and pat.is_decimal(second):
-        return wider_decimal(first, second)
-    if not (holds_items(first) and holds_items(second)):
-        return first
-    item = with_wider_decimals(first.value_type, second.value_type)
-    if item is None or item == first.value_type:
-        return item and first
-    size = first.list_size if pat.is_fixed_size_list(first) else -1
-    return pa.list_(first.value_field.with_type(item), size)
-
-
-def exact_in_float(kind: pa.DataType) -> int:
-    """Return the number up to which a float type holds every whole number.
-
-    >>> exact_in_float(pa.float32()) == 2**24
-    True
-    """
-    return _EXACT_IN_FLOAT64 if pat.is_float64(kind) else _EXACT_IN_FLOAT32
-
-
-def _widens_integer(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    low, high = integer_range(narrow)
-    if pat.is_integer(wide):
-        wide_low, wide_high = integer_range(wide)
-        return wide_low <= low and high <= wide_high
-    if pat.is_decimal(wide):
-        return high < 10 ** (wide.precision - wide.scale)
-    return bool(pat.is_floating(wide)) and high <= exact_in_float(wide)
-
-
-def _widens_struct(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    narrow_fields, wide_fields = _fields(narrow), _fields(wide)
-    if len(narrow_fields) != len(wide_fields):
-        return False
-    for field, wide_field in zip(narrow_fields, wide_fields, strict=True):
-        if field.name != wide_field.name:
-            return False
-        if not widens(field.type, wide_field.type):
-            return False
-    return True
 
 
 def integer_range(kind: pa.DataType) -> tuple[int, int]:
@@ -402,6 +260,174 @@ def integer_range(kind: pa.DataType) -> tuple[int, int]:
     if pat.is_unsigned_integer(kind):
         return 0, 2**bits - 1
     return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
+
+def numpy_type(kind: pa.DataType) -> np.dtype[Any]:
+    """Return the numpy type of a numeric or boolean Arrow type.
+
+    ``DataType.to_pandas_dtype`` needs pandas in older releases of pyarrow.
+
+    >>> numpy_type(pa.float32())
+    dtype('float32')
+    """
+    names = {"halffloat": "float16", "float": "float32", "double": "float64"}
+    return np.dtype(names.get(str(kind), str(kind)))
+
+
+def describe(kind: pa.DataType) -> str:
+    """Return a type as messages name it: arrays by their shape.
+
+    >>> describe(shaped_type(pa.uint8(), (8, 6))), describe(pa.int64())
+    ('uint8 of shape (8, 6)', 'int64')
+    """
+    shape = shape_of(kind)
+    if pat.is_list(kind):
+        return f"list of {describe(kind.value_type)}"
+    if not shape:
+        return str(kind)
+    return f"{items_of(kind)} of shape {shape}"
+
+
+def shape_of(kind: pa.DataType) -> tuple[int, ...]:
+    """Return the shape of one value: the sizes of nested fixed-size lists, () for all else.
+
+    >>> shape_of(pa.list_(pa.list_(pa.uint8(), 6), 8)), shape_of(pa.float32())
+    ((8, 6), ())
+    """
+    sizes = []
+    while pat.is_fixed_size_list(kind):
+        sizes.append(kind.list_size)
+        kind = kind.value_type
+    return tuple(sizes)
+
+
+def items_of(kind: pa.DataType) -> pa.DataType:
+    """Return the type inside of nested fixed-size lists, the type itself for all else.
+
+    >>> items_of(pa.list_(pa.list_(pa.uint8(), 6), 8))
+    DataType(uint8)
+    """
+    while pat.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return kind
+
+
+def shaped_type(items: pa.DataType, shape: Sequence[int]) -> pa.DataType:
+    """Return the type of arrays of a shape.
+
+    >>> shape_of(shaped_type(pa.uint8(), (8, 6)))
+    (8, 6)
+    """
+    kind = items
+    for size in reversed(shape):
+        kind = pa.list_(pa.field("item", kind), size)
+    return kind
+
+
+def is_tensor(kind: pa.DataType) -> bool:
+    """Return whether a type is Arrow's extension type of tensors of one shape."""
+    return getattr(kind, "extension_name", "") == "arrow.fixed_shape_tensor"
+
+
+def tensor_type(kind: Any) -> pa.DataType:
+    """Return the type that holds Arrow's tensors of one shape in their logical order of axes.
+
+    >>> shape_of(tensor_type(pa.fixed_shape_tensor(pa.int8(), [3, 2], permutation=[1, 0])))
+    (2, 3)
+    """
+    shape = list(kind.shape)
+    if kind.permutation is not None:
+        shape = [kind.shape[axis] for axis in kind.permutation]
+    return shaped_type(kind.value_type, shape)
+
+
+def width_of(kind: pa.DataType) -> int:
+    """Return the bytes of a value of a type; those of any length count as short ones.
+
+    >>> width_of(pa.int64()), width_of(pa.list_(pa.float32(), 3)), width_of(pa.string())
+    (8, 12, 16)
+    """
+    if pat.is_fixed_size_list(kind):
+        return int(kind.list_size) * width_of(kind.value_type)
+    if pat.is_struct(kind):
+        return sum(width_of(kind.field(index).type) for index in range(kind.num_fields))
+    try:
+        return max(int(kind.bit_width) // 8, 1)
+    except ValueError:
+        return _UNBOUNDED_BYTES
+
+
+def is_unbounded(kind: pa.DataType) -> bool:
+    """Return whether values of a type may have any length.
+
+    >>> is_unbounded(pa.string()), is_unbounded(pa.list_(pa.float32(), 3))
+    (True, False)
+    """
+    if pat.is_fixed_size_list(kind):
+        return is_unbounded(kind.value_type)
+    if pat.is_struct(kind):
+        return any(is_unbounded(kind.field(index).type) for index in range(kind.num_fields))
+    return bool(pat.is_string(kind) or pat.is_binary(kind) or pat.is_list(kind))
+
+
+def width_of_columns(schema: pa.Schema, names: Iterable[str]) -> int:
+    """Return the bytes of a row of some columns.
+
+    >>> width_of_columns(pa.schema([("a", pa.int64()), ("b", pa.int8())]), ["a", "b", "a"])
+    9
+    """
+    return sum(width_of(schema.field(name).type) for name in set(names))
+
+
+def _feature_type(column_type: pa.DataType) -> pa.DataType | None:
+    """Return the feature type, which may hold nulls without a type."""
+    if column_type in _PLAIN:
+        return column_type
+    if isinstance(column_type, pa.BaseExtensionType):
+        return _from_extension(column_type)
+    if pat.is_dictionary(column_type) or str(column_type).startswith("run_end_encoded"):
+        return _feature_type(column_type.value_type)
+    if pat.is_float16(column_type):
+        return pa.float32()
+    if _is_text(column_type):
+        return pa.string()
+    if _is_bytes(column_type):
+        return pa.binary()
+    if pat.is_date(column_type):
+        return pa.date32()
+    if pat.is_timestamp(column_type):
+        return TIMESTAMP
+    return _decimal(column_type) if pat.is_decimal(column_type) else _nested(column_type)
+
+
+def _from_extension(extension_type: pa.BaseExtensionType) -> pa.DataType | None:
+    """Return the feature type of what an extension type holds; None if that has no meaning."""
+    if extension_type.extension_name in _OPAQUE:
+        return None
+    if extension_type.extension_name == "arrow.bool8":
+        return pa.bool_()
+    return _feature_type(
+        tensor_type(extension_type) if is_tensor(extension_type) else extension_type.storage_type
+    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pat.is_string(kind) or pat.is_large_string(kind) or str(kind) == "string_view")
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(
+        pat.is_binary(kind)
+        or pat.is_large_binary(kind)
+        or pat.is_fixed_size_binary(kind)
+        or str(kind) == "binary_view"
+    )
+
+
+def _decimal(column_type: pa.DataType) -> pa.DataType | None:
+    if column_type.scale < 0 or column_type.precision > _DECIMAL_DIGITS:
+        return None
+    return pa.decimal128(column_type.precision, column_type.scale)
 
 
 def _nested(column_type: pa.DataType) -> pa.DataType | None:
@@ -438,41 +464,6 @@ def _fields(struct: pa.StructType) -> list[pa.Field]:
     return list(map(struct.field, range(struct.num_fields)))
 
 
-def is_any_list(kind: pa.DataType) -> bool:
-    """Return whether a type is one of lists of any length.
-
-    >>> is_any_list(pa.large_list(pa.int8())), is_any_list(pa.list_(pa.int8(), 3))
-    (True, False)
-    """
-    return bool(
-        pat.is_list(kind)
-        or pat.is_large_list(kind)
-        or str(kind).startswith(("list_view", "large_list_view"))
-    )
-
-
-def holds_items(kind: pa.DataType) -> bool:
-    """Return whether values of a type are lists, of any length or of a fixed one.
-
-    >>> holds_items(pa.list_(pa.int8(), 3)), holds_items(pa.struct([]))
-    (True, False)
-    """
-    return is_any_list(kind) or bool(pat.is_fixed_size_list(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pat.is_string(kind) or pat.is_large_string(kind) or str(kind) == "string_view")
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(
-        pat.is_binary(kind)
-        or pat.is_large_binary(kind)
-        or pat.is_fixed_size_binary(kind)
-        or str(kind) == "binary_view"
-    )
-
-
 def _is_opaque(field: pa.Field) -> bool:
     """Return whether a field holds bytes that one library alone can read.
 
@@ -499,13 +490,22 @@ def _alternative(kind: pa.DataType) -> str:
     return "no storage for this type"
 
 
-def numpy_type(kind: pa.DataType) -> np.dtype[Any]:
-    """Return the numpy type of a numeric or boolean Arrow type.
+def _levels(kind: pa.DataType) -> int:
+    """Return how deep lists and structs are nested; without recursion, which deep types exhaust."""
+    deepest = 0
+    waiting = [(kind, 0)]
+    while waiting:
+        each, levels = waiting.pop()
+        if pat.is_dictionary(each):
+            waiting.append((each.value_type, levels))
+        elif isinstance(each, pa.BaseExtensionType):
+            waiting.append((each.storage_type, levels))
+        elif is_nested(each):
+            deepest = max(deepest, levels + 1)
+            for index in range(each.num_fields):
+                waiting.append((each.field(index).type, levels + 1))
+    return deepest
 
-    ``DataType.to_pandas_dtype`` would say the same, but needs pandas in older releases of pyarrow.
 
-    >>> numpy_type(pa.float32())
-    dtype('float32')
-    """
-    names = {"halffloat": "float16", "float": "float32", "double": "float64"}
-    return np.dtype(names.get(str(kind), str(kind)))
+def _storage_fields(fields: Iterable[pa.Field]) -> list[pa.Field]:
+    return [pa.field(field.name, storage_type(field.type), nullable=True) for field in fields]

@@ -1,6 +1,6 @@
 """Columns without a type: nulls alone, empty lists, structs of such. They take the type they meet.
 
-A batch without values says nothing of its types: Arrow has ``null``, ``list<null>`` and structs
+A batch without values does not define its types: Arrow has ``null``, ``list<null>`` and structs
 with such fields. Where the column meets another one (of a group, a join key, a view) it takes that
 type. Elsewhere it stays a column of nulls, which engines hold as booleans (``types.storage_type``).
 What has to know the type, such as a new group or a file, refuses it (``refuse_untyped``).
@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.cast_lines import SQL_TYPES
-from featurestore.arrow.column_lines import quoted
-from featurestore.arrow.type_lines import type_line
+from featurestore.arrow.column_lines import quoted, type_line
 from featurestore.arrow.types import holds_items, is_nested, is_untyped
 from featurestore.errors import UnsupportedType
 

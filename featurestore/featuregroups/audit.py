@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from featurestore.arrow.types import widened_schema
+from featurestore.arrow.fitting import widened_schema
 from featurestore.delta.log import is_delta_table
 from featurestore.delta.offsets import next_offsets
 from featurestore.delta.snapshot import read_snapshot

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from featurestore.arrow.arrays import UNEQUAL_SHAPES_HINT
-from featurestore.arrow.arrow_cast import cast_batch
 from featurestore.arrow.cast_lines import cast_line
-from featurestore.arrow.fitting import Misfit, can_fit, cast_exactly
-from featurestore.arrow.shapes import describe, shape_of
-from featurestore.arrow.types import is_nested, widens, wider_decimal
+from featurestore.arrow.casts import cast_batch
+from featurestore.arrow.fitting import Misfit, can_fit, cast_exactly, widens, wider_decimal
+from featurestore.arrow.types import describe, is_nested, shape_of
 from featurestore.arrow.untyped import refuse_untyped, typing_lines
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
 from featurestore.featuregroups.widening import with_value

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_json import parse_type
 from featurestore.arrow.cast_lines import cast_line
 from featurestore.arrow.fitting import can_fit
+from featurestore.arrow.schemas import parse_type
 from featurestore.arrow.types import feature_type, is_nested
 from featurestore.errors import InvalidArgument, UnsupportedType, did_you_mean, listing
 from featurestore.featuregroups.conform import Fit

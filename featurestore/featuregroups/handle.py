@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.arrow.shapes import describe
+from featurestore.arrow.types import describe
 from featurestore.delta import commits
 from featurestore.featuregroups import discovery
 from featurestore.featuregroups.discovery import Provenance

@@ -13,14 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.cell_bounds import (
+from featurestore.arrow.bounds import (
     DEFAULT_CELL_BYTES,
+    first_out_of_range,
     first_oversized,
     max_cell_bytes,
+    out_of_range_error,
     oversized_error,
+    time_columns,
     variable_size_columns,
 )
-from featurestore.arrow.instants import first_out_of_range, out_of_range_error, time_columns
 from featurestore.errors import FeatureStoreError, InvalidArgument
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.plugins.engine import Accumulator, Engine, Relation

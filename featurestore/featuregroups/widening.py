@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_cast import cast_array
-from featurestore.arrow.types import holds_items, is_exact, widens, with_wider_decimals
+from featurestore.arrow.casts import cast_array
+from featurestore.arrow.fitting import widens, with_wider_decimals
+from featurestore.arrow.types import holds_items, is_exact
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.plugins.engine import Accumulator, Engine, Relation

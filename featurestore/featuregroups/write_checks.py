@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pyarrow.types as pat
 
-from featurestore.arrow.epochs import conversion_hint, is_number, misread_advice
+from featurestore.arrow.cast_lines import can_be_epoch, conversion_hint, misread_advice
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import DataWarning, FeatureStoreError, InvalidArgument, SchemaMismatch
@@ -39,7 +39,7 @@ def check_time_types(rows: Relation, declared: Declaration, *, df: object, engin
         if pat.is_timestamp(kind) or pat.is_date(kind):
             continue
         values: list[float | None] = []
-        if is_number(kind):
+        if can_be_epoch(kind):
             values = _first(rows, name, engine=engine)
         raise InvalidArgument(
             f"Time column {name!r} has type {kind}; times are timestamps or dates.",
@@ -55,7 +55,7 @@ def check_time_numbers(
         if name is None or name not in rows.schema.names:
             continue
         kind = rows.schema.field(name).type
-        if is_number(kind):
+        if can_be_epoch(kind):
             values = _first(rows, name, engine=engine)
             raise SchemaMismatch(
                 f"{name!r}, a time of feature group {spec.name!r}, is {kind} in these rows.",

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.fixed_bytes import cast_bytes
+from featurestore.arrow.casts import cast_bytes
 from featurestore.arrow.types import numpy_type
 from featurestore.errors import UnsupportedType
 from featurestore.hashing.mixing import Int64s, Words

@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.types import TIMESTAMP, widens
+from featurestore.arrow.fitting import widens
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.untyped import typed_like
 from featurestore.errors import InvalidJob, RowsOutsideWindow, SchemaMismatch
 from featurestore.ingest import as_relation, refuse_encoded_bytes

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_rows import select_rows
+from featurestore.arrow.batches import select_rows
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.hashing import row_hash
 from featurestore.jobs.inputs import TimeBounds

@@ -19,7 +19,7 @@ from openlineage.client.facet_v2 import (
 )
 from openlineage.client.generated.base import InputDataset, OutputDataset
 
-from featurestore.arrow.arrow_json import type_from_json
+from featurestore.arrow.schemas import type_from_json
 from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.lineage import column_origins, facets

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from featurestore.arrow.arrow_json import type_from_json, type_to_json
-from featurestore.arrow.types import with_wider_decimals
+from featurestore.arrow.fitting import with_wider_decimals
+from featurestore.arrow.schemas import type_from_json, type_to_json
 from featurestore.errors import FeatureViewDamaged, InvalidName, InvalidReference
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.json_object import JsonObject, MalformedJson

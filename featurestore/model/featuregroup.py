@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.arrow import types
-from featurestore.arrow.arrow_json import schema_from_json, schema_to_json
 from featurestore.arrow.column_lines import quoted
 from featurestore.arrow.column_names import check_feature_names
+from featurestore.arrow.fitting import widened_schema
+from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.untyped import dtypes_line, refuse_untyped, sql_casts
 from featurestore.errors import (
     InvalidArgument,
@@ -152,7 +153,7 @@ class FeatureGroupSpec:
         >>> spec.with_wider_decimals(wide).schema.types
         [Decimal128Type(decimal128(5, 2))]
         """
-        schema = types.widened_schema(self.schema, columns)
+        schema = widened_schema(self.schema, columns)
         if schema == self.schema:
             return self
         return replace(self, schema=schema)

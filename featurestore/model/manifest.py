@@ -316,7 +316,7 @@ def _view(data: JsonObject) -> Mapping[str, Any]:
 
 
 def _column(data: JsonObject) -> ManifestColumn:
-    from featurestore.arrow.arrow_json import type_from_json
+    from featurestore.arrow.schemas import type_from_json
 
     kind = data.get("type")
     try:

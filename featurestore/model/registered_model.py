@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from featurestore.arrow.arrow_json import type_from_json
+from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import FeatureStoreError, ModelDamaged
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.json_object import JsonObject, MalformedJson

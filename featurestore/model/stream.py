@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from featurestore.arrow.arrow_json import schema_from_json, schema_to_json
+from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidJob, did_you_mean, listing
 from featurestore.model.durations import format_duration, parse_duration

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.arrow.arrow_rows import select_rows
+from featurestore.arrow.batches import select_rows
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.delta import commits
 from featurestore.delta.history import read_history

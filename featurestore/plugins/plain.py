@@ -48,7 +48,7 @@ class PlainFormat:
 
     def encodings(self, layout: Layout) -> dict[str, ColumnEncoding]:
         """Return lossless encodings of all columns."""
-        from featurestore.arrow.arrow_json import schema_from_json
+        from featurestore.arrow.schemas import schema_from_json
 
         return plain_encodings(schema_from_json(layout["schema"]), null=self.null)
 

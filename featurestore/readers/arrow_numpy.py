@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.arrays import combine_chunks
-from featurestore.arrow.fixed_bytes import cast_bytes
-from featurestore.arrow.item_rows import is_item_rows, items_and_lengths
+from featurestore.arrow.batches import is_item_rows, items_and_lengths
+from featurestore.arrow.casts import cast_bytes
 from featurestore.arrow.types import numpy_type
 from featurestore.errors import NullsInColumns
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.arrow.item_rows import is_item_rows
+from featurestore.arrow.batches import is_item_rows
 from featurestore.errors import NullsInColumns
 from featurestore.plugins.format import Plane
 from featurestore.readers.arrow_numpy import Values

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.arrow.arrow_json import type_from_json
+from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import ManifestMismatch, NotIterable, ReaderConfigError
 from featurestore.model.arguments import suggest_arguments
 from featurestore.model.cores import usable_cores

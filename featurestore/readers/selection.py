@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_json import type_from_json
+from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import numpy_type
 from featurestore.errors import InvalidArgument, NullsInColumns, UnsupportedType, listing
 from featurestore.model.manifest import Manifest, ManifestSplit

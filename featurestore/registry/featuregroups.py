@@ -11,7 +11,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from featurestore.arrow.types import widens
+from featurestore.arrow.fitting import widens
 from featurestore.errors import (
     FeatureGroupExists,
     FeatureGroupNotFound,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.arrays import combine_chunks, flat_items, to_cells
-from featurestore.arrow.shapes import is_number, items_of, shape_of
+from featurestore.arrow.types import is_number, items_of, shape_of
 from featurestore.errors import (
     InvalidArgument,
     UnsupportedType,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.epochs import PLAUSIBLE_START, misread_advice
+from featurestore.arrow.cast_lines import PLAUSIBLE_START, misread_advice
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.model.durations import format_duration, format_ttl
 from featurestore.model.plan import FeaturePlan, Join

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from featurestore.arrow.epochs import PLAUSIBLE_START, misread_advice
+from featurestore.arrow.cast_lines import PLAUSIBLE_START, misread_advice
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidArgument, listing
 from featurestore.model.callers import warn_caller

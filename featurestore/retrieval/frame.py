@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.shapes import describe
+from featurestore.arrow.types import describe
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.external import keep_rows, live_sources
 from featurestore.model.arguments import suggest_arguments

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import ingest
-from featurestore.arrow.arrow_cast import cast_batch
+from featurestore.arrow.bounds import first_out_of_range, out_of_range_error, time_columns
+from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.fitting import can_fit
-from featurestore.arrow.instants import first_out_of_range, out_of_range_error, time_columns
 from featurestore.arrow.types import is_nested
 from featurestore.arrow.untyped import typed_like, untyped_columns
 from featurestore.errors import ColumnConflict, OutOfRange

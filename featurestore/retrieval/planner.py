@@ -9,7 +9,7 @@ from datetime import date, datetime
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.epochs import conversion_hint, epoch_unit, is_number
+from featurestore.arrow.cast_lines import can_be_epoch, conversion_hint, epoch_unit
 from featurestore.errors import (
     ColumnConflict,
     FeatureNotFound,
@@ -50,7 +50,7 @@ class LabelSide:
         """Return the code that converts a column of numbers or strings to a time."""
         kind = self.schema.field(column).type
         values: list[float | None] = []
-        if is_number(kind) and self.peek is not None:
+        if can_be_epoch(kind) and self.peek is not None:
             values = self.peek().column(column).to_pylist()
         return conversion_hint(column, kind, values, library=self.library)
 

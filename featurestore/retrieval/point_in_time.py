@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.widths import width_of_columns
+from featurestore.arrow.types import width_of_columns
 from featurestore.errors import EngineError
 from featurestore.hashing import tie_hash
 from featurestore.model.featuregroup import FeatureGroupSpec

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from featurestore.arrow.shapes import describe
+from featurestore.arrow.types import describe
 from featurestore.model import html
 from featurestore.model.printable import printable_line
 

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from featurestore.arrow.arrow_stream import ipc_chunks
+from featurestore.arrow.batches import ipc_chunks
 from featurestore.errors import FeatureStoreError, InvalidArgument, QueryEnded
 from featurestore.model.time_limits import time_limit
 from featurestore.plugins.remote import RETRIEVAL

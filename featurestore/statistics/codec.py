@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.arrow_json import schema_from_json, schema_to_json
+from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.errors import StorageError
 from featurestore.model.json_object import MalformedJson, parsing
 from featurestore.statistics.accumulator import StatisticsState

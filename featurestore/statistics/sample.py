@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from featurestore.arrow.arrow_rows import take_values
+from featurestore.arrow.batches import take_values
 from featurestore.statistics.kinds import CountedColumn
 from featurestore.statistics.values import text_prefix, value_lengths
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from featurestore.arrow.types import widens
+from featurestore.arrow.fitting import widens
 from featurestore.errors import DataWarning, InvalidJob
 from featurestore.external.reading import open_source
 from featurestore.featuregroups.table import open_group

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 from hypothesis import strategies as st
 
-from featurestore.arrow.arrow_json import type_to_json
+from featurestore.arrow.schemas import type_to_json
 from featurestore.errors import UnsupportedType
 from featurestore.model.manifest import Manifest, ManifestColumn, ManifestShard, ManifestSplit
 from featurestore.plugins.format import (

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore import transform as t
-from featurestore.arrow.arrow_json import type_to_json
+from featurestore.arrow.schemas import type_to_json
 from featurestore.transform import Chain
 from featurestore.transform.batches import TransformBatch
 from featurestore.transform.counting import ValueCounts, to_sample

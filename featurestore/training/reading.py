@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from featurestore.arrow.arrow_json import type_from_json
+from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import InvalidArgument
 from featurestore.model.manifest import Manifest, ManifestShard
 from featurestore.model.paths import TRAININGDATASETS

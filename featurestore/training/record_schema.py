@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from featurestore.arrow.arrow_json import type_to_json
+from featurestore.arrow.schemas import type_to_json
 from featurestore.ingest import as_relation, with_language
 from featurestore.model.manifest import Manifest, ManifestColumn, ManifestSplit
 from featurestore.plugins.format import find_format

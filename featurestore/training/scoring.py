@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from featurestore.arrow.arrow_json import type_from_json
+from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import InvalidArgument
 from featurestore.ingest import to_relation
 from featurestore.model.paths import TRAININGDATASETS

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_json import type_from_json
+from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import InvalidArgument, UnsupportedType, listing
 from featurestore.model.manifest import Manifest, ManifestColumn
 from featurestore.readers.arrow_numpy import to_numpy

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.arrow_json import type_to_json
+from featurestore.arrow.schemas import type_to_json
 from featurestore.errors import (
     DatasetDamaged,
     FeatureNotFound,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featurestore.arrow.item_rows import is_item_rows, items_and_lengths
+from featurestore.arrow.batches import is_item_rows, items_and_lengths
 from featurestore.errors import FeatureNotFound, InvalidArgument, UnsupportedType, listing
 from featurestore.readers.arrow_numpy import Ragged, to_numpy
 from featurestore.readers.selection import PRESENT

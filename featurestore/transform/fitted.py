@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.arrow.arrow_json import type_from_json
+from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import DatasetDamaged, FeatureNotFound, InvalidArgument, listing
 from featurestore.model import html
 from featurestore.model.json_object import JsonObject, MalformedJson

@@ -98,7 +98,7 @@ def arrow_type(form: Form) -> pa.DataType:
     """
     import pyarrow as pa
 
-    from featurestore.arrow.shapes import shaped_type
+    from featurestore.arrow.types import shaped_type
 
     names = {
         "float32": pa.float32(),

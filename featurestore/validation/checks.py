@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
-from featurestore.arrow.epochs import PLAUSIBLE_START
+from featurestore.arrow.cast_lines import PLAUSIBLE_START
 from featurestore.model.durations import format_duration
 from featurestore.model.times import python_rows, shifted
 from featurestore.model.validation import ExpectationResult

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.arrow.arrow_json import type_from_json, type_to_json
+from featurestore.arrow.schemas import type_from_json, type_to_json
 from featurestore.errors import (
     FeatureNotFound,
     FeatureStoreError,

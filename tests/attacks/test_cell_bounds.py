@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from featurestore.arrow.cell_bounds import (
+from featurestore.arrow.bounds import (
     CELL_BYTES_VARIABLE,
     cell_bytes,
     first_oversized,

@@ -17,7 +17,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 import featurestore
-from featurestore.arrow import avro
+from featurestore.arrow import schemas
 from featurestore.errors import (
     FeatureStoreError,
     InvalidJob,
@@ -178,7 +178,7 @@ def test_schemas_of_avro_nested_deeply_are_refused(depth: int) -> None:
         '{"type":' * depth + '"int"' + "}" * depth,
     ):
         with pytest.raises(InvalidJob):
-            avro.schema_from_avro(text)
+            schemas.schema_from_avro(text)
 
 
 NAMES = [

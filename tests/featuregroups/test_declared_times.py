@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from featurestore.arrow.epochs import conversion_hint, epoch_unit
+from featurestore.arrow.cast_lines import conversion_hint, epoch_unit
 from featurestore.errors import InvalidArgument, InvalidJob, LabelTimeRequired, SchemaMismatch
 from featurestore.jobs import sql_job
 from featurestore.model.times import SuspiciousTimeWarning

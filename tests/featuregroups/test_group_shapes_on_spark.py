@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.arrow.shapes import shape_of
+from featurestore.arrow.types import shape_of
 from featurestore.errors import SchemaMismatch, UnsupportedType
 
 if TYPE_CHECKING:

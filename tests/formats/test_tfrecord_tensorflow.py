@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from featurestore.arrow.decimals import decimal_text
+from featurestore.arrow.text_values import decimal_text
 from featurestore.plugins.format import ColumnEncoding
 from featurestore.testing.format_cases import (
     apply_losses,

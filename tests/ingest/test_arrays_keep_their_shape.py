@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from featurestore.arrow.arrays import from_numpy, to_cells
-from featurestore.arrow.shapes import items_of, shape_of
+from featurestore.arrow.types import items_of, shape_of
 from featurestore.errors import UnsupportedDataframe, UnsupportedType
 from featurestore.ingest import to_reader
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from featurestore.arrow.column_lines import language_of
-from featurestore.arrow.shapes import shape_of
+from featurestore.arrow.types import shape_of
 from featurestore.errors import UnsupportedType
 from featurestore.ingest import to_reader
 from featurestore.store import FeatureStore

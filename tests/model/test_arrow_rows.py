@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featurestore.arrow.arrow_rows import concat_arrays, select_rows, take_values
+from featurestore.arrow.batches import concat_arrays, select_rows, take_values
 
 PIXELS = np.random.default_rng(0).integers(0, 255, (40, 3, 4))
 LISTS = pa.FixedSizeListArray.from_arrays(

@@ -17,11 +17,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from featurestore.arrow.arrow_cast import cast_array
 from featurestore.arrow.cast_lines import cast_line
-from featurestore.arrow.fitting import Misfit, can_fit, cast_exactly, cast_label_keys
-from featurestore.arrow.shapes import shaped_type
-from featurestore.arrow.types import TIMESTAMP, integer_range, numpy_type, widens
+from featurestore.arrow.casts import cast_array
+from featurestore.arrow.fitting import Misfit, can_fit, cast_exactly, cast_label_keys, widens
+from featurestore.arrow.types import TIMESTAMP, integer_range, numpy_type, shaped_type
 from featurestore.ingest import to_reader
 
 INTEGERS = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from featurestore.arrow.fixed_bytes import cast_bytes
+from featurestore.arrow.casts import cast_bytes
 from featurestore.hashing import row_hash
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featurestore.arrow.instants import first_out_of_range, out_of_range_mask, time_columns
+from featurestore.arrow.bounds import first_out_of_range, out_of_range_mask, time_columns
 from featurestore.errors import OutOfRange
 from featurestore.ingest import to_reader
 from featurestore.model.times import FIRST, LAST, to_micros

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featurestore.arrow.arrow_cast import cast_array, cast_batch
+from featurestore.arrow.casts import cast_array, cast_batch
+from featurestore.arrow.fitting import widens
 from featurestore.arrow.types import (
     TIMESTAMP,
     can_be_key,
     feature_schema,
     feature_type,
     storage_type,
-    widens,
 )
 from featurestore.errors import SchemaMismatch, UnsupportedType
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featurestore.arrow.arrow_cast import cast_array
-from featurestore.arrow.fitting import can_fit, cast_exactly
-from featurestore.arrow.types import feature_schema, feature_type, is_untyped, widens
+from featurestore.arrow.casts import cast_array
+from featurestore.arrow.fitting import can_fit, cast_exactly, widens
+from featurestore.arrow.types import feature_schema, feature_type, is_untyped
 from featurestore.arrow.untyped import dtypes_line, refuse_untyped, sql_casts, typed_as, typed_like
 from featurestore.errors import UnsupportedType
 

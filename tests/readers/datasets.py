@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.arrow_json import type_to_json
+from featurestore.arrow.schemas import type_to_json
 from featurestore.model.manifest import (
     Manifest,
     ManifestColumn,

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.arrow.avro import schema_from_avro
+from featurestore.arrow.schemas import schema_from_avro
 from featurestore.errors import BadRecord, InvalidJob
 from featurestore.featuregroups.table import open_group
 from featurestore.model.job import JobSpec

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featurestore
-from featurestore.arrow.avro import schema_from_avro
+from featurestore.arrow.schemas import schema_from_avro
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidJob
 from featurestore.model.stream import StreamSpec

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from featurestore.arrow.arrow_json import type_from_json
-from featurestore.arrow.shapes import shape_of
+from featurestore.arrow.schemas import type_from_json
+from featurestore.arrow.types import shape_of
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import duckdb
 import pyarrow as pa
 
-from featurestore.arrow.duckdb_columns import parse_refusal
+from featurestore.arrow.unstorable import parse_refusal
 from featurestore.delta.presence import vacuumed_file
 from featurestore.errors import (
     MANY_FILES_HINT,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featurestore.arrow.arrow_rows import concat_arrays, take_values
+from featurestore.arrow.batches import concat_arrays, take_values
 from featurestore.storage.spool import BatchFile
 
 Int64s = npt.NDArray[np.int64]

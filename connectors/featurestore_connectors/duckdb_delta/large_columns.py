@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_rows import concat_arrays, take_values
+from featurestore.arrow.batches import concat_arrays, take_values
 from featurestore.storage.spool import BatchFile
 
 ROW = "__fs_row"

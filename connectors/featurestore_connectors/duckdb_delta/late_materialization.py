@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.arrow_cast import cast_batch
-from featurestore.arrow.widths import is_unbounded, width_of_columns
+from featurestore.arrow.casts import cast_batch
+from featurestore.arrow.types import is_unbounded, width_of_columns
 from featurestore.errors import EngineError
 from featurestore.model.plan import ROW, FeaturePlan, Join, Output, Source
 from featurestore.plugins.engine import Relation

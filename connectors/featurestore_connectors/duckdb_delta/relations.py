@@ -11,9 +11,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_cast import cast_batch
-from featurestore.arrow.duckdb_columns import with_storable_types
+from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.types import feature_schema
+from featurestore.arrow.unstorable import with_storable_types
 from featurestore.errors import InvalidSql, SchemaMismatch, StorageError, listing
 from featurestore.model.callers import warn_caller
 from featurestore.model.times import NaiveTimeWarning

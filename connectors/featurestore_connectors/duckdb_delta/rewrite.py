@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.types import widened_schema
+from featurestore.arrow.fitting import widened_schema
 from featurestore.delta import bounds
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.presence import check_files

@@ -7,7 +7,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from featurestore.arrow.arrow_rows import coalesce_batches
+from featurestore.arrow.batches import coalesce_batches
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.duckdb_delta.relations import check_columns, from_arrow
 from featurestore_connectors.duckdb_delta.session import Database

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_rows import concat_arrays, select_rows, take_values
-from featurestore.arrow.widths import is_unbounded, width_of_columns
+from featurestore.arrow.batches import concat_arrays, select_rows, take_values
+from featurestore.arrow.types import is_unbounded, width_of_columns
 from featurestore.plugins.engine import Relation, ShardFunction
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.large_columns import LargeColumns, is_large

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_cast import cast_batch
-from featurestore.arrow.arrow_rows import coalesce_batches, copy_sliced_structs
-from featurestore.arrow.widths import width_of
+from featurestore.arrow.batches import coalesce_batches, copy_sliced_structs
+from featurestore.arrow.casts import cast_batch
+from featurestore.arrow.types import width_of
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation
 from featurestore_connectors.duckdb_delta import failures
 from featurestore_connectors.duckdb_delta.failures import error_of_stream, translated

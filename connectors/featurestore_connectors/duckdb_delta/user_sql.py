@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from featurestore.arrow.duckdb_columns import with_storable_types
+from featurestore.arrow.unstorable import with_storable_types
 from featurestore.errors import InvalidSql, listing
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.duckdb_delta import relations, streams

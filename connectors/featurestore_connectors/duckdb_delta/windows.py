@@ -16,7 +16,7 @@ import pyarrow.types as pat
 
 from featurestore.aggregates.blocks import AVAILABLE, GROUP, STREAM_TIME, TIE
 from featurestore.aggregates.window_side import WindowSide
-from featurestore.arrow.arrow_cast import cast_batch
+from featurestore.arrow.casts import cast_batch
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.point_in_time import AddTieHash, label_columns

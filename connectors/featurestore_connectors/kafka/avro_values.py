@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.avro import is_logical_type_supported, time_units
+from featurestore.arrow.schemas import is_logical_type_supported, time_units
 from featurestore.errors import InvalidJob, SourceUnavailable, missing_extra
 from featurestore_connectors.kafka.connect_types import named_types
 from featurestore_connectors.kafka.values import Decoded

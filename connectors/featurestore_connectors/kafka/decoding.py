@@ -13,8 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.cell_bounds import max_cell_bytes, oversized_rows, variable_size_columns
-from featurestore.arrow.instants import out_of_range_mask
+from featurestore.arrow.bounds import (
+    max_cell_bytes,
+    out_of_range_mask,
+    oversized_rows,
+    variable_size_columns,
+)
 from featurestore.arrow.json_columns import JsonColumns
 from featurestore.arrow.json_text import JsonError, parse_json
 from featurestore.arrow.text_values import TextRules

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_json import schema_from_json, schema_to_json
-from featurestore.arrow.shapes import items_of, shape_of
+from featurestore.arrow.schemas import schema_from_json, schema_to_json
+from featurestore.arrow.types import items_of, shape_of
 from featurestore.errors import ReaderConfigError, UnsupportedType
 from featurestore.plugins.format import (
     ColumnProfile,

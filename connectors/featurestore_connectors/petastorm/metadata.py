@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_json import schema_from_json
-from featurestore.arrow.shapes import items_of, shape_of
+from featurestore.arrow.schemas import schema_from_json
+from featurestore.arrow.types import items_of, shape_of
 from featurestore.errors import missing_extra
 from featurestore.model.manifest import Manifest, ManifestSplit
 from featurestore_connectors.petastorm.shapes import stored_schema

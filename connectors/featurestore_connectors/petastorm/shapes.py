@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.arrays import flat_items
-from featurestore.arrow.arrow_cast import cast_array
-from featurestore.arrow.shapes import items_of, shape_of
+from featurestore.arrow.casts import cast_array
+from featurestore.arrow.types import items_of, shape_of
 
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:

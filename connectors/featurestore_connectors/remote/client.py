@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import pyarrow as pa
 
 from featurestore import errors
-from featurestore.arrow.arrow_stream import ipc_chunks
+from featurestore.arrow.batches import ipc_chunks
 from featurestore.errors import ConfigurationError, FeatureStoreError, ServerUnavailable
 from featurestore.plugins.remote import RETRIEVAL, Client
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_cast import cast_batch
+from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.types import is_nested
 from featurestore.errors import SourceTableNotFound, UnsupportedType, did_you_mean, listing
 from featurestore.model.source import SourceTable

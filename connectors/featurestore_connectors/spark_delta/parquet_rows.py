@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from featurestore.arrow.arrow_cast import cast_batch
+from featurestore.arrow.casts import cast_batch
 from featurestore.delta.log import damaged_file
 from featurestore.delta.presence import unreadable_data_file
 from featurestore.storage import files

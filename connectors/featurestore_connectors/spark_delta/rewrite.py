@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.arrow.types import widened_schema
+from featurestore.arrow.fitting import widened_schema
 from featurestore.delta.presence import check_files
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidSql

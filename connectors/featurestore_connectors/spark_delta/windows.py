@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from featurestore.aggregates.blocks import AVAILABLE, GROUP, STREAM_TIME, TIE
 from featurestore.aggregates.window_side import WindowSide
-from featurestore.arrow.widths import width_of_columns
+from featurestore.arrow.types import width_of_columns
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.retrieval.point_in_time import label_columns, label_rows

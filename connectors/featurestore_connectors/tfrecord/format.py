@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_rows import coalesce_batches
+from featurestore.arrow.batches import coalesce_batches
 from featurestore.errors import InvalidArgument, missing_extra
 from featurestore.model.manifest import Manifest, ManifestColumn
 from featurestore.plugins.format import (

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_json import schema_from_json, schema_to_json
-from featurestore.arrow.decimals import decimal_text_length
+from featurestore.arrow.schemas import schema_from_json, schema_to_json
+from featurestore.arrow.text_values import decimal_text_length
 from featurestore.errors import InvalidArgument, UnsupportedType, listing
 from featurestore.plugins.format import ColumnProfile, Layout
 from featurestore_connectors.tfrecord import framing, wire

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.fixed_bytes import cast_bytes
-from featurestore.arrow.item_rows import item_rows
+from featurestore.arrow.batches import item_rows
+from featurestore.arrow.casts import cast_bytes
 from featurestore.arrow.types import numpy_type
 from featurestore.errors import DatasetDamaged
 from featurestore_connectors.tfrecord import items, wire

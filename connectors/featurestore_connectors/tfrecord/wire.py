@@ -57,16 +57,12 @@ def delimited(tag: int, body: bytes) -> bytes:
     return bytes([tag]) + varint(len(body)) + body
 
 
-def _field_mask(bits: int, step: int) -> int:
-    """Return a 64-bit mask: the low ``bits`` of every ``step`` bits."""
-    return sum(((1 << bits) - 1) << position for position in range(0, 64, step))
-
-
 # Each step shifts the upper half of every field, so that 56 bits become eight groups of seven.
 _STEPS = tuple(
     (stays, (stays << (bits + shift)) & (2**64 - 1), shift)
     for bits, shift in _SHIFTS
-    for stays in [_field_mask(bits, 2 * (bits + shift))]
+    # The low ``bits`` of every second field.
+    for stays in [sum(((1 << bits) - 1) << low for low in range(0, 64, 2 * (bits + shift)))]
 )
 
 

@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.decimals import decimal_text
-from featurestore.arrow.fixed_bytes import cast_bytes
-from featurestore.arrow.shapes import items_of, shape_of
-from featurestore.arrow.types import numpy_type
+from featurestore.arrow.casts import cast_bytes
+from featurestore.arrow.text_values import decimal_text
+from featurestore.arrow.types import items_of, numpy_type, shape_of
 from featurestore.errors import UnsupportedType
 from featurestore.plugins.format import ColumnEncoding
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_json import type_from_json
+from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import (
     ColumnConflict,

@@ -12,13 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.arrow import avro
-from featurestore.arrow.arrow_json import parse_type
+from featurestore.arrow import schemas
 from featurestore.arrow.column_names import (
     check_feature_names,
     renames_to_features,
     snake_case_names,
 )
+from featurestore.arrow.schemas import parse_type
 from featurestore.arrow.types import check_nesting, feature_schema
 from featurestore.arrow.untyped import dtypes_line, refuse_untyped
 from featurestore.errors import InvalidJob, did_you_mean, listing
@@ -263,7 +263,7 @@ def _value_columns(name: str, schema: object, format: str) -> tuple[pa.Schema, s
                 f"Job {name!r}: format='avro' needs an Avro schema.",
                 hint="schema=Path('click.avsc').read_text(), or the same as a dict",
             )
-        return avro.schema_from_avro(text), text
+        return schemas.schema_from_avro(text), text
     if isinstance(schema, Mapping):
         schema = pa.schema(
             [

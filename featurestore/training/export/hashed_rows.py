@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from featurestore.arrow.arrow_cast import cast_batch
+from featurestore.arrow.casts import cast_batch
 from featurestore.hashing import row_hash
 from featurestore.model.plan import FeaturePlan
 from featurestore.plugins.engine import Accumulator, BatchFunction, Engine, HoldsRows, Relation

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_json import type_from_json
+from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import DataWarning, InvalidArgument, listing
 from featurestore.model.callers import warn_caller
 from featurestore.model.manifest import Manifest, ManifestSplit

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.shapes import items_of
+from featurestore.arrow.types import items_of
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.plugins.format import ColumnProfile
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.shapes import shape_of
+from featurestore.arrow.types import shape_of
 from featurestore.plugins.engine import Accumulator
 from featurestore.plugins.format import ColumnProfile
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.arrow.arrow_rows import select_rows
+from featurestore.arrow.batches import select_rows
 from featurestore.arrow.types import is_nested
 from featurestore.hashing import canonical_bytes
 from featurestore.plugins.format import DatasetFormat, Layout, WrittenShard

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.arrow_rows import select_rows
+from featurestore.arrow.batches import select_rows
 from featurestore.errors import listing
 from featurestore.model.callers import warn_caller
 from featurestore.model.manifest import Manifest

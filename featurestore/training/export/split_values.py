@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.arrow_rows import select_rows
+from featurestore.arrow.batches import select_rows
 from featurestore.model.manifest import Manifest
 from featurestore.plugins.engine import Accumulator, Engine
 from featurestore.training.export.assignment import Assignment

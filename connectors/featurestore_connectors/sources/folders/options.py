@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.arrow.arrow_json import parse_type
 from featurestore.arrow.json_text import JsonError, parse_json
+from featurestore.arrow.schemas import parse_type
 from featurestore.arrow.text_values import TextRules, check_format
 from featurestore.arrow.types import feature_type
 from featurestore.errors import InvalidArgument, UnsupportedType, did_you_mean, listing

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from pyarrow import parquet
 
-from featurestore.arrow.arrow_cast import cast_batch
+from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.types import feature_type
 from featurestore.errors import FeatureStoreError, SourceError, UnsupportedType
 from featurestore.plugins.engine import TimeRange

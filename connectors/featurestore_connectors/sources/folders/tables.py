@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.arrow.arrow_json import type_from_json, type_to_json
+from featurestore.arrow.schemas import type_from_json, type_to_json
 from featurestore.arrow.text_values import TextRules, arrow_type, parse_texts
 from featurestore.errors import InvalidArgument, SourceTableNotFound, did_you_mean, listing
 from featurestore.plugins.engine import TimeRange

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.arrow_rows import take_values
-from featurestore.arrow.fixed_bytes import cast_bytes
+from featurestore.arrow.batches import take_values
 from featurestore.arrow.types import holds_items, is_exact, is_nested
 from featurestore.errors import SchemaMismatch, UnsupportedType
 
@@ -73,20 +72,25 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return cast_bytes(array, kind)
 
 
-def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    if array.null_count == len(array):
-        # Spark sends lists of nulls without an offsets buffer.
-        return pa.nulls(len(array), kind)
-    # pyarrow casts list views to lists without their last offset.
-    if pat.is_fixed_size_list(kind) and holds_items(array.type):
-        return _cast_to_fixed_size(array, kind)
-    if pat.is_list(kind) and pat.is_fixed_size_list(array.type):
-        return _cast_from_fixed_size(array, kind)
-    if pat.is_list(kind) and holds_items(array.type):
-        return _cast_list(array, kind)
-    if pat.is_struct(kind) and pat.is_struct(array.type):
-        return _cast_struct(array, kind)
-    return cast_bytes(array, kind)
+def cast_bytes(array: Any, kind: pa.DataType) -> Any:
+    """Return an array as another type, as ``array.cast`` does.
+
+    pyarrow 14 reads beyond the array, and ends the process, when it casts a slice of bytes of one
+    length that has no nulls, alone or inside lists and structs; so such an array is copied first,
+    which removes its offset.
+
+    >>> letters = pa.array([b"ab", b"cd", b"ef"], pa.binary(2))
+    >>> cast_bytes(letters.slice(1), pa.large_binary()).to_pylist()
+    [b'cd', b'ef']
+    """
+    if _holds_fixed_bytes(array.type):
+        array = pa.concat_arrays([array, array.slice(0, 0)])
+    return array.cast(kind)
+
+
+def _is_same_type(first: pa.DataType, second: pa.DataType) -> bool:
+    # Arrow's equality of nested types ignores the names of list items.
+    return bool(first == second) and (not is_nested(first) or str(first) == str(second))
 
 
 def _cast_nulls(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -104,23 +108,18 @@ def _decode_runs(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return take_values(values, np.repeat(np.arange(runs), lengths))
 
 
-def _is_same_type(first: pa.DataType, second: pa.DataType) -> bool:
-    # Arrow's equality of nested types ignores the names of list items.
-    return bool(first == second) and (not is_nested(first) or str(first) == str(second))
-
-
-def _nulls(array: pa.Array) -> pa.Array | None:
-    return array.is_null() if array.null_count else None
-
-
-def _mask(array: pa.Array) -> Any:
-    return np.asarray(array.is_null()) if array.null_count else None
-
-
-def _bitmap(array: pa.Array) -> pa.Buffer | None:
-    if not array.null_count:
-        return None
-    return pa.py_buffer(np.packbits(np.asarray(array.is_valid()), bitorder="little").tobytes())
+def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if array.null_count == len(array):
+        # Spark sends lists of nulls without an offsets buffer.
+        return pa.nulls(len(array), kind)
+    # pyarrow casts list views to lists without their last offset.
+    if pat.is_fixed_size_list(kind) and holds_items(array.type):
+        return _cast_to_fixed_size(array, kind)
+    if pat.is_list(kind) and holds_items(array.type):
+        return _cast_list(array, kind)
+    if pat.is_struct(kind) and pat.is_struct(array.type):
+        return _cast_struct(array, kind)
+    return cast_bytes(array, kind)
 
 
 def _cast_to_fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -145,23 +144,21 @@ def _cast_to_fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
     )
 
 
-def _cast_from_fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    size = array.type.list_size
-    lengths = np.where(np.asarray(array.is_valid()), size, 0)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype("int32")
-    values = cast_array(array.flatten(), kind.value_type)
-    return _list_array(offsets, values, kind, array)
+def _bitmap(array: pa.Array) -> pa.Buffer | None:
+    if not array.null_count:
+        return None
+    return pa.py_buffer(np.packbits(np.asarray(array.is_valid()), bitorder="little").tobytes())
 
 
 def _cast_list(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    lengths = np.asarray(pc.fill_null(pc.list_value_length(array), 0))
+    if pat.is_fixed_size_list(array.type):
+        lengths = np.where(np.asarray(array.is_valid()), array.type.list_size, 0)
+    else:
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(array), 0))
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype("int32")
-    return _list_array(offsets, cast_array(array.flatten(), kind.value_type), kind, array)
-
-
-def _list_array(offsets: Any, values: pa.Array, kind: pa.DataType, source: pa.Array) -> pa.Array:
-    buffers = [_bitmap(source), pa.py_buffer(offsets)]
-    return pa.Array.from_buffers(kind, len(source), buffers, source.null_count, children=[values])
+    values = cast_array(array.flatten(), kind.value_type)
+    buffers = [_bitmap(array), pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, children=[values])
 
 
 def _cast_struct(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -174,7 +171,8 @@ def _cast_struct(array: pa.Array, kind: pa.DataType) -> pa.Array:
     cast_children = [
         cast_array(children[source_indices[field.name]], field.type) for field in fields
     ]
-    return pa.StructArray.from_arrays(cast_children, fields=fields, mask=_nulls(array))
+    nulls = array.is_null() if array.null_count else None
+    return pa.StructArray.from_arrays(cast_children, fields=fields, mask=nulls)
 
 
 def _cast_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -209,6 +207,10 @@ def _decimals_to_unsigned(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return integers.cast(kind)
 
 
+def _mask(array: pa.Array) -> Any:
+    return np.asarray(array.is_null()) if array.null_count else None
+
+
 def _integers_as_decimals(array: pa.Array) -> pa.Array:
     """Return integers as decimals of scale 0."""
     if not pat.is_uint64(array.type):
@@ -221,3 +223,9 @@ def _integers_as_decimals(array: pa.Array) -> pa.Array:
         [_bitmap(array), pa.py_buffer(words)],
         array.null_count,
     )
+
+
+def _holds_fixed_bytes(kind: pa.DataType) -> bool:
+    if pat.is_fixed_size_binary(kind):
+        return True
+    return any(_holds_fixed_bytes(kind.field(number).type) for number in range(kind.num_fields))

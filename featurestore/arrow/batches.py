@@ -1,0 +1,290 @@
+"""Rows of Arrow batches: selection, concatenation, and streams of batches as bytes.
+
+Some functions work around bugs of pyarrow, others around slow paths; each docstring names the reason.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# From this size numpy uses huge pages.
+_LARGE_BYTES = 1 << 22
+_MAX_BYTES = 2**31 - 1  # the range of 32-bit offsets
+
+# Larger batches are not coalesced: the copy costs more than it saves.
+_BATCH_BYTES = 1 << 20
+
+
+def select_rows(batch: pa.RecordBatch, positions: Any) -> pa.RecordBatch:
+    """Return the rows at positions.
+
+    >>> select_rows(pa.RecordBatch.from_pydict({"a": [1, 2, 3]}), [2, 0]).to_pydict()
+    {'a': [3, 1]}
+    """
+    indices = _indices(positions)
+    columns = [take_values(column, indices) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def take_values(array: Any, positions: Any, *, pool: pa.MemoryPool | None = None) -> Any:
+    """Return the values at positions, allocated from ``pool``.
+
+    pyarrow 26 takes wrong rows from a slice of nested fixed-size lists, without an error.
+
+    >>> take_values(pa.array([1, 2, 3]).slice(1), [1, 0]).to_pylist()
+    [3, 2]
+    """
+    indices = _indices(positions)
+    rows = _as_matrix(array)
+    if rows is None or indices.null_count:
+        if array.offset and _has_nested_fixed_lists(array.type):
+            array = _copy(array)
+        return pc.take(array, indices, memory_pool=pool)
+    # pyarrow takes fixed-size lists item by item, which is slower.
+    return _lists_from_matrix(np.take(rows, indices.to_numpy(), axis=0), array.type)
+
+
+def concat_arrays(arrays: Sequence[Any]) -> Any:
+    """Concatenate arrays of one type.
+
+    >>> concat_arrays([pa.array([1]), pa.array([2, 3])]).to_pylist()
+    [1, 2, 3]
+    """
+    if len(arrays) == 1:
+        return arrays[0]
+    if _is_large_binary(arrays):
+        return _concat_binaries(arrays)
+    return pa.concat_arrays(arrays)
+
+
+def coalesce_batches(batches: Iterable[pa.RecordBatch], *, rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches of at least ``rows`` rows or 1 MiB.
+
+    >>> few = pa.RecordBatch.from_pydict({"a": [1]})
+    >>> [batch.num_rows for batch in coalesce_batches([few, few, few], rows=2)]
+    [2, 1]
+    """
+    buffered_batches: list[pa.RecordBatch] = []
+    buffered_rows = buffered_bytes = 0
+    for batch in batches:
+        buffered_batches.append(batch)
+        buffered_rows += batch.num_rows
+        buffered_bytes += batch.nbytes
+        if buffered_rows >= rows or buffered_bytes >= _BATCH_BYTES:
+            yield from _combined(buffered_batches)
+            buffered_batches, buffered_rows, buffered_bytes = [], 0, 0
+    yield from _combined(buffered_batches)
+
+
+def copy_sliced_structs(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Copy sliced structs that contain structs, which DuckDB cannot read.
+
+    >>> rows = pa.record_batch([pa.array([{"x": {"y": 1}}, {"x": {"y": 2}}])], ["s"])
+    >>> copy_sliced_structs(rows.slice(1)).column(0).offset
+    0
+    """
+    if not any(map(_has_nested_structs, batch.schema.types)):
+        return batch
+    columns = list(batch.columns)
+    for index, column in enumerate(columns):
+        if _has_nested_structs(column.type):
+            columns[index] = _copy(column)
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def ipc_chunks(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    """Yield the bytes of a stream: the schema with the first batch, the other batches, the end.
+
+    >>> import pyarrow as pa
+    >>> table = pa.table({"n": [1, 2]})
+    >>> parts = list(ipc_chunks(table.schema, table.to_batches()))
+    >>> len(parts), pa.ipc.open_stream(b"".join(parts)).read_all().num_rows
+    (2, 2)
+    """
+    import pyarrow as pa
+
+    buffer = io.BytesIO()
+    with pa.ipc.new_stream(buffer, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            yield _drain(buffer)
+    yield _drain(buffer)
+
+
+def item_rows(rows: int, max_items: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return so many empty lists with places for ``most`` items each, as a structured array.
+
+    ``length`` is the number of a row's ``items`` that belong to it; the items after them mean
+    nothing. Rows are taken, joined and assigned like those of any array.
+
+    >>> lists = item_rows(2, 3, np.dtype(np.int64))
+    >>> lists[0] = 2, [7, 8, 0]
+    >>> lists["length"].tolist(), lists["items"].shape
+    ([2, 0], (2, 3))
+    """
+    return np.zeros(rows, dtype=[("length", np.int64), ("items", dtype, (max_items,))])
+
+
+def is_item_rows(rows: npt.NDArray[Any]) -> bool:
+    """Return whether an array is one that ``item_rows`` made."""
+    return rows.dtype.names is not None
+
+
+def items_and_lengths(
+    rows: npt.NDArray[Any],
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Return the items of all rows, one behind the other, and how many each row has.
+
+    >>> lists = item_rows(2, 3, np.dtype(np.int64))
+    >>> lists[0] = 2, [7, 8, 0]
+    >>> items_and_lengths(lists)[0].tolist()
+    [7, 8]
+    """
+    lengths: npt.NDArray[np.int64] = np.ascontiguousarray(rows["length"])
+    items = rows["items"]
+    return items[np.arange(items.shape[1]) < lengths[:, None]], lengths
+
+
+def _indices(positions: Any) -> pa.Array:
+    if isinstance(positions, pa.Array):
+        return positions
+    return pa.array(positions)
+
+
+def _as_matrix(array: Any) -> Any | None:
+    """Return fixed-size lists of numbers as a matrix (rows, items); None for others or nulls."""
+    if not isinstance(array, pa.FixedSizeListArray) or array.null_count:
+        return None
+    inner, items = array, 1
+    while pat.is_fixed_size_list(inner.type):
+        size = inner.type.list_size
+        inner, items = inner.values.slice(inner.offset * size, len(inner) * size), items * size
+        if inner.null_count:
+            return None
+    if items == 0 or not (pat.is_integer(inner.type) or pat.is_floating(inner.type)):
+        return None
+    return inner.to_numpy().reshape(len(array), items)
+
+
+def _has_nested_fixed_lists(kind: pa.DataType) -> bool:
+    """Return whether a type contains fixed-size lists of fixed-size lists."""
+    if pat.is_fixed_size_list(kind) and pat.is_fixed_size_list(kind.value_type):
+        return True
+    return any(_has_nested_fixed_lists(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _copy(array: Any) -> Any:
+    """Return a copy without offsets."""
+    # Arrow returns a single array as is: a second, empty one forces the copy.
+    return pa.concat_arrays([array, array.slice(0, 0)])
+
+
+def _lists_from_matrix(rows: Any, kind: pa.DataType) -> Any:
+    """Return a matrix (rows, items) as nested fixed-size lists of a type."""
+    kinds = []
+    while pat.is_fixed_size_list(kind):
+        kinds.append(kind)
+        kind = kind.value_type
+    lengths = [len(rows)]
+    for each in kinds[:-1]:
+        lengths.append(lengths[-1] * each.list_size)
+    values = pa.array(rows.reshape(-1), kind)
+    for each, length in zip(reversed(kinds), reversed(lengths), strict=True):
+        values = pa.Array.from_buffers(each, length, [None], 0, children=[values])
+    return values
+
+
+def _is_large_binary(arrays: Sequence[Any]) -> bool:
+    """Return whether ``_concat_binaries`` is faster than Arrow's concatenation.
+
+    >>> _is_large_binary([pa.array([b"few"])])
+    False
+    """
+    if not pat.is_binary(arrays[0].type):
+        return False
+    return _LARGE_BYTES <= sum(map(_data_bytes, arrays)) <= _MAX_BYTES
+
+
+def _data_bytes(array: Any) -> int:
+    offsets = _offsets(array)
+    return int(offsets[-1]) - int(offsets[0])
+
+
+def _offsets(array: Any) -> npt.NDArray[np.int32]:
+    if len(array) == 0:
+        return np.zeros(1, np.int32)
+    return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, 4 * array.offset)
+
+
+def _concat_binaries(arrays: Sequence[Any]) -> Any:
+    """Concatenate binary arrays.
+
+    >>> _concat_binaries([pa.array([b"ab", None]), pa.array([b"c"])]).to_pylist()
+    [b'ab', None, b'c']
+    """
+    lengths = np.concatenate([np.diff(_offsets(array)) for array in arrays])
+    data, end = np.empty(int(lengths.sum()), np.uint8), 0
+    for array in arrays:
+        begin, end = end, end + _data_bytes(array)
+        data[begin:end] = _data(array)
+    valid = None
+    if any(array.null_count for array in arrays):
+        valid = pa.concat_arrays([array.is_valid() for array in arrays])
+    return _binary(lengths, data, valid)
+
+
+def _data(array: Any) -> npt.NDArray[np.uint8]:
+    first, data = int(_offsets(array)[0]), array.buffers()[2]
+    if data is None:
+        return np.zeros(0, np.uint8)
+    return np.frombuffer(data, np.uint8, _data_bytes(array), first)
+
+
+def _binary(
+    lengths: npt.NDArray[np.int32], data: npt.NDArray[np.uint8], valid: pa.Array | None
+) -> Any:
+    """Return a binary array of values stored back to back."""
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    bits = None
+    if valid is not None:
+        bits = valid.buffers()[1]
+    buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
+
+
+def _combined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) < 2:
+        return batches
+    # Columns of more than 2 GiB remain in several chunks.
+    return list(pa.Table.from_batches(batches).combine_chunks().to_batches())
+
+
+def _has_nested_structs(kind: pa.DataType, *, inside: bool = False) -> bool:
+    """Return whether a type contains structs within structs."""
+    is_struct = pat.is_struct(kind)
+    if is_struct and inside:
+        return True
+    for index in range(kind.num_fields):
+        if _has_nested_structs(kind.field(index).type, inside=inside or is_struct):
+            return True
+    return False
+
+
+def _drain(buffer: io.BytesIO) -> bytes:
+    """Return the content of a buffer and empty it."""
+    content = buffer.getvalue()
+    buffer.seek(0)
+    buffer.truncate()
+    return content

@@ -1,0 +1,298 @@
+"""Limits of stored values: times of the years 1 to 9999, and the size of a cell.
+
+Python, pandas, Spark and SQL have different ranges of times; all support these years. A cell is a
+string, bytes, or all values of a list or struct.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from featurestore.arrow.types import is_nested
+from featurestore.errors import ConfigurationError, LimitExceeded, OutOfRange
+
+CELL_BYTES_VARIABLE = "FEATURESTORE_CELL_BYTES"
+DEFAULT_CELL_BYTES = 64 << 20
+
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_DAY_SECONDS = 86_400
+# The first and the last second of the years 1 to 9999, since 1970.
+_SECONDS = (-62_135_596_800, 253_402_300_799)
+OUT_OF_RANGE_HINT = (
+    "give null where a time is not known; 0001-01-01 and 9999-12-31 are the first and the last "
+    "day that a column holds"
+)
+
+
+def time_columns(schema: pa.Schema) -> tuple[str, ...]:
+    """Return the columns that hold times, also inside of lists and structs."""
+    return tuple(field.name for field in schema if holds_times(field.type))
+
+
+def holds_times(kind: pa.DataType) -> bool:
+    """Return whether values of a type are or have timestamps or dates.
+
+    >>> holds_times(pa.list_(pa.date32())), holds_times(pa.int64())
+    (True, False)
+    """
+    if pat.is_dictionary(kind):
+        return holds_times(kind.value_type)
+    if is_nested(kind):
+        return any(holds_times(kind.field(index).type) for index in range(kind.num_fields))
+    return bool(pat.is_timestamp(kind) or pat.is_date(kind))
+
+
+def first_out_of_range(array: pa.Array) -> int | None:
+    """Return the first row with a time outside the years 1 to 9999, None without one.
+
+    >>> first_out_of_range(pa.array([0, 10**12], pa.int64()).cast(pa.timestamp("s")))
+    1
+    """
+    if not _has_out_of_range(array):
+        return None
+    # The shortest prefix that has one, by bisection, for every type.
+    inside, outside = 0, len(array)
+    while outside - inside > 1:
+        middle = (inside + outside) // 2
+        if _has_out_of_range(array.slice(0, middle)):
+            outside = middle
+        else:
+            inside = middle
+    return outside - 1
+
+
+def out_of_range_mask(array: pa.Array) -> pa.Array | None:
+    """Return a mask of rows with a time outside the years 1 to 9999, None without such rows.
+
+    >>> out_of_range_mask(pa.array([0, 10**12], pa.int64()).cast(pa.timestamp("s"))).to_pylist()
+    [False, True]
+    """
+    if not _has_out_of_range(array):
+        return None
+    if is_nested(array.type) or pat.is_dictionary(array.type):
+        return pa.array([_has_out_of_range(array.slice(row, 1)) for row in range(len(array))])
+    marks = np.zeros(len(array), dtype=np.bool_)
+    marks[np.asarray(array.is_valid())] = _leaves_out_of_range(array)
+    return pa.array(marks)
+
+
+def out_of_range_error(array: pa.Array, row: int, *, column: str, shown: str) -> OutOfRange:
+    """Return the error for a time out of range; ``shown`` names its row."""
+    value = next(_out_of_range_texts(array.slice(row, 1)))
+    return OutOfRange(
+        f"{shown} has {value} in {column!r}, outside of the years 1 to 9999.",
+        hint=OUT_OF_RANGE_HINT,
+    )
+
+
+def check_time_range(
+    batch: pa.RecordBatch, columns: Sequence[str], *, rows_before: int = 0
+) -> None:
+    """Refuse a batch with a time outside of the years 1 to 9999.
+
+    Raises:
+        OutOfRange: Names the first row, counted from 0, and its column.
+    """
+    for name in columns:
+        array = batch.column(batch.schema.get_field_index(name))
+        row = first_out_of_range(array)
+        if row is not None:
+            raise out_of_range_error(array, row, column=name, shown=f"Row {rows_before + row}")
+
+
+def check_batch_times(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches whose times are in the years 1 to 9999."""
+    columns = time_columns(schema)
+    rows = 0
+    for batch in batches:
+        check_time_range(batch, columns, rows_before=rows)
+        rows += batch.num_rows
+        yield batch
+
+
+def max_cell_bytes() -> int:
+    """Return the maximum bytes of a cell: 64 MiB or ``FEATURESTORE_CELL_BYTES``.
+
+    Raises:
+        ConfigurationError: The variable is not a positive number.
+    """
+    text = os.environ.get(CELL_BYTES_VARIABLE, "")
+    if not text:
+        return DEFAULT_CELL_BYTES
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise ConfigurationError(
+            f"{CELL_BYTES_VARIABLE}={text!r} is not a number of bytes.",
+            hint=f"{CELL_BYTES_VARIABLE}={DEFAULT_CELL_BYTES}",
+        )
+    return int(text)
+
+
+def variable_size_columns(schema: pa.Schema, *, max_bytes: int) -> tuple[str, ...]:
+    """Return the columns whose types allow cells larger than ``max_bytes``.
+
+    >>> schema = pa.schema([("a", pa.int8()), ("b", pa.list_(pa.int8())), ("c", pa.list_(pa.int8(), 3))])
+    >>> variable_size_columns(schema, max_bytes=2), variable_size_columns(schema, max_bytes=3)
+    (('b', 'c'), ('b',))
+    """
+    names = []
+    for field in schema:
+        width = _type_bytes(field.type)
+        if width is None or width > max_bytes:
+            names.append(field.name)
+    return tuple(names)
+
+
+def oversized_rows(array: pa.Array, *, max_bytes: int) -> list[int]:
+    """Return the rows whose cells exceed ``max_bytes``.
+
+    >>> oversized_rows(pa.array(["abc", "ab", "abc"]), max_bytes=2)
+    [0, 2]
+    """
+    # Almost every batch is within the limit as a unit.
+    if array.nbytes <= max_bytes:
+        return []
+    if len(array) == 1:
+        return [0] if cell_bytes(array) > max_bytes else []
+    half = len(array) // 2
+    later_rows = oversized_rows(array.slice(half), max_bytes=max_bytes)
+    return oversized_rows(array.slice(0, half), max_bytes=max_bytes) + [
+        half + row for row in later_rows
+    ]
+
+
+def first_oversized(array: pa.Array, *, max_bytes: int) -> int | None:
+    """Return the first row whose cell has more bytes than ``max_bytes``; None if all fit."""
+    return next(iter(oversized_rows(array, max_bytes=max_bytes)), None)
+
+
+def cell_bytes(array: pa.Array) -> int:
+    """Return the bytes of the only cell of an array: UTF-8 bytes of strings, else Arrow's.
+
+    >>> cell_bytes(pa.array(["ä"]))
+    2
+    """
+    if is_nested(array.type):
+        return int(array.nbytes)
+    return int(pc.binary_length(array)[0].as_py() or 0)
+
+
+def oversized_error(
+    array: pa.Array, row: int, *, column: str, row_name: str, max_bytes: int
+) -> LimitExceeded:
+    """Return the error for a cell that is too large; ``row_name`` names its row."""
+    length = cell_bytes(array.slice(row, 1))
+    return LimitExceeded(
+        f"{row_name} has {length:,} bytes in {column!r}; a cell has at most {max_bytes:,}.",
+        hint=f"store the path of a file, or set {CELL_BYTES_VARIABLE}={length} where the rows are written",
+    )
+
+
+def check_cell_sizes(
+    batches: Iterable[pa.RecordBatch], columns: Sequence[str], *, max_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches after a check of their cell sizes.
+
+    Raises:
+        LimitExceeded: Names the first row, counted from 0, and its column.
+    """
+    rows = 0
+    for batch in batches:
+        for name in columns:
+            array = batch.column(batch.schema.get_field_index(name))
+            row = first_oversized(array, max_bytes=max_bytes)
+            if row is not None:
+                raise oversized_error(
+                    array, row, column=name, row_name=f"Row {rows + row}", max_bytes=max_bytes
+                )
+        rows += batch.num_rows
+        yield batch
+
+
+def _has_out_of_range(array: pa.Array) -> bool:
+    return any(_leaves_out_of_range(leaves).any() for leaves in _time_leaves(array))
+
+
+def _leaves_out_of_range(leaves: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Mark the non-null times that are out of range."""
+    numbers, (first, last) = _integers_and_bounds(leaves)
+    return (numbers < first) | (numbers > last)
+
+
+def _integers_and_bounds(
+    leaves: pa.Array,
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], tuple[int, int]]:
+    """Return times without nulls as whole numbers, and the bounds in their unit."""
+    per_second = 0
+    if pat.is_timestamp(leaves.type):
+        per_second = _PER_SECOND[leaves.type.unit]
+    elif pat.is_date64(leaves.type):
+        per_second = _PER_SECOND["ms"]
+    width = pa.int32() if pat.is_date32(leaves.type) else pa.int64()
+    numbers = pc.drop_null(leaves).view(width).to_numpy(zero_copy_only=False)
+    seconds = _SECONDS
+    if not per_second:
+        bounds = (seconds[0] // _DAY_SECONDS, seconds[1] // _DAY_SECONDS)
+    else:
+        bounds = (seconds[0] * per_second, (seconds[1] + 1) * per_second - 1)
+    limits = np.iinfo(np.int64)
+    first, last = max(bounds[0], limits.min), min(bounds[1], limits.max)
+    return numbers.astype(np.int64), (first, last)
+
+
+def _time_leaves(array: pa.Array) -> Iterator[pa.Array]:
+    """Yield the times of an array, those inside of lists and structs flattened."""
+    kind = array.type
+    if not holds_times(kind):
+        return
+    if pat.is_dictionary(kind):
+        yield from _time_leaves(array.dictionary_decode())
+    elif pat.is_struct(kind):
+        for field in array.flatten():
+            yield from _time_leaves(field)
+    elif is_nested(kind):
+        yield from _time_leaves(array.flatten())
+    else:
+        yield array
+
+
+def _out_of_range_texts(array: pa.Array) -> Iterator[str]:
+    """Yield the times out of range as texts."""
+    for leaves in _time_leaves(array):
+        numbers, _ = _integers_and_bounds(leaves)
+        for number in numbers[_leaves_out_of_range(leaves)]:
+            yield _time_text(int(number), leaves.type)
+
+
+def _time_text(number: int, kind: pa.DataType) -> str:
+    unit = "D" if pat.is_date32(kind) else "ms"
+    if pat.is_timestamp(kind):
+        unit = kind.unit
+    text = str(np.datetime64(number, unit))
+    if text == "NaT":  # the least number, which numpy takes for no time
+        return f"{number} {unit} since 1970"
+    return text
+
+
+def _type_bytes(kind: pa.DataType) -> int | None:
+    """Return the fixed cell size of a type in bytes; None for variable sizes."""
+    if pat.is_fixed_size_list(kind):
+        width = _type_bytes(kind.value_type)
+        return None if width is None else kind.list_size * width
+    if pat.is_struct(kind):
+        widths = [_type_bytes(kind.field(index).type) for index in range(kind.num_fields)]
+        known_widths = [width for width in widths if width is not None]
+        return sum(known_widths) if len(known_widths) == len(widths) else None
+    if is_nested(kind):
+        return None
+    try:
+        return (int(kind.bit_width) + 7) // 8
+    except ValueError:  # strings and bytes have no fixed width
+        return None

@@ -1,0 +1,354 @@
+"""Dataframes as Arrow tables: frames of pandas and polars, rows and columns of Python objects.
+
+Arrow converts plain columns of a frame directly; all other columns are converted cell by cell.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from featurestore.arrow.arrays import array_of_numbers, from_numpy, plain_array
+from featurestore.arrow.cells import array_of_cells
+from featurestore.arrow.column_lines import language_of, rename_line
+from featurestore.arrow.column_names import feature_names_for, is_valid_text
+from featurestore.arrow.unstorable import (
+    CONVERSION_ERRORS,
+    Unstorable,
+    check_dtype,
+    conversion_errors,
+    unsupported_column,
+)
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidName,
+    UnsupportedDataframe,
+    UnsupportedType,
+    listing,
+)
+
+_LONG_INTEGERS = ("Int128", "UInt128")
+
+_PLAIN_UNITS = ("datetime64[s]", "datetime64[ms]", "datetime64[us]", "datetime64[ns]")
+_WIDEST_FLOAT = 8
+# Types of pandas that Arrow converts without loss; those with [unit, zone] are its zoned times.
+_PLAIN_EXTENSIONS = (
+    "string",
+    "str",
+    "boolean",
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+    "float32",
+    "float64",
+    "datetime64[",
+)
+
+
+def table_from_pandas(df: Any) -> pa.Table:
+    """Return a frame of pandas, whose names are texts, as a table; arrays keep their shape.
+
+    Raises:
+        UnsupportedType: Names the column, the row, and the line to paste.
+    """
+    special = {}
+    for name, column in df.items():
+        if not _is_plain_dtype(column.dtype):
+            special[name] = array_from_values(column, name=name, language="pandas")
+    plain = df.drop(columns=list(special)) if special else df
+    try:
+        table = pa.Table.from_pandas(plain, preserve_index=False)
+    except CONVERSION_ERRORS as error:
+        raise _pandas_refusal(plain, error) from error
+    if not special:
+        return table.replace_schema_metadata(None)
+    columns = {}
+    for name in df.columns:
+        columns[name] = special[name] if name in special else table[name]
+    return pa.table(columns)
+
+
+def table_from_polars(df: Any) -> pa.Table:
+    """Return a frame of polars as a table.
+
+    Raises:
+        UnsupportedType: Names the column and the line to paste.
+    """
+    special = {}
+    for series in df.get_columns():
+        if str(series.dtype) in ("Object", *_LONG_INTEGERS):
+            special[series.name] = column_from_polars(series, name=series.name, language="polars")
+    plain = df.drop(list(special))
+    try:
+        # Its own stream would use string views, which pyarrow reads from version 16 on only.
+        table = plain.to_arrow()
+    except CONVERSION_ERRORS as error:
+        raise _polars_refusal(plain, error) from error
+    columns = {}
+    for name in df.columns:
+        columns[name] = special[name] if name in special else table[name]
+    return pa.table(columns) if special else table
+
+
+def table_from_rows(rows: Sequence[Any]) -> pa.Table:
+    """Return rows (dicts, tuples, lists, arrays) as a table; without names ``col_0``, ``col_1``.
+
+    Arrays of two dimensions or more, such as images, are the cells of one column ``col_0``.
+
+    >>> table_from_rows([{"a": 1}, {"a": 2}]).to_pydict()
+    {'a': [1, 2]}
+    """
+    if not rows:
+        raise UnsupportedDataframe(
+            "A list without rows has no columns.",
+            hint="hand over an empty pyarrow Table or pandas DataFrame with types",
+        )
+    columns: dict[Any, list[Any]]
+    if all(isinstance(row, Mapping) for row in rows):
+        names = dict.fromkeys(itertools.chain.from_iterable(rows))
+        columns = {}
+        for name in names:
+            columns[name] = [row.get(name) for row in rows]
+    elif all(isinstance(row, np.ndarray) and row.ndim > 1 for row in rows):
+        columns = {"col_0": list(rows)}
+    elif all(isinstance(row, list | tuple) or hasattr(row, "tolist") for row in rows):
+        columns = _columns_of_rows(rows)
+    else:
+        kinds = ", ".join(sorted({type(row).__name__ for row in rows}))
+        raise UnsupportedDataframe(
+            f"A list of {kinds} is not a dataframe.",
+            hint="give a list of dicts, or of rows: [[1, 2.0], [3, 4.0]]",
+        )
+    return _table_from_columns(columns, language=language_of(rows))
+
+
+def table_from_columns(columns: Mapping[Any, Any]) -> pa.Table:
+    """Return a dict of columns (lists, numpy arrays, series, Arrow arrays) as a table.
+
+    An array of shape (n, 28, 28, 1) is a column of n arrays of shape (28, 28, 1).
+
+    >>> table_from_columns({"image": np.zeros((2, 3, 3)), "label": [0, 1]}).num_rows
+    2
+
+    Raises:
+        UnsupportedDataframe: Values that are not columns, or columns of different lengths.
+    """
+    if not columns:
+        raise UnsupportedDataframe("An empty dict has no columns.")
+    scalars = [name for name, values in columns.items() if not _is_column(values)]
+    if scalars:
+        hint = "each value is a list or an array with one value a row"
+        if len(scalars) == len(columns):
+            hint = "one row is a list of one dict: [row]"
+        raise UnsupportedDataframe(
+            f"A dict is a dataframe when its values are columns; these are not: "
+            f"{listing(scalars)}.",
+            hint=hint,
+        )
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        lengths_text = ", ".join(f"{name!r} has {count}" for name, count in lengths.items())
+        raise UnsupportedDataframe(
+            f"The columns have different lengths: {lengths_text}.", hint="give each one value a row"
+        )
+    return _table_from_columns(columns, language="columns")
+
+
+def table_from_array(array: Any) -> pa.Table:
+    """Return a numpy array: (rows, columns) as ``col_0``, ``col_1``; more axes as one ``col_0``.
+
+    The fields of a structured array of one axis are columns.
+
+    >>> table_from_array(np.zeros((3, 28, 28, 1))).column_names
+    ['col_0']
+    """
+    if array.dtype.names is not None and array.ndim == 1:
+        columns = {name: array[name] for name in array.dtype.names}
+        return _table_from_columns(columns, language="records of numpy")
+    if array.ndim < 2 or array.dtype.names is not None:
+        raise UnsupportedDataframe(
+            f"A numpy array of shape {array.shape} is not a dataframe; arrays have two "
+            "dimensions, (rows, columns), or more: (rows, height, width).",
+            hint="array = array.reshape(-1, 1)",
+        )
+    if array.ndim > 2:
+        return _table_from_columns({"col_0": array}, language="numpy images")
+    columns = {f"col_{index}": array[:, index] for index in range(array.shape[1])}
+    if not columns:
+        raise UnsupportedDataframe(f"A numpy array of shape {array.shape} has no columns.")
+    return _table_from_columns(columns, language="numpy")
+
+
+def array_from_values(
+    values: Any, *, name: str, language: str, nan_is_null: bool = False
+) -> pa.Array | pa.ChunkedArray:
+    """Return one column (a list, a numpy array, a series, an Arrow array) as an Arrow array.
+
+    Arguments as in ``cells.array_of_cells``.
+
+    >>> array_from_values(np.array([1, 2], ">i8"), name="a", language="columns").to_pylist()
+    [1, 2]
+
+    Raises:
+        UnsupportedType: Names the column, the row, and the line to paste.
+    """
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    if hasattr(values, "to_arrow"):  # a series of polars
+        return column_from_polars(values, name=name, language=language)
+    if isinstance(values, np.ndarray):
+        return _array_from_numpy(values, name=name, language=language, nan_is_null=nan_is_null)
+    if type(values).__module__.split(".")[0] == "pandas":
+        return _array_from_pandas(values, name=name, language=language)
+    return array_of_cells(list(values), name=name, language=language, nan_is_null=nan_is_null)
+
+
+def column_from_polars(series: Any, *, name: str, language: str) -> pa.Array | pa.ChunkedArray:
+    """Return a series of polars as an Arrow array.
+
+    Integers of 128 bits become those of 64, which hold the same numbers or are refused.
+
+    Raises:
+        UnsupportedType: Names the column and the line to paste.
+    """
+    kind = str(series.dtype)
+    if kind == "Object":
+        return array_of_cells(series.to_list(), name=name, language=language)
+    with conversion_errors(name, (), language=language):
+        if kind not in _LONG_INTEGERS:
+            return series.to_arrow()
+        import polars
+
+        target = polars.UInt64 if kind == "UInt128" else polars.Int64
+        short = series.cast(target, strict=False)
+        if short.null_count() > series.null_count():
+            raise Unstorable(
+                f"has integers of {kind} that 64 bits cannot hold",
+                line=f"df = df.with_columns(pl.col({name!r}).cast(pl.String))",
+            )
+        return short.to_arrow()
+
+
+def _is_plain_dtype(dtype: Any) -> bool:
+    """Return whether all columns of a type are converted by Arrow without loss."""
+    if isinstance(dtype, np.dtype):
+        if dtype.kind == "M":
+            return str(dtype) in _PLAIN_UNITS and dtype.isnative
+        return dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= _WIDEST_FLOAT
+    return str(dtype).lower().startswith(_PLAIN_EXTENSIONS) or hasattr(dtype, "pyarrow_dtype")
+
+
+def _pandas_refusal(df: Any, error: Exception) -> FeatureStoreError:
+    """Return the error for the first column of a frame that Arrow refuses."""
+    for name, column in df.items():
+        try:
+            with conversion_errors(name, column.tolist(), language="pandas"):
+                pa.Array.from_pandas(column)
+        except FeatureStoreError as refused:
+            return refused
+    return unsupported_column("", Unstorable(f"cannot be stored ({error})"), language="pandas")
+
+
+def _polars_refusal(df: Any, error: Exception) -> FeatureStoreError:
+    """Return the error for the first column of a frame that Arrow refuses."""
+    for series in df.get_columns():
+        try:
+            column_from_polars(series, name=series.name, language="polars")
+        except FeatureStoreError as refused:
+            return refused
+    return unsupported_column("", Unstorable(f"cannot be stored ({error})"), language="polars")
+
+
+def _columns_of_rows(rows: Iterable[Any]) -> dict[str, list[Any]]:
+    plain = []
+    for row in rows:
+        if hasattr(row, "tolist"):
+            row = row.tolist()
+        plain.append(row)
+    lengths = sorted(set(map(len, plain)))
+    if len(lengths) != 1:
+        raise UnsupportedDataframe(
+            f"The rows have different lengths: {', '.join(map(str, lengths))}.",
+            hint="give every row the same columns",
+        )
+    names = getattr(plain[0], "_fields", None) or getattr(plain[0], "__fields__", None)
+    if not names:
+        names = [f"col_{index}" for index in range(lengths[0])]
+    columns = {}
+    for index, title in enumerate(names):
+        columns[title] = [row[index] for row in plain]
+    return columns
+
+
+def _table_from_columns(columns: Mapping[Any, Any], *, language: str) -> pa.Table:
+    wrong = [title for title in columns if not is_valid_text(title)]
+    if wrong:
+        names = list(columns)
+        raise InvalidName(
+            f"Column names must be texts; {wrong[0]!r} is not.",
+            hint=rename_line(language, names, feature_names_for(names)),
+        )
+    arrays = {}
+    for title, values in columns.items():
+        arrays[title] = array_from_values(values, name=title, language=language)
+    return pa.table(arrays)
+
+
+def _is_column(values: Any) -> bool:
+    if isinstance(values, str | bytes | Mapping):
+        return False
+    if isinstance(values, np.ndarray):
+        return values.ndim > 0
+    return hasattr(values, "__len__") and hasattr(values, "__getitem__")
+
+
+def _array_from_numpy(values: Any, *, name: str, language: str, nan_is_null: bool) -> pa.Array:
+    if values.ndim > 1:
+        return _column_of_rows(name, values, language=language)
+    if values.dtype.kind in "OSUT":
+        # Arrow cuts fixed texts and bytes at their first NUL; numpy's own cells are whole.
+        cells = values.tolist()
+        return array_of_cells(cells, name=name, language=language, nan_is_null=nan_is_null)
+    with conversion_errors(name, (), language=language):
+        return array_of_numbers(plain_array(values), nan_is_null=nan_is_null)
+
+
+def _column_of_rows(name: str, values: Any, *, language: str) -> pa.Array:
+    """Return an array of shape (rows, ...) as the column of its rows."""
+    if 0 in values.shape[1:]:
+        raise UnsupportedType(
+            f"Column {name!r} is an array of {values.dtype} and shape {values.shape}, whose rows "
+            "hold no values.",
+            hint="give arrays whose axes have a length",
+        )
+    is_masked = isinstance(values, np.ma.MaskedArray) and bool(np.ma.getmaskarray(values).any())  # type: ignore[no-untyped-call]
+    if values.dtype.kind not in "biuf" or is_masked:
+        return array_of_cells(list(values), name=name, language=language)
+    with conversion_errors(name, (), language=language):
+        return from_numpy(plain_array(np.asarray(values)))
+
+
+def _array_from_pandas(values: Any, *, name: str, language: str) -> pa.Array | pa.ChunkedArray:
+    """Return a series, an index or an array of pandas as an Arrow array; NaN is null."""
+    dtype = values.dtype
+    check_dtype(name, dtype, language=language)
+    if str(dtype).startswith("Sparse"):
+        values = np.asarray(values)
+    if isinstance(values.dtype, np.dtype):
+        array = np.asarray(values)
+        return array_from_values(array, name=name, language=language, nan_is_null=True)
+    categories = getattr(dtype, "categories", None)
+    if categories is not None:
+        try:
+            options = array_from_values(categories, name=name, language=language)
+        except UnsupportedType:
+            # Of the cells themselves the message names the rows.
+            return array_of_cells(values.tolist(), name=name, language=language, nan_is_null=True)
+        if isinstance(options, pa.ExtensionArray):
+            options = options.storage
+        codes = np.asarray(getattr(values, "array", values).codes)
+        return options.take(pa.array(codes, mask=codes < 0))
+    with conversion_errors(name, values.tolist(), language=language):
+        return pa.array(values, from_pandas=True)

@@ -1,0 +1,259 @@
+"""Arrow schemas in other notations: as readable JSON for specs, plans and manifests, and from Avro.
+
+Avro schemas: https://avro.apache.org/docs/1.12.0/specification/
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.arrow.types import TIMESTAMP
+from featurestore.errors import InvalidJob, UnsupportedType, listing
+
+_AVRO_TYPES = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+    "enum": pa.string(),
+    "fixed": pa.binary(),
+}
+# Microseconds per unit of the logical time types; local times are read as UTC.
+_MICROS_PER_TICK = {
+    "timestamp-millis": 1000,
+    "timestamp-micros": 1,
+    "local-timestamp-millis": 1000,
+    "local-timestamp-micros": 1,
+}
+_NANOS = ("timestamp-nanos", "local-timestamp-nanos")
+
+_NAMED_TYPES = (
+    pa.bool_(),
+    pa.int8(),
+    pa.int16(),
+    pa.int32(),
+    pa.int64(),
+    pa.uint8(),
+    pa.uint16(),
+    pa.uint32(),
+    pa.uint64(),
+    pa.float32(),
+    pa.float64(),
+    pa.string(),
+    pa.binary(),
+    pa.date32(),
+    pa.timestamp("us", tz="UTC"),
+    pa.null(),
+)
+_TYPES_BY_NAME = {str(kind): kind for kind in _NAMED_TYPES}
+_DECIMAL_NAME = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
+# Short names that users may write.
+_SHORT_NAMES = {
+    "bytes": pa.binary(),
+    "date": pa.date32(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "text": pa.string(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+
+
+def type_to_json(kind: pa.DataType) -> Any:
+    """Return a feature type as JSON: a name, or an object for parametric types.
+
+    >>> type_to_json(pa.list_(pa.float32(), 4))
+    {'fixed_size_list': 'float', 'size': 4}
+    """
+    if str(kind) in _TYPES_BY_NAME:
+        return str(kind)
+    if pat.is_decimal128(kind):
+        return {"decimal": [kind.precision, kind.scale]}
+    if pat.is_fixed_size_list(kind):
+        return {"fixed_size_list": type_to_json(kind.value_type), "size": kind.list_size}
+    if pat.is_list(kind):
+        return {"list": type_to_json(kind.value_type)}
+    if pat.is_struct(kind):
+        return {"struct": schema_to_json(map(kind.field, range(kind.num_fields)))}
+    raise TypeError(f"{kind} is not a feature type")
+
+
+def type_from_json(data: Any) -> pa.DataType:
+    """Return the feature type that ``type_to_json`` wrote.
+
+    >>> type_from_json({'decimal': [10, 2]})
+    Decimal128Type(decimal128(10, 2))
+    """
+    if isinstance(data, str):
+        return _TYPES_BY_NAME[data]
+    if "decimal" in data:
+        return pa.decimal128(*data["decimal"])
+    if "fixed_size_list" in data:
+        return pa.list_(pa.field("item", type_from_json(data["fixed_size_list"])), data["size"])
+    if "list" in data:
+        return pa.list_(pa.field("item", type_from_json(data["list"])))
+    return pa.struct(list(schema_from_json(data["struct"])))
+
+
+def schema_to_json(schema: Iterable[pa.Field]) -> list[dict[str, Any]]:
+    """Return the fields of a schema of feature types as JSON."""
+    return [{"name": field.name, "type": type_to_json(field.type)} for field in schema]
+
+
+def schema_from_json(data: Sequence[Mapping[str, Any]]) -> pa.Schema:
+    """Return the schema that ``schema_to_json`` wrote."""
+    return pa.schema([pa.field(each["name"], type_from_json(each["type"])) for each in data])
+
+
+def parse_type(type_or_name: Any, *, column: str) -> pa.DataType:
+    """Parse a type: an Arrow type, or a name such as "timestamp".
+
+    Raises:
+        UnsupportedType: The name is unknown.
+
+    >>> parse_type("list<double>", column="scores"), parse_type("timestamp", column="at")
+    (ListType(list<item: double>), TimestampType(timestamp[us, tz=UTC]))
+    """
+    if isinstance(type_or_name, pa.DataType):
+        return type_or_name
+    types_by_name = {**_TYPES_BY_NAME, **_SHORT_NAMES}
+    del types_by_name["null"]
+    if isinstance(type_or_name, str):
+        text = type_or_name.strip()
+        if text.startswith("list<") and text.endswith(">"):
+            return pa.list_(pa.field("item", parse_type(text[5:-1], column=column)))
+        if text in types_by_name:
+            return types_by_name[text]
+        decimal_match = _DECIMAL_NAME.fullmatch(text)
+        if (
+            decimal_match is not None
+            and 0 < int(decimal_match[1]) <= 38
+            and int(decimal_match[2]) <= int(decimal_match[1])
+        ):
+            return pa.decimal128(int(decimal_match[1]), int(decimal_match[2]))
+    raise UnsupportedType(
+        f"Column {column!r}: unknown type {type_or_name!r}.",
+        hint=f"a type of Arrow, or one of {listing(sorted(types_by_name), limit=50)}, decimal(38, 10), "
+        "list<...>",
+    )
+
+
+def schema_from_avro(text: str) -> pa.Schema:
+    """Return the Arrow schema of an Avro record.
+
+    Times of day become integers: milliseconds or microseconds since midnight.
+
+    Raises:
+        InvalidJob: The schema is not a record, or a field cannot be a column.
+
+    >>> schema_from_avro('{"type": "record", "name": "c", "fields": [{"name": "n", "type": "long"}]}')
+    n: int64
+    """
+    try:
+        avro_schema = json.loads(text)
+        fields = _record_fields(avro_schema, "schema=")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidJob(
+            f"schema= is not a record of Avro: {type(error).__name__}: {error}",
+            hint='{"type": "record", "name": "click", "fields": [{"name": "at", "type": ...}]}',
+        ) from error
+    return pa.schema(fields)
+
+
+def is_logical_type_supported(avro_type: Mapping[str, Any]) -> bool:
+    """Return whether values are converted by their logical type.
+
+    >>> is_logical_type_supported({"type": "long", "logicalType": "timestamp-millis"})
+    True
+    >>> is_logical_type_supported({"type": "int", "logicalType": "time-millis"})
+    False
+    """
+    logical, kind = avro_type.get("logicalType"), avro_type.get("type")
+    if logical in _MICROS_PER_TICK:
+        return kind == "long"
+    if logical == "date":
+        return kind == "int"
+    return logical == "decimal" and kind in ("bytes", "fixed")
+
+
+def time_units(text: str) -> dict[str, Any]:
+    """Return the microseconds per unit of each time column, nested for records.
+
+    >>> time_units('{"type": "record", "name": "c", "fields": [{"name": "n", "type": "long"}]}')
+    {'n': None}
+    """
+    units: dict[str, Any] = _time_unit(json.loads(text))
+    return units
+
+
+def _record_fields(record: Any, name: str) -> list[pa.Field]:
+    if record["type"] != "record":
+        raise InvalidJob(
+            f"{name} is a {record['type']} of Avro, not a record.", hint='{"type": "record", ...}'
+        )
+    return [
+        pa.field(str(each["name"]), _arrow_type(each["type"], each["name"]))
+        for each in record["fields"]
+    ]
+
+
+def _arrow_type(avro_type: Any, name: str) -> pa.DataType:
+    if isinstance(avro_type, list):
+        non_null_types = [each for each in avro_type if each != "null"]
+        if len(non_null_types) == 1:
+            return _arrow_type(non_null_types[0], name)
+        raise _unsupported(name, "a union of several types")
+    if isinstance(avro_type, dict):
+        return _complex_type(avro_type, name)
+    if avro_type in _AVRO_TYPES:
+        return _AVRO_TYPES[avro_type]
+    raise _unsupported(name, f"a {avro_type!r}")
+
+
+def _unsupported(name: str, description: str) -> InvalidJob:
+    return InvalidJob(
+        f"Field {name!r} of the schema of Avro is {description}, which cannot be a column.",
+        hint="leave it out of schema=: fields that a reader's schema lacks are ignored",
+    )
+
+
+def _complex_type(avro_type: dict[str, Any], name: str) -> pa.DataType:
+    logical, kind = avro_type.get("logicalType"), avro_type["type"]
+    if is_logical_type_supported(avro_type):
+        if logical == "date":
+            return pa.date32()
+        if logical == "decimal":
+            precision, scale = avro_type["precision"], avro_type.get("scale", 0)
+            if not 0 < precision <= 38 or not 0 <= scale <= precision:
+                raise _unsupported(name, f"a decimal of precision {precision} and scale {scale}")
+            return pa.decimal128(precision, scale)
+        return TIMESTAMP
+    if logical in _NANOS:
+        raise _unsupported(name, f"a {logical}, finer than microseconds")
+    if logical == "uuid" and kind in ("string", "fixed"):
+        return pa.string()
+    if kind == "array":
+        return pa.list_(pa.field("item", _arrow_type(avro_type["items"], name)))
+    if kind == "record":
+        return pa.struct(_record_fields(avro_type, name))
+    return _arrow_type(kind, name)
+
+
+def _time_unit(avro_type: Any) -> Any:
+    if isinstance(avro_type, list):
+        return next((_time_unit(each) for each in avro_type if each != "null"), None)
+    if not isinstance(avro_type, Mapping):
+        return None
+    if is_logical_type_supported(avro_type):
+        return _MICROS_PER_TICK.get(avro_type["logicalType"])
+    if avro_type.get("type") == "record":
+        return {each["name"]: _time_unit(each["type"]) for each in avro_type["fields"]}
+    return _time_unit(avro_type.get("items", avro_type.get("type")))

@@ -9,7 +9,7 @@ export PYTHON BENCH
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo shop check test lint docs bench test-wheel soak clean
+.PHONY: help setup demo shop check test lint docs bench results test-wheel soak clean
 
 help: ## list these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ docs: $(STAMP) ## build the documentation into site/, warnings are errors
 
 bench: $(STAMP) ## run the benchmarks (BENCH=name chooses one, ARGS=--quick makes them small)
 	@scripts/bench $(BIN)/python $(ARGS)
+
+results: $(STAMP) ## render benchmarks/RESULTS.md from benchmarks/results/*.json
+	$(BIN)/python benchmarks/report.py
 
 test-wheel: $(STAMP) ## build sdist and wheel, try the wheel in a bare environment
 	@scripts/test-wheel $(BIN)/python

@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 from point_in_time import Group as Stored
 from point_in_time import Place, _processor_of_all, _status, files_of, in_turns, moments
+from report import Report
 
 DAYS, START = 90, 1_700_000_000_000_000
 SPAN = DAYS * 86_400_000_000
@@ -38,6 +39,11 @@ LIMITS = {1: 1.6, 3: 2.0, 12: 2.5}
 CREATED_LIMIT, CORES_LIMIT, MEMORY_LIMIT, SPARK_LIMIT = 1.4, 1.6, 2.5, 2.0
 TRIALS = 3
 LARGE_ROWS, LARGE_MEMORY = 50_000_000, 2048
+REPORT = Report(
+    "aggregates",
+    "Aggregates over windows of up to 30 days, beside the as-of retrieval of one column. The wide "
+    "shape has 200,000 keys, dense 265, and zipf one key with a tenth of the rows.",
+)
 
 
 @dataclass(frozen=True)
@@ -163,6 +169,11 @@ def same(mine: pa.Table, theirs: pa.Table) -> bool:
     return True
 
 
+def add_figure(shape: Shape, column: str, value: float, unit: str = "", **limits: Any) -> None:
+    row = f"{shape.name}, {shape.labels.num_rows:,} labels"
+    REPORT.add("window aggregates", row, column, value, unit, **limits)
+
+
 def verdict(ratio: float, work: float, limit: float) -> str:
     missed = "" if ratio <= limit else "  MISSED"
     return f"{ratio:5.2f} (<= {limit}), of processor time {work:5.2f}{missed}"
@@ -178,9 +189,11 @@ def speed(shape: Shape, place: Path, *, peers: bool, trials: int) -> None:
     for count, limit in LIMITS.items():
         ratio, work = taken[str(count)] / unit, taken[f"{count} cpu"] / unit_cpu
         print(f"{shape.name:6} {count:2} aggregates {verdict(ratio, work, limit)}", flush=True)
+        add_figure(shape, f"{count} / as-of", ratio, processor=work, at_most=limit)
     ratio = taken["known later"] / taken["12"]
     work = taken["known later cpu"] / taken["12 cpu"]
     print(f"{shape.name:6} with created time {verdict(ratio, work, CREATED_LIMIT)}", flush=True)
+    add_figure(shape, "created time / without", ratio, processor=work, at_most=CREATED_LIMIT)
     if not peers:
         return
     started, worked = time.perf_counter(), time.process_time()
@@ -193,6 +206,8 @@ def speed(shape: Shape, place: Path, *, peers: bool, trials: int) -> None:
         f"of processor time {work / taken['12 cpu']:.1f} (one run)",
         flush=True,
     )
+    ratio, work = seconds / taken["12"], work / taken["12 cpu"]
+    add_figure(shape, "DuckDB windows / 12", ratio, processor=work, at_least=wanted)
 
 
 def cores(shape: Shape, place: Path, *, trials: int) -> None:
@@ -206,6 +221,7 @@ def cores(shape: Shape, place: Path, *, trials: int) -> None:
     taken = in_turns(calls, trials=trials)
     gain = taken["1"] / taken["2"]
     print(f"{shape.name:6} two cores are {gain:.2f} times as fast as one (>= {CORES_LIMIT})")
+    add_figure(shape, "one core / two", gain, at_least=CORES_LIMIT)
 
 
 def memory(shape: Shape, place: Path) -> None:
@@ -221,6 +237,9 @@ def memory(shape: Shape, place: Path) -> None:
         f"day {peaks['1d']:,} MiB",
         flush=True,
     )
+    ratio = peaks["30d"] / peaks["as-of"]
+    add_figure(shape, "peak of 12", peaks["30d"], "MiB")
+    add_figure(shape, "peak / as-of", ratio, at_most=MEMORY_LIMIT)
 
 
 def child(what: str, place: Path) -> None:
@@ -277,6 +296,9 @@ def large_key(place: Path, *, scale: float) -> None:
         f"one key with {rows:,} rows, 100,000 labels, 14 aggregates: {seconds} s ({work} s of "
         f"processor time), peak memory of the process {peak:,} MiB (<= {LARGE_MEMORY}){missed}"
     )
+    table, row = "one key, DuckDB limited to 512 MiB", f"14 aggregates, {rows:,} rows"
+    REPORT.add(table, row, "time", seconds, "s", processor=work)
+    REPORT.add(table, row, "peak", peak, "MiB", at_most=LARGE_MEMORY)
 
 
 def large_child(place: Path) -> None:
@@ -322,6 +344,7 @@ def spark(shape: Shape, place: Path, *, peers: bool, trials: int) -> None:
     taken = in_turns(plans, trials=trials, processor=_processor_of_all)
     ratio, work = taken["12"] / taken["0"], taken["12 cpu"] / taken["0 cpu"]
     print(f"{shape.name:6} spark: 12 aggregates {verdict(ratio, work, SPARK_LIMIT)}", flush=True)
+    add_figure(shape, "Spark: 12 / as-of", ratio, processor=work, at_most=SPARK_LIMIT)
     if not peers:
         return
     frame = _range_between(session, place, labels)
@@ -329,6 +352,7 @@ def spark(shape: Shape, place: Path, *, peers: bool, trials: int) -> None:
     frame.write.format("noop").mode("overwrite").save()
     times = (time.perf_counter() - started) / taken["12"]
     print(f"{shape.name:6} spark: rangeBetween takes {times:.1f} times ours (>= 1)", flush=True)
+    add_figure(shape, "Spark: `rangeBetween` / 12", times, at_least=1.0)
 
 
 def _range_between(session: Any, place: Path, labels: Any) -> Any:
@@ -377,9 +401,10 @@ def main() -> None:
     with Place(arguments.place) as place:
         if arguments.large_key:
             large_key(place / f"large-{scale}", scale=scale)
-            return
-        for name in arguments.only:
-            measure(shape_of(name, scale), place / f"{name}-{scale}", arguments)
+        else:
+            for name in arguments.only:
+                measure(shape_of(name, scale), place / f"{name}-{scale}", arguments)
+    REPORT.save(quick=arguments.quick)
 
 
 def measure(shape: Shape, place: Path, arguments: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from report import Report
 
 import featurestore
 from featurestore.featuregroups import FeatureGroup
@@ -26,6 +27,12 @@ CASES = {
     "1,000,000 rows, one file": (1_000_000, 1, 5),
     "100,000 rows, 200 files": (100_000, 200, 5),
 }
+
+
+REPORT = Report(
+    "durability",
+    "Inserts without validation and statistics, ext4 on a virtual disk.",
+)
 
 
 def rows(number: int, partitions: int) -> pa.Table:
@@ -65,6 +72,8 @@ def measure(folder: Path, name: str, engine: str) -> None:
     print(
         f"{name:26} full {1000 * full:8.1f} ms   fast {1000 * fast:8.1f} ms   ratio {full / fast:.2f}"
     )
+    row = f'insert of {name}, `durability="full"` beside "fast", {engine}'
+    REPORT.compare(row, 1000 * full, 1000 * fast, "ms")
 
 
 def main() -> None:
@@ -76,6 +85,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=".") as folder:
         for name in list(CASES)[: 1 if given.quick else None]:
             measure(Path(folder), name, given.engine)
+    REPORT.save(quick=given.quick)
 
 
 if __name__ == "__main__":

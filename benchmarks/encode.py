@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from report import Report
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
@@ -30,6 +32,11 @@ from featurestore_connectors.tfrecord.layout import read_layout
 
 FORMAT = TFRecordFormat()
 BLOCK = 1024
+REPORT = Report(
+    "encode",
+    "TFRecord on one core; writes beside `tf.train.Example` with `TFRecordWriter`, reads beside "
+    "`TFRecordDataset` with `parse_example`.",
+)
 
 
 def table(rows: int, columns: int, *, nulls: float = 0.0) -> pa.Table:
@@ -70,10 +77,18 @@ def measure(work: Callable[[], object], rows: int, *, repeats: int = 5) -> tuple
 
 
 def show(
-    name: str, speed: tuple[float, float], base: tuple[float, float] | None = None
+    name: str,
+    speed: tuple[float, float],
+    base: tuple[float, float] | None = None,
+    *,
+    columns: int,
 ) -> tuple[float, float]:
+    """Print and record a rate and its ratio to that of the peer."""
     beside = "" if base is None else f"{speed[0] / base[0]:8.1f}x {speed[1] / base[1]:8.1f}x"
     print(f"  {name:46}{speed[0]:14,.0f}{speed[1]:14,.0f}{beside}")
+    if base is not None:
+        row = f"{name}, {columns} columns"
+        REPORT.compare(row, speed[0], base[0], "rows/s", processor=speed[1] / base[1])
     return speed
 
 
@@ -117,14 +132,15 @@ def encoding(rows: pa.Table, directory: Path, few: int) -> Any:
     def write() -> None:
         FORMAT.write_shard(str(directory), "ours", iter(batches), layout=layout)
 
-    start = rows.slice(0, few)
+    start, width = rows.slice(0, few), rows.num_columns
     print(f"  records of {layout['record_bytes']} bytes")
     base = show(
         "tf.train.Example + TFRecordWriter",
         measure(lambda: write_examples(start, str(directory / "theirs")), few, repeats=3),
+        columns=width,
     )
-    show("records with checksums, in memory", measure(encode, rows.num_rows), base)
-    show("the whole shard: file, fsync, SHA-256", measure(write, rows.num_rows), base)
+    show("records with checksums, in memory", measure(encode, rows.num_rows), base, columns=width)
+    show("shard: file, fsync, SHA-256", measure(write, rows.num_rows), base, columns=width)
     return layout
 
 
@@ -174,7 +190,7 @@ def decoding(rows: pa.Table, directory: Path, layout: Any) -> None:
             reader.read(start, min(start + 8 * BLOCK, reader.rows), columns)
         reader.close()
 
-    whole = rows.num_rows // BLOCK * BLOCK
+    whole, width = rows.num_rows // BLOCK * BLOCK, rows.num_columns
     for title, columns in (
         ("numbers", numbers),
         ("one column", numbers[:1]),
@@ -182,10 +198,14 @@ def decoding(rows: pa.Table, directory: Path, layout: Any) -> None:
     ):
         parsed = parse(columns)
         base = show(
-            f"{title}: TFRecordDataset + parse_example", measure(lambda d=parsed: drain(d), whole)
+            f"{title}: TFRecordDataset + parse_example",
+            measure(lambda d=parsed: drain(d), whole),
+            columns=width,
         )
-        show(f"{title}: decode to numpy", measure(lambda c=columns: arrays(c), rows.num_rows), base)
-        show(f"{title}: read to Arrow", measure(lambda c=columns: arrow(c), rows.num_rows), base)
+        speed = measure(lambda c=columns: arrays(c), rows.num_rows)
+        show(f"{title}: decode to numpy", speed, base, columns=width)
+        speed = measure(lambda c=columns: arrow(c), rows.num_rows)
+        show(f"{title}: read to Arrow", speed, base, columns=width)
 
 
 def main() -> None:
@@ -206,6 +226,7 @@ def main() -> None:
             layout = encoding(data, Path(name), few // scale * 2)
             if not arguments.encode_only:
                 decoding(data, Path(name), layout)
+    REPORT.save(quick=arguments.quick or arguments.nulls > 0)
 
 
 if __name__ == "__main__":

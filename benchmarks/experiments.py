@@ -21,11 +21,17 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from report import COMPARISONS, Report
+
 import featurestore
 from featurestore import experiments
 from featurestore.experiments.study import Study
 
 FLIGHTS = Path(__file__).parents[1] / "examples" / "flights"
+REPORT = Report(
+    "experiments",
+    "Trials that sleep for a second; the network of the flights example.",
+)
 
 
 def sleeping(x: float, seconds: float) -> dict[str, float]:
@@ -46,6 +52,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         for part in chosen:
             held.append(part(Path(place), quick=arguments.quick))
+    REPORT.save(quick=arguments.quick)
     return 0 if all(held) else 1
 
 
@@ -96,6 +103,8 @@ def compare_workers(place: Path, *, quick: bool) -> bool:
     print(f"two workers take {share:.3f} of the time of one (limit 0.55)")
     print(f"without the start and the end of workers {trained[2] / trained[1]:.3f}")
     print(f"a trial costs {cost:.0f} ms beside its training, starts included")
+    REPORT.compare("40 trials, two workers beside one", took[2], took[1], "s", at_most=0.55)
+    REPORT.add(COMPARISONS, "trial without its training", "ours", cost, "ms")
     return share <= 0.55
 
 
@@ -152,6 +161,10 @@ def compare_stopping(place: Path, *, quick: bool) -> bool:
     lost = best[None].metrics["val_auc"] - best["asha"].metrics["val_auc"]
     print(f"ASHA spends {share:.2f} of the steps (limit 0.5)")
     print(f"its best AUC is {lost:.4f} below the other (limit: twice the noise, {2 * noise:.4f})")
+    row = "steps of ASHA, beside no early stopping"
+    REPORT.compare(row, steps["asha"], steps[None], at_most=0.5)
+    row = "AUC that ASHA loses, beside no early stopping"
+    REPORT.add(COMPARISONS, row, "ours", lost, at_most=2 * noise)
     return share <= 0.5 and lost <= 2 * noise
 
 

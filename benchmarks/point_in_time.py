@@ -29,16 +29,26 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from report import Report
 
 TRIALS = 5
 DAYS = 90
 START = 1_700_000_000_000_000
 LABELS = "labels.parquet"
 FEAST = "feast[duckdb]==0.67.0"
+FEAST_TARGETS = {"wide": 12.0, "dense": 200.0}
 # A peer that takes longer is stopped, and the figure is a lower bound.
 PATIENCE = 240
 # Another library that takes longer is run once.
 SLOW = 8.0
+REPORT = Report(
+    "point_in_time",
+    "The embedded engine on Delta tables beside an `ASOF` query written by hand on the same Parquet "
+    "files, which ignores the created time. Wide has 200,000 keys, dense 265 keys of 2,880 steps, "
+    "skewed Zipf keys, three three groups; corrected has a created time and 10 % corrected rows, "
+    "tied also 1 % of the rows twice. Memory is the growth of the process. Spark runs on two cores, "
+    "beside a range join with `row_number` that is stopped after twelve times our time.",
+)
 
 
 # -- shapes -----------------------------------------------------------------------------
@@ -71,6 +81,12 @@ class Shape:
     def features(self) -> list[str]:
         """References with names that differ between groups."""
         return [f"{g.name}.{f} as {g.name}_{f}" for g in self.groups for f in g.features]
+
+
+def add_figure(shape: Shape, column: str, value: float, unit: str = "", **limits: Any) -> None:
+    rows = sum(group.rows.num_rows for group in shape.groups)
+    row = f"{shape.name}, {shape.labels.num_rows:,} labels, {rows:,} rows"
+    REPORT.add("shape", row, column, value, unit, **limits)
 
 
 def moments(micros: np.ndarray[Any, Any]) -> pa.Array:
@@ -366,6 +382,7 @@ def speed(shape: Shape, place: Path, *, peers: bool) -> None:
         f"of processor time {work:4.2f}",
         flush=True,
     )
+    add_figure(shape, "time / ASOF", ratio, processor=work, at_most=shape.limit)
     for name, other in others.items():
         slow = first[name] > SLOW
         seconds = first[name] if slow else in_turns({name: other})[name]
@@ -374,16 +391,19 @@ def speed(shape: Shape, place: Path, *, peers: bool) -> None:
             f"{'':10} {name} {seconds:.2f} s{runs}, {seconds / found['ours']:.1f} times ours",
             flush=True,
         )
+        add_figure(shape, f"{name.split()[0].split('.')[0]} / ours", seconds / found["ours"])
 
 
-def memory(shape_name: str, place: Path) -> None:
+def memory(shape: Shape, place: Path) -> None:
     """Print the peak memory of both, each in a process of its own, beyond what the process holds before."""
-    peaks = {what: _child(what, shape_name, place) for what in ("hand", "ours")}
+    peaks = {what: _child(what, shape.name, place) for what in ("hand", "ours")}
     print(
-        f"{shape_name:10} peak memory: ours {peaks['ours']:,} MiB, ASOF by hand {peaks['hand']:,} MiB, "
+        f"{shape.name:10} peak memory: ours {peaks['ours']:,} MiB, ASOF by hand {peaks['hand']:,} MiB, "
         f"ratio {peaks['ours'] / peaks['hand']:.2f} (<= 1.3)",
         flush=True,
     )
+    add_figure(shape, "peak", peaks["ours"], "MiB")
+    add_figure(shape, "peak / ASOF", peaks["ours"] / peaks["hand"], at_most=1.3)
 
 
 def spill(scale: float, place: Path) -> None:
@@ -395,9 +415,11 @@ def spill(scale: float, place: Path) -> None:
     started = time.perf_counter()
     found = ours(shape, place)()
     del os.environ["FEATURESTORE_DUCKDB_MEMORY_LIMIT"]
+    seconds = time.perf_counter() - started
+    add_figure(shape, "time in a quarter of the memory", seconds, "s")
     print(
         f"wide with memory_limit {limit} of {size // 2**20} MiB: {found.num_rows:,} rows "
-        f"in {time.perf_counter() - started:.1f} s",
+        f"in {seconds:.1f} s",
         flush=True,
     )
 
@@ -502,6 +524,10 @@ def feast(shape: Shape, place: Path, environment: Path) -> None:
             f"more than {PATIENCE / trials / seconds:.0f} times a run",
             flush=True,
         )
+        ratio = PATIENCE / trials / seconds
+        add_figure(
+            shape, "Feast / ours", ratio, at_least=FEAST_TARGETS[shape.name], is_lower_bound=True
+        )
         return
     if done.returncode:
         print(f"{shape.name:10} Feast failed: {done.stderr.strip().splitlines()[-1]}", flush=True)
@@ -519,6 +545,7 @@ def feast(shape: Shape, place: Path, environment: Path) -> None:
         f"{found.num_rows:,} of {table.num_rows:,} rows, {equal}",
         flush=True,
     )
+    add_figure(shape, "Feast / ours", theirs / seconds, at_least=FEAST_TARGETS[shape.name])
 
 
 # -- Spark ----------------------------------------------------------------------------------
@@ -560,6 +587,15 @@ def spark(shape: Shape, place: Path, *, slow_peer: bool) -> None:
         f"{'' if finished else ' and then stopped'}, it takes {'' if finished else 'more than '}"
         f"{times:.2f} times ours ({'>= 10' if slow_peer else '>= 1'}), of processor time {work:.2f}",
         flush=True,
+    )
+    add_figure(shape, "Spark", taken["ours"], "s")
+    add_figure(
+        shape,
+        "range join / Spark",
+        times,
+        processor=work,
+        at_least=10.0 if slow_peer else 1.0,
+        is_lower_bound=not finished,
     )
 
 
@@ -661,11 +697,12 @@ def main() -> None:
                 continue
             speed(shape, own, peers=arguments.peers)
             if arguments.memory:
-                memory(name, own)
+                memory(shape, own)
             if arguments.memory and name == "wide":
                 spill(scale, own)
             if arguments.feast is not None and name in ("wide", "dense"):
                 feast(shape, own, Path(arguments.feast or place / "feast-environment"))
+    REPORT.save(quick=arguments.quick)
 
 
 class Place:

@@ -13,7 +13,6 @@ machine disturb less.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import shutil
@@ -28,6 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from report import COMPARISONS, Report
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
@@ -36,6 +37,11 @@ import pyarrow as pa
 
 BATCH = 1024
 ROUNDS = 5
+REPORT = Report(
+    "read",
+    "Batches of 1,024 rows as TensorFlow tensors, beside `TFRecordDataset` with `parse_example` and "
+    "petastorm's `make_batch_reader`.",
+)
 
 # Makes ready what is not measured; returns a number of rows and what reads them and says when the
 # last one came.
@@ -127,12 +133,15 @@ def show(
     title: str,
     found: Mapping[str, Mapping[str, float]],
     ratios: Mapping[str, tuple[str, str, float]],
+    *,
+    size: str,
 ) -> None:
     print(f"\n{title}")
     for name, each in found.items():
         print(
             f"  {name:52}{each['rows/s']:12,.0f} rows/s {each['ns/row']:8.0f} ns of processor a row"
         )
+
     for text, (ours, theirs, target) in ratios.items():
         if ours in found and theirs in found:
             speed = found[ours]["rows/s"] / found[theirs]["rows/s"]
@@ -141,6 +150,8 @@ def show(
             print(
                 f"  {text}: {speed:.1f}x rows/s, {cost:.1f}x by processor time; target {target}x: {verdict}"
             )
+            rates = found[ours]["rows/s"], found[theirs]["rows/s"]
+            REPORT.compare(f"{size}: {text}", *rates, "rows/s", processor=cost, at_least=target)
 
 
 # -- contestants -----------------------------------------------------------------------------------------------------
@@ -256,8 +267,7 @@ def petastorm(td: Any, *, shuffle: bool) -> Start:
 # -- sections --------------------------------------------------------------------------------------------------------
 
 
-def tables(folder: Path, rows: int, rounds: int, widths: list[int]) -> dict[str, Any]:
-    results = {}
+def tables(folder: Path, rows: int, rounds: int, widths: list[int]) -> None:
     for columns in widths:
         some = rows if columns == 25 else rows // 2
         td = make(folder, some, columns, "tfrecord")
@@ -279,20 +289,27 @@ def tables(folder: Path, rows: int, rounds: int, widths: list[int]) -> dict[str,
         one, two = "parse_example, one file after the other", "parse_example, two files at once"
         best = max((one, two), key=lambda name: found[name]["rows/s"])
         ratios = {
-            "to parse_example at its best": ("ours", best, 5.0),
-            "shuffled, to shuffle(65536)": ("ours, shuffled", "parse_example, shuffle(65536)", 4.0),
-            "to the ceiling": ("ours", "memory map of columns (ceiling)", 0.5),
+            "in order, beside parse_example": ("ours", best, 5.0),
+            "shuffled, beside shuffle(65536)": (
+                "ours, shuffled",
+                "parse_example, shuffle(65536)",
+                4.0,
+            ),
+            "in order, beside a memory map of decoded columns": (
+                "ours",
+                "memory map of columns (ceiling)",
+                0.5,
+            ),
         }
         show(
             f"{some:,} rows of {columns} columns, {td.manifest.layout['record_bytes']} bytes a record",
             found,
             ratios,
+            size=f"{some:,} x {columns}",
         )
-        results[str(columns)] = found
-    return results
 
 
-def against_petastorm(folder: Path, rows: int, rounds: int) -> dict[str, Any]:
+def against_petastorm(folder: Path, rows: int, rounds: int) -> None:
     records = make(folder / "petastorm", rows, 25, "tfrecord")
     files = make(folder / "petastorm", rows, 25, "petastorm")
     found = race(
@@ -307,15 +324,19 @@ def against_petastorm(folder: Path, rows: int, rounds: int) -> dict[str, Any]:
         rounds=rounds,
     )
     ratios = {
-        "to petastorm": ("ours on TFRecord", "petastorm, unbatch().batch(1024)", 20.0),
-        "rows shuffled, to row groups shuffled": (
+        "in order, beside petastorm": (
+            "ours on TFRecord",
+            "petastorm, unbatch().batch(1024)",
+            20.0,
+        ),
+        "rows shuffled, beside row groups shuffled by petastorm": (
             "ours on TFRecord, shuffled",
             "petastorm, row groups shuffled",
             20.0,
         ),
     }
-    show(f"{rows:,} rows of 25 columns", found, ratios)
-    return found
+    title = f"{rows:,} rows of 25 columns"
+    show(title, found, ratios, size=f"{rows:,} x 25")
 
 
 WORKER = """
@@ -338,7 +359,7 @@ print(rows / elapsed, rows / used, flush=True)
 """
 
 
-def workers(folder: Path, rows: int, rounds: int) -> dict[str, Any]:
+def workers(folder: Path, rows: int, rounds: int) -> None:
     """Rows/s of one worker on one core, and of two workers on a core each, over eight epochs of one dataset."""
     td = make(folder / "workers", rows, 25, "tfrecord")
     cores = sorted(os.sched_getaffinity(0))[:2]
@@ -400,7 +421,9 @@ def workers(folder: Path, rows: int, rounds: int) -> dict[str, Any]:
             f"  {name:40}{found[name]['rows/s']:12,.0f} rows/s, factor {factor:.2f}, {cost:.2f} by processor time; "
             f"target 1.8: {verdict}"
         )
-    return found
+        rates = found[name]["rows/s"], found[one]["rows/s"]
+        row = f"{rows:,} x 25: {name}, beside one worker"
+        REPORT.compare(row, *rates, "rows/s", processor=cost, at_least=1.8)
 
 
 def first_batch(reader: Any, step: int) -> float:
@@ -412,7 +435,7 @@ def first_batch(reader: Any, step: int) -> float:
     return elapsed
 
 
-def starts(folder: Path, rows: int, rounds: int) -> dict[str, Any]:
+def starts(folder: Path, rows: int, rounds: int) -> None:
     """Seconds to the first batch at the beginning and at 90 % of an epoch."""
     td = make(folder / "starts", rows, 25, "tfrecord")
     reader = td.reader("train", global_batch_size=BATCH)
@@ -426,10 +449,11 @@ def starts(folder: Path, rows: int, rounds: int) -> dict[str, Any]:
     print(
         f"  factor {end / begin:.2f}; target at most 1.2: {'reached' if end / begin <= 1.2 else 'missed'}"
     )
-    return {"step 0": begin, "90 %": end}
+    row = f"{rows:,} x 25: first batch at 90 % of an epoch, beside at its begin"
+    REPORT.compare(row, end * 1e3, begin * 1e3, "ms", at_most=1.2)
 
 
-def shards(folder: Path, rounds: int) -> dict[str, Any]:
+def shards(folder: Path, rounds: int) -> None:
     """Seconds from opening to the first batch, with 10 shards and with 10,000."""
     from featurestore.storage import files
     from featurestore.training import TrainingDataset
@@ -467,10 +491,11 @@ def shards(folder: Path, rounds: int) -> dict[str, Any]:
         + ", ".join(f"{name} {value:.2f} s" for name, value in found.items())
     )
     print(f"  {more:.2f} s more; target under 1 s: {'reached' if more < 1 else 'missed'}")
-    return found
+    row = "opening 10,000 shards, less the time of 10 shards"
+    REPORT.add(COMPARISONS, row, "ours", more, "s", at_most=1)
 
 
-def mixing(rows: int) -> dict[str, Any]:
+def mixing(rows: int) -> None:
     """How well windows mix, beside a full shuffle.
 
     Labels as the hash deals them, and sorted, the worst case.
@@ -478,7 +503,6 @@ def mixing(rows: int) -> dict[str, Any]:
     from featurestore.readers.order import ReaderOrder
 
     random = np.random.default_rng(0)
-    results: dict[str, Any] = {}
     print(f"\nMixing of {rows:,} rows, global batch {BATCH}, 64 lanes, blocks of 1,024 rows")
     print(
         "  window      neighbours kept   in one batch again   spread of labels, 1 is a full shuffle: hashed   sorted"
@@ -500,9 +524,7 @@ def mixing(rows: int) -> dict[str, Any]:
         kept = float(np.mean(np.abs(np.diff(first.reshape(-1))) == 1))
         again = together_again(first, second, rows)
         wide = {kind: spread(first, values) / full[kind] for kind, values in labels.items()}
-        results[name] = {"neighbours": kept, "again": again, "spread": wide}
         print(f"  {name:12}{kept:15.5%}{again:21.3%}{wide['hashed']:49.2f}{wide['sorted']:9.2f}")
-    return results
 
 
 def spread(batches: Any, labels: Any) -> float:
@@ -533,12 +555,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", default="tables,petastorm,workers,starts,shards,mixing")
     parser.add_argument("--columns", default="25,200", help="of the tables")
-    parser.add_argument("--json", help="write the figures to this file")
+
     asked = parser.parse_args()
     rows, rounds = (asked.rows // 10, 1) if asked.quick else (asked.rows, asked.rounds)
     warnings.simplefilter("ignore")
     folder = Path(tempfile.mkdtemp(prefix="featurestore-read-"))
-    sections: dict[str, Callable[[], Any]] = {
+    sections: dict[str, Callable[[], None]] = {
         "tables": lambda: tables(folder, rows, rounds, list(map(int, asked.columns.split(",")))),
         "petastorm": lambda: against_petastorm(folder, rows, rounds),
         "workers": lambda: workers(folder, rows, rounds),
@@ -547,11 +569,11 @@ def main() -> None:
         "mixing": lambda: mixing(rows),
     }
     try:
-        found = {name: sections[name]() for name in asked.only.split(",")}
+        for name in asked.only.split(","):
+            sections[name]()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(found, indent=2))
+    REPORT.save(quick=asked.quick)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from report import Report
 
 import featurestore
 
@@ -33,6 +34,7 @@ NAMES = [f"f{index}" for index in range(10)]
 HOUR = 3_600_000_000
 START = 400_000 * HOUR
 GOAL = 0.5
+REPORT = Report("remote", "`get_features` to pandas over the loopback.")
 
 
 def main() -> int:
@@ -45,7 +47,9 @@ def main() -> int:
         location = str(Path(place) / "store")
         labels = fill(location, rows)
         with served(location) as (address, server):
-            return compare(location, address, server, labels, options.rounds)
+            missed = compare(location, address, server, labels, options.rounds)
+    REPORT.save(quick=options.quick)
+    return missed
 
 
 def fill(location: str, rows: int) -> pa.Table:
@@ -132,6 +136,9 @@ def compare(
     by_processor = statistics.median(busy["local"]) / statistics.median(busy["through the server"])
     print(f"ratio of rows/s: {ratio:.2f} (goal {GOAL}), by processor time: {by_processor:.2f}")
     print(f"most memory of the server: {memory(server):,.0f} MB; the rows are equal")
+    row = f"`get_features`, {len(labels):,} labels x 10, through the server, beside local"
+    served_rate, local_rate = rates["through the server"], rates["local"]
+    REPORT.compare(row, served_rate, local_rate, "rows/s", processor=by_processor, at_least=GOAL)
     return int(max(ratio, by_processor) < GOAL)
 
 

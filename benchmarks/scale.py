@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from report import Report
 
 MILLION = 1_000_000
 FEATURES, MORE, LABEL_SHARE = 10, 12, 5
@@ -44,6 +45,11 @@ START = 1_546_300_800_000_000
 BATCH = 100_000
 TIME = pa.timestamp("us", tz="UTC")
 WORKS = ("group", "labels", "join", "export")
+REPORT = Report(
+    "scale",
+    "A group of R rows x 10 doubles, R / 5 labels, their join and its TFRecord export with "
+    "statistics and checks, in 6 GiB; nanoseconds of processor time per row of R.",
+)
 
 
 def features(rows: int) -> pa.RecordBatchReader:
@@ -215,7 +221,14 @@ def report(engine: str, sizes: list[int], memory: float) -> bool:
             f"{sizes[1]:,}: {small[name][0]:.1f} s, {costs[1]:.0f} ns; "
             f"ratio {ratio:.2f} (limit {ROW_LIMIT}){missed}"
         )
+        titles = [f"{engine}, {size / MILLION:,g} M rows" for size in sizes]
+        REPORT.add("step", name, f"{titles[0]}, time", large[name][0], "s")
+        for title, cost in zip(titles, costs, strict=True):
+            REPORT.add("step", name, title, cost, "ns")
+        REPORT.add("step", name, f"{engine}, ratio", ratio, at_most=ROW_LIMIT)
     within = large["peak"] <= memory
+    for title, peak in zip(titles, (large["peak"], small["peak"]), strict=True):
+        REPORT.add("step", f"peak memory, at most {memory:g} GiB", title, peak, "GiB")
     print(
         f"  peak {large['peak']:.2f} GiB and {small['peak']:.2f} GiB "
         f"(limit {memory:g}){'' if within else '  MISSED'}",
@@ -241,7 +254,9 @@ def main() -> None:
     if arguments.quick:
         rows = MILLION // 10
     engine = "spark" if arguments.spark else "duckdb"
-    if not report(engine, [rows, rows // arguments.parts], arguments.memory):
+    is_within_limits = report(engine, [rows, rows // arguments.parts], arguments.memory)
+    REPORT.save(quick=arguments.quick)
+    if not is_within_limits:
         raise SystemExit(1)
 
 

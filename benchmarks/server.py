@@ -32,6 +32,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
+from report import COMPARISONS, Report
 
 import featurestore
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -41,6 +42,11 @@ from featurestore.store import FeatureStore
 TRIALS = 5
 TICKS = os.sysconf("SC_CLK_TCK")
 MIB = 1 << 20
+REPORT = Report(
+    "server",
+    "Pages among 10,000 groups of 100 features; then 50 page clients and 8 Arrow streams, and a "
+    "client killed in its stream.",
+)
 ADDRESSES = ["/", "/groups", "/groups/wide/1", "/lineage", "/search?q=x1", "/api/v1/store"]
 ADDRESSES += ["/api/v1/featuregroups", "/api/v1/featuregroups/wide/1", "/api/v1/features"]
 STREAM = """
@@ -58,9 +64,14 @@ class Figures:
 
     missed: list[str] = field(default_factory=list)
 
-    def report(self, what: str, value: float, unit: str, most: float | None = None) -> None:
+    def report(
+        self, what: str, value: float, unit: str, most: float | None = None, *, store: bool = True
+    ) -> None:
+        """Print a figure and note a missed limit; store figures with a limit and of memory."""
         limit = "" if most is None else f"  (limit {most:,g})"
         print(f"{what:<58} {value:>12,.1f} {unit}{limit}", flush=True)
+        if store and (most is not None or unit == "MiB"):
+            REPORT.add(COMPARISONS, what, "ours", value, unit, at_most=most)
         if most is not None and value > most:
             self.missed.append(what)
 
@@ -129,7 +140,7 @@ def pages(location: str, options: argparse.Namespace, figures: Figures) -> None:
 
 def ask_pages(location: str, figures: Figures) -> None:
     with serving(location) as server:
-        connection = server.connection()
+        connection, medians = server.connection(), []
         for text in ("f17_of_group_0042", "group_99", "pressure", "nothing has this"):
             address = f"/search?q={quote(text)}"
             taken = []
@@ -140,9 +151,11 @@ def ask_pages(location: str, figures: Figures) -> None:
                 taken.append(time.perf_counter() - begun)
                 assert status == 200
             median = 1000 * statistics.median(taken)
-            figures.report(f"search for {text!r}, median", median, "ms", 200)
+            figures.report(f"search for {text!r}, median", median, "ms", 200, store=False)
+            medians.append(median)
             worked = 1000 * (server.processor_seconds() - worked) / TRIALS
             figures.report("  its processor time", worked, "ms")
+        REPORT.add(COMPARISONS, "searches, medians", "ours", medians, "ms", at_most=200)
         first = []
         worked = server.processor_seconds()
         for _ in range(TRIALS):
@@ -306,6 +319,7 @@ def main() -> int:
         if part.__name__ in options.only:
             with tempfile.TemporaryDirectory(prefix="server-") as folder:
                 part(os.path.join(folder, "store"), options, figures)
+    REPORT.save(quick=options.quick)
     for each in figures.missed:
         print(f"missed: {each}")
     return 1 if figures.missed else 0

@@ -26,9 +26,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from report import Report
 
 ROWS, TRIALS = 200_000, 3
 LABEL_LIMIT, STATISTICS_LIMIT, TEXT_LIMIT = 1.05, 1.5, 3.0
+TEXTS = ("categories", "texts", "narrow")
 IMAGE_BYTES, IMAGE_RATIO, IMAGE_SPEED = 1000, 6.0, 400e6
 WORKS = (
     "group",
@@ -121,6 +123,22 @@ SHAPES: dict[str, Callable[[np.random.Generator, int], dict[str, pa.Array]]] = {
     "floats": floats,
 }
 LABELED = ("doubles", "regression")
+TITLES = {
+    "doubles": "25 doubles",
+    "regression": "25 doubles, label a double",
+    "categories": "10 texts of 20 values",
+    "texts": "10 texts, all different",
+    "embedding": "embedding of 128 floats",
+    "nulls": "25 doubles, 30 % null",
+    "narrow": "12 booleans, 13 int8",
+    "decimals": "5 decimals",
+    "images": "1,000 bytes (an image)",
+    "floats": "300 floats",
+}
+REPORT = Report(
+    "shapes",
+    "200,000 rows; time / `pyarrow.parquet.write_table`, and the time with statistics / without.",
+)
 
 
 class Cost(NamedTuple):
@@ -232,15 +250,26 @@ def report(name: str, shape: Shape, costs: dict[str, Cost]) -> None:
     cells = [costs[work].ratio(plain) for work in WORKS]
     print(f"| {name} | {plain.clock:.2f} | {' | '.join(cells)} |", flush=True)
     missed = []
+    row = f"{TITLES[name]}, {shape.table.num_rows:,} rows"
+    REPORT.add("shape", row, "pyarrow", plain.clock, "s")
     for work in WORKS[::2]:
+        ratio, by_processor = (
+            ours / theirs for ours, theirs in zip(costs[work], plain, strict=True)
+        )
+        limit = None
+        if work != "group":
+            limit = {"images": IMAGE_RATIO, **dict.fromkeys(TEXTS, TEXT_LIMIT)}.get(name)
+        REPORT.add("shape", row, work, ratio, processor=by_processor, at_most=limit)
         more = costs[f"{work}, statistics"]
         clock = more.clock / costs[work].clock
         processor = more.processor / costs[work].processor
+        column = f"{work}, statistics"
+        REPORT.add("shape", row, column, clock, processor=processor, at_most=STATISTICS_LIMIT)
         if clock > STATISTICS_LIMIT:
             missed.append(f"{work} {clock:.2f} ({processor:.2f})")
     if missed:
         print(f"    statistics cost more than {STATISTICS_LIMIT}: {', '.join(missed)}")
-    if name in ("categories", "texts", "narrow"):
+    if name in TEXTS:
         for work in ("tfrecord", "parquet"):
             if costs[work].clock > TEXT_LIMIT * plain.clock:
                 print(f"    {work} takes more than {TEXT_LIMIT} times of the plain write")
@@ -271,6 +300,7 @@ def main() -> None:
         with opened(name, rows) as shape:
             measured[name] = measure(shape, trials)
             report(name, shape, measured[name])
+    REPORT.save(quick=arguments.quick)
     if set(LABELED) <= set(measured):
         for work in ("tfrecord", "parquet"):
             binary, continuous = (measured[name][work] for name in LABELED)

@@ -26,10 +26,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from report import COMPARISONS, Report
+
 import featurestore
 
 LIMIT = 0.8
 TRIALS = 5
+REPORT = Report(
+    "sources",
+    "A Postgres server on the same machine; `far` is a view that waits 50 ms per 1,000 rows.",
+)
 MAKE = """
     create table readings as
     select n::bigint as id, 'sensor ' || n % 1000 as sensor,
@@ -142,6 +148,8 @@ def by_tasks(url: str, rows: int, jar: str, folder: str) -> None:
                 snapshot.close()
             rate = rows / statistics.median(taken)
             print(f"{table:8} {cores} tasks at once: {rate:12,.0f} rows/s", flush=True)
+            row = f"{rows:,} rows x 10 of `{table}` by JDBC on Spark, {cores} tasks at once"
+            REPORT.add(COMPARISONS, row, "ours", rate, "rows/s")
         spark.stop()
 
 
@@ -160,6 +168,7 @@ def main() -> int:
         table = "readings" if given.wait is None else "far"
         if given.spark:
             by_tasks(url, rows, given.jar, folder)
+            REPORT.save(quick=given.quick)
             return 0
         store = featurestore.connect(Path(folder) / "store", engine="duckdb")
         store.add_source("plant", url)
@@ -182,9 +191,14 @@ def main() -> int:
         busy = statistics.median([each[1] for each in found])
         medians[name] = seconds
         print(f"{name:14} {rows / seconds:12,.0f} rows/s   {busy:6.2f} s of processor time")
+
     ratio = medians["driver alone"] / medians["into a group"]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"ratio {ratio:.2f} (limit {LIMIT}), peak memory {peak:,.0f} MiB")
+    row = f"{rows:,} rows x 10 of `{table}` into a group, beside the ADBC driver alone"
+    driver_rate, group_rate = (rows / medians[name] for name in works)
+    REPORT.compare(row, group_rate, driver_rate, "rows/s", at_least=LIMIT)
+    REPORT.save(quick=given.quick)
     return 0 if ratio >= LIMIT else 1
 
 

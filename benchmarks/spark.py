@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from export import table
+from report import Report
 
 import featurestore
 
@@ -40,6 +41,12 @@ FORMATS = {"tfrecord": 1.0, "parquet": 1.1, "petastorm": 1.1}
 STATISTICS_LIMIT = 1.4
 GROUP_LIMITS = (1.3, 2.5)
 TFRECORD_SOURCE = "by hand, tfrecord"
+REPORT = Report(
+    "spark",
+    "Exports beside the same Delta table, `repartitionByRange` by a hash, `sortWithinPartitions` "
+    "and `write.parquet` in 8 shards; groups beside plain Delta, validation on. `local[2]` or a "
+    "standalone cluster, processor time of all processes.",
+)
 
 
 class Cost(NamedTuple):
@@ -184,15 +191,23 @@ def export(rows: int, columns: int, trials: int, *, tfrecord_source: bool) -> No
         spark.close()
     hand = costs["by hand"]
     print(f"\n{rows:,} rows x {columns} columns, the plan by hand {hand.clock:.1f} s")
+    master = os.environ["FEATURESTORE_SPARK_MASTER"]
+    column = f"{rows:,} x {columns}" + ("" if master.startswith("local") else ", cluster")
+    REPORT.add("export", "by hand", column, hand.clock, "s")
     for kind, limit in FORMATS.items():
         print(f"  {kind:<22} {_ratio(costs[kind], hand)} of it (limit {limit})")
+        _add_ratio("export", f"{kind} / by hand", column, costs[kind], hand, at_most=limit)
     for kind in FORMATS:
         label = f"{kind}, statistics"
         more = _ratio(costs[label], costs[kind])
         print(f"  {label:<22} {more} of {kind} without (limit {STATISTICS_LIMIT})")
+        row = f"{kind}, statistics / without"
+        _add_ratio("export", row, column, costs[label], costs[kind], at_most=STATISTICS_LIMIT)
     if tfrecord_source:
         print(f"  tfrecord               {_ratio(costs['tfrecord'], costs[TFRECORD_SOURCE])} of")
         print(f"    the plan by hand with the data source, {costs[TFRECORD_SOURCE].clock:.1f} s")
+        row, peer = "tfrecord / `spark-tfrecord`", costs[TFRECORD_SOURCE]
+        _add_ratio("export", row, column, costs["tfrecord"], peer, at_most=1.0)
 
 
 def groups(rows: int, trials: int) -> None:
@@ -225,9 +240,16 @@ def groups(rows: int, trials: int) -> None:
         for kind in ("create", "append", "upsert"):
             plain = costs[kind]
             print(f"  {kind}: plain Delta {plain.clock:.1f} s", end="")
+            title, row = (
+                f"group of {rows:,} x 10",
+                f"{kind} of {rows if kind == 'create' else part:,}",
+            )
+            REPORT.add(title, row, "plain Delta", plain.clock, "s")
             for label, limit in zip(("without", "with"), GROUP_LIMITS, strict=True):
                 ratio = _ratio(costs[f"{kind} {label}"], plain)
                 print(f", {label} statistics {ratio}, limit {limit}", end="")
+                column = f"{label} statistics / plain Delta"
+                _add_ratio(title, row, column, costs[f"{kind} {label}"], plain, at_most=limit)
             print()
     finally:
         spark.close()
@@ -262,13 +284,29 @@ def small(trials: int) -> None:
                 f"\nfirst get_features of a store of 10,000 rows, {name}: {taken.clock:.1f} s "
                 f"({taken.processor:.1f} of processors)"
             )
+            row, limit = f"first get_features, {name}", 2.0 if name == "warm session" else None
+            REPORT.add(
+                "group of 10,000 rows", row, "time", taken.clock, "s", processor=taken.processor,
+                at_most=limit,
+            )  # fmt: skip
             spark.reopen()
         costs = measured(works, trials)
         for name, work in works.items():
             jobs = jobs_of(spark.session, work)
             print(f"  {name}: {costs[name].clock:.2f} s, {costs[name].processor:.2f}, {jobs} jobs")
+            title, row = "group of 10,000 rows", f"{name}, 100 rows"
+            cost, limit = costs[name], None if name == "get_features" else 1.5
+            REPORT.add(title, row, "time", cost.clock, "s", processor=cost.processor, at_most=limit)
+            REPORT.add(title, row, "jobs", jobs)
     finally:
         spark.close()
+
+
+def _add_ratio(
+    table: str, row: str, column: str, cost: Cost, peer: Cost, *, at_most: float
+) -> None:
+    ratio, by_processor = cost.clock / peer.clock, cost.processor / peer.processor
+    REPORT.add(table, row, column, ratio, processor=by_processor, at_most=at_most)
 
 
 def jobs_of(session: Any, work: Callable[[], object]) -> int:
@@ -363,6 +401,7 @@ def main() -> None:
         if arguments.cluster:
             start_cluster(stack)
         run(arguments.only, rows, trials, tfrecord_source=source)
+    REPORT.save(quick=arguments.quick)
 
 
 def run(parts: Sequence[str], rows: int, trials: int, *, tfrecord_source: bool) -> None:

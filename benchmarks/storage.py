@@ -1,12 +1,12 @@
-"""A store on a disk and the same store on S3 and HDFS (loopback): ratios, requests per operation.
+"""The same store on a disk, on S3 and on HDFS (loopback): times and requests per operation.
 
-Also a training dataset of random-access TFRecord: export, epochs by ranges and through a cache, and
-the requests of a first batch, for each lane.
+It also exports a training dataset of random-access TFRecord, reads epochs by ranges and through a
+cache, and counts the requests of the first batch per lane.
 
-The servers are those of the tests (``scripts/object-server``, ``tests/hdfs_server.py``, the HDFS as
-it is by default), so the times are those of a network without length; requests tell more. Of S3 a
-proxy counts them, of HDFS the client's calls are counted; for each operation on a group of 5
-commits and on one of 55, since they must not grow with commits.
+The servers are those of the tests (``scripts/object-server``, ``tests/hdfs_server.py``) on the
+loopback, which has no latency; the number of requests shows more than the times. A proxy counts the
+requests to S3, a wrapper the calls of the HDFS client. Both are counted on a group of 5 commits and
+on one of 55, since they must not grow with the commits.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from report import Report
 
 import featurestore
 from featurestore.storage import files
@@ -40,6 +41,12 @@ from tests.object_server import options_for, serving
 from tests.storage.faulty_proxy import faulty
 
 Operation = Callable[[FeatureStore, int], object]
+EPOCH_TARGET = 0.6
+REPORT = Report(
+    "storage",
+    "A store on disk, S3 (versitygw) and HDFS on the loopback; 100,000 rows per commit, requests "
+    "of commits of 1,000 rows.",
+)
 
 
 def frame(first: int, rows: int) -> pd.DataFrame:
@@ -62,8 +69,8 @@ def operations(rows: int) -> dict[str, Operation]:
     }
 
 
-def new_store(location: str, folder: Path, *, rows: int, **given: object) -> FeatureStore:
-    store = featurestore.connect(location, registry=f"sqlite:///{folder}.db", **given)  # type: ignore[arg-type]
+def new_store(location: str, folder: Path, *, rows: int, **options: object) -> FeatureStore:
+    store = featurestore.connect(location, registry=f"sqlite:///{folder}.db", **options)  # type: ignore[arg-type]
     store.create_featuregroup(frame(0, rows), "g", primary_key="id")
     for turn in range(4):
         store.insert_into_featuregroup(frame((turn + 1) * rows, rows), "g")
@@ -72,21 +79,24 @@ def new_store(location: str, folder: Path, *, rows: int, **given: object) -> Fea
 
 def measure(stores: dict[str, FeatureStore], rows: int, repeats: int) -> None:
     title = f"{'operation':22} {'disk, ms':>9}"
-    for place in list(stores)[1:]:
-        title += f" {place + ', ms':>9} {'times':>6}"
+    for storage_name in list(stores)[1:]:
+        title += f" {storage_name + ', ms':>9} {'times':>6}"
     print(title)
     for name, operation in operations(rows).items():
-        seconds: dict[str, list[float]] = {place: [] for place in stores}
+        seconds: dict[str, list[float]] = {storage_name: [] for storage_name in stores}
         for turn in range(repeats):
-            for place, store in stores.items():
-                begun = time.perf_counter()
+            for storage_name, store in stores.items():
+                start = time.perf_counter()
                 operation(store, turn)
-                seconds[place].append(time.perf_counter() - begun)
+                seconds[storage_name].append(time.perf_counter() - start)
         disk = 1000 * statistics.median(seconds.pop("disk"))
         line = f"{name:22} {disk:9.1f}"
-        for found in seconds.values():
-            there = 1000 * statistics.median(found)
-            line += f" {there:9.1f} {there / disk:6.2f}"
+        REPORT.add("operation", name, "disk", disk, "ms")
+        for storage_name, times in seconds.items():
+            median_ms = 1000 * statistics.median(times)
+            line += f" {median_ms:9.1f} {median_ms / disk:6.2f}"
+            REPORT.add("operation", name, storage_name, median_ms, "ms")
+            REPORT.add("operation", name, f"{storage_name} / disk", median_ms / disk)
         print(line)
     frames = []
     for store in stores.values():
@@ -98,7 +108,7 @@ def measure(stores: dict[str, FeatureStore], rows: int, repeats: int) -> None:
 
 
 def count_requests(
-    store: FeatureStore, place: str, requests: Counter[str], *, rows: int, commits: int
+    store: FeatureStore, storage_name: str, requests: Counter[str], *, rows: int, commits: int
 ) -> None:
     before: dict[str, str] = {}
     for turn in range(2):
@@ -111,19 +121,21 @@ def count_requests(
                 before[name] = f"{requests.total():4} ({shown})"
             else:
                 print(f"{name:22} {before[name]:38} {requests.total():4} ({shown})")
+                column = f"{storage_name.lower()} requests"
+                REPORT.add("operation", name, column, requests.total())
         if turn == 0:
             for number in range(commits):
                 store.insert_into_featuregroup(frame((number + 100) * rows, rows), "g")
             store.compact_featuregroup("g")
-            title = f"requests, {place}"
+            title = f"requests, {storage_name}"
             print(f"\n{title:22} {'few commits':38} {commits} commits more, compacted")
 
 
 def count_of_s3(port: int, bucket: str, folder: Path, *, rows: int, commits: int) -> None:
     with faulty(port, rate=0.0) as (proxy, endpoint):
         options = options_for(endpoint)
-        place = f"{bucket}/counted"
-        store = new_store(place, folder / "counted", rows=rows, storage_options=options)
+        location = f"{bucket}/counted"
+        store = new_store(location, folder / "counted", rows=rows, storage_options=options)
         count_requests(store, "S3", proxy.requests, rows=rows, commits=commits)
         store.close()
 
@@ -135,9 +147,9 @@ def count_of_hdfs(root: str, folder: Path, *, rows: int, commits: int) -> None:
     for name in ("create", "rename", "read", "get_file_info", "list_status", "delete"):
         call = getattr(storage._client, name)
 
-        def counted(*given: Any, _name: str = name, _call: Any = call, **named: Any) -> Any:
+        def counted(*arguments: Any, _name: str = name, _call: Any = call, **keywords: Any) -> Any:
             requests[_name] += 1
-            return _call(*given, **named)
+            return _call(*arguments, **keywords)
 
         setattr(storage._client, name, counted)
     store = new_store(f"{root}/counted", folder / "counted-hdfs", rows=rows)
@@ -148,59 +160,68 @@ def count_of_hdfs(root: str, folder: Path, *, rows: int, commits: int) -> None:
 def measure_listing(stores: dict[str, FeatureStore], *, count: int) -> None:
     """List a folder of so many shards; the objects are empty, since a list does not see more."""
     print(f"\n{'objects listed':22} {'ms':>9}")
-    for place, store in stores.items():
+    for storage_name, store in stores.items():
         folder = f"{store.location}/listed"
         with ThreadPoolExecutor(8) as pool:
             paths = [f"{folder}/part-{number:05d}" for number in range(count)]
             list(pool.map(storage_for(folder).replace, paths, repeat(b"")))
-        begun = time.perf_counter()
-        found = sum(1 for _ in files.statuses_below(folder))
-        print(f"{count:,} {place:15} {1000 * (time.perf_counter() - begun):9.1f}")
-        assert found == count
+        start = time.perf_counter()
+        listed_count = sum(1 for _ in files.statuses_below(folder))
+        milliseconds = 1000 * (time.perf_counter() - start)
+        print(f"{count:,} {storage_name:15} {milliseconds:9.1f}")
+        REPORT.add("operation", f"list of {count:,} objects", storage_name, milliseconds, "ms")
+        assert listed_count == count
 
 
 def measure_dataset(
     stores: dict[str, FeatureStore], folder: Path, *, rows: int, epochs: int
 ) -> TrainingDataset:
     """Return the dataset on S3."""
-    wide = np.random.default_rng(0).random((rows, 24))
-    data = pd.DataFrame(wide, columns=[f"x{column}" for column in range(24)])
+    values = np.random.default_rng(0).random((rows, 24))
+    data = pd.DataFrame(values, columns=[f"x{column}" for column in range(24)])
     data["id"], data["y"] = np.arange(rows), np.arange(rows) % 2
-    made: dict[str, TrainingDataset] = {}
+    datasets: dict[str, TrainingDataset] = {}
     print(f"\n{'dataset of 24 doubles':30} {'rows/s':>12} {'of disk':>8}")
     rates: dict[str, list[float]] = {}
-    for place, store in stores.items():
-        begun = time.perf_counter()
-        made[place] = store.create_training_dataset(data, "d", label="y", key="id")
-        rates[f"export {place}"] = [rows / (time.perf_counter() - begun)]
-        assert made["disk"].manifest.content_hash == made[place].manifest.content_hash
-    readers = {"epoch disk": made["disk"].reader("train", global_batch_size=1024)}
-    for place in list(stores)[1:]:
-        by_ranges = made[place].reader("train", global_batch_size=1024)
-        cache = folder / f"shards-{place}"
-        readers[f"epoch {place}, by ranges"] = by_ranges
-        readers[f"epoch {place}, cache"] = made[place].reader(
+    for storage_name, store in stores.items():
+        start = time.perf_counter()
+        datasets[storage_name] = store.create_training_dataset(data, "d", label="y", key="id")
+        rates[f"export {storage_name}"] = [rows / (time.perf_counter() - start)]
+        assert (
+            datasets["disk"].manifest.content_hash == datasets[storage_name].manifest.content_hash
+        )
+    readers = {"epoch disk": datasets["disk"].reader("train", global_batch_size=1024)}
+    for storage_name in list(stores)[1:]:
+        by_ranges = datasets[storage_name].reader("train", global_batch_size=1024)
+        cache = folder / f"shards-{storage_name}"
+        readers[f"epoch {storage_name}, by ranges"] = by_ranges
+        readers[f"epoch {storage_name}, cache"] = datasets[storage_name].reader(
             "train", global_batch_size=1024, cache=cache
         )
     for epoch in range(epochs + 1):  # the first fills the cache
         sums = []
         for name, reader in readers.items():
-            begun = time.perf_counter()
+            start = time.perf_counter()
             sums.append(sum(float(batch["x0"][7]) for batch in reader.batches(epoch)))
-            rate = rows / (time.perf_counter() - begun)
+            rate = rows / (time.perf_counter() - start)
             title = f"{name}, first" if epoch == 0 else name
             rates.setdefault(title, []).append(rate)
         assert len(set(sums)) == 1
-    for name, found in rates.items():
+    for name, rates_of_reader in rates.items():
         disk = rates[f"{name.split()[0]} disk{', first' if name.endswith('first') else ''}"]
-        rate = statistics.median(found)
-        print(f"{name:30} {rate:12,.0f} {rate / statistics.median(disk):8.2f}")
-    return made["s3"]
+        rate = statistics.median(rates_of_reader)
+        ratio = rate / statistics.median(disk)
+        print(f"{name:30} {rate:12,.0f} {ratio:8.2f}")
+        target = EPOCH_TARGET if name.startswith("epoch s3") else None
+        if "disk" not in name:
+            row = f"{name}, {rows:,} x 24, beside disk"
+            REPORT.compare(row, rate, statistics.median(disk), "rows/s", at_least=target)
+    return datasets["s3"]
 
 
-def count_of_dataset(made: TrainingDataset, folder: Path, port: int) -> None:
+def count_of_dataset(source: TrainingDataset, folder: Path, port: int) -> None:
     with faulty(port, rate=0.0) as (proxy, endpoint):
-        dataset = TrainingDataset.open(made.path, storage_options=options_for(endpoint))
+        dataset = TrainingDataset.open(source.path, storage_options=options_for(endpoint))
         reader = dataset.reader("train", global_batch_size=1024)
         for step in (0, reader.steps_per_epoch // 2):
             proxy.requests.clear()
@@ -211,9 +232,9 @@ def count_of_dataset(made: TrainingDataset, folder: Path, port: int) -> None:
             requests = proxy.requests.total()
             print(f"first batch at step {step}: {requests} requests, {requests / lanes:.1f} a lane")
         proxy.requests.clear()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         dataset.download(folder / "downloaded")
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
         print(f"download: {proxy.requests.total()} requests, {seconds:.1f} s through the proxy")
 
 
@@ -223,12 +244,12 @@ def main() -> None:
     quick = parser.parse_args().quick
     rows, repeats, commits = (2_000, 3, 10) if quick else (100_000, 5, 50)
     examples, epochs, listed = (50_000, 2, 1_000) if quick else (1_000_000, 5, 10_000)
-    with ExitStack() as opened:
-        folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+    with ExitStack() as resources:
+        folder = Path(resources.enter_context(tempfile.TemporaryDirectory()))
         for name in ("buckets", "hdfs"):
             (folder / name).mkdir()
-        server = opened.enter_context(serving(folder / "buckets"))
-        root = opened.enter_context(serving_hdfs(folder / "hdfs")).root
+        server = resources.enter_context(serving(folder / "buckets"))
+        root = resources.enter_context(serving_hdfs(folder / "hdfs")).root
         bucket = server.new_bucket("benchmark")
         options = server.options
         stores = {
@@ -245,6 +266,7 @@ def main() -> None:
         count_of_hdfs(root, folder, rows=1_000, commits=commits)
         for store in stores.values():
             store.close()
+    REPORT.save(quick=quick)
 
 
 if __name__ == "__main__":

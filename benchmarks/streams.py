@@ -23,6 +23,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
+from report import COMPARISONS, Report
 
 import featurestore
 
@@ -32,6 +33,10 @@ from tests.streams.topics import Broker, click
 
 PARTITIONS = 4
 LEAST, RATIO, READ_LIMIT = 50_000, 0.5, 2.0
+REPORT = Report(
+    "streams",
+    "One topic of four partitions, JSON of three columns, 100,000 records per micro-batch.",
+)
 STRUCTURE = '{"id":"BIGINT","user":"VARCHAR","at":"TIMESTAMPTZ"}'
 JOB = """
 import featurestore
@@ -112,6 +117,12 @@ def throughput(
         print(
             f"{label}: bare {one:,.0f} records/s, stream {two:,.0f}, ratio {two / one:.2f} (limit {RATIO})"
         )
+    (bare_rate, bare_by_processor), (our_rate, our_by_processor) = (
+        map(statistics.median, zip(*rates, strict=True)) for rates in (bare, ours)
+    )
+    row = f"stream of {args.records:,} records, beside a consumer that parses them"
+    ratio = our_by_processor / bare_by_processor
+    REPORT.compare(row, our_rate, bare_rate, "records/s", processor=ratio, at_least=RATIO)
     print(f"the stream's least is {LEAST:,} records/s of processor time")
 
 
@@ -145,6 +156,10 @@ def small_batches(
         f"read of the group {times['small'] * 1000:.1f} ms, compacted {times['whole'] * 1000:.1f} ms, "
         f"ratio {times['small'] / times['whole']:.2f} (limit {READ_LIMIT})"
     )
+    REPORT.add(COMPARISONS, f"{batches:,} micro-batches of {each} records", "ours", seconds, "s")
+    row = f"read after {batches:,} micro-batches, beside a compacted copy"
+    small, whole = (1000 * times[name] for name in ("small", "whole"))
+    REPORT.compare(row, small, whole, "ms", at_most=READ_LIMIT)
 
 
 def main() -> None:
@@ -170,6 +185,7 @@ def main() -> None:
             throughput(store, broker, folder, args)
             small_batches(store, broker, folder, args.batches)
             store.close()
+    REPORT.save(quick=args.quick)
 
 
 if __name__ == "__main__":

@@ -27,9 +27,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from report import COMPARISONS, Report
 
 BATCH, ROUNDS = 1024, 5
 NUMBERS = [f"n{index}" for index in range(10)]
+REPORT = Report("transformations", "Processor time per row.")
 _MIB = 1024 * 1024
 
 
@@ -107,6 +109,9 @@ def show(title: str, found: Mapping[str, Mapping[str, float]], first: str, rows:
             f"{each['processor'] / rows * 1e9:8,.0f} ns of processor a row  "
             f"{ratio[0]:.2f}x the time, {ratio[1]:.2f}x by processor"
         )
+        if each is not base:
+            ours, peer = (1e9 * one["processor"] / rows for one in (each, base))
+            REPORT.compare(f"{title}: {name}, beside without", ours, peer, "ns")
 
 
 def make(store: Any, rows: pa.Table, name: str, **options: Any) -> Any:
@@ -120,7 +125,7 @@ def epoch(dataset: Any, transformed: Any, names: list[str]) -> int:
     return sum(len(batch[names[0]]) for batch in reader.batches())
 
 
-def applying(store: Any, rows: pa.Table, rounds: int) -> dict[str, Any]:
+def applying(store: Any, rows: pa.Table, rounds: int) -> None:
     dataset = make(store, rows, "applied")
     sets = {"exact": dataset.fit(exact()), "counted": dataset.fit(counted())}
     texts = [*NUMBERS, "t0", "t1"]
@@ -132,10 +137,9 @@ def applying(store: Any, rows: pa.Table, rounds: int) -> dict[str, Any]:
     }
     found = race(contestants, rounds)
     show(f"applying, {rows.num_rows:,} rows shuffled", found, "numbers as stored", rows.num_rows)
-    return found
 
 
-def fitting(store: Any, rows: pa.Table, rounds: int) -> dict[str, Any]:
+def fitting(store: Any, rows: pa.Table, rounds: int) -> None:
     names = iter(range(1_000))
 
     def export(chains: Mapping[str, Any] | None) -> None:
@@ -148,7 +152,6 @@ def fitting(store: Any, rows: pa.Table, rounds: int) -> dict[str, Any]:
     }
     found = race(contestants, rounds)
     show(f"fitting, {rows.num_rows:,} rows", found, "export without transformations", rows.num_rows)
-    return found
 
 
 def pass_memory(rows: int, distinct: int) -> dict[str, float]:
@@ -182,25 +185,24 @@ def _resident() -> int:
     return pages * resource.getpagesize()
 
 
-def memory(quick: bool) -> list[dict[str, float]]:
+def memory(quick: bool) -> None:
     million = 100_000 if quick else 1_000_000
     shapes = [(million, 1_000), (8 * million, 1_000), (million, million), (4 * million, million)]
     print("\nmemory of the pass over a number and a text")
-    found = []
     for rows, distinct in shapes:
         words = [sys.executable, __file__, "--pass-memory", str(rows), str(distinct)]
         told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
         each = json.loads(told)
-        found.append(each)
         print(f"  {rows:12,} rows, {distinct:10,} different: {each['MiB']:8,.0f} MiB at most")
-    return found
+        row = f"fitting a number and a text, {rows:,} rows of {distinct:,} values"
+        REPORT.add(COMPARISONS, row, "peak", each["MiB"], "MiB")
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--quick", action="store_true")
     arguments.add_argument("--rows", type=int)
-    arguments.add_argument("--json", type=Path)
+
     arguments.add_argument("--pass-memory", type=int, nargs=2, help=argparse.SUPPRESS)
     given = arguments.parse_args()
     if given.pass_memory:
@@ -211,13 +213,10 @@ def main() -> None:
     rounds = 1 if given.quick else ROUNDS
     rows = rows_of(given.rows or (100_000 if given.quick else 500_000))
     with tempfile.TemporaryDirectory() as place, featurestore.connect(place) as store:
-        results = {
-            "applying": applying(store, rows, rounds),
-            "fitting": fitting(store, rows, rounds),
-            "memory": memory(given.quick),
-        }
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=2))
+        applying(store, rows, rounds)
+        fitting(store, rows, rounds)
+        memory(given.quick)
+    REPORT.save(quick=given.quick)
 
 
 if __name__ == "__main__":

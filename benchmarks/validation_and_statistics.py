@@ -29,12 +29,17 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from report import COMPARISONS, Report
 
 from featurestore.plugins.engine import Engine, Relation, find_engine
 from featurestore.statistics import count_statistics, finish, statistics_accumulator
 
 PARTS = ("statistics", "memory", "gate", "spark")
 BATCH = 65_536
+REPORT = Report(
+    "validation_and_statistics",
+    "Read from Parquet; Great Expectations has a frame in memory.",
+)
 
 
 def batch(rows: int, start: int) -> pa.Table:
@@ -137,6 +142,8 @@ def bench_statistics(rows: int, trials: int, folder: Path) -> None:
     print(
         f"  SUMMARIZE and pairwise corr in SQL: {summarize:.2f} s; ratio {mine / summarize:.2f} (limit 1.00)"
     )
+    row = f"statistics of {rows:,} rows x 20, beside `SUMMARIZE` and `corr` in DuckDB"
+    REPORT.compare(row, mine, summarize, "s", at_most=1.0)
 
 
 def bench_memory(rows: int, folder: Path) -> None:
@@ -151,6 +158,9 @@ def bench_memory(rows: int, folder: Path) -> None:
             check=True,
         )
         print(f"memory of counting {count:,} rows x 20 columns: {done.stdout.strip()}")
+        peak = float(done.stdout.split()[0].replace(",", ""))
+        row = f"statistics of {count:,} rows x 20"
+        REPORT.add(COMPARISONS, row, "peak above idle", peak, "MiB")
 
 
 def child(folder: str) -> None:
@@ -234,6 +244,8 @@ def bench_gate(rows: int, trials: int, folder: Path) -> None:
     print(
         f"  bare Great Expectations on a pandas frame in memory: {theirs:.2f} s; ratio {mine / theirs:.2f} (limit 1.50)"
     )
+    row = f"{len(rules)} expectations on {rows:,} rows, beside Great Expectations"
+    REPORT.compare(row, mine, theirs, "s", at_most=1.5)
 
 
 def bench_spark(rows: int, folder: Path) -> None:
@@ -271,6 +283,7 @@ def main() -> None:
             bench_gate(2_000_000 // scale, trials, folder)
         if "spark" in arguments.only:
             bench_spark(1_000_000 // scale, folder)
+        REPORT.save(quick=arguments.quick)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -82,6 +82,7 @@ INNER_LOOP = (
     "tests/validation",
     "tests/test_house_files.py",
     "tests/test_house_pages.py",
+    "tests/test_house_results.py",
 )
 # Of these it leaves out what kills or interrupts, damages, fills memory, starts programs, or
 # computes windows by the hundred, or imports TensorFlow or petastorm; random cases (the marker

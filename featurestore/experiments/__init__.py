@@ -12,8 +12,16 @@ from featurestore.experiments.launch_api import (
     mirrored,
     parameter_server,
 )
-from featurestore.experiments.model_api import get_model, get_models, register_model
-from featurestore.experiments.record_api import compare, get_run, get_runs, get_study, to_mlflow
+from featurestore.experiments.record_api import (
+    compare,
+    get_model,
+    get_models,
+    get_run,
+    get_runs,
+    get_study,
+    register_model,
+    to_mlflow,
+)
 from featurestore.experiments.spaces import choice, integers, loguniform, uniform
 from featurestore.experiments.study_api import ablate, cross_validate, search
 

@@ -13,10 +13,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, Stopped
-from featurestore.experiments import randomness
-from featurestore.experiments.reports import TENSORBOARD, Reports, check_metrics, check_step
-from featurestore.experiments.run_files import ARTIFACTS, checksums_below, save_model
-from featurestore.experiments.tasks import PARAMETER_SERVER
+from featurestore.experiments.run_files import (
+    ARTIFACTS,
+    TENSORBOARD,
+    Reports,
+    check_metrics,
+    check_step,
+    checksums_below,
+    save_model,
+)
+from featurestore.experiments.tasks import PARAMETER_SERVER, seed_tensorflow
 from featurestore.storage import files
 
 if TYPE_CHECKING:
@@ -130,7 +136,7 @@ class Context:
         from featurestore.experiments.strategies import make_strategy
 
         tf_strategy = make_strategy(self.task.strategy)
-        randomness.seed_tensorflow(self.task.seed)
+        seed_tensorflow(self.task.seed)
         return tf_strategy
 
     def reader(
@@ -242,7 +248,7 @@ class Context:
                 hint="for step, loss in context.schedule(train_step, epochs=5): ...",
             )
         run_reader = reader or self._first_reader("context.fit()")
-        randomness.seed_tensorflow(self.task.seed)
+        seed_tensorflow(self.task.seed)
         objects = {"model": model, "optimizer": model.optimizer}
         strategy = None
         if self.task.strategy != "none":

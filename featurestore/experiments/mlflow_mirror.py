@@ -107,7 +107,10 @@ class _Mirror:
         self, mirrored: str, run: Run, tags: Mapping[str, str], points: Sequence[_Point]
     ) -> None:
         entities, client = self.entities, self.client
-        texts = {name: _text(value) for name, value in run.params.items()}
+        texts = {
+            name: (json.dumps(value) if isinstance(value, dict | list) else str(value))
+            for name, value in run.params.items()
+        }
         params = [entities.Param(name, text[:_MAX_PARAM_LENGTH]) for name, text in texts.items()]
         run_tags = [entities.RunTag(name, text[:_MAX_TAG_LENGTH]) for name, text in tags.items()]
         for batch in _batches(params, _MAX_NAMES):
@@ -245,10 +248,6 @@ def without_password(uri: str) -> str:
 
 def _batches(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict | list) else str(value)
 
 
 def _milliseconds(time: str) -> int:

@@ -1,16 +1,21 @@
-"""Studies with a fixed list of trials: ablations and cross-validations."""
+"""Studies with a fixed list of trials: cross-validations and ablations.
+
+An ablation measures the effect of each feature, feature group or layer on a metric.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, InvalidMetric, RunFailed, listing
 from featurestore.experiments import catalog, functions, status
 from featurestore.experiments.launching import (
     LaunchRequest,
+    check_features,
     check_integer,
     check_request,
     new_record,
@@ -27,42 +32,13 @@ from featurestore.training.dataset import TrainingDataset
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from featurestore.session import Session
 
-
-@dataclass
-class PlannedTrials:
-    """Trials in a fixed order. Each must report ``metric``, unless it is None."""
-
-    plan: Sequence[Proposal]
-    metric: str | None
-    next_index: int = 0
-
-    def next(self) -> Proposal | None:
-        """Return the next trial."""
-        if self.next_index == len(self.plan):
-            return None
-        self.next_index += 1
-        return self.plan[self.next_index - 1]
-
-    def report(self, number: int, step: int, metrics: Mapping[str, float]) -> bool:
-        """Return False: no trial is stopped early."""
-        return False
-
-    def ended(self, record: RunRecord) -> None:
-        """Raise an error if a trial failed, since the comparison needs all of them."""
-        if record.state != "finished":
-            raise RunFailed(
-                f"Trial {record.number} ({record.id!r}) {record.state}: {record.reason}",
-                hint=f"featurestore run logs {record.id}",
-            )
-        if self.metric is not None and self.metric not in record.metrics:
-            raise InvalidMetric(
-                f"The trial {record.id!r} finished without metric {self.metric!r}; it reported "
-                f"{listing(sorted(record.metrics))}.",
-                hint=f"return {{{self.metric!r}: ...}}",
-            )
+# Quantiles of Student's t at 0.975 by degrees of freedom, from 1; the normal one beyond.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
+_NORMAL = 1.96
 
 
 def run_planned(
@@ -103,6 +79,74 @@ def run_planned(
         record = replace(record, state="finished", ended=utc_now().isoformat())
         catalog.save(session, record)
     return record, trials
+
+
+@dataclass
+class PlannedTrials:
+    """Trials in a fixed order. Each must report ``metric``, unless it is None."""
+
+    plan: Sequence[Proposal]
+    metric: str | None
+    next_index: int = 0
+
+    def next(self) -> Proposal | None:
+        """Return the next trial."""
+        if self.next_index == len(self.plan):
+            return None
+        self.next_index += 1
+        return self.plan[self.next_index - 1]
+
+    def report(self, number: int, step: int, metrics: Mapping[str, float]) -> bool:
+        """Return False: no trial is stopped early."""
+        return False
+
+    def ended(self, record: RunRecord) -> None:
+        """Raise an error if a trial failed, since the comparison needs all of them."""
+        if record.state != "finished":
+            raise RunFailed(
+                f"Trial {record.number} ({record.id!r}) {record.state}: {record.reason}",
+                hint=f"featurestore run logs {record.id}",
+            )
+        if self.metric is not None and self.metric not in record.metrics:
+            raise InvalidMetric(
+                f"The trial {record.id!r} finished without metric {self.metric!r}; it reported "
+                f"{listing(sorted(record.metrics))}.",
+                hint=f"return {{{self.metric!r}: ...}}",
+            )
+
+
+def cross_validate(
+    session: Session,
+    request: LaunchRequest,
+    *,
+    folds: int,
+    split: str,
+    held_out: str,
+    parallel: int,
+) -> CrossValidation:
+    """Train once for each fold on the rows of the other folds."""
+    check_integer("folds", folds, minimum=2, maximum=1000)
+    dataset = request.dataset
+    if not isinstance(dataset, TrainingDataset):
+        raise InvalidArgument("cross_validate needs dataset=.")
+    rows = dataset.num_rows(split)
+    if rows < folds:
+        raise InvalidArgument(f"Split {split!r} has {rows} rows, fewer than {folds} folds.")
+    if held_out == split:
+        raise InvalidArgument(
+            f"held_out={held_out!r} is the split to divide.", hint='held_out="validation"'
+        )
+    plan: list[Proposal] = []
+    for number in range(folds):
+        fold: dict[str, Any] = vars(Fold(split, held_out, number, folds))
+        settings = {"fold": fold}
+        plan.append(Proposal(number, request.params, seed=request.seed, settings=settings))
+    study_settings = {"folds": folds, "split": split, "held_out": held_out}
+    record, trials = run_planned(
+        session, request, plan, parallel=parallel, metric=None, settings=study_settings
+    )
+    ids = tuple(each.id for each in trials)
+    return CrossValidation(record.id, ids, tuple(each.metrics for each in trials))
 
 
 @dataclass(frozen=True)
@@ -148,35 +192,227 @@ class CrossValidation:
         return values
 
 
-def cross_validate(
+def ablate(
     session: Session,
     request: LaunchRequest,
     *,
-    folds: int,
-    split: str,
-    held_out: str,
+    features: str | Sequence[Any] | Mapping[str, Sequence[str]] | None,
+    layers: Sequence[str] | None,
+    metric: str,
+    direction: str,
+    repeats: int,
     parallel: int,
-) -> CrossValidation:
-    """Train once for each fold on the rows of the other folds."""
-    check_integer("folds", folds, minimum=2, maximum=1000)
+) -> Ablation:
+    """Train the full model and one without each component for each seed, and compare them."""
     dataset = request.dataset
     if not isinstance(dataset, TrainingDataset):
-        raise InvalidArgument("cross_validate needs dataset=.")
-    rows = dataset.num_rows(split)
-    if rows < folds:
-        raise InvalidArgument(f"Split {split!r} has {rows} rows, fewer than {folds} folds.")
-    if held_out == split:
-        raise InvalidArgument(
-            f"held_out={held_out!r} is the split to divide.", hint='held_out="validation"'
-        )
+        raise InvalidArgument("ablate needs dataset=.", hint="dataset=store.get_training_dataset()")
+    if direction not in ("max", "min"):
+        raise InvalidArgument(f"direction={direction!r} is neither 'max' nor 'min'.")
+    check_integer("repeats", repeats, minimum=1, maximum=1000)
+    ablated_components = components(dataset, features, layers)
     plan: list[Proposal] = []
-    for number in range(folds):
-        fold: dict[str, Any] = vars(Fold(split, held_out, number, folds))
-        settings = {"fold": fold}
-        plan.append(Proposal(number, request.params, seed=request.seed, settings=settings))
-    study_settings = {"folds": folds, "split": split, "held_out": held_out}
+    for component in (Component("whole"), *ablated_components):
+        for repeat in range(repeats):
+            trial_settings = {
+                "component": component.name,
+                "without": list(component.features),
+                "without_layers": list(component.layers),
+            }
+            seed = request.seed + repeat
+            plan.append(Proposal(len(plan), request.params, seed=seed, settings=trial_settings))
+    study_settings = {
+        "direction": direction,
+        "repeats": repeats,
+        "components": [vars(c) for c in ablated_components],
+    }
     record, trials = run_planned(
-        session, request, plan, parallel=parallel, metric=None, settings=study_settings
+        session, request, plan, parallel=parallel, metric=metric, settings=study_settings
     )
-    ids = tuple(each.id for each in trials)
-    return CrossValidation(record.id, ids, tuple(each.metrics for each in trials))
+    return table_of(session, record, trials, metric=metric, direction=direction)
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The result table of an ablation, largest effect first."""
+
+    id: str
+    metric: str
+    whole: tuple[float, ...]
+    rows: tuple[ComponentEffect, ...]
+    session: Session = field(repr=False, compare=False)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row for each component."""
+        import pandas as pd
+
+        return pd.DataFrame([row.to_json() for row in self.rows])
+
+    def __str__(self) -> str:
+        full_model_mean = statistics.fmean(self.whole)
+        width = max(len(row.name) for row in self.rows)
+        header = f"{self.metric} of the full model: {full_model_mean:.4g}; worse without"
+        lines = [f"  {row.name:<{width}}  {row.mean:+.4g}  {row.interval}" for row in self.rows]
+        return "\n".join([header, *lines])
+
+    def _repr_html_(self) -> str:
+        return html.records_table([row.to_json() for row in self.rows])
+
+    def plot(self) -> Figure:
+        """Return a bar for each component, with its interval."""
+        from featurestore.statistics.plots.panels import draw_intervals
+
+        return draw_intervals(
+            [(row.name, row.mean, row.low, row.high) for row in self.rows],
+            label=f"{self.metric}: worse without, mean and 95 % interval",
+        )
+
+
+@dataclass(frozen=True)
+class Component:
+    """A component to leave out: features of the dataset, or a layer of the model."""
+
+    name: str
+    features: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ComponentEffect:
+    """The effect of a component: how much worse the metric is without it.
+
+    ``mean`` is over the repeats, each compared with the full model of the same seed; ``low`` and
+    ``high`` are the 95 % confidence interval of the mean, None for a single repeat.
+    """
+
+    name: str
+    mean: float
+    low: float | None
+    high: float | None
+    values: tuple[float, ...]
+
+    @property
+    def interval(self) -> str:
+        """The interval as text.
+
+        >>> component_effect("temp", [0.1]).interval
+        'no interval'
+        """
+        if self.low is None or self.high is None:
+            return "no interval"
+        return f"[{self.low:+.4g}, {self.high:+.4g}]"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the effect as JSON."""
+        return {**vars(self), "values": list(self.values)}
+
+
+def components(
+    dataset: TrainingDataset,
+    features: str | Sequence[Any] | Mapping[str, Sequence[str]] | None,
+    layers: Sequence[str] | None,
+) -> list[Component]:
+    """Return the components that the trials leave out, in order.
+
+    Raises:
+        InvalidArgument: A feature is not an input of the dataset, or there are no components.
+    """
+    ablated_components = [
+        Component(name, features=names) for name, names in _groups(dataset, features).items()
+    ]
+    ablated_components += [Component(f"layer {layer}", layers=(layer,)) for layer in layers or ()]
+    for component in ablated_components:
+        check_features(dataset, component.features)
+    if not ablated_components:
+        raise InvalidArgument(
+            f"features={features!r} and layers={layers!r} contain no component to leave out.",
+            hint="features='each', 'groups' or lists of names; layers=['dropout']",
+        )
+    return ablated_components
+
+
+def _groups(dataset: TrainingDataset, features: Any) -> dict[str, tuple[str, ...]]:
+    inputs = dataset.roles.inputs
+    if features is None:
+        return {}
+    if features == "each":
+        return {name: (name,) for name in inputs}
+    if features == "groups":
+        return features_by_group(dataset)
+    if isinstance(features, str):
+        raise InvalidArgument(f"features={features!r} is not 'each', 'groups' or lists of names.")
+    if isinstance(features, Mapping):
+        return {str(name): tuple(names) for name, names in features.items()}
+    groups = {}
+    for each in features:
+        names = (each,) if isinstance(each, str) else tuple(each)
+        if " + ".join(names) in groups:
+            raise InvalidArgument(f"features={features!r} name {' + '.join(names)!r} twice.")
+        groups[" + ".join(names)] = names
+    return groups
+
+
+def features_by_group(dataset: TrainingDataset) -> dict[str, tuple[str, ...]]:
+    """Return the inputs of a dataset by their feature group.
+
+    >>> features_by_group(store.get_training_dataset("late_flights"))
+    {'weather': ('temp',), 'planes': ('seats',)}
+    """
+    inputs = dataset.roles.inputs
+    inputs_by_group: dict[str, list[str]] = {}
+    plan: Any = dataset.manifest.plan
+    while plan is not None:
+        for join in [*plan.get("windows", ()), *plan["joins"]]:
+            for output in join["outputs"]:
+                if output["name"] in inputs:
+                    inputs_by_group.setdefault(str(join["source"]["featuregroup"]), []).append(
+                        output["name"]
+                    )
+        plan = plan.get("left_plan")
+    grouped_inputs = {name for names in inputs_by_group.values() for name in names}
+    ungrouped_inputs = [name for name in inputs if name not in grouped_inputs]
+    if not inputs_by_group:
+        raise InvalidArgument(
+            f"{dataset.name!r} was not created from feature groups. Its inputs: {listing(inputs)}.",
+            hint="features='each', or lists of names",
+        )
+    groups = {name: tuple(names) for name, names in inputs_by_group.items()}
+    if ungrouped_inputs:
+        groups["labels"] = tuple(ungrouped_inputs)
+    return groups
+
+
+def table_of(
+    session: Session, record: RunRecord, trials: Sequence[RunRecord], *, metric: str, direction: str
+) -> Ablation:
+    """Return the table of the trials of an ablation."""
+    sign = 1.0 if direction == "max" else -1.0
+    values: dict[str, dict[int, float]] = {}
+    for trial in trials:
+        by_seed = values.setdefault(str(trial.settings["component"]), {})
+        by_seed[trial.seed] = trial.metrics[metric]
+    full_model_by_seed = values.pop("whole")
+    seeds = sorted(full_model_by_seed)
+    rows = []
+    for name, by_seed in values.items():
+        changes = [sign * (full_model_by_seed[seed] - by_seed[seed]) for seed in seeds]
+        rows.append(component_effect(name, changes))
+    rows.sort(key=lambda row: (-row.mean, row.name))
+    full_model_values = tuple(full_model_by_seed[seed] for seed in seeds)
+    return Ablation(record.id, metric, full_model_values, tuple(rows), session)
+
+
+def component_effect(name: str, changes: Sequence[float]) -> ComponentEffect:
+    """Return the mean and the 95 % confidence interval of changes over repeats.
+
+    >>> effect = component_effect("temp", [0.1, 0.2, 0.3])
+    >>> round(effect.mean, 3), round(effect.low, 3), round(effect.high, 3)
+    (0.2, -0.048, 0.448)
+    """
+    mean = statistics.fmean(changes)
+    freedom = len(changes) - 1
+    if not freedom:
+        return ComponentEffect(name, mean, None, None, tuple(changes))
+    quantile = _T[freedom - 1] if freedom <= len(_T) else _NORMAL
+    half = quantile * statistics.stdev(changes) / math.sqrt(len(changes))
+    return ComponentEffect(name, mean, mean - half, mean + half, tuple(changes))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import RunNotFound, listing
 from featurestore.experiments import catalog, status
-from featurestore.experiments.reports import TENSORBOARD
+from featurestore.experiments.run_files import TENSORBOARD
 from featurestore.model import html
 from featurestore.model.arguments import suggest_arguments
 from featurestore.model.printable import value_text

@@ -9,8 +9,7 @@ from featurestore.experiments.record_api import session_of
 from featurestore.model.arguments import with_suggestions
 
 if TYPE_CHECKING:
-    from featurestore.experiments.ablation import Ablation
-    from featurestore.experiments.planned import CrossValidation
+    from featurestore.experiments.planned import Ablation, CrossValidation
     from featurestore.experiments.status import Listener
     from featurestore.experiments.study import Study
     from featurestore.plugins.launcher import Launcher
@@ -162,8 +161,8 @@ def ablate(
       temp   +0.1  [+0.1, +0.1]
       seats  +0  [+0, +0]
     """
-    from featurestore.experiments.ablation import ablate as run_ablation
     from featurestore.experiments.launching import LaunchRequest
+    from featurestore.experiments.planned import ablate as run_ablation
 
     request = LaunchRequest(
         train_fn,

@@ -1,10 +1,15 @@
-"""Tasks of worker processes: the members of a run, and the JSON that each of them reads."""
+"""Tasks of worker processes: the members of a run, the JSON task of each member, and its seeds."""
 
 from __future__ import annotations
 
+import importlib
+import random
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from featurestore.errors import ManifestMismatch
 from featurestore.model.json_object import JsonObject
@@ -12,6 +17,7 @@ from featurestore.model.json_object import JsonObject
 if TYPE_CHECKING:
     from featurestore.training.dataset import TrainingDataset
 
+_seeded: set[int] = set()
 PARAMETER_SERVER = "parameter_server"
 CHIEF, WORKER, SERVER = "chief", "worker", "ps"
 
@@ -186,3 +192,22 @@ class Task:
                 hint="launch a new run on the current dataset",
             )
         return dataset
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python and numpy, and TensorFlow where it is loaded."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    _seeded.clear()
+    if "tensorflow" in sys.modules:
+        seed_tensorflow(seed)
+
+
+def seed_tensorflow(seed: int) -> None:
+    """Seed TensorFlow once for a run, and make its operations deterministic."""
+    if seed in _seeded:
+        return
+    tf = importlib.import_module("tensorflow")
+    _seeded.add(seed)
+    tf.random.set_seed(seed)
+    tf.config.experimental.enable_op_determinism()

@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from featurestore.errors import FeatureStoreError, Stopped
-from featurestore.experiments import functions, randomness
+from featurestore.experiments import functions
 from featurestore.experiments.context import Context, Listener
-from featurestore.experiments.reports import check_metrics
+from featurestore.experiments.run_files import check_metrics
 from featurestore.experiments.status import WorkerStatus, write_status
-from featurestore.experiments.tasks import CHIEF, Task
+from featurestore.experiments.tasks import CHIEF, Task, seed_all
 from featurestore.model.json_object import JsonObject
 from featurestore.plugins.worker_port import connect_to_driver
 from featurestore.storage import files
@@ -59,12 +59,12 @@ def run_task(task: Task, dumped: bytes, listener: Listener | None = None) -> Wor
         state="running", attempt=task.attempt, pid=os.getpid(), host=socket.gethostname()
     )
     write_status(task, running_status)
-    randomness.seed_all(task.seed)
+    seed_all(task.seed)
     context = Context(task, listener)
     try:
         function = pickle.loads(dumped)
         # Again, since unpickling imports modules, which may draw numbers or load TensorFlow.
-        randomness.seed_all(task.seed)
+        seed_all(task.seed)
         returned = functions.call(function, task.params, context)
         final_status = running_status.ended("finished", metrics=returned_metrics(returned))
     except Stopped:

@@ -57,8 +57,8 @@ class ModelCalls(StoreBase):
         Traceback (most recent call last):
         featurestore.errors.ModelNotFound: Unknown model 'late_flights'. Available: none. ...
         """
-        from featurestore.experiments.model_api import get_model
         from featurestore.experiments.models import scoring
+        from featurestore.experiments.record_api import get_model
 
         if isinstance(model, str):
             model = get_model(model, store=self)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import pytest
 
 from featurestore import experiments
 from featurestore.errors import InvalidArgument, InvalidMetric, RunFailed
-from featurestore.experiments.ablation import features_by_group
+from featurestore.experiments.planned import features_by_group
 from featurestore.experiments.tasks import Fold
 from featurestore.readers import open_reader
 from featurestore.store import FeatureStore

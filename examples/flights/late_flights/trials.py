@@ -15,8 +15,8 @@ from late_flights import network
 from late_flights.training import BATCH, QUIET
 
 if TYPE_CHECKING:
-    from featurestore.experiments.ablation import Ablation
     from featurestore.experiments.context import Context
+    from featurestore.experiments.planned import Ablation
     from featurestore.experiments.study import Study
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from featurestore.experiments.models.handle import Model
+from featurestore.experiments.models.catalog import Model
 
 __all__ = ["Model"]

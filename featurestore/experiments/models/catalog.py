@@ -1,17 +1,32 @@
-"""Model catalog of a store: publish, list, describe and remove versions."""
+"""Model catalog of a store: the handle of a version; publish, list, describe and remove versions."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, get_args
 
-from featurestore.errors import FeatureStoreError, ModelExists
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidArgument,
+    ModelDamaged,
+    ModelExists,
+    did_you_mean,
+    listing,
+)
+from featurestore.experiments.models import loading
+from featurestore.model import html
+from featurestore.model.arguments import suggest_arguments
 from featurestore.model.callers import warn_caller
+from featurestore.model.featuregroup import check_tags
 from featurestore.model.registered_model import (
     TRANSFORMATIONS_FILE,
     ModelAnnotations,
     ModelFile,
     ModelSpec,
+    Stage,
 )
 from featurestore.recovery import models as directories
 from featurestore.recovery.in_flight import in_flight
@@ -20,8 +35,202 @@ from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.failures import after_publication
 from featurestore.storage.publication import Publication, make_directory
+from featurestore.transform.fitted import Transformations
+
+if TYPE_CHECKING:
+    from featurestore.retrieval import FeatureFrame
+    from featurestore.session import Session
+    from featurestore.training.dataset import TrainingDataset
 
 ARTIFACT = "artifact"
+
+
+@suggest_arguments
+@dataclass(frozen=True)
+class Model:
+    """A version of a model: its files, training dataset and features."""
+
+    session: Session = field(repr=False, compare=False)
+    spec: ModelSpec = field(repr=False)
+
+    def __repr__(self) -> str:
+        return f"<Model {self.name!r} version {self.version}: {self.stage}>"
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        return self.spec.name
+
+    @property
+    def version(self) -> int:
+        """The version of the model."""
+        return self.spec.version
+
+    @property
+    def path(self) -> str:
+        """The directory of the version."""
+        return self.session.paths.model(self.name, self.version)
+
+    @property
+    def artifact(self) -> str:
+        """The path of the model file or folder."""
+        return files.inside(self.path, self.spec.artifact)
+
+    @property
+    def flavor(self) -> str:
+        """The file format: "keras", "tf_keras", "tensorflow", "spark", "pickle" or "joblib"."""
+        return self.spec.flavor
+
+    @property
+    def stage(self) -> str:
+        """The stage: "development", "staging", "production" or "archived"."""
+        return self._annotations.stage
+
+    @property
+    def description(self) -> str:
+        """The purpose of the model."""
+        return self._annotations.description
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags."""
+        return dict(self._annotations.tags)
+
+    @property
+    def features(self) -> list[str]:
+        """The features of the model, as references with group versions."""
+        return [feature.reference for feature in self.spec.features.features]
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The required label columns: join keys, and inputs that no group has."""
+        return self.spec.label_columns
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The input columns of the model, in order."""
+        return tuple(each.name for each in self.spec.inputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The columns of its predictions."""
+        return tuple(each.name for each in self.spec.outputs)
+
+    @property
+    def label(self) -> tuple[str, ...]:
+        """The label columns of the training."""
+        return self.spec.label
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of the run that trained the model."""
+        return self.spec.run
+
+    @property
+    def dataset(self) -> TrainingDataset:
+        """The training dataset of the model.
+
+        Raises:
+            TrainingDatasetNotFound: The dataset was deleted with ``force``.
+        """
+        from featurestore.training import catalog as datasets
+
+        return datasets.get(self.session, self.spec.dataset["name"], self.spec.dataset["version"])
+
+    @property
+    def transformations(self) -> Transformations | None:
+        """The fitted transformations between features and model, or None."""
+        if self.spec.transformations is None:
+            return None
+        path = os.path.join(self.path, TRANSFORMATIONS_FILE)
+        if not files.exists(path) or files.sha256(path) != self.spec.transformations:
+            raise ModelDamaged(
+                f"{path!r} is not the file that was registered.", hint="restore it from a copy"
+            )
+        return Transformations.from_bytes(files.read_bytes(path), path=path)
+
+    def load(self, *, trust: bool = False) -> Any:
+        """Load and return the model.
+
+        Args:
+            trust: Allow files to run code: SavedModel and pickles do.
+
+        Raises:
+            UntrustedModel: The file contains code, and ``trust`` is False.
+            ModelDamaged: A file differs from the registered one.
+        """
+        description = f"Model {self.name!r} version {self.version}"
+        loading.check_files(self.path, self.spec)
+        loading.check_trusted(self.artifact, self.flavor, trust=trust, description=description)
+        return loading.load_object(self.artifact, self.flavor)
+
+    def get_features(
+        self,
+        *,
+        labels: object,
+        label_time: datetime | str | None = None,
+        as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
+    ) -> FeatureFrame:
+        """Return the features of the model for labels, as of each label's time.
+
+        Raises:
+            FeatureViewBroken: A group no longer has a feature of the model.
+        """
+        from featurestore.experiments.models.scoring import features_of
+
+        return features_of(self, labels=labels, label_time=label_time, as_of=as_of)
+
+    def update(
+        self,
+        *,
+        stage: Stage | None = None,
+        description: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> Model:
+        """Change stage, description or tags (all of them) of the version."""
+        annotations = self._annotations
+        if stage is not None:
+            annotations = replace(annotations, stage=check_stage(stage))
+        if description is not None:
+            annotations = replace(annotations, description=description)
+        if tags is not None:
+            check_tags(tags)
+            annotations = replace(annotations, tags=dict(tags))
+        describe(self.session, self.spec, annotations)
+        return self
+
+    def delete(self) -> None:
+        """Delete the version. Its predictions remain, and its number is not reused."""
+        remove(self.session, self.name, self.version)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the version as JSON."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "stage": self.stage,
+            "flavor": self.flavor,
+            "run": self.run_id,
+            "dataset": f"{self.spec.dataset['name']}@v{self.spec.dataset['version']}",
+            "features": self.features,
+            "label_columns": list(self.label_columns),
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+            "label": list(self.label),
+            "description": self.description,
+            "tags": self.tags,
+            "created": self.spec.created,
+            "path": self.path,
+        }
+
+    @property
+    def _annotations(self) -> ModelAnnotations:
+        return directories.read_annotations(self.path)
+
+    def _repr_html_(self) -> str:
+        return html.properties_table(
+            self.to_json(), caption=f"Model {self.name} version {self.version}"
+        )
 
 
 def publish(
@@ -126,3 +335,14 @@ def remove(session: Session, name: str, version: int) -> None:
             directories.forget(connection, name, version)
         directories.remove_files(session.paths, name, version)
         run.registered = True
+
+
+def check_stage(stage: str) -> Stage:
+    """Return a stage after checking its name."""
+    stages = get_args(Stage)
+    if stage not in stages:
+        raise InvalidArgument(
+            f"Unknown stage {stage!r}. Available: {listing(stages)}.",
+            hint=did_you_mean(stage, stages, write="stage={!r}"),
+        )
+    return stage  # type: ignore[return-value]

@@ -78,7 +78,8 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
     description = f"{os.path.basename(path)!r} of run {run.id!r}"
     loading.check_trusted(path, flavor, trust=request.trust, description=description)
     dataset = _dataset(run, request.dataset)
-    state = _reader_state(run)
+    # The settings of the run's first reader, if it had one.
+    state: Mapping[str, Any] = next(iter(run.record.readers), {})
     fitted = _fitted(dataset, request.transformed, state)
     inputs = _inputs(dataset, request, state)
     arrays = request.arrays
@@ -180,13 +181,6 @@ def _dataset(run: Run, override: TrainingDataset | None) -> TrainingDataset:
             hint="register_model(run, name, dataset=store.get_training_dataset('name'))",
         )
     return dataset
-
-
-def _reader_state(run: Run) -> Mapping[str, Any]:
-    """Return the settings of the run's first reader, empty without readers."""
-    for each in run.record.readers:
-        return each
-    return {}
 
 
 def _fitted(

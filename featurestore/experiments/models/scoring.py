@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from featurestore.experiments.models.handle import Model
+    from featurestore.experiments.models.catalog import Model
     from featurestore.retrieval.catalog import AsOfArgument
     from featurestore.session import Session
 

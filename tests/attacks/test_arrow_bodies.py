@@ -104,9 +104,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_streams_beyond_a_bound_are_refused_in_little_memory(
-    bomb: str, memory: pa.MemoryPool
-) -> None:
+def test_oversized_streams_are_refused_in_little_memory(bomb: str, memory: pa.MemoryPool) -> None:
     body = BOMBS[bomb]()
     before = memory.bytes_allocated()
     pa.set_memory_pool(fresh := pa.proxy_memory_pool(memory))
@@ -126,7 +124,7 @@ def test_small_compressed_batches_are_read_from_disk(memory: pa.MemoryPool) -> N
     assert fresh.max_memory() < MEMORY
 
 
-def test_rows_come_back_whatever_their_packing() -> None:
+def test_arrow_bodies_of_any_compression_round_trip() -> None:
     texts = ["a", None, "ccc"] * 100
     plain = pa.table({"t": texts, "l": [[1], None, []] * 100, "n": range(300)})
     texts_in_structs = pa.StructArray.from_arrays([pa.array(texts).dictionary_encode()], ["d"])
@@ -142,7 +140,7 @@ def test_rows_come_back_whatever_their_packing() -> None:
     assert read(stream([packed.to_batches()[0].slice(0, 0)])).num_rows == 0
 
 
-def test_a_declared_length_is_bounded_before_it_is_allocated(memory: pa.MemoryPool) -> None:
+def test_declared_length_is_checked_before_allocation(memory: pa.MemoryPool) -> None:
     body = bytearray(stream([zeros(1 << 16)], compression="zstd"))
     declared = struct.pack("<q", 1 << 16)
     assert body.count(declared) == 1
@@ -183,7 +181,7 @@ def test_views_of_the_same_bytes_are_refused(memory: pa.MemoryPool) -> None:
 
 
 @needs_views
-def test_texts_in_views_come_back() -> None:
+def test_string_views_round_trip() -> None:
     texts = pa.array(["a" * 50, None, "c"] * 100)
     column = texts.cast(pa.string_view())
     lists = pa.ListArray.from_arrays(pa.array([0, 100, 300], pa.int32()), column)

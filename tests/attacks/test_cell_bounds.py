@@ -116,7 +116,7 @@ def test_no_cell_above_the_bound_is_written(
     assert group.read().count() == 4
 
 
-def test_a_setting_that_is_not_a_number_is_refused(
+def test_invalid_cell_bytes_setting_is_refused(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for text in ("64 MiB", "0", "-1", "1e6", "²"):
@@ -174,7 +174,7 @@ with featurestore.connect(sys.argv[1]) as store:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_an_insert_takes_a_few_times_the_bytes_of_a_cell(tmp_path: Path) -> None:
+def test_insert_memory_is_proportional_to_cell(tmp_path: Path) -> None:
     command = [sys.executable, "-c", GROWTH, str(tmp_path / "store")]
     growth = float(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
     assert growth < 5  # three on average; nine while statistics copied texts

@@ -65,7 +65,7 @@ def computed(store: FeatureStore) -> list[int]:
 
 
 @pytest.mark.parametrize("days", [1, -1])
-def test_a_clock_that_jumps_loses_and_doubles_no_rows(
+def test_clock_jump_neither_loses_nor_duplicates_rows(
     store: FeatureStore, clock: Clock, days: int
 ) -> None:
     scheduler = store.scheduler(Options(stale=True))
@@ -86,9 +86,7 @@ def test_a_clock_that_jumps_loses_and_doubles_no_rows(
 
 
 @pytest.mark.parametrize("days", [1, -1])
-def test_a_clock_that_jumps_hands_over_no_lease(
-    store: FeatureStore, clock: Clock, days: int
-) -> None:
+def test_clock_jump_does_not_transfer_lease(store: FeatureStore, clock: Clock, days: int) -> None:
     session = store.session
     holds, ends = threading.Event(), threading.Event()
 

@@ -74,9 +74,7 @@ def test_an_honest_record_is_read(tmp_path: Path) -> None:
         {"format": 99},
     ],
 )
-def test_a_record_of_another_run_or_type_is_damaged(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_record_of_another_run_is_damaged(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(RunDamaged):
         experiments.read(written(tmp_path, **changes))
 
@@ -84,7 +82,7 @@ def test_a_record_of_another_run_or_type_is_damaged(
 @pytest.mark.parametrize(
     "path", ["../../secret", "/etc/passwd", "a/../../../secret", "", "a\x00b", "link"]
 )
-def test_files_that_a_record_names_are_of_its_run(tmp_path: Path, path: str) -> None:
+def test_record_cannot_name_files_outside_run(tmp_path: Path, path: str) -> None:
     directory = written(tmp_path, files={path: "0" * 64})
     (tmp_path / "secret").write_text("secret")
     (Path(directory) / "link").symlink_to(tmp_path / "secret")

@@ -57,7 +57,7 @@ BOMBS = {
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("limit", [None, "as it is"])
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_images_that_declare_too_many_pixels_are_refused(
+def test_images_with_too_many_pixels_are_refused(
     bomb: str, limit: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from PIL import Image

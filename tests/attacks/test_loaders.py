@@ -96,7 +96,7 @@ def is_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
 
 
-def test_calls_that_may_run_code_are_at_known_places() -> None:
+def test_unsafe_loader_calls_are_listed() -> None:
     places = set()
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
@@ -109,7 +109,7 @@ def test_calls_that_may_run_code_are_at_known_places() -> None:
 
 
 @pytest.mark.parametrize("name", ["m.pkl", "m.pickle", "m.joblib", "saved", "pipeline", "m.keras"])
-def test_models_of_other_formats_need_trust(tmp_path: Path, marker: Path, name: str) -> None:
+def test_models_of_unsafe_formats_need_trust(tmp_path: Path, marker: Path, name: str) -> None:
     path = tmp_path / name
     if name in ("saved", "pipeline"):
         folder = path if name == "saved" else path / "metadata"
@@ -149,7 +149,7 @@ def extension_schema(marker: Path, name: str) -> pa.Schema:
 @pytest.mark.filterwarnings("ignore:pickle-based deserialization:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:pyarrow.PyExtensionType:FutureWarning")
 @pytest.mark.parametrize("name", ["arrow.py_extension_type", "arrow.fixed_shape_tensor", "other"])
-def test_extension_types_of_arrow_run_nothing(tmp_path: Path, marker: Path, name: str) -> None:
+def test_arrow_extension_types_run_no_code(tmp_path: Path, marker: Path, name: str) -> None:
     schema = extension_schema(marker, name)
     arrays = [pa.array([1, 2]), pa.array([1, 2])]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -253,7 +253,7 @@ class Steps:
         return {"epoch": epoch, "step": step}
 
 
-def test_symbolic_links_among_checkpoints_are_left_alone(tmp_path: Path) -> None:
+def test_symbolic_links_in_checkpoints_are_ignored(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     np.savez(outside / "arrays.npz", w=np.full(2, 666.0))
@@ -280,7 +280,7 @@ def test_paths_in_records_stay_in_the_run(run: Path, path: str) -> None:
         run_files.check_own_files(str(run), path)
 
 
-def test_tensorboard_serves_no_file_that_a_run_names(run: Path) -> None:
+def test_tensorboard_does_not_serve_files_named_by_runs(run: Path) -> None:
     run_files.check_tensorboard(str(run))
     (run / "tensorboard").mkdir()
     configuration = 'embeddings { tensor_name: "a" metadata_path: "/etc/passwd" }'

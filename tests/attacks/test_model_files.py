@@ -165,7 +165,7 @@ def test_code_in_files_of_keras_needs_trust(
         assert not canary.exists(), name
 
 
-def test_weights_in_other_files_need_trust(tmp_path: Path) -> None:
+def test_weights_in_external_files_need_trust(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "model.keras"
     small("keras", path)

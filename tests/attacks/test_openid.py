@@ -97,7 +97,7 @@ def test_a_token_with_a_wrong_claim_is_refused(
 
 
 @pytest.mark.parametrize("skew", [-50, 50])
-def test_clocks_a_minute_apart_sign_in(
+def test_clock_skew_of_a_minute_is_accepted(
     client: TestClient, provider: OpenIdProvider, skew: int
 ) -> None:
     now = int(time.time()) + skew
@@ -139,18 +139,14 @@ def test_keys_of_a_provider_are_rotated(client: TestClient, provider: OpenIdProv
     assert not is_signed_in(client)
 
 
-def test_a_key_in_the_header_of_a_token_is_not_used(
-    client: TestClient, provider: OpenIdProvider
-) -> None:
+def test_key_in_token_header_is_ignored(client: TestClient, provider: OpenIdProvider) -> None:
     forged = RSAKey.generate_key(2048, {"kid": "1"})
     provider.signer = forged
     provider.header = {"jwk": forged.as_dict(private=False)}
     assert client.get(came_back(client)).status_code == 401
 
 
-def test_an_answer_that_names_another_issuer_is_refused(
-    client: TestClient, provider: OpenIdProvider
-) -> None:
+def test_token_of_another_issuer_is_refused(client: TestClient, provider: OpenIdProvider) -> None:
     provider.back = {"iss": "https://evil.example"}
     assert client.get(came_back(client)).status_code == 401
     assert provider.forms == []
@@ -186,9 +182,7 @@ def test_a_cookie_without_secrets_begins_no_attempt(client: TestClient) -> None:
         client.cookies.clear()
 
 
-def test_the_proof_of_the_code_is_always_asked_for(
-    client: TestClient, provider: OpenIdProvider
-) -> None:
+def test_code_exchange_always_requires_pkce(client: TestClient, provider: OpenIdProvider) -> None:
     provider.metadata = {"code_challenge_methods_supported": ["plain"]}
     address = client.get("/sign-in/provider").headers["location"]
     query = parse_qs(urlsplit(address).query)
@@ -231,7 +225,7 @@ def test_endpoints_in_the_clear_are_refused(
     "name",
     [pytest.param("x" * 10_000, id="long"), "a\nb", "<b>", "../x", "", ["a"], {"a": 1}, "\x00"],
 )
-def test_odd_names_of_a_provider_never_fail(
+def test_unusual_provider_names_are_accepted(
     client: TestClient, provider: OpenIdProvider, name: Any
 ) -> None:
     provider.claims = {"preferred_username": name, "sub": f"subject {name!r}"[:100]}

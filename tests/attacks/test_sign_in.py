@@ -65,7 +65,7 @@ def outcome(store: FeatureStore, name: str, password: str, address: str = HERE) 
     return "in"
 
 
-def test_right_passwords_never_count(store: FeatureStore) -> None:
+def test_correct_passwords_are_not_counted(store: FeatureStore) -> None:
     assert {outcome(store, "user0", PASSWORD) for _ in range(40)} == {"in"}
     with ThreadPoolExecutor(16) as pool:
         parallel = pool.map(lambda number: outcome(store, USERS[number % 8], PASSWORD), range(40))
@@ -81,7 +81,7 @@ def test_parallel_guesses_count(store: FeatureStore) -> None:
     assert "in" not in outcomes
 
 
-def test_waits_double_up_to_a_quarter_of_an_hour(store: FeatureStore, clock: Clock) -> None:
+def test_wait_doubles_up_to_fifteen_minutes(store: FeatureStore, clock: Clock) -> None:
     for _ in range(5):
         assert outcome(store, "user0", "wrong") == "wrong"
     waits = []
@@ -98,7 +98,7 @@ def test_waits_double_up_to_a_quarter_of_an_hour(store: FeatureStore, clock: Clo
     assert outcome(store, "user0", PASSWORD) == "in"
 
 
-def test_a_locked_account_locks_nobody_else(store: FeatureStore, clock: Clock) -> None:
+def test_locked_account_does_not_lock_others(store: FeatureStore, clock: Clock) -> None:
     for _ in range(30):
         if outcome(store, "user0", "wrong") != "wrong":
             clock.now += timedelta(minutes=2)
@@ -107,7 +107,7 @@ def test_a_locked_account_locks_nobody_else(store: FeatureStore, clock: Clock) -
     assert outcome(store, "user1", PASSWORD) == "in"
 
 
-def test_one_password_for_many_accounts_locks_the_address(store: FeatureStore) -> None:
+def test_password_spraying_locks_the_address(store: FeatureStore) -> None:
     for number in range(30):
         assert outcome(store, f"name % _ {number}", "wrong") == "wrong"
         if number % 10 == 0:  # who knows one password guesses no further for it
@@ -122,20 +122,20 @@ def test_many_addresses_lock_the_account(store: FeatureStore) -> None:
     assert outcome(store, "user1", PASSWORD, "10.0.0.1") == "in"
 
 
-def test_addresses_of_one_ipv6_network_are_one(store: FeatureStore) -> None:
+def test_ipv6_network_counts_as_one_address(store: FeatureStore) -> None:
     outcomes = [outcome(store, "user0", "wrong", f"2001:db8::{number}") for number in range(1, 7)]
     assert outcomes == ["wrong"] * 5 + ["30"]
 
 
 @pytest.mark.parametrize("days", [1, -1])
-def test_a_clock_that_jumps_locks_nobody(store: FeatureStore, clock: Clock, days: int) -> None:
+def test_clock_jump_locks_no_account(store: FeatureStore, clock: Clock, days: int) -> None:
     for _ in range(5):
         assert outcome(store, "user0", "wrong") == "wrong"
     clock.now += timedelta(days=days)
     assert outcome(store, "user0", PASSWORD) == "in"
 
 
-def test_the_registry_holds_no_name_that_was_typed(store: FeatureStore) -> None:
+def test_registry_stores_no_attempted_names(store: FeatureStore) -> None:
     outcome(store, "my secret password", "ann")
     with store.session.registry.reading() as connection:
         rows = connection.exec_driver_sql("select who from failed_sign_ins").scalars().all()

@@ -91,7 +91,7 @@ def drip(connection: socket.socket) -> None:
         time.sleep(0.05)
 
 
-def test_an_answer_that_is_not_read_is_given_up(address: tuple[str, int]) -> None:
+def test_unread_response_is_aborted(address: tuple[str, int]) -> None:
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(PATIENCE)
@@ -102,7 +102,7 @@ def test_an_answer_that_is_not_read_is_given_up(address: tuple[str, int]) -> Non
         assert len(read_to_the_end(connection)) < 20_000_000
 
 
-def test_others_are_served_beside_slow_clients(address: tuple[str, int]) -> None:
+def test_slow_clients_do_not_block_others(address: tuple[str, int]) -> None:
     slow = [connected(address) for _ in range(100)]
     for number, connection in enumerate(slow):
         connection.sendall(list(PARTS.values())[number % len(PARTS)])
@@ -115,7 +115,7 @@ def test_others_are_served_beside_slow_clients(address: tuple[str, int]) -> None
         connection.close()
 
 
-def test_a_client_at_work_keeps_its_connection(address: tuple[str, int]) -> None:
+def test_active_client_keeps_connection(address: tuple[str, int]) -> None:
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with connected(address) as connection:
         for _ in range(3):

@@ -106,7 +106,7 @@ def test_texts_and_lists_of_a_retrieval_are_bounded(store: FeatureStore) -> None
             assert seconds < 1
 
 
-def test_content_type_of_uploads_does_not_lift_time_limit_of_pages(store: FeatureStore) -> None:
+def test_upload_content_type_keeps_page_time_limit(store: FeatureStore) -> None:
     with client_of(store, query_seconds=1e-9) as client:
         for headers in ({}, {"Content-Type": RETRIEVAL}):
             assert client.get("/groups", headers=headers).status_code == 503

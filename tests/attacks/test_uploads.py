@@ -168,7 +168,7 @@ def state_of(store: FeatureStore) -> tuple[Any, ...]:
 
 @pytest.mark.filterwarnings("ignore")  # of values that are taken; in a server they end nothing
 @pytest.mark.parametrize("user", list(ROLES))
-def test_uploads_are_written_whole_or_refused_with_a_reason(
+def test_uploads_are_atomic_or_refused(
     client: TestClient, attacked: FeatureStore, user: str
 ) -> None:
     headers = token_of(attacked, user, scope=ROLES[user][2])

@@ -67,7 +67,7 @@ def test_redirects_of_webhooks_are_not_followed(tmp_path: Path, status: int) -> 
 
 
 @pytest.mark.parametrize("scheme", ["file", "ftp", "data", "gopher", "webhook+file", "webhook+ftp"])
-def test_channels_are_of_no_other_scheme(tmp_path: Path, scheme: str) -> None:
+def test_webhook_refuses_other_schemes(tmp_path: Path, scheme: str) -> None:
     channel = Channel("people", f"{scheme}://127.0.0.1/etc/passwd")
     with pytest.raises((FeatureStoreError, NotDelivered)):
         deliver(channel, ALERT, location=str(tmp_path), seconds=5)

@@ -91,14 +91,14 @@ def refuse_strangers(loads: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def test_a_wrong_key_connects_nobody(server: TrialServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_key_is_rejected(server: TrialServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_port, "_CONNECT_SECONDS", 0.5)
     with pytest.raises(EngineError, match="does not answer"):
         connect_to_driver(server.address, "0" * 64)
     check_a_worker_is_served(server)
 
 
-def test_a_worker_that_sends_nonsense_is_disconnected(server: TrialServer) -> None:
+def test_invalid_worker_message_closes_connection(server: TrialServer) -> None:
     nonsense = [
         b"[" * 100_000,
         b"\xff",
@@ -115,7 +115,7 @@ def test_a_worker_that_sends_nonsense_is_disconnected(server: TrialServer) -> No
     check_a_worker_is_served(server)
 
 
-def test_a_worker_speaks_for_itself_alone(server: TrialServer) -> None:
+def test_worker_cannot_report_for_another(server: TrialServer) -> None:
     with connect_to_driver(server.address, server.key) as worker:
         ask(worker, kind="next", worker=3)
         assert len(messages_of(server, 1)) == 1
@@ -160,7 +160,7 @@ print("done", threading.active_count(), flush=True)
 """
 
 
-def test_250_connections_at_256_descriptors_do_no_harm() -> None:
+def test_250_connections_leave_the_port_usable() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", CONNECTIONS], stdout=subprocess.PIPE, text=True
     )
@@ -201,7 +201,7 @@ def test_a_flood_of_connections_delays_workers_only(server: TrialServer) -> None
             each.join()
 
 
-def test_a_port_tells_when_a_worker_is_gone() -> None:
+def test_port_reports_lost_worker() -> None:
     port = WorkerPort("127.0.0.1")
     worker = connect_to_driver(port.address, port.key)
     worker.send_bytes(b"a")
@@ -229,7 +229,7 @@ def test_closing_a_port_disconnects_workers() -> None:
         socket.create_connection(port.address, timeout=1)
 
 
-def test_ports_are_of_this_machine_alone() -> None:
+def test_ports_listen_on_loopback_only() -> None:
     from featurestore.plugins.launcher import WorkerTask
     from featurestore_connectors.launchers.local import LocalLauncher, addresses
 

@@ -39,7 +39,7 @@ def brought(engine: DuckDBEngine) -> Relation:
     return engine.from_arrow(table().to_reader(max_chunksize=1_000))
 
 
-def test_held_rows_are_read_as_often_as_one_likes(engine: DuckDBEngine) -> None:
+def test_buffered_rows_are_rereadable(engine: DuckDBEngine) -> None:
     rows = engine.hold(brought(engine))
     assert not rows.single_use
     for _ in range(2):
@@ -56,7 +56,7 @@ def test_held_rows_are_read_as_often_as_one_likes(engine: DuckDBEngine) -> None:
     assert engine.count(odd) == ROWS // 2
 
 
-def test_more_rows_than_fit_can_be_read_once(
+def test_rows_beyond_the_buffer_are_read_once(
     engine: DuckDBEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few(monkeypatch)
@@ -66,7 +66,7 @@ def test_more_rows_than_fit_can_be_read_once(
 
 
 @pytest.mark.parametrize("all_fit", [True, False])
-def test_a_stage_gives_the_rows_that_came_from_memory_or_from_its_files(
+def test_stage_returns_rows_from_memory_or_files(
     engine: DuckDBEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_fit: bool
 ) -> None:
     if not all_fit:
@@ -78,7 +78,7 @@ def test_a_stage_gives_the_rows_that_came_from_memory_or_from_its_files(
         assert engine.stream(staged).read_all().sort_by("id").equals(table())
 
 
-def test_an_export_is_the_same_whether_its_rows_are_held(
+def test_export_is_independent_of_buffering(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     duckdb_store.create_featuregroup(table(), "rows", primary_key="id")

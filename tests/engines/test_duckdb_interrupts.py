@@ -69,7 +69,7 @@ print("goes on", flush=True)
 """
 
 
-def test_ctrl_c_ends_a_query_whatever_duckdb_waits_for(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_waiting_query(tmp_path: Path) -> None:
     try:
         ended = subprocess.run(
             [sys.executable, "-c", PROGRAM, str(tmp_path / "store")],
@@ -96,7 +96,7 @@ def ctrl_c() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_ends_no_query_that_began_after_it() -> None:
+def test_ctrl_c_does_not_end_later_queries() -> None:
     with duckdb.connect() as connection:
         sys.setswitchinterval(10)  # the watching thread is late: it gets its turn in the next query
         for _ in range(5):

@@ -75,7 +75,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_an_interrupt_at_any_step_after_the_commit_removes_nothing(
+def test_interrupt_after_commit_removes_nothing(
     engine: DuckDBEngine, tmp_path: Path, name: str
 ) -> None:
     met, step = 0, 1
@@ -100,7 +100,7 @@ def test_an_interrupt_at_any_step_after_the_commit_removes_nothing(
     assert met >= 10
 
 
-def test_a_failure_before_the_commit_removes_the_files_of_the_write(tmp_path: Path) -> None:
+def test_failure_before_commit_removes_written_files(tmp_path: Path) -> None:
     published, lost = tmp_path / "published", tmp_path / "lost"
     for file in (published, lost):
         file.write_text("rows")
@@ -117,7 +117,7 @@ def test_a_failure_before_the_commit_removes_the_files_of_the_write(tmp_path: Pa
 
 
 @pytest.mark.parametrize("how", ["append", "rewrite"])
-def test_vacuum_beside_writers_removes_no_committed_file(
+def test_concurrent_vacuum_keeps_committed_files(
     engine: DuckDBEngine, tmp_path: Path, how: str
 ) -> None:
     path = new_table(engine, tmp_path)
@@ -145,7 +145,7 @@ def test_vacuum_beside_writers_removes_no_committed_file(
     assert ids(engine, path) == list(range(16))
 
 
-def test_files_and_folders_are_on_disk_before_the_commit_names_them(
+def test_files_are_synced_before_commit(
     engine: DuckDBEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
@@ -188,7 +188,7 @@ def test_fast_durability_leaves_syncing_to_the_system(
         DuckDBEngine(durability="slow")
 
 
-def test_a_directory_that_cannot_be_synced_after_the_commit_is_a_warning(
+def test_failed_sync_after_commit_is_a_warning(
     engine: DuckDBEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = new_table(engine, tmp_path)
@@ -206,7 +206,7 @@ def test_a_directory_that_cannot_be_synced_after_the_commit_is_a_warning(
     assert ids(engine, path) == [1]
 
 
-def test_durability_is_an_argument_of_connect_and_a_setting(
+def test_durability_is_set_by_argument_or_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def durable(**how: Any) -> bool:

@@ -60,14 +60,14 @@ def table_of(
 # -- adopted frames -----------------------------------------------------------------------------------------------
 
 
-def test_a_relation_of_the_engine_itself_is_adopted_without_a_copy(engine: DuckDBEngine) -> None:
+def test_own_relation_is_adopted_without_copy(engine: DuckDBEngine) -> None:
     own = engine.database.connection.sql("select range as id from range(5)")
     relation = adopted(engine, own)
     assert read(engine, relation).to_pydict() == {"id": [0, 1, 2, 3, 4]}
     assert "RANGE" in engine.explain(relation).upper()
 
 
-def test_a_relation_of_another_database_can_be_read_again_and_again(engine: DuckDBEngine) -> None:
+def test_relation_of_another_database_is_reread(engine: DuckDBEngine) -> None:
     other = duckdb.connect()
     other.execute("create table t as select 1 as id, 'x' as s")
     relation = adopted(engine, other.table("t"))
@@ -102,7 +102,7 @@ def test_duckdb_types_become_feature_types(engine: DuckDBEngine) -> None:
     assert read(engine, adopted(engine, frame)).num_rows == 1
 
 
-def test_naive_times_of_an_adopted_relation_are_utc_with_a_warning(engine: DuckDBEngine) -> None:
+def test_naive_adopted_times_are_utc_with_warning(engine: DuckDBEngine) -> None:
     frame = duckdb.sql("select timestamp '2024-01-01 12:00:00' as t")
     with pytest.warns(NaiveTimeWarning, match="'t'"):
         relation = adopted(engine, frame)
@@ -129,7 +129,7 @@ def test_sums_of_integers_are_integers(engine: DuckDBEngine) -> None:
         read(engine, adopted(engine, duckdb.sql("select 9223372036854775808::hugeint as n")))
 
 
-def test_types_without_storage_are_refused_all_in_one_message(engine: DuckDBEngine) -> None:
+def test_unsupported_types_are_refused_together(engine: DuckDBEngine) -> None:
     with pytest.raises(UnsupportedType, match=r"a: .*; b: "):
         engine.adopt(duckdb.sql("select time '12:00' as a, map {'x': 1} as b, 1 as c"))
 
@@ -151,7 +151,7 @@ def test_arrow_types_are_cast_to_feature_types(engine: DuckDBEngine) -> None:
     assert found["d"].to_pylist() == ["x", None]
 
 
-def test_a_stream_that_breaks_raises_its_own_error(engine: DuckDBEngine) -> None:
+def test_broken_stream_raises_its_own_error(engine: DuckDBEngine) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield from numbered(3).to_batches()
         raise FileNotFoundError("the source went away")
@@ -161,7 +161,7 @@ def test_a_stream_that_breaks_raises_its_own_error(engine: DuckDBEngine) -> None
         engine.stream(engine.from_arrow(reader)).read_all()
 
 
-def test_a_stream_that_was_read_once_says_so(engine: DuckDBEngine) -> None:
+def test_second_read_of_stream_raises(engine: DuckDBEngine) -> None:
     relation = engine.from_arrow(numbered(3).to_reader())
     assert relation.single_use
     assert engine.filter(relation, "id > 0").single_use
@@ -190,9 +190,7 @@ def test_batches_of_long_bytes_stay_small(engine: DuckDBEngine) -> None:
     assert len(sizes) > 3
 
 
-def test_a_mapped_relation_can_be_written_and_mapped_again(
-    engine: DuckDBEngine, tmp_path: Path
-) -> None:
+def test_mapped_relation_is_written_and_mapped(engine: DuckDBEngine, tmp_path: Path) -> None:
     table = numbered(10_000)
     mapped = engine.stage(engine.from_arrow(table.to_reader()), str(tmp_path / "a"))
     for _ in range(3):
@@ -210,7 +208,7 @@ def test_threads_add_up_to_the_same_aggregate(engine: DuckDBEngine) -> None:
     assert engine.aggregate(relation, Threaded()) == engine.aggregate(relation, SumAndCount())
 
 
-def test_an_error_in_a_threaded_aggregate_ends_it(engine: DuckDBEngine) -> None:
+def test_threaded_aggregate_stops_at_error(engine: DuckDBEngine) -> None:
     class Failing(SumAndCount):
         threads = 2
 
@@ -277,12 +275,12 @@ def test_paths_with_glob_characters_are_taken_literally(
     assert engine.count(engine.read_files([str(odd / "stage")])) == 3
 
 
-def test_files_that_do_not_exist_are_named(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_read_files_names_missing_files(engine: DuckDBEngine, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"nothing\.parquet"):
         engine.read_files([str(tmp_path / "nothing.parquet")])
 
 
-def test_queries_that_return_no_rows_are_refused(engine: DuckDBEngine) -> None:
+def test_sql_without_result_is_refused(engine: DuckDBEngine) -> None:
     with pytest.raises(InvalidSql):
         engine.sql("create table t (a int)", tables={}, parameters={})
 
@@ -290,7 +288,7 @@ def test_queries_that_return_no_rows_are_refused(engine: DuckDBEngine) -> None:
 # -- settings -----------------------------------------------------------------------------------------------------
 
 
-def test_settings_come_from_arguments_and_environment(
+def test_duckdb_settings_come_from_arguments_and_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FEATURESTORE_DUCKDB_MEMORY_LIMIT", "200MB")
@@ -304,7 +302,7 @@ def test_settings_come_from_arguments_and_environment(
     engine.close()
 
 
-def test_a_wrong_setting_names_its_variables() -> None:
+def test_invalid_setting_names_its_variables() -> None:
     with pytest.raises(ConfigurationError, match="FEATURESTORE_DUCKDB_MEMORY_LIMIT"):
         DuckDBEngine(memory_limit="much")
 
@@ -330,7 +328,7 @@ def test_larger_than_memory_works_by_spilling(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("held", [0, 1 << 30])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_failing_shard_ends_the_others_without_a_whole_result(
+def test_failing_shard_stops_the_others(
     engine: DuckDBEngine, threads: int, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "_max_memory", lambda _: held)
@@ -354,7 +352,7 @@ def test_a_failing_shard_ends_the_others_without_a_whole_result(
     assert 39 not in finished
 
 
-def test_a_failing_source_leaves_no_whole_shard(engine: DuckDBEngine) -> None:
+def test_failing_source_leaves_no_complete_shard(engine: DuckDBEngine) -> None:
     def fail(batch: pa.RecordBatch) -> pa.RecordBatch:
         raise ValueError("bad row")
 
@@ -370,7 +368,7 @@ def test_a_failing_source_leaves_no_whole_shard(engine: DuckDBEngine) -> None:
         )
 
 
-def test_the_last_row_of_a_key_is_the_last_over_many_batches(engine: DuckDBEngine) -> None:
+def test_last_per_key_spans_batches(engine: DuckDBEngine) -> None:
     count = 1_000_000
     keys = np.random.default_rng(0).integers(0, 1000, count)
     table = pa.table({"key": pa.array(keys), "id": pa.array(np.arange(count))})
@@ -383,14 +381,14 @@ def test_the_last_row_of_a_key_is_the_last_over_many_batches(engine: DuckDBEngin
     }
 
 
-def test_an_interrupt_that_duckdb_saw_is_a_keyboard_interrupt() -> None:
+def test_duckdb_interrupt_becomes_keyboard_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt), failures.translated():
         raise RuntimeError("Query interrupted")  # what DuckDB makes of Ctrl-C
     with pytest.raises(RuntimeError, match="another"), failures.translated():
         raise RuntimeError("another error")
 
 
-def test_an_interrupt_below_a_query_is_a_keyboard_interrupt(engine: DuckDBEngine) -> None:
+def test_interrupt_inside_query_becomes_keyboard_interrupt(engine: DuckDBEngine) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([pa.array([1])], names=["a"])
         raise KeyboardInterrupt

@@ -59,7 +59,7 @@ def check_all_are_written(rows: pa.Table, *, row_count: int | None = None) -> No
 
 @pytest.mark.parametrize("order", [["second"], ["first", "second"]])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_writers_see_the_same_rows_whether_they_are_sorted_here_or_by_duckdb(
+def test_shards_are_equal_for_both_sorts(
     order: list[str], mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
@@ -89,12 +89,12 @@ def test_writers_see_the_same_rows_whether_they_are_sorted_here_or_by_duckdb(
     assert found[2] == found[0]
 
 
-def test_rows_in_memory_never_reach_duckdb_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_memory_rows_bypass_duckdb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "stream", None)  # where DuckDB would sort
     check_all_are_written(table())
 
 
-def test_rows_that_are_known_to_be_too_many_are_not_loaded_first(
+def test_too_many_rows_are_not_loaded_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shards, "_load", None)
@@ -102,7 +102,7 @@ def test_rows_that_are_known_to_be_too_many_are_not_loaded_first(
     check_all_are_written(table().select(["shard", "first", "second"]), row_count=ROWS)
 
 
-def test_texts_may_be_short_so_how_many_rows_there_are_does_not_decide(
+def test_row_count_of_short_texts_does_not_decide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shards, "stream", None)  # where DuckDB would sort
@@ -113,7 +113,7 @@ def test_texts_may_be_short_so_how_many_rows_there_are_does_not_decide(
 
 
 @pytest.mark.parametrize("limit", [None, "32MiB"])
-def test_rows_of_many_bytes_are_sorted_in_little_memory(
+def test_wide_rows_are_sorted_in_little_memory(
     limit: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "_max_memory", lambda _: 4 << 20)

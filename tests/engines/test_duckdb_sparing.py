@@ -22,7 +22,7 @@ def limit(database: Database) -> str:
     return str(database.rows("SELECT current_setting('memory_limit')")[0][0])
 
 
-def test_the_limit_is_low_as_long_as_anyone_needs_it_low() -> None:
+def test_memory_limit_stays_low_while_needed() -> None:
     database = Database()
     before = limit(database)
     with database.sparing(GIB):
@@ -37,7 +37,7 @@ def test_the_limit_is_low_as_long_as_anyone_needs_it_low() -> None:
     database.close()
 
 
-def test_a_limit_that_the_user_chose_stays() -> None:
+def test_memory_limit_of_user_is_kept() -> None:
     database = Database(memory_limit="3GiB")
     with database.sparing(GIB):
         assert limit(database) == "3.0 GiB"
@@ -45,7 +45,7 @@ def test_a_limit_that_the_user_chose_stays() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_more_rows_than_fit_are_sorted_with_little_memory(
+def test_sort_of_large_rows_uses_little_memory(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "_max_memory", lambda _: 0)
@@ -72,7 +72,7 @@ def _fail(number: int, batches: object) -> None:
 
 
 @pytest.mark.parametrize("reads_uris", [False, True])
-def test_a_process_that_only_lists_names_opens_no_duckdb(
+def test_listing_names_opens_no_duckdb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads_uris: bool
 ) -> None:
     monkeypatch.setattr(session, "has_connections", lambda: reads_uris)
@@ -88,6 +88,6 @@ def test_a_process_that_only_lists_names_opens_no_duckdb(
         database.rows("SELECT 1")
 
 
-def test_a_setting_that_duckdb_refuses_is_said_at_once() -> None:
+def test_invalid_duckdb_setting_is_refused_on_connect() -> None:
     with pytest.raises(ConfigurationError, match=r"much(.|\n)*FEATURESTORE_DUCKDB_MEMORY_LIMIT"):
         Database(memory_limit="much")

@@ -104,9 +104,7 @@ def test_tables_of_plain_delta_are_read_and_continued(engine: DuckDBEngine, tmp_
     assert rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")[0]["value"] == 7.0
 
 
-def test_partitions_outside_folders_of_their_name_are_read(
-    engine: DuckDBEngine, tmp_path: Path
-) -> None:
+def test_partitions_in_unnamed_folders_are_read(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path, partition_by=("zone",))
     write(engine, path, numbered(10))
     for number, file in enumerate(sorted(data_files(path))):
@@ -157,7 +155,7 @@ def test_many_partitions_and_later_columns_are_read_together(
     assert ids(engine, path) == [0]
 
 
-def test_tables_that_need_newer_writers_are_read_only(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_tables_of_newer_writers_are_read_only(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = str(tmp_path / "table")
     write_deltalake(
         path, pa.table({"id": [1]}), configuration={"delta.enableChangeDataFeed": "true"}
@@ -219,9 +217,7 @@ def test_a_failed_write_leaves_no_file(engine: DuckDBEngine, tmp_path: Path) -> 
     assert sorted(os.listdir(path)) == ["_delta_log"]
 
 
-def test_files_of_a_stage_are_linked_not_written_again(
-    engine: DuckDBEngine, tmp_path: Path
-) -> None:
+def test_staged_files_are_linked_into_table(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     staged = engine.stage(engine.from_arrow(numbered(100).to_reader()), str(tmp_path / "stage"))
     engine.write(path, staged, TableWrite("append"))
@@ -229,9 +225,7 @@ def test_files_of_a_stage_are_linked_not_written_again(
     assert os.stat(file).st_nlink == 2
 
 
-def test_an_upsert_touches_only_files_that_hold_its_keys(
-    engine: DuckDBEngine, tmp_path: Path
-) -> None:
+def test_upsert_rewrites_only_files_with_keys(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     write(engine, path, some(0, 1))
     write(engine, path, some(8, 9))
@@ -241,9 +235,7 @@ def test_an_upsert_touches_only_files_that_hold_its_keys(
     assert len(kept) == 1
 
 
-def test_a_replaced_range_touches_only_files_that_hold_it(
-    engine: DuckDBEngine, tmp_path: Path
-) -> None:
+def test_replace_rewrites_only_files_in_range(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     for each in (0, 5, 9):
         write(engine, path, some(each))
@@ -331,7 +323,7 @@ def test_eight_processes_append_and_upsert_without_loss(
     assert read_snapshot(path).version == 64
 
 
-def test_a_writer_that_keeps_losing_gives_up(
+def test_repeated_conflicts_raise_write_conflict(
     engine: DuckDBEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = new_table(engine, tmp_path)
@@ -356,16 +348,14 @@ def test_a_writer_that_keeps_losing_gives_up(
     rival.close()
 
 
-def test_an_append_does_not_mind_other_appends(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_append_ignores_concurrent_appends(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     stale = read_snapshot(path)
     write(engine, path, some(1))
     assert commits.commit(stale, Change("WRITE"), Publication()) == 2
 
 
-def test_a_transaction_that_raced_with_itself_lands_once(
-    engine: DuckDBEngine, tmp_path: Path
-) -> None:
+def test_concurrent_equal_transactions_commit_once(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     stale = read_snapshot(path)
     write(engine, path, some(1), TableWrite("append", transaction=("app", 1)))
@@ -373,7 +363,7 @@ def test_a_transaction_that_raced_with_itself_lands_once(
         commits.commit(stale, Change("WRITE", transaction=("app", 1)), Publication())
 
 
-def test_a_transaction_that_another_writer_lands_in_a_pause_lands_once(
+def test_transaction_committed_meanwhile_is_skipped(
     engine: DuckDBEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = new_table(engine, tmp_path)
@@ -396,7 +386,7 @@ def test_a_transaction_that_another_writer_lands_in_a_pause_lands_once(
 
 @pytest.mark.parametrize("partition_by", [(), ("t",)])
 @pytest.mark.parametrize("mode", ["append", "overwrite", "upsert", "replace"])
-def test_rows_are_written_again_where_another_writer_widens_columns(
+def test_concurrent_widening_rewrites_rows(
     engine: DuckDBEngine,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -459,9 +449,7 @@ def fill(file: Path) -> None:
             raise
 
 
-def test_a_full_disk_is_told_and_leaves_the_table_as_it_was(
-    engine: DuckDBEngine, small_disk: Path
-) -> None:
+def test_full_disk_raises_and_keeps_table(engine: DuckDBEngine, small_disk: Path) -> None:
     path = new_table(engine, small_disk)
     write(engine, path, some(1, 2))
     rng = np.random.default_rng(0)
@@ -492,7 +480,7 @@ def test_a_truncated_data_file_is_named(engine: DuckDBEngine, tmp_path: Path) ->
         engine.delete(path, "id = 1", commit_metadata={})
 
 
-def test_a_data_file_with_other_bytes_is_named(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_damaged_data_file_is_named(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     write(engine, path, some(1, 2))
     (file,) = data_files(path)
@@ -514,7 +502,7 @@ def test_times_of_any_year_are_written_and_read(engine: DuckDBEngine, tmp_path: 
         write(engine, partitioned, table)
 
 
-def test_one_folder_takes_several_stages(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_folder_can_have_several_stages(engine: DuckDBEngine, tmp_path: Path) -> None:
     stages = [
         engine.stage(engine.from_arrow(numbered(each).to_reader()), str(tmp_path))
         for each in (2, 3)
@@ -538,9 +526,7 @@ def test_too_many_open_files_are_no_damage(engine: DuckDBEngine, tmp_path: Path)
     assert ids(engine, path) == list(range(40))
 
 
-def test_rows_that_only_move_land_beside_new_ones_and_give_way_to_changes(
-    engine: DuckDBEngine, tmp_path: Path
-) -> None:
+def test_optimize_commits_beside_appends_not_deletes(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     write(engine, path, some(1))
     stale = read_snapshot(path)

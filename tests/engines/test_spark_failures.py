@@ -74,5 +74,5 @@ SAID = '[CAST_INVALID_INPUT] The value \'x1\' of the type "STRING" cannot be cas
         (ValueError(""), "ValueError"),
     ],
 )  # fmt: skip
-def test_the_reason_is_the_last_cause_with_its_expression(error: Exception, line: str) -> None:
+def test_error_reason_is_last_cause_with_expression(error: Exception, line: str) -> None:
     assert first_line(error) == line

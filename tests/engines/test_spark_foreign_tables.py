@@ -60,7 +60,7 @@ def make(spark: Any, path: Path, *statements: str, **properties: str) -> Path:
         ({"columnMapping.mode": "id"}, [], r"column mapping \(delta.columnMapping.mode='id'\)"),
     ],
 )  # fmt: skip
-def test_tables_that_would_be_read_wrongly_are_refused_by_both_engines(
+def test_unsupported_tables_are_refused_by_both_engines(
     engines: list[Engine],
     spark: Any,
     tmp_path: Path,
@@ -98,7 +98,7 @@ def test_tables_that_would_be_read_wrongly_are_refused_by_both_engines(
         ),
     ],
 )
-def test_tables_with_harmless_features_are_read_as_spark_reads_them(
+def test_supported_foreign_tables_equal_spark(
     engines: list[Engine],
     spark: Any,
     tmp_path: Path,
@@ -111,7 +111,7 @@ def test_tables_with_harmless_features_are_read_as_spark_reads_them(
     assert [read(engine, path) for engine in engines] == [wanted, wanted]
 
 
-def test_columns_without_a_type_are_never_left_out(
+def test_columns_of_unsupported_types_are_not_dropped(
     engines: list[Engine], spark: Any, tmp_path: Path
 ) -> None:
     path = make(spark, tmp_path / "t", "ALTER TABLE {t} ADD COLUMN nothing void")
@@ -130,7 +130,7 @@ def test_columns_without_a_type_are_never_left_out(
     assert duckdb_engine.stream(relation).read_all().to_pylist() == [{"id": 1, "nothing": None}]
 
 
-def test_a_folder_of_a_partition_may_hold_a_colon(engines: list[Engine], tmp_path: Path) -> None:
+def test_partition_folder_with_colon_is_read(engines: list[Engine], tmp_path: Path) -> None:
     in_log, wanted = "at=12%3A30/part-0.parquet", [{"id": 1, "at": "12:30"}]
     path = tmp_path / "t"
     schema = pa.schema([("id", pa.int64()), ("at", pa.string())])
@@ -147,9 +147,7 @@ def test_a_folder_of_a_partition_may_hold_a_colon(engines: list[Engine], tmp_pat
         read(engines[0], path)
 
 
-def test_columns_of_any_name_are_selected_filtered_and_counted(
-    engines: list[Engine], spark: Any
-) -> None:
+def test_unusual_column_names_are_supported(engines: list[Engine], spark: Any) -> None:
     query = "SELECT 1 AS `k``.1`, timestamp_ntz'2020-01-01 00:00:00' AS `t``.2` FROM range(2)"
     engine = engines[0]
     with warnings.catch_warnings():

@@ -75,7 +75,7 @@ def calls(store: FeatureStore, spark: Any) -> dict[str, Callable[[], object]]:
     }
 
 
-def test_a_call_starts_no_more_spark_jobs_than_the_page_says(
+def test_calls_start_at_most_documented_spark_jobs(
     on_spark: FeatureStore, spark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scheduler = spark.sparkContext._jsc.sc().dagScheduler()

@@ -71,9 +71,7 @@ def write(spark: Any) -> Callable[..., bool]:
     return write
 
 
-def test_a_file_of_the_log_appears_whole_and_is_never_replaced(
-    write: Callable[..., bool], tmp_path: Path
-) -> None:
+def test_log_file_is_atomic_and_never_replaced(write: Callable[..., bool], tmp_path: Path) -> None:
     target = tmp_path / "00000000000000000001.json"
     assert write(target, '{"a":"é"}', "{}")
     assert not write(target, "other")
@@ -81,7 +79,7 @@ def test_a_file_of_the_log_appears_whole_and_is_never_replaced(
     assert os.listdir(tmp_path) == [target.name]
 
 
-def test_a_file_that_may_be_replaced_is_read_as_it_was_written_last(
+def test_replaceable_file_has_last_content(
     write: Callable[..., bool], spark: Any, tmp_path: Path
 ) -> None:
     target = tmp_path / "_last_checkpoint"
@@ -97,9 +95,7 @@ def test_a_file_that_may_be_replaced_is_read_as_it_was_written_last(
     assert os.listdir(tmp_path) == [target.name]
 
 
-def test_of_writers_that_commit_one_version_at_once_one_wins(
-    write: Callable[..., bool], tmp_path: Path
-) -> None:
+def test_concurrent_commit_has_one_winner(write: Callable[..., bool], tmp_path: Path) -> None:
     names = [tmp_path / f"{number:020}.json" for number in range(60)]
     won: list[tuple[Path, str]] = []
     start = threading.Barrier(3)
@@ -131,14 +127,14 @@ def test_of_writers_that_commit_one_version_at_once_one_wins(
     assert all(path.read_text() == f"{me}\n" for path, me in won)
 
 
-def test_appends_of_both_engines_at_once_all_land(engine: SparkEngine, path: str) -> None:
+def test_concurrent_appends_of_both_engines_are_committed(engine: SparkEngine, path: str) -> None:
     embedded = DuckDBEngine()
     writers = {"spark": appending(engine, path), "duckdb": appending(embedded, path)}
     assert_appends_at_once_all_land(path, writers, times={"spark": 3, "duckdb": 25})
     embedded.close()
 
 
-def test_an_error_after_the_commit_is_a_warning_and_not_a_failed_write(
+def test_error_after_commit_is_a_warning(
     engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from py4j.protocol import Py4JNetworkError
@@ -156,7 +152,7 @@ def test_an_error_after_the_commit_is_a_warning_and_not_a_failed_write(
     assert engine.count(engine.read_table(path)) == 1
 
 
-def test_an_interrupt_after_the_commit_takes_nothing_back(
+def test_interrupt_after_commit_keeps_commit(
     engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = tables._save
@@ -172,7 +168,7 @@ def test_an_interrupt_after_the_commit_takes_nothing_back(
     assert engine.count(engine.read_table(path)) == 1
 
 
-def test_an_error_before_the_commit_is_a_failed_write(
+def test_error_before_commit_fails_the_write(
     engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from py4j.protocol import Py4JNetworkError
@@ -195,9 +191,7 @@ def test_an_error_before_the_commit_is_a_failed_write(
         {"delta.logStore.class": "io.delta.storage.LocalLogStore"},
     ],
 )
-def test_a_session_that_would_replace_commits_is_refused_for_writes(
-    spark: Any, settings: dict[str, str]
-) -> None:
+def test_session_with_unsafe_log_store_is_refused(spark: Any, settings: dict[str, str]) -> None:
     ours = {"spark.delta.logStore.file.impl": "featurestore.delta.PosixLogStore"}
     if "delta.logStore.class" in settings:
         settings = ours | settings
@@ -210,7 +204,7 @@ def test_a_session_that_would_replace_commits_is_refused_for_writes(
     sessions.check_log_store(spark, "/data/store")
 
 
-def test_the_jar_is_built_from_the_source_beside_it() -> None:
+def test_jar_is_built_from_its_source() -> None:
     folder = sessions.JVM_JAR.parent
     sources = {source.name: source.read_bytes() for source in folder.glob("*.java")}
     with zipfile.ZipFile(sessions.JVM_JAR) as jar:
@@ -266,7 +260,7 @@ def compiled(source: str, folder: Path) -> Path:
 
 @pytest.mark.spark
 @pytest.mark.soak
-def test_appends_of_both_engines_at_once_all_land_where_commits_are_slow(tmp_path: Path) -> None:
+def test_concurrent_appends_with_slow_commits_are_committed(tmp_path: Path) -> None:
     library = compiled(DELAYED, tmp_path)
     path, stop = str(tmp_path / "table"), tmp_path / "stop"
     tables.create_table(path, schema=APPENDED, partition_by=(), properties={}, commit_metadata={})
@@ -286,9 +280,7 @@ def test_appends_of_both_engines_at_once_all_land_where_commits_are_slow(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["part-0.parquet", "by=a b/é-0.parquet"])
-def test_a_commit_appears_when_its_data_files_are_on_disk(
-    spark: Any, tmp_path: Path, name: str
-) -> None:
+def test_commit_appears_after_data_files_are_synced(spark: Any, tmp_path: Path, name: str) -> None:
     """What cannot be synced shows that it is asked for, before the commit has its name."""
     from py4j.protocol import Py4JJavaError
 
@@ -392,7 +384,7 @@ engine.close()
 
 @pytest.mark.spark
 @pytest.mark.soak
-def test_no_write_of_spark_names_a_file_before_it_is_on_disk(tmp_path: Path) -> None:
+def test_spark_write_syncs_files_before_commit(tmp_path: Path) -> None:
     library, noted = compiled(NOTED, tmp_path), tmp_path / "noted"
     env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "FEATURESTORE_SPARK_MASTER": "local[1]"}
     env |= {"LD_PRELOAD": str(library), "SYNC_LOG": str(noted)}
@@ -417,9 +409,7 @@ def test_no_write_of_spark_names_a_file_before_it_is_on_disk(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("durability", ["full", "fast"])
-def test_the_durability_of_a_store_reaches_the_log_store(
-    spark: Any, path: str, durability: str
-) -> None:
+def test_durability_setting_reaches_the_log_store(spark: Any, path: str, durability: str) -> None:
     engine = SparkEngine(spark, durability=durability)
     with CommitSession(spark, path, {}, durable=engine._durable) as commit:
         configuration = commit.session._jsparkSession.sessionState().newHadoopConf()

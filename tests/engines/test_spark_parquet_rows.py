@@ -45,7 +45,7 @@ def rows(first: int, last: int) -> pa.Table:
     return pa.table(list(map(list, zip(*columns, strict=True))), schema=SCHEMA)
 
 
-def test_columns_of_a_file_are_found_whatever_their_case(tmp_path: Path) -> None:
+def test_parquet_columns_match_case_insensitively(tmp_path: Path) -> None:
     path = str(tmp_path / "foreign.parquet")
     parquet.write_table(pa.table({"ID": [1, 2], "y": [0.5, 1.5]}), path)
     schema = pa.schema([("id", pa.int64()), ("y", pa.float64()), ("z", pa.string())])
@@ -77,7 +77,7 @@ def spark_engine(spark: Any) -> Engine:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("is_local", [False, True])
-def test_what_python_reads_of_files_are_the_rows_that_spark_reads(
+def test_python_parquet_rows_equal_spark(
     table: str,
     spark_engine: Engine,
     tmp_path: Path,
@@ -104,7 +104,7 @@ def test_what_python_reads_of_files_are_the_rows_that_spark_reads(
         engine.aggregate(read, AllRows(read.schema))
 
 
-def test_parts_of_files_have_each_row_once_whatever_their_number(tmp_path: Path) -> None:
+def test_file_partitions_contain_every_row_once(tmp_path: Path) -> None:
     sizes, numbers = [], 0
     for number, length in enumerate((0, 5, 200, 1)):
         path = str(tmp_path / f"{number}.parquet")

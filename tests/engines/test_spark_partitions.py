@@ -21,7 +21,7 @@ from featurestore_connectors.spark_delta import SparkEngine, partitions
         (1_000, r"hashpartitioning\(part#\d+, 20\), REPARTITION_BY_NUM"),
     ],
 )
-def test_joins_of_more_rows_have_more_tasks_and_the_same_answers(
+def test_join_task_count_grows_with_rows(
     task_bytes: int, shuffle: str, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partitions, "_TASK_BYTES", task_bytes)

@@ -102,7 +102,7 @@ def numbers(engine: SparkEngine, count: int, *, partitions: int = 4) -> Relation
     return engine.adopt(frame) or pytest.fail("not adopted")
 
 
-def test_every_type_comes_back_as_it_was_given(engine: SparkEngine) -> None:
+def test_stream_keeps_every_type(engine: SparkEngine) -> None:
     held = given(engine, [FULL, EMPTY, HOLLOW])
     wanted = str(pa.Table.from_pylist([FULL, EMPTY, HOLLOW], SCHEMA).to_pylist())
     for relation in (held, on_executors(held)):
@@ -128,7 +128,7 @@ def test_functions_see_feature_types_not_storage_types(engine: SparkEngine) -> N
         ]
 
 
-def test_a_stream_too_large_for_the_plan_keeps_its_order(engine: SparkEngine) -> None:
+def test_large_stream_keeps_order(engine: SparkEngine) -> None:
     schema = pa.schema([("id", pa.int64()), ("u", pa.uint32())])
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -157,7 +157,7 @@ def test_parked_streams_are_removed_on_close(
     assert os.listdir(tmp_path / "parked") == []
 
 
-def test_parked_streams_go_when_the_write_ends(
+def test_parked_streams_are_removed_after_write(
     engine: SparkEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parked = tmp_path / "parked"
@@ -177,7 +177,7 @@ def test_parked_streams_go_when_the_write_ends(
     assert engine.count(kept) == 10  # released by nobody, so it is there as long as the engine
 
 
-def test_a_stream_that_breaks_off_leaves_nothing_parked(
+def test_interrupted_stream_leaves_nothing_parked(
     engine: SparkEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEATURESTORE_SPARK_STAGING", str(tmp_path / "parked"))
@@ -193,9 +193,7 @@ def test_a_stream_that_breaks_off_leaves_nothing_parked(
     assert os.listdir(tmp_path / "parked") == []
 
 
-def test_a_stream_starts_before_the_last_partition_is_computed(
-    engine: SparkEngine, tmp_path: Any
-) -> None:
+def test_stream_starts_before_last_partition(engine: SparkEngine, tmp_path: Any) -> None:
     trace = str(tmp_path)
 
     def leave_trace(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -211,7 +209,7 @@ def test_a_stream_starts_before_the_last_partition_is_computed(
     assert len(os.listdir(trace)) < 8
 
 
-def test_a_small_limit_computes_few_partitions_and_keeps_the_order(engine: SparkEngine) -> None:
+def test_small_limit_computes_few_partitions(engine: SparkEngine) -> None:
     relation = numbers(engine, 1000, partitions=8)
     assert [row["id"] for row in rows_of(engine, relation, limit=120)] == list(range(120))
     assert rows_of(engine, engine.filter(relation, "id = 990"), limit=5) == [
@@ -220,7 +218,7 @@ def test_a_small_limit_computes_few_partitions_and_keeps_the_order(engine: Spark
     assert len(rows_of(engine, relation, limit=5000)) == 1000
 
 
-def test_batches_have_at_most_the_rows_that_were_asked_for(engine: SparkEngine) -> None:
+def test_batches_have_at_most_batch_rows(engine: SparkEngine) -> None:
     sizes = [batch.num_rows for batch in engine.stream(numbers(engine, 1000), batch_rows=64)]
     assert sum(sizes) == 1000
     assert max(sizes) == 64
@@ -256,7 +254,7 @@ def test_the_state_of_no_rows_is_the_start(engine: SparkEngine) -> None:
     assert engine.aggregate(engine.filter(numbers(engine, 10), "id < 0"), Tally()) == [0, 0]
 
 
-def test_errors_of_the_store_leave_executors_whole(engine: SparkEngine) -> None:
+def test_store_errors_on_executors_keep_their_class(engine: SparkEngine) -> None:
     def refuse(batch: pa.RecordBatch) -> pa.RecordBatch:
         raise DuplicateKeys("two rows of one key", hint="look again")
 
@@ -265,7 +263,7 @@ def test_errors_of_the_store_leave_executors_whole(engine: SparkEngine) -> None:
         engine.count(engine.map_batches(relation, refuse, schema=relation.schema))
 
 
-def test_other_errors_of_executors_are_told_in_one_line(engine: SparkEngine) -> None:
+def test_executor_errors_have_one_line(engine: SparkEngine) -> None:
     def fail(batch: pa.RecordBatch) -> pa.RecordBatch:
         raise ValueError("a bad row")
 
@@ -274,7 +272,7 @@ def test_other_errors_of_executors_are_told_in_one_line(engine: SparkEngine) -> 
         engine.stream(engine.map_batches(relation, fail, schema=relation.schema)).read_all()
 
 
-def test_naive_times_of_a_dataframe_are_utc_with_one_warning(engine: SparkEngine) -> None:
+def test_naive_dataframe_times_are_utc_with_warning(engine: SparkEngine) -> None:
     frame = engine.session.sql(
         "select timestamp_ntz'2020-01-01 12:00:00' as t, array(timestamp_ntz'2020-01-01 12:00:00') as l"
     )
@@ -284,7 +282,7 @@ def test_naive_times_of_a_dataframe_are_utc_with_one_warning(engine: SparkEngine
     assert rows_of(engine, relation) == [{"t": NOON, "l": [NOON]}]
 
 
-def test_types_without_storage_are_refused_all_in_one_message(engine: SparkEngine) -> None:
+def test_unsupported_types_are_refused_together(engine: SparkEngine) -> None:
     frame = engine.session.sql("select map(1, 2) as m, interval 1 day as i, 1 as good")
     with pytest.raises(UnsupportedType, match=r"m: .*; i: "):
         engine.adopt(frame)
@@ -292,12 +290,12 @@ def test_types_without_storage_are_refused_all_in_one_message(engine: SparkEngin
         engine.adopt(engine.session.sql("select parse_json('1') as v"))
 
 
-def test_what_is_no_dataframe_of_spark_is_not_adopted(engine: SparkEngine) -> None:
+def test_adopt_ignores_other_objects(engine: SparkEngine) -> None:
     assert engine.adopt(object()) is None
     assert engine.adopt(pa.table({"a": [1]})) is None
 
 
-def test_sql_binds_parameters_and_leaves_the_users_views_alone(engine: SparkEngine) -> None:
+def test_sql_binds_parameters_and_keeps_user_views(engine: SparkEngine) -> None:
     engine.session.range(3).createOrReplaceTempView("trips")
     schema = pa.schema([("t", pa.timestamp("us", tz="UTC")), ("s", pa.string())])
     relation = given(
@@ -314,7 +312,7 @@ def test_sql_binds_parameters_and_leaves_the_users_views_alone(engine: SparkEngi
     engine.session.catalog.dropTempView("trips")
 
 
-def test_wrong_sql_is_told_with_what_is_wrong(engine: SparkEngine) -> None:
+def test_invalid_sql_error_names_the_cause(engine: SparkEngine) -> None:
     relation = numbers(engine, 3)
     with pytest.raises(InvalidSql, match="nothing"):
         engine.sql("select nothing from t", tables={"t": relation}, parameters={})
@@ -323,7 +321,7 @@ def test_wrong_sql_is_told_with_what_is_wrong(engine: SparkEngine) -> None:
     assert not engine.session.catalog.tableExists("t")
 
 
-def test_ranges_are_half_open_on_the_side_that_was_asked_for(engine: SparkEngine) -> None:
+def test_within_is_half_open_on_requested_side(engine: SparkEngine) -> None:
     schema = pa.schema([("t", pa.timestamp("us", tz="UTC"))])
     hours = [NOON + dt.timedelta(hours=hour) for hour in range(3)]
     relation = given(engine, [{"t": hour} for hour in [*hours, None]], schema)
@@ -348,7 +346,7 @@ def test_filters_and_columns_reach_the_files(engine: SparkEngine, tmp_path: Any)
     assert "ReadSchema: struct<id:bigint,when:timestamp>" in plan
 
 
-def test_held_rows_are_those_that_were_given_whatever_happens_to_their_arrays(
+def test_buffered_rows_are_independent_of_source_arrays(
     engine: SparkEngine,
 ) -> None:
     numbers = np.arange(3)
@@ -368,7 +366,7 @@ def test_duplicates_are_counted_with_the_most_frequent_first(engine: SparkEngine
     assert engine.duplicates(engine.filter(relation, "k = 3"), ["k"]) == (0, [])
 
 
-def test_the_last_row_of_a_key_stays_and_null_keys_all_do(engine: SparkEngine) -> None:
+def test_last_per_key_keeps_null_keys(engine: SparkEngine) -> None:
     schema = pa.schema([("k", pa.int64()), ("v", pa.struct([("a", pa.uint8())]))])
     pairs = [(1, 1), (2, 2), (1, None), (None, 4), (None, 5), (2, 6)]
     relation = given(
@@ -388,9 +386,7 @@ def test_the_last_row_of_a_key_stays_and_null_keys_all_do(engine: SparkEngine) -
     )
 
 
-def test_parquet_folders_are_read_to_any_depth_by_column_name(
-    engine: SparkEngine, tmp_path: Any
-) -> None:
+def test_parquet_folders_are_read_recursively_by_name(engine: SparkEngine, tmp_path: Any) -> None:
     os.makedirs(tmp_path / "deep" / "er")
     parquet.write_table(
         pa.table({"a": pa.array([1], pa.uint8()), "b": ["x"]}), tmp_path / "deep" / "one.parquet"
@@ -409,7 +405,7 @@ def test_parquet_folders_are_read_to_any_depth_by_column_name(
         engine.read_files([str(tmp_path / "nothing")])
 
 
-def test_nanoseconds_of_other_writers_are_read_when_whole(
+def test_whole_microseconds_of_nanosecond_files_are_read(
     engine: SparkEngine, tmp_path: Any
 ) -> None:
     path = str(tmp_path / "times.parquet")
@@ -429,7 +425,7 @@ def test_nanoseconds_of_other_writers_are_read_when_whole(
         engine.session.conf.set(setting, "true")
 
 
-def test_a_version_that_does_not_exist_is_named(engine: SparkEngine, tmp_path: Any) -> None:
+def test_missing_version_is_named(engine: SparkEngine, tmp_path: Any) -> None:
     path = str(tmp_path / "table")
     engine.create_table(path, schema=SCHEMA, partition_by=(), properties={}, commit_metadata={})
     with pytest.raises(VersionNotFound, match="no Delta version 7"):

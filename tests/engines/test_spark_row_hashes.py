@@ -62,7 +62,7 @@ def every_type() -> pa.Table:
     return pa.table(columns)
 
 
-def test_functions_of_the_jvm_give_the_row_hash_and_the_counts_of_every_type(
+def test_jvm_row_hashes_equal_python(
     spark: SparkSession,
 ) -> None:
     from featurestore_connectors.spark_delta import SparkEngine, row_hashes
@@ -99,7 +99,7 @@ def test_functions_of_the_jvm_give_the_row_hash_and_the_counts_of_every_type(
     assert engine.with_row_hash(held, key, seed=SEED, name=HASH) is None
 
 
-def test_exports_that_spark_hashes_and_writes_are_those_of_python_and_of_the_embedded_engine(
+def test_jvm_export_equals_python_and_duckdb(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of one group, joined ones, and rows of which many have one key."""
@@ -158,7 +158,7 @@ def test_exports_that_spark_hashes_and_writes_are_those_of_python_and_of_the_emb
             assert written[name, rows_of] == written["embedded", rows_of], (name, rows_of)
 
 
-def test_boundaries_of_too_many_hashes_take_one_more_job_and_give_the_same_bytes(
+def test_many_hash_boundaries_give_equal_bytes(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bins of 31 rows, of which a quarter may be fetched: they are divided once more."""

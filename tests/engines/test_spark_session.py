@@ -55,7 +55,7 @@ def test_java_17_of_java_home_will_do(tmp_path: Path, monkeypatch: pytest.Monkey
     ("text", "status"),
     [('java version "1.8.0_401"', 0), ('openjdk version "11.0.2"', 0), ("broken", 1)],
 )
-def test_a_java_that_spark_does_not_work_with_is_named(
+def test_unsupported_java_version_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, status: int
 ) -> None:
     home = java_that_says(tmp_path / "jdk", text, status=status)
@@ -67,7 +67,7 @@ def test_a_java_that_spark_does_not_work_with_is_named(
     assert "JAVA_HOME" in (caught.value.hint or "")
 
 
-def test_no_java_at_all_is_said_before_spark_starts(
+def test_missing_java_is_reported_before_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyspark")
@@ -92,7 +92,7 @@ def test_a_missing_library_answers_with_the_command(
         session.check_libraries()
 
 
-def test_the_active_session_is_used_and_left_running(spark: Any) -> None:
+def test_active_session_is_reused_and_kept(spark: Any) -> None:
     engine = SparkEngine()
     assert engine.session is spark
     engine.close()
@@ -108,7 +108,7 @@ def test_a_session_of_another_time_zone_is_refused(spark: Any) -> None:
 
 
 @pytest.mark.spark
-def test_an_own_session_is_configured_and_one_without_delta_is_refused() -> None:
+def test_own_session_is_configured_for_delta() -> None:
     env = {
         key: value
         for key, value in os.environ.items()

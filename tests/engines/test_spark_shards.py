@@ -13,9 +13,7 @@ from featurestore_connectors.spark_delta.shards import spread
 
 
 @pytest.mark.parametrize("shard_count", [1, 3, 8, 100])
-def test_shards_are_dealt_out_to_no_more_partitions_than_there_are_shards(
-    spark: Any, shard_count: int
-) -> None:
+def test_partition_count_is_at_most_shard_count(spark: Any, shard_count: int) -> None:
     engine = SparkEngine(spark)
     most = 4 * spark.sparkContext.defaultParallelism  # on a local master
     given = engine.from_arrow(

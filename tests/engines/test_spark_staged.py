@@ -64,7 +64,7 @@ def rows(first: int, last: int) -> pa.Table:
 
 
 @pytest.mark.parametrize("partition_by", [(), ("flag",)])
-def test_staged_rows_are_appended_by_their_files_where_the_table_is_plain(
+def test_plain_table_appends_staged_files(
     spark: SparkSession, tmp_path: Path, partition_by: tuple[str, ...]
 ) -> None:
     path = str(tmp_path / "table")
@@ -127,7 +127,7 @@ EDGES = {
 }
 
 
-def test_staged_rows_are_what_spark_says_of_them(spark: SparkSession, tmp_path: Path) -> None:
+def test_staged_rows_equal_spark(spark: SparkSession, tmp_path: Path) -> None:
     engine = SparkEngine(spark)
     given = engine.from_arrow(pa.table(EDGES).to_reader())
     staged = engine.stage(on_executors(given), str(tmp_path / "rows"))
@@ -150,7 +150,7 @@ def test_staged_rows_are_what_spark_says_of_them(spark: SparkSession, tmp_path: 
         assert here[0] == 0 if key == ["n.b"] else here[0] > 0, key
 
 
-def test_rows_that_are_too_many_for_the_driver_are_left_to_spark(
+def test_large_stages_are_appended_by_spark(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = SparkEngine(spark)
@@ -168,9 +168,7 @@ def test_rows_that_are_too_many_for_the_driver_are_left_to_spark(
     assert here == there
 
 
-def test_rows_with_times_of_sparks_older_kind_are_left_to_spark(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_legacy_times_are_appended_by_spark(spark: SparkSession, tmp_path: Path) -> None:
     engine, setting = SparkEngine(spark), "spark.sql.parquet.outputTimestampType"
     given = on_executors(engine.from_arrow(rows(0, 50).to_reader()))
     before = spark.conf.get(setting)
@@ -187,9 +185,7 @@ def test_rows_with_times_of_sparks_older_kind_are_left_to_spark(
     assert {"at": NOON + dt.timedelta(seconds=1)} in found
 
 
-def test_some_of_the_columns_of_staged_rows_are_written_without_the_others(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_staged_write_selects_columns(spark: SparkSession, tmp_path: Path) -> None:
     engine, path = SparkEngine(spark), str(tmp_path / "table")
     schema = pa.schema([("id", pa.int64()), ("y", pa.float64())])
     engine.create_table(path, schema=schema, partition_by=(), properties={}, commit_metadata={})

@@ -80,7 +80,7 @@ def content(engine: SparkEngine, path: str, schema: pa.Schema = SCHEMA) -> list[
     return sorted(rows, key=str)
 
 
-def test_delta_stops_a_repeat_that_the_first_look_missed(
+def test_repeated_transaction_is_stopped_by_delta(
     engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "is_repeat", lambda path, transaction: False)
@@ -105,9 +105,7 @@ def test_rows_outside_the_replaced_range_are_refused(engine: SparkEngine, path: 
     assert content(engine, path) == [row(1)]
 
 
-def test_null_structs_stay_null_in_a_merge_that_adds_columns(
-    engine: SparkEngine, tmp_path: Path
-) -> None:
+def test_merge_with_new_columns_keeps_null_structs(engine: SparkEngine, tmp_path: Path) -> None:
     path = str(tmp_path / "structs")
     schema = pa.schema([("k", pa.int64()), ("point", pa.struct([("x", pa.uint8())]))])
     engine.create_table(path, schema=schema, partition_by=(), properties={}, commit_metadata={})
@@ -120,12 +118,12 @@ def test_null_structs_stay_null_in_a_merge_that_adds_columns(
     assert content(engine, path, wider) == [new[0], rows[1] | {"more": None}, new[1]]
 
 
-def test_a_predicate_that_cannot_be_used_is_refused(engine: SparkEngine, path: str) -> None:
+def test_invalid_predicate_is_refused(engine: SparkEngine, path: str) -> None:
     with pytest.raises(InvalidSql, match="nope"):
         engine.delete(path, "nope = 2", commit_metadata={})
 
 
-def test_parallel_upserts_of_one_row_all_land(engine: SparkEngine, path: str) -> None:
+def test_parallel_upserts_of_one_row_are_committed(engine: SparkEngine, path: str) -> None:
     engine.write(path, given(engine, [row(0)]), TableWrite("append"))
     failures: list[BaseException] = []
 
@@ -148,7 +146,7 @@ def test_parallel_upserts_of_one_row_all_land(engine: SparkEngine, path: str) ->
     assert sorted(commit.note["run"] for commit in read_history(path)[:-2]) == ["1", "2"]
 
 
-def test_a_writer_that_keeps_losing_says_so(
+def test_repeated_conflicts_raise_write_conflict(
     engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.write(path, given(engine, [row(1)]), TableWrite("append"))
@@ -180,7 +178,7 @@ def _raise_conflict(*_: Any, **__: Any) -> None:
     ids=lambda how: f"{how.mode}-{len(how.offsets)}",
 )
 @pytest.mark.parametrize("staged", [False, True])
-def test_rows_have_the_types_of_a_table_that_another_writer_widens(
+def test_append_casts_to_concurrently_widened_types(
     engine: SparkEngine,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -228,9 +226,7 @@ def test_rows_have_the_types_of_a_table_that_another_writer_widens(
         assert parquet.read_schema(file.path).field("price").type == wide
 
 
-def test_times_are_stored_with_statistics_and_the_users_settings_stay(
-    engine: SparkEngine, path: str
-) -> None:
+def test_times_have_statistics_and_user_settings_stay(engine: SparkEngine, path: str) -> None:
     setting = "spark.sql.parquet.outputTimestampType"
     before, known = engine.session.conf.get(setting), set(engine.session.conf.getAll)
     engine.write(
@@ -317,7 +313,7 @@ engine.close()
 
 @pytest.mark.spark
 @pytest.mark.soak
-def test_driver_processes_that_append_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_concurrent_drivers_lose_no_appends(tmp_path: Path) -> None:
     path, go = str(tmp_path / "table"), tmp_path / "go"
     tables.create_table(path, schema=SCHEMA, partition_by=(), properties={}, commit_metadata={})
     env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "FEATURESTORE_SPARK_MASTER": "local[1]"}

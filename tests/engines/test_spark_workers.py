@@ -12,7 +12,7 @@ import pytest
 from featurestore_connectors.spark_delta.workers import clear_archive_importers
 
 
-def test_archives_of_the_environment_are_forgotten_and_found_again(
+def test_environment_archives_are_refreshed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others stay: a program may bring one that changes."""

@@ -39,7 +39,7 @@ def fitted(context: Any) -> dict[str, float]:
     return {"mse": error if context.keeps("scale") else 100 * error}
 
 
-def test_what_features_and_layers_are_worth_is_found_in_their_order(
+def test_ablate_orders_components_by_effect(
     sums: TrainingDataset,
 ) -> None:
     before = sorted(path for path in Path(sums.path).rglob("*"))
@@ -84,7 +84,7 @@ def test_what_features_and_layers_are_worth_is_found_in_their_order(
     assert len(found.to_pandas()) == 6
 
 
-def test_features_of_a_group_are_left_out_together(kept: FeatureStore) -> None:
+def test_ablate_groups_removes_features_together(kept: FeatureStore) -> None:
     rows = [{"id": n, "a": n / 7, "b": n % 3} for n in range(20)]
     kept.create_featuregroup(rows, "numbers", primary_key=["id"])
     kept.create_featuregroup(
@@ -110,7 +110,7 @@ def seen(context: Any) -> dict[str, float]:
     return {"train": len(rows[0]), "held": len(rows[1]), "sum": float(np.sort(both).sum())}
 
 
-def test_folds_hold_every_row_once_and_the_others_are_trained_on(sums: TrainingDataset) -> None:
+def test_cross_validate_holds_out_each_row_once(sums: TrainingDataset) -> None:
     found = experiments.cross_validate(seen, dataset=sums, folds=3, parallel=2)
     total = sums.num_rows("train")
     assert [fold["held"] for fold in found.folds] == [
@@ -130,9 +130,7 @@ def test_folds_hold_every_row_once_and_the_others_are_trained_on(sums: TrainingD
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
-def test_kept_rows_are_read_as_if_there_were_no_others(
-    kept: FeatureStore, data_format: str
-) -> None:
+def test_fold_reader_reads_only_its_rows(kept: FeatureStore, data_format: str) -> None:
     rows = [{"n": float(n), "y": n} for n in range(997)]
     dataset = kept.create_training_dataset(
         rows, "counted", label="y", data_format=data_format, shards=5

@@ -35,7 +35,7 @@ from featurestore.training import TrainingDataset
 from tests.experiments import training
 
 
-def test_a_run_keeps_what_was_asked_what_it_read_and_how_it_went(
+def test_launch_records_request_reads_and_result(
     kept: FeatureStore, sums: TrainingDataset, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     run = experiments.launch(
@@ -106,7 +106,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: str) -> str:
     return text
 
 
-def test_killed_workers_are_started_again_and_go_on_with_equal_losses(
+def test_restarted_workers_reach_equal_losses(
     sums: TrainingDataset,
 ) -> None:
     whole = experiments.collective_all_reduce(training.regression, workers=2, dataset=sums)
@@ -127,7 +127,7 @@ def test_killed_workers_are_started_again_and_go_on_with_equal_losses(
     assert begun[1] == "attempt 2 begins at 0 30"
 
 
-def test_all_workers_of_an_attempt_begin_with_the_same_checkpoint(sums: TrainingDataset) -> None:
+def test_workers_restart_from_the_same_checkpoint(sums: TrainingDataset) -> None:
     run = experiments.collective_all_reduce(
         training.one_worker_begins_late, workers=2, dataset=sums, retries=1
     )
@@ -136,7 +136,7 @@ def test_all_workers_of_an_attempt_begin_with_the_same_checkpoint(sums: Training
         assert begun == ["attempt 1 begins at 0 0", "attempt 2 begins at 0 10"]
 
 
-def test_a_process_that_only_imported_a_kernel_is_no_notebook(tmp_path: Path) -> None:
+def test_imported_kernel_is_not_a_notebook(tmp_path: Path) -> None:
     pytest.importorskip("ipykernel.kernelapp")
     log = tmp_path / "worker.log"
     log.write_text("a line\n")
@@ -145,7 +145,7 @@ def test_a_process_that_only_imported_a_kernel_is_no_notebook(tmp_path: Path) ->
 
 
 @pytest.mark.soak
-def test_thirty_kills_at_any_moment_lose_nothing(sums: TrainingDataset) -> None:
+def test_thirty_random_kills_lose_nothing(sums: TrainingDataset) -> None:
     params = {"epochs": 40, "pause": 0.005}
     whole = experiments.launch(training.regression, dataset=sums, params={"epochs": 40})
     kills: list[int] = []
@@ -196,9 +196,7 @@ experiments.collective_all_reduce(training.with_grandchildren, workers=2, name="
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_the_end_of_the_driver_ends_workers_and_what_they_started(
-    kept: FeatureStore, how: signal.Signals
-) -> None:
+def test_driver_exit_ends_workers_and_subprocesses(kept: FeatureStore, how: signal.Signals) -> None:
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([root, *sys.path])
     driver = subprocess.Popen(
@@ -239,7 +237,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_failed_run_says_why_and_is_resumed_with_the_function_that_is_loaded(
+def test_failed_run_has_reason_and_resumes(
     sums: TrainingDataset,
 ) -> None:
     with pytest.raises(RunFailed, match="worker 0 was lost: killed by SIGKILL") as failed:
@@ -266,16 +264,14 @@ def raising(context: Any) -> None:
 @pytest.mark.parametrize(
     ("function", "reason"), [(diverging, "loss.* is nan at step 3"), (raising, "no such thing")]
 )
-def test_an_error_of_the_function_is_the_error_of_the_run(
-    kept: FeatureStore, function: Any, reason: str
-) -> None:
+def test_function_error_fails_the_run(kept: FeatureStore, function: Any, reason: str) -> None:
     with pytest.raises(RunFailed, match=reason):
         experiments.launch(function, retries=3, store=kept)
     (run,) = experiments.get_runs()
     assert len(run.record.attempts) == 1  # what raises raises again
 
 
-def test_wrong_input_is_one_error_before_anything_is_made(
+def test_invalid_launch_is_refused_without_side_effects(
     kept: FeatureStore, sums: TrainingDataset
 ) -> None:
     lock = threading.Lock()
@@ -313,7 +309,7 @@ def test_wrong_input_is_one_error_before_anything_is_made(
     assert experiments.get_runs() == []
 
 
-def test_a_damaged_record_is_named_and_hides_no_other(kept: FeatureStore) -> None:
+def test_damaged_record_does_not_hide_other_runs(kept: FeatureStore) -> None:
     run = experiments.launch(lambda: {"loss": 1}, name="constant", store=kept)
     other = experiments.launch(lambda: 2.5, name="constant", store=kept)
     assert other.metrics == {"result": 2.5}
@@ -336,7 +332,7 @@ def test_a_damaged_record_is_named_and_hides_no_other(kept: FeatureStore) -> Non
         experiments.get_run("20990101-000000-abcdef")
 
 
-def test_a_function_that_no_module_has_is_not_resumed_by_its_record(kept: FeatureStore) -> None:
+def test_resume_refuses_function_missing_in_module(kept: FeatureStore) -> None:
     def local(context: Any) -> None:
         if context.attempt == 1:
             raise InvalidMetric("no")

@@ -38,9 +38,7 @@ def learning(lr: float, context: Any, units: tuple[int, ...] = ()) -> dict[str, 
     return {"val_auc": 0.9}
 
 
-def test_mlflow_shows_what_a_run_keeps_and_its_trials_below_it(
-    tracking: str, sums: TrainingDataset
-) -> None:
+def test_to_mlflow_mirrors_run_and_trials(tracking: str, sums: TrainingDataset) -> None:
     study = experiments.search(
         learning,
         space={"lr": [0.1, 0.2]},
@@ -80,9 +78,7 @@ def test_mlflow_shows_what_a_run_keeps_and_its_trials_below_it(
         )
 
 
-def test_mirroring_again_makes_no_second_run_and_adds_what_is_new(
-    tracking: str, kept: FeatureStore
-) -> None:
+def test_to_mlflow_again_adds_only_new_values(tracking: str, kept: FeatureStore) -> None:
     def twice(context: Any) -> dict[str, float]:
         context.report(context.attempt, loss=1 / context.attempt)
         if context.attempt == 1:
@@ -107,9 +103,7 @@ def test_mirroring_again_makes_no_second_run_and_adds_what_is_new(
     assert [(point.step, point.value) for point in history] == [(1, 1.0), (2, 0.5)]
 
 
-def test_what_mlflow_cannot_take_is_said_before_anything_is_made_there(
-    tracking: str, kept: FeatureStore
-) -> None:
+def test_to_mlflow_refuses_unsupported_values_first(tracking: str, kept: FeatureStore) -> None:
     run = experiments.launch(lambda: {"a@b": 1, "a:b": 2}, name="alike", store=kept)
     with pytest.raises(InvalidArgument, match=r"metrics '.+' and '.+' have the same name 'a_b'"):
         experiments.to_mlflow(run, tracking)

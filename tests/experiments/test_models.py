@@ -135,7 +135,7 @@ def predicted(frame: Any) -> dict[tuple[Any, ...], float]:
     return found
 
 
-def test_scores_are_what_predict_says_of_the_readers_batches(
+def test_scores_equal_predictions_of_reader_batches(
     kept: FeatureStore, flights: TrainingDataset, asked: pa.Table
 ) -> None:
     model = experiments.register_model(a_run(kept, flights), "line", trust=True)
@@ -172,7 +172,7 @@ def test_predictions_are_a_group_of_the_labels_times(
     assert set(fixed.to_arrow()["label_time"].to_pylist()) == {hour(3)}
 
 
-def test_code_of_models_runs_only_where_it_is_allowed(
+def test_models_with_code_need_trust(
     kept: FeatureStore, flights: TrainingDataset, asked: pa.Table
 ) -> None:
     run = a_run(kept, flights)
@@ -189,7 +189,7 @@ def test_code_of_models_runs_only_where_it_is_allowed(
         model.load(trust=True)
 
 
-def test_a_rebuilt_registry_knows_models_and_their_stages(
+def test_rebuilt_registry_has_models_and_stages(
     kept: FeatureStore, flights: TrainingDataset
 ) -> None:
     run = a_run(kept, flights)
@@ -216,7 +216,7 @@ def test_a_rebuilt_registry_knows_models_and_their_stages(
     assert [model.version for model in experiments.get_models("line")] == [1]
 
 
-def test_what_is_wrong_is_said_before_anything_is_written(
+def test_invalid_registration_writes_nothing(
     kept: FeatureStore, flights: TrainingDataset, asked: pa.Table
 ) -> None:
     run = a_run(kept, flights)
@@ -291,7 +291,7 @@ def trips(kept: FeatureStore) -> TrainingDataset:
 @pytest.mark.parametrize(
     ("params", "columns"), [({}, None), ({"transformed": False, "columns": ["x"]}, ["x"])]
 )
-def test_models_of_a_matrix_score_the_values_that_they_were_fitted_on(
+def test_matrix_models_score_their_training_values(
     kept: FeatureStore, trips: TrainingDataset, params: dict[str, Any], columns: list[str] | None
 ) -> None:
     run = experiments.launch(fitted_on_a_matrix, dataset=trips, params=params, progress=False)
@@ -307,7 +307,7 @@ def test_models_of_a_matrix_score_the_values_that_they_were_fitted_on(
 
 
 @pytest.mark.tensorflow
-def test_models_of_a_reader_score_the_values_that_they_were_fitted_on(
+def test_reader_models_score_their_training_values(
     kept: FeatureStore, trips: TrainingDataset
 ) -> None:
     pytest.importorskip("keras")
@@ -327,7 +327,7 @@ def test_the_form_of_values_is_not_guessed(kept: FeatureStore, trips: TrainingDa
         experiments.register_model(run, "line", trust=True)
 
 
-def test_inputs_that_come_with_labels_are_asked_of_them(kept: FeatureStore) -> None:
+def test_score_reads_label_inputs_from_labels(kept: FeatureStore) -> None:
     rows = pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0], "y": [0.0, 1.0]})
     dataset = kept.create_training_dataset(rows, "plain", label="y")
     model = experiments.register_model(a_run(kept, dataset), "plain", trust=True)
@@ -342,9 +342,7 @@ def test_inputs_that_come_with_labels_are_asked_of_them(kept: FeatureStore) -> N
 
 
 @pytest.mark.parametrize("column", [[None], [None, "web"]], ids=["alone", "in company"])
-def test_requests_without_a_value_have_the_types_of_the_model(
-    kept: FeatureStore, column: list[str | None]
-) -> None:
+def test_null_request_values_keep_model_types(kept: FeatureStore, column: list[str | None]) -> None:
     rows = pa.table({"size": [1.0, 2.0], "coupon": ["web", None], "y": [0.0, 1.0]})
     chains = {"coupon": t.vocabulary()}
     dataset = kept.create_training_dataset(rows, "d", label="y", transformations=chains)
@@ -356,7 +354,7 @@ def test_requests_without_a_value_have_the_types_of_the_model(
     assert (schema.field("size").type, schema.field("coupon").type) == (pa.float64(), pa.string())
 
 
-def test_text_inputs_of_a_matrix_are_refused_with_the_columns_that_fit(
+def test_text_inputs_of_matrix_are_refused(
     kept: FeatureStore,
 ) -> None:
     rows = {"a": [1.0, 2.0], "city": ["x", "y"], "b": [3.0, 4.0], "y": [0.0, 1.0]}
@@ -397,7 +395,7 @@ def predict(window, labels):
 """
 
 
-def test_a_job_writes_the_predictions_of_its_window(
+def test_job_writes_predictions_of_window(
     kept: FeatureStore, flights: TrainingDataset, asked: pa.Table, tmp_path: Path
 ) -> None:
     experiments.register_model(a_run(kept, flights), "line", trust=True)
@@ -413,7 +411,7 @@ def test_a_job_writes_the_predictions_of_its_window(
 
 
 @pytest.mark.tensorflow
-def test_a_saved_model_answers_by_its_signature_where_it_is_trusted(
+def test_trusted_saved_model_predicts_by_signature(
     kept: FeatureStore, flights: TrainingDataset, asked: pa.Table
 ) -> None:
     tf = pytest.importorskip("tensorflow")
@@ -444,7 +442,7 @@ def test_a_saved_model_answers_by_its_signature_where_it_is_trusted(
 
 
 @pytest.mark.spark
-def test_a_pipeline_of_spark_ml_is_registered_and_scores_as_it_transforms(
+def test_spark_pipeline_scores_equal_transform(
     kept: FeatureStore, flights: TrainingDataset, asked: pa.Table, spark: Any
 ) -> None:
     del spark

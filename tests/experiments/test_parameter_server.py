@@ -116,7 +116,7 @@ def check_each_batch_was_scheduled_once(run: Any, sums: TrainingDataset) -> None
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_each_batch_is_scheduled_once_though_a_worker_dies(sums: TrainingDataset) -> None:
+def test_schedule_runs_each_batch_once_after_death(sums: TrainingDataset) -> None:
     if find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")
     run = train(sums, {"2": 7})
@@ -130,7 +130,7 @@ def test_each_batch_is_scheduled_once_though_a_worker_dies(sums: TrainingDataset
 
 @pytest.mark.soak
 @pytest.mark.tensorflow
-def test_all_start_again_at_the_last_checkpoint_when_a_server_dies(sums: TrainingDataset) -> None:
+def test_server_death_restarts_from_last_checkpoint(sums: TrainingDataset) -> None:
     run = train(sums, {"2": 7, "3": 25}, retries=1)
     reasons = [attempt["reason"] for attempt in run.record.attempts]
     assert reasons == ["server 0 was lost: killed by SIGKILL", None]
@@ -150,7 +150,7 @@ def schedules(context: Any) -> None:
     context.schedule(print, epochs=1)
 
 
-def test_what_would_read_rows_twice_is_refused(kept: FeatureStore, sums: TrainingDataset) -> None:
+def test_schedule_requires_parameter_servers(kept: FeatureStore, sums: TrainingDataset) -> None:
     with pytest.raises(InvalidArgument, match="servers=0"):
         experiments.parameter_server(fits, workers=1, servers=0, dataset=sums)
     with pytest.raises(RunFailed, match=r"context\.schedule\(\) is for runs with parameter"):

@@ -59,7 +59,7 @@ def flipped(content: bytes) -> list[bytes]:
     return changed
 
 
-def test_every_bit_flip_in_a_metrics_file_is_noticed() -> None:
+def test_metrics_file_bit_flip_is_detected() -> None:
     text = reported_text()
     assert len(parse_metrics(text)) == 10
     for damaged in flipped(text.encode()):
@@ -85,7 +85,7 @@ def test_every_bit_flip_in_a_record_is_noticed() -> None:
             RunRecord.from_bytes(damaged)
 
 
-def test_a_metrics_file_truncated_by_a_kill_keeps_its_complete_lines() -> None:
+def test_truncated_metrics_file_keeps_complete_lines() -> None:
     text = reported_text()
     again = metrics_line(9, {"loss": 0.0}, time=1.8e9, begins=True)
     ends = [end for end, letter in enumerate(text, 1) if letter == "}" and text[end:][:1] == "\n"]
@@ -203,7 +203,7 @@ def saves_wrongly(context: Any) -> None:
         file.write("no model")
 
 
-def test_registration_names_the_files_that_are_no_models(sums: TrainingDataset) -> None:
+def test_register_model_names_unsupported_files(sums: TrainingDataset) -> None:
     run = experiments.launch(saves_wrongly, dataset=sums, name="wrongly")
     with pytest.raises(ModelNotFound, match=r"model format: 'artifacts/note\.txt'"):
         experiments.register_model(run, "none")
@@ -218,7 +218,7 @@ def test_registration_names_the_files_that_are_no_models(sums: TrainingDataset) 
     assert refused.value.hint == "register_model(run, name, artifact='artifacts/a.pkl')"
 
 
-def test_a_matrix_with_a_text_column_is_refused_by_name(kept: FeatureStore) -> None:
+def test_matrix_with_text_column_is_refused(kept: FeatureStore) -> None:
     rows = pa.table({"a": [1.0, 2.0], "city": ["x", "y"], "b": [3.0, 4.0], "y": [0.0, 1.0]})
     dataset = kept.create_training_dataset(rows, "cities", label="y", transformations=None)
     run = experiments.launch(reports_and_saves, dataset=dataset, name="cities")

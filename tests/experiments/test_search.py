@@ -45,7 +45,7 @@ def outcome(study: Study) -> list[Any]:
         pytest.param("evolution", None, marks=pytest.mark.soak),
     ],
 )
-def test_equal_seeds_give_equal_trials_also_when_a_search_goes_on_later(
+def test_equal_seeds_give_equal_trials_after_resume(
     kept: FeatureStore, sampler: str, stop: str | None
 ) -> None:
     ask = {"space": SPACE, "metric": "y", "sampler": sampler, "stop": stop, "store": kept}
@@ -62,7 +62,7 @@ def test_equal_seeds_give_equal_trials_also_when_a_search_goes_on_later(
     assert len(whole.to_pandas()) == 16
 
 
-def test_a_grid_is_tried_whole_and_a_sampler_of_optuna_is_taken(kept: FeatureStore) -> None:
+def test_search_tries_grid_and_accepts_optuna_sampler(kept: FeatureStore) -> None:
     import optuna
 
     grid = experiments.search(
@@ -92,7 +92,7 @@ def test_a_grid_is_tried_whole_and_a_sampler_of_optuna_is_taken(kept: FeatureSto
 
 
 @pytest.mark.filterwarnings("ignore")  # of TensorBoard's own libraries
-def test_tensorboard_shows_the_trials_of_a_search_side_by_side(
+def test_tensorboard_compares_trials_of_search(
     kept: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = experiments.search(bowl, space=SPACE, metric="y", sampler="random", trials=3)
@@ -125,7 +125,7 @@ def test_tensorboard_shows_the_trials_of_a_search_side_by_side(
     assert shown == {run.id: (run.params, run.metrics["y"]) for run in study.runs}
 
 
-def test_evolution_comes_nearer_to_the_best_than_chance() -> None:
+def test_evolution_beats_random_sampling() -> None:
     space = check_space({"a": experiments.uniform(0, 1), "b": [1, 2, 3, 4]})
     nearest = []
     for seed in range(10):
@@ -152,7 +152,7 @@ def dying(x: int, context: Any) -> dict[str, float]:
     return {"y": x}
 
 
-def test_a_dead_worker_is_replaced_and_its_trial_goes_on(sums: TrainingDataset) -> None:
+def test_dead_worker_is_replaced_and_trial_continues(sums: TrainingDataset) -> None:
     shown: list[str] = []
     study = experiments.search(
         dying,
@@ -203,7 +203,7 @@ else:
 """
 
 
-def test_a_search_whose_driver_was_killed_goes_on(kept: FeatureStore, sums: Any) -> None:
+def test_search_resumes_after_driver_kill(kept: FeatureStore, sums: Any) -> None:
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
     program = Path(kept.location).parent / "driver.py"
@@ -230,7 +230,7 @@ def test_a_search_whose_driver_was_killed_goes_on(kept: FeatureStore, sums: Any)
     assert {run.id for run in before} <= {run.id for run in trials}
 
 
-def test_wrong_searches_are_refused_before_anything_is_made(kept: FeatureStore) -> None:
+def test_invalid_search_is_refused_without_side_effects(kept: FeatureStore) -> None:
     good: dict[str, Any] = {"space": SPACE, "metric": "y", "trials": 3, "store": kept}
     for wrong, text in [
         ({"sampler": "bayes"}, "'tpe', 'random', 'grid', 'evolution'"),
@@ -255,7 +255,7 @@ def nan(x: float, context: Any) -> None:
     context.report(1, y=float("nan"))
 
 
-def test_an_unknown_metric_ends_a_search_and_nan_fails_a_trial(kept: FeatureStore) -> None:
+def test_unknown_metric_ends_search_nan_fails_trial(kept: FeatureStore) -> None:
     with pytest.raises(InvalidMetric, match="without metric 'val_auc'; it reported 'y'"):
         experiments.search(bowl, space=SPACE, metric="val_auc", trials=30, store=kept)
     assert len(experiments.get_runs(trials=True)) == 2
@@ -266,7 +266,7 @@ def test_an_unknown_metric_ends_a_search_and_nan_fails_a_trial(kept: FeatureStor
         experiments.get_study(trial.id)
 
 
-def test_the_training_function_of_a_search_reads_the_dataset(sums: TrainingDataset) -> None:
+def test_search_trials_read_the_dataset(sums: TrainingDataset) -> None:
     study = experiments.search(
         training.regression,
         space={"lr": [0.01, 0.2]},

@@ -59,7 +59,7 @@ def fitted(die: bool, context: Any) -> dict[str, float]:
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_a_killed_all_reduce_ends_with_the_losses_and_weights_of_a_whole_one(
+def test_killed_all_reduce_equals_uninterrupted_run(
     sums: TrainingDataset,
 ) -> None:
     runs = []
@@ -121,7 +121,7 @@ def saved(habit: str, context: Any) -> dict[str, float]:
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_a_model_of_two_workers_is_saved_once_and_registered(sums: TrainingDataset) -> None:
+def test_model_of_two_workers_is_saved_once(sums: TrainingDataset) -> None:
     run = experiments.collective_all_reduce(
         saved,
         workers=2,
@@ -141,9 +141,7 @@ def test_a_model_of_two_workers_is_saved_once_and_registered(sums: TrainingDatas
 
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("habit", ["first", "first before weights"])
-def test_a_save_by_the_first_worker_alone_is_answered_with_context_save(
-    sums: TrainingDataset, habit: str
-) -> None:
+def test_save_by_one_worker_hints_context_save(sums: TrainingDataset, habit: str) -> None:
     options: dict[str, Any] = {"workers": 2, "dataset": sums, "environment": ENVIRONMENT}
     with pytest.raises(RunFailed, match=r"context\.save\(model\) instead of"):
         experiments.collective_all_reduce(

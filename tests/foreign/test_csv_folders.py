@@ -28,7 +28,7 @@ def rows(frame: FeatureFrame) -> list[dict[str, Any]]:
     return found
 
 
-def test_lines_of_another_number_of_fields_are_refused_by_line(lake: Lake) -> None:
+def test_ragged_lines_are_refused_by_line(lake: Lake) -> None:
     ragged = "id,name\n1,a\n2,b\n" + "3,c,d\n" * 200
     with pytest.raises(InvalidSourceFile, match=r"a\.csv line 4: 3 fields where .* has 2"):
         lake({"a.csv": ragged})
@@ -51,9 +51,7 @@ def test_bad_rows_are_counted_in_the_quarantine(lake: Lake) -> None:
     ]
 
 
-def test_values_that_do_not_fit_go_to_the_quarantine(
-    duckdb_store: FeatureStore, lake: Lake
-) -> None:
+def test_invalid_values_are_quarantined(duckdb_store: FeatureStore, lake: Lake) -> None:
     files: dict[str, str | bytes] = {"a.csv": "id,total\n1,2.5\n2,much\n\n3,\n4,1e400\n"}
     with pytest.raises(InvalidSourceFile, match=r"a\.csv line 3, column 'total': 'much' is not"):
         rows(lake(files, dtypes={"total": "double"}))
@@ -65,7 +63,7 @@ def test_values_that_do_not_fit_go_to_the_quarantine(
     assert (read["rows"], read["quarantined"]) == (2, 2)
 
 
-def test_a_file_of_a_header_alone_has_no_rows(lake: Lake) -> None:
+def test_header_only_file_has_no_rows(lake: Lake) -> None:
     frame = lake({"a.csv": "t,x\n", "b.csv": "t,x\n1,2\n"})
     assert rows(frame) == [{"t": 1, "x": 2}]
     assert rows(lake({"a.csv": "t,x\n"})) == []
@@ -74,7 +72,7 @@ def test_a_file_of_a_header_alone_has_no_rows(lake: Lake) -> None:
         lake({"a.csv": ""})
 
 
-def test_files_of_other_columns_are_refused_by_name(lake: Lake) -> None:
+def test_files_with_different_columns_are_refused(lake: Lake) -> None:
     files: dict[str, str | bytes] = {"a.csv": "id,x\n1,2\n", "b.csv": "x,id,y\n4,3,5\n"}
     with pytest.raises(InvalidSourceFile, match=r"b\.csv has the columns 'y', unlike a\.csv"):
         lake(files)
@@ -86,7 +84,7 @@ def test_files_of_other_columns_are_refused_by_name(lake: Lake) -> None:
         lake({"a.csv": "x,x\n1,2\n"})
 
 
-def test_days_are_read_as_iso_8601_or_as_their_format_says(lake: Lake) -> None:
+def test_dates_are_read_as_iso_or_date_format(lake: Lake) -> None:
     files: dict[str, str | bytes] = {
         "a.csv": "day,at\n01/02/2020,01.02.2020 10:00\n",
         "b.csv": "day,at\n01/13/2020,13.01.2020 11:30\n",
@@ -102,16 +100,14 @@ def test_days_are_read_as_iso_8601_or_as_their_format_says(lake: Lake) -> None:
     assert rows(lake({"a.csv": "d\n2024-02-29\n"})) == [{"d": date(2024, 2, 29)}]
 
 
-def test_types_are_those_of_all_rows_of_all_files(lake: Lake) -> None:
+def test_types_are_inferred_from_all_files(lake: Lake) -> None:
     assert lake({"a.csv": "x\n1\n", "b.csv": "x\n2.5\n"}).schema.field("x").type == pa.float64()
     assert rows(lake({"a.csv": "x\n1\n", "b.csv": "x\nA2\n"})) == [{"x": "1"}, {"x": "A2"}]
     assert rows(lake({"a.csv": "zip\n01234\n", "b.csv": "zip\n99999\n"}))[1] == {"zip": "99999"}
     assert rows(lake({"a.csv": "x\n" + "1\n" * 50_000 + "y\n"}))[-1] == {"x": "y"}
 
 
-def test_the_decision_is_stored_and_later_files_are_checked(
-    duckdb_store: FeatureStore, tmp_path: Path
-) -> None:
+def test_stored_schema_validates_later_files(duckdb_store: FeatureStore, tmp_path: Path) -> None:
     folder = tmp_path / "shop"
     folder.mkdir()
     (folder / "a.csv").write_text("id,zip\n1,12345\n")
@@ -133,7 +129,7 @@ def test_the_decision_is_stored_and_later_files_are_checked(
     assert duckdb_store.check_source("shop").columns["zip"] == "string"
 
 
-def test_a_quote_that_is_never_closed_swallows_no_line(lake: Lake) -> None:
+def test_unclosed_quote_is_refused(lake: Lake) -> None:
     with pytest.raises(InvalidSourceFile, match=r"a\.csv line 3: a quote is opened and never"):
         lake({"a.csv": 'id,x\n1,a\n2,"b\n3,c\n4,d\n'})
     with pytest.raises(InvalidSourceFile, match=r"a\.csv line 2: text follows a closing quote"):
@@ -143,7 +139,7 @@ def test_a_quote_that_is_never_closed_swallows_no_line(lake: Lake) -> None:
     assert rows(lake({"a.csv": 'id,x\n1,"b\n'}, quote=""))[0]["x"] == '"b'
 
 
-def test_empty_fields_are_null_and_empty_quotes_are_texts(lake: Lake) -> None:
+def test_empty_fields_are_null_unless_quoted(lake: Lake) -> None:
     text = 'id,a,b\n1,,""\n2,NA,"NA"\n3,x,-\n'
     assert rows(lake({"a.csv": text}))[0] == {"id": 1, "a": None, "b": ""}
     nulled = rows(lake({"a.csv": text}, null_values=["NA", "-"]))
@@ -171,7 +167,7 @@ def test_empty_fields_are_null_and_empty_quotes_are_texts(lake: Lake) -> None:
         ("id,x\n1,a\r\n2,b\r3,c\n", {}, {"id": 1, "x": "a"}),
     ],
 )
-def test_options_say_how_files_are_written(
+def test_dialect_options_are_applied(
     lake: Lake, text: str, options: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     first = rows(lake({"a.csv": text}, **options))[0]
@@ -220,9 +216,7 @@ def test_endings_and_compressions_are_read(lake: Lake) -> None:
         lake({"a.tsv": "id\tx\n", "b.csv": "id,x\n"})
 
 
-def test_files_that_are_not_read_are_named_and_counted(
-    duckdb_store: FeatureStore, tmp_path: Path
-) -> None:
+def test_ignored_files_are_named_and_counted(duckdb_store: FeatureStore, tmp_path: Path) -> None:
     for name in ("a.csv", "b.txt", "c.xlsx", "_SUCCESS"):
         (tmp_path / name).write_text("id\n1\n")
     source = tmp_path / "lake"

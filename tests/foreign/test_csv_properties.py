@@ -85,9 +85,7 @@ def read(content: bytes, dialect: dict[str, Any], dtypes: dict[str, str]) -> lis
 @pytest.mark.parametrize("dialect", DIALECTS, ids=str)
 @settings(max_examples=25, deadline=None)
 @given(rows=ROWS | st.lists(st.tuples(st.text(SIGNS, max_size=4), st.none(), st.none())))
-def test_tables_come_back_as_they_were_written(
-    dialect: dict[str, Any], rows: list[tuple[Any, ...]]
-) -> None:
+def test_csv_round_trip_keeps_tables(dialect: dict[str, Any], rows: list[tuple[Any, ...]]) -> None:
     content = write(rows, dialect)
     dtypes = {"text": "string", "number": "double", "day": "date"}
     null = dialect.get("null_values", [""])[0]
@@ -97,7 +95,7 @@ def test_tables_come_back_as_they_were_written(
 
 @settings(max_examples=120, deadline=None)
 @given(st.text(',"\n1a\r', max_size=24))
-def test_any_text_is_what_strict_csv_reads_or_is_refused_by_line(text: str) -> None:
+def test_csv_source_equals_strict_parser_or_refuses(text: str) -> None:
     content = f"a,b\n{text}"
     types = {"a": "string", "b": "string"}
     if not _is_strict(content):
@@ -126,7 +124,7 @@ def _is_strict(text: str) -> bool:
     st.lists(st.booleans() | st.none(), min_size=1),
     st.lists(st.dates() | st.none(), min_size=1),
 )
-def test_types_are_inferred_as_they_were_written(
+def test_csv_type_inference_keeps_written_types(
     numbers: list[int | None], flags: list[bool | None], days: list[date | None]
 ) -> None:
     for values, kind in ((numbers, pa.int64()), (flags, pa.bool_()), (days, pa.date32())):

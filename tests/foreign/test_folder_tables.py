@@ -51,14 +51,14 @@ def test_partitions_are_columns(lake: Lake) -> None:
     assert [row["m"] for row in rows(lake(months, path="m=02"))] == ["02"]
 
 
-def test_partitions_that_disagree_are_refused(lake: Lake) -> None:
+def test_inconsistent_partitions_are_refused(lake: Lake) -> None:
     with pytest.raises(InvalidSourceFile, match="has the column 'day', and its folder"):
         lake({"day=1/a.csv": "id,day\n1,2\n"})
     with pytest.raises(InvalidArgument, match="folders of other keys"):
         lake({"day=1/a.csv": "id\n1\n", "month=1/a.csv": "id\n1\n"})
 
 
-def test_partitions_that_pandas_wrote_come_back(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_pandas_partitions_are_read(duckdb_store: FeatureStore, tmp_path: Path) -> None:
     frame = pd.DataFrame({"id": [1, 2, 3], "day": ["2024-01-01", "2024-01-02", "2024-01-01"]})
     frame.to_parquet(tmp_path / "lake", partition_cols=["day"])
     duckdb_store.add_source("lake", str(tmp_path / "lake"))
@@ -67,9 +67,7 @@ def test_partitions_that_pandas_wrote_come_back(duckdb_store: FeatureStore, tmp_
     assert [table.name for table in duckdb_store.check_source("lake").tables] == ["."]
 
 
-def test_parquet_files_have_one_type_for_each_column(
-    duckdb_store: FeatureStore, tmp_path: Path
-) -> None:
+def test_parquet_columns_have_one_common_type(duckdb_store: FeatureStore, tmp_path: Path) -> None:
     def write(name: str, **columns: Any) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         parquet.write_table(pa.table(columns), tmp_path / name)
@@ -94,7 +92,7 @@ def test_parquet_files_have_one_type_for_each_column(
         duckdb_store.read_source("digits")
 
 
-def test_parquet_files_of_others_are_read_or_refused_by_column(
+def test_foreign_parquet_is_read_or_refused_by_column(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     digits = pa.array([Decimal("123456.78")], pa.decimal128(10, 2))
@@ -130,9 +128,7 @@ def test_nanoseconds_of_parquet_are_refused_or_rounded(
     assert column.cast(pa.int64()).to_pylist() == [1704067200123457, None, -1]
 
 
-def test_columns_without_values_take_the_type_of_other_files(
-    duckdb_store: FeatureStore, tmp_path: Path
-) -> None:
+def test_null_columns_take_type_of_other_files(duckdb_store: FeatureStore, tmp_path: Path) -> None:
     (tmp_path / "lake").mkdir()
     frames = {
         "a": {"x": [None], "y": [1]},
@@ -146,7 +142,7 @@ def test_columns_without_values_take_the_type_of_other_files(
     assert read == [{"x": None, "y": 1}, {"x": "t", "y": 2}, {"x": None, "y": 3}]
 
 
-def test_rows_left_out_by_a_job_are_counted(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_job_counts_quarantined_rows(duckdb_store: FeatureStore, tmp_path: Path) -> None:
     (tmp_path / "lake").mkdir()
     text = "Zone ID,At,Total\n1,2024-01-01T00:30:00Z,2\n1,2\n"
     (tmp_path / "lake" / "a.csv").write_text(text)
@@ -178,9 +174,7 @@ NOW = datetime(2024, 1, 2, tzinfo=UTC)
 FOREIGN = "Country Name,1978,Año,id\nA,1,2,3\n"
 
 
-def test_foreign_names_are_refused_with_the_renaming_to_paste(
-    lake: Lake, duckdb_store: FeatureStore
-) -> None:
+def test_invalid_names_error_has_rename_hint(lake: Lake, duckdb_store: FeatureStore) -> None:
     with pytest.raises(InvalidName, match="Not feature names: 'Country Name', '1978', 'Año'") as e:
         lake({"a.csv": FOREIGN})
     call = str(e.value).split("Hint: ")[1].split(" renames")[0]
@@ -231,7 +225,7 @@ def test_databases_rename_columns_too(duckdb_store: FeatureStore, tmp_path: Path
         duckdb_store.read_source("shop", table="orders", delimiter=";")
 
 
-def test_parquet_that_duckdb_does_not_read_is_read_by_arrow(
+def test_arrow_reads_parquet_unsupported_by_duckdb(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> Iterator[pa.RecordBatch]:

@@ -48,7 +48,7 @@ REFUSED: list[tuple[dict[str, str | bytes], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("files", "options"), REFUSED)
-def test_calls_that_hints_offer_read_the_files(
+def test_hint_calls_read_the_files(
     lake: Lake,
     duckdb_store: FeatureStore,
     files: dict[str, str | bytes],
@@ -111,9 +111,7 @@ def _hint(store: FeatureStore, name: str, path: Path, options: dict[str, Any]) -
     return str(refusal.value.hint)
 
 
-def test_files_that_duckdb_cannot_read_are_refused_in_few_words(
-    duckdb_store: FeatureStore, tmp_path: Path
-) -> None:
+def test_duckdb_read_errors_are_short(duckdb_store: FeatureStore, tmp_path: Path) -> None:
     table = pa.table({"id": range(1000), "x": [f"text {number}" for number in range(1000)]})
     parquet.write_table(table, tmp_path / "a.parquet")
     data = bytearray((tmp_path / "a.parquet").read_bytes())
@@ -126,7 +124,7 @@ def test_files_that_duckdb_cannot_read_are_refused_in_few_words(
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"format-version": 2}', "x", '{"location": 1}'])
-def test_metadata_that_are_not_iceberg_are_refused_in_few_words(
+def test_iceberg_metadata_errors_are_short(
     duckdb_store: FeatureStore, tmp_path: Path, text: str
 ) -> None:
     pytest.importorskip("pyiceberg")

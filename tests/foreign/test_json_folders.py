@@ -30,7 +30,7 @@ def test_strings_stay_strings(lake: Lake) -> None:
     assert rows(lake({"a.jsonl": json.dumps({"s": [UUID]})})) == [{"s": [UUID]}]
 
 
-def test_mixed_kinds_are_refused_by_line_or_read_as_text(lake: Lake) -> None:
+def test_mixed_kinds_are_refused_or_read_as_text(lake: Lake) -> None:
     files: dict[str, str | bytes] = {
         "a.jsonl": '{"x": "x", "l": ["a"]}\n\n',
         "b.jsonl": '{"x": null, "l": [1.50]}\n{"x": 1.50, "l": null}\n',
@@ -55,7 +55,7 @@ def test_mixed_kinds_are_refused_by_line_or_read_as_text(lake: Lake) -> None:
     "line",
     ['{"id": 1,}', '{"id": NaN}', '{"id": Infinity}', '{"id": 17, "id": 18}', "[1]", "{", "1"],
 )
-def test_lines_that_are_not_objects_are_refused_or_counted(lake: Lake, line: str) -> None:
+def test_invalid_lines_are_refused_or_counted(lake: Lake, line: str) -> None:
     files: dict[str, str | bytes] = {"a.jsonl": f'{{"id": 1}}\n{line}\n{{"id": 2}}\n'}
     with pytest.raises(InvalidSourceFile, match=r"a\.jsonl line 2: the value is"):
         lake(files)
@@ -65,20 +65,20 @@ def test_lines_that_are_not_objects_are_refused_or_counted(lake: Lake, line: str
     assert (bad["file"], bad["line"], bad["text"]) == ("a.jsonl", 2, line)
 
 
-def test_names_with_nul_are_whole_and_renamed(lake: Lake) -> None:
+def test_names_with_nul_are_renamed(lake: Lake) -> None:
     text = '{"a\\u0000b": 1, "a": 2}\n'
     frame = lake({"a.jsonl": text}, rename={"a\0b": "ab"})
     assert rows(frame) == [{"ab": 1, "a": 2}]
 
 
-def test_bytes_are_utf_8_with_or_without_a_mark(lake: Lake) -> None:
+def test_json_is_read_with_byte_order_mark(lake: Lake) -> None:
     assert rows(lake({"a.jsonl": '{"x": "é"}\n'.encode("utf-8-sig")})) == [{"x": "é"}]
     assert rows(lake({"a.json": '[{"x": "é"}]'.encode("utf-8-sig")}, format="json"))
     with pytest.raises(InvalidSourceFile, match=r"a\.jsonl line 2: the bytes are not UTF-8"):
         lake({"a.jsonl": b'{"x": 1}\n{"x": "\xff"}\n'})
 
 
-def test_documents_are_read_where_the_format_says_so(lake: Lake) -> None:
+def test_format_json_reads_documents(lake: Lake) -> None:
     items = [{"id": number, "tags": ["a\n", None]} for number in range(20_000)]
     for text in (json.dumps(items), json.dumps(items, indent=2), f" {json.dumps(items)}\n"):
         assert rows(lake({"a.json": text}, format="json")) == items
@@ -102,9 +102,7 @@ def test_documents_are_read_where_the_format_says_so(lake: Lake) -> None:
         ('"x"', "a string, not an object"),
     ],
 )
-def test_documents_that_are_not_json_are_refused_by_line(
-    lake: Lake, text: str, reason: str
-) -> None:
+def test_invalid_documents_are_refused_by_line(lake: Lake, text: str, reason: str) -> None:
     with pytest.raises(InvalidSourceFile, match=reason):
         lake({"a.json": text}, format="json")
 
@@ -142,7 +140,7 @@ def test_later_names_and_kinds_are_refused(lake: Lake) -> None:
             rows(frame)
 
 
-def test_nested_values_come_as_they_are(lake: Lake) -> None:
+def test_nested_json_values_are_kept(lake: Lake) -> None:
     items = [
         {"p": {"x": 1, "y": [{"z": "a"}, None]}, "q": [[1, 2], []], "n": None},
         {"p": None, "q": None, "n": None},

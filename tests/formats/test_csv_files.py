@@ -56,7 +56,7 @@ def test_duckdb_reads_the_same_values(tmp_path: Path) -> None:
     assert [text or "" for *_, text in found] == ['a "b"', "", "c,d"]
 
 
-def test_rows_are_found_through_the_index(tmp_path: Path) -> None:
+def test_csv_index_locates_rows(tmp_path: Path) -> None:
     table = pa.table({"n": range(1000), "text": ["x\r\n" * (row % 5) for row in range(1000)]})
     path, written = write(FORMAT, tmp_path, table, layout_of(FORMAT, table))
     index = np.fromfile(tmp_path / written.sidecars[0].path, "<u8")
@@ -67,7 +67,7 @@ def test_rows_are_found_through_the_index(tmp_path: Path) -> None:
     assert index[-1] == len(data)
 
 
-def test_a_changed_file_is_not_read_as_if_it_were_whole(tmp_path: Path) -> None:
+def test_changed_csv_file_is_refused(tmp_path: Path) -> None:
     table = pa.table({"n": range(200)})
     layout = layout_of(FORMAT, table)
     path, _ = write(FORMAT, tmp_path, table, layout)
@@ -83,13 +83,13 @@ def test_a_changed_file_is_not_read_as_if_it_were_whole(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_times_that_iso_8601_cannot_spell_are_refused_before_the_first_byte() -> None:
+def test_times_outside_iso_8601_are_refused_first() -> None:
     far = pa.array([2**62], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     table = pa.table({"far": far, "day": pa.array([-(10**6)], pa.int32()).cast(pa.date32())})
     with pytest.raises(UnsupportedType, match="far, day"):
         layout_of(FORMAT, table)
 
 
-def test_compressed_csv_is_refused_with_what_to_use() -> None:
+def test_compressed_csv_is_refused_with_hint() -> None:
     with pytest.raises(InvalidArgument, match="parquet"):
         FORMAT.check(pa.schema([("x", pa.int64())]), compression="GZIP")

@@ -46,7 +46,7 @@ class TestTFRecordOfOneWidth(FormatConformance):
     def dataset_format(self) -> DatasetFormat:
         return OneWidth()
 
-    def test_the_layout_is_the_fixed_one(self, dataset_format: DatasetFormat) -> None:
+    def test_layout_is_fixed_width(self, dataset_format: DatasetFormat) -> None:
         table = example_table(supported(dataset_format))
         layout = layout_of(dataset_format, table)
         assert layout["kind"] == "fixed"

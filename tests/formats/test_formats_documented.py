@@ -81,7 +81,7 @@ def test_the_format_in_the_docs_has_forty_lines() -> None:
     assert len([line for line in lines if line.strip()]) <= 40
 
 
-def test_the_format_in_the_docs_is_found_by_its_name(arrow_format: Path, tmp_path: Path) -> None:
+def test_documented_format_is_found_by_name(arrow_format: Path, tmp_path: Path) -> None:
     script = f"""
 import featurestore, pyarrow as pa
 store = featurestore.connect({str(tmp_path / "store")!r})
@@ -110,7 +110,7 @@ def shard(tmp_path: Path) -> tuple[str, Any, pa.Table]:
     return write(TFRecordFormat(), tmp_path, table, layout)[0], layout, table
 
 
-def test_the_layout_in_the_docs_is_the_one_written(shard: tuple[str, Any, pa.Table]) -> None:
+def test_documented_layout_equals_written_layout(shard: tuple[str, Any, pa.Table]) -> None:
     text = (DOCS / "tfrecord-layout.md").read_text(encoding="utf-8")
     found = re.search(r"```json\n(.*?)```", text, re.DOTALL)
     assert found is not None

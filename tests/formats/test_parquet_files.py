@@ -27,7 +27,7 @@ def test_row_groups_are_multiples_of_the_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", ["SNAPPY", "ZSTD", "GZIP", "NONE"])
-def test_the_codec_is_the_one_asked_for(codec: str, tmp_path: Path) -> None:
+def test_parquet_uses_requested_codec(codec: str, tmp_path: Path) -> None:
     table = pa.table({"n": range(1000)})
     layout = layout_of(FORMAT, table, compression=codec)
     path, _ = write(FORMAT, tmp_path, table, layout)
@@ -47,7 +47,7 @@ def test_duckdb_reads_every_type(tmp_path: Path) -> None:
     assert found == [(50, len(values), sum(values))]
 
 
-def test_a_row_group_is_decoded_once_for_neighbouring_reads(
+def test_neighboring_reads_decode_row_group_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = pa.table({"n": range(640), "x": range(640)})

@@ -104,7 +104,7 @@ def test_make_reader_gives_the_rows_back(tmp_path: Path) -> None:
                 assert got == value
 
 
-def test_times_come_back_as_numpy_has_them(tmp_path: Path) -> None:
+def test_petastorm_times_are_numpy_datetimes(tmp_path: Path) -> None:
     table = example_table([TIME], rows=50)
     sure = table["c0"].combine_chunks().fill_null(0)
     table = table.append_column("sure", sure)
@@ -138,7 +138,7 @@ def test_make_batch_reader_gives_the_columns_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 6, 8, 12, 24])
-def test_workers_get_equal_parts_that_make_the_whole(workers: int, tmp_path: Path) -> None:
+def test_petastorm_workers_get_equal_disjoint_shards(workers: int, tmp_path: Path) -> None:
     table = pa.table({"n": range(24 * 40)})
     url, _ = dataset(tmp_path, table, shards=2)
     parts = [
@@ -158,7 +158,7 @@ def test_workers_get_equal_parts_that_make_the_whole(workers: int, tmp_path: Pat
         assert Counter(rows) == Counter(range(table.num_rows))
 
 
-def test_the_reader_that_we_open_loses_no_row_group(tmp_path: Path) -> None:
+def test_petastorm_reader_reads_every_row_group(tmp_path: Path) -> None:
     table = pa.table({"n": range(24 * 40)})
     _, layout = dataset(tmp_path, table, shards=2)
     names = [f"train/petastorm-{n:05d}-of-00002.parquet" for n in range(2)]
@@ -217,7 +217,7 @@ def test_petastorm_feeds_tensorflow(tmp_path: Path) -> None:
     assert [int(n) for batch in batches for n in batch.n] == list(range(480))
 
 
-def test_shapes_that_petastorm_cannot_give_back_are_refused() -> None:
+def test_unsupported_petastorm_shapes_are_refused() -> None:
     schema = pa.schema(
         [
             ("words", pa.list_(pa.string())),
@@ -232,7 +232,7 @@ def test_shapes_that_petastorm_cannot_give_back_are_refused() -> None:
     assert "good" not in caught.value.message
 
 
-def test_without_petastorm_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_petastorm_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [each for each in sys.modules if each.split(".")[0] == "petastorm"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "petastorm", None)
@@ -271,16 +271,14 @@ print(shard.read(10, 12, ["c0", "c1"]).to_pylist())
         (1_000, 5, 24),
     ],
 )
-def test_row_groups_are_few_where_rows_are_and_always_shared_by_many_workers(
-    rows: int, shards: int, groups: int
-) -> None:
+def test_row_group_count_fits_rows_and_workers(rows: int, shards: int, groups: int) -> None:
     assert row_groups_per_shard(rows, shards=shards) == groups
     assert {workers for workers in (1, 2, 3, 4, 6, 8, 12, 24) if groups * shards % workers == 0} == {
         1, 2, 3, 4, 6, 8, 12, 24
     }  # fmt: skip
 
 
-def test_an_exported_dataset_has_the_row_groups_that_its_layout_says(
+def test_exported_row_groups_match_layout(
     duckdb_store: FeatureStore,
 ) -> None:
     made = duckdb_store.create_training_dataset(
@@ -340,7 +338,7 @@ def test_metadata_from_elsewhere_is_not_unpickled(
     assert not made.verify().ok
 
 
-def test_what_the_batch_reader_cannot_give_back_is_refused_before_it_reads(
+def test_batch_reader_refuses_unsupported_columns_first(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     rows = range(200)
@@ -367,7 +365,7 @@ def test_what_the_batch_reader_cannot_give_back_is_refused_before_it_reads(
     )
 
 
-def test_a_dataset_is_read_wherever_it_lies(tmp_path: Path) -> None:
+def test_petastorm_reads_any_storage_location(tmp_path: Path) -> None:
     table = pa.table({"n": range(24)})
     place = tmp_path / "a b%20c"
     _, layout = dataset(place, table, shards=1)

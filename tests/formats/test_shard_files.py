@@ -14,9 +14,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize("piece", [MIB // 3, 3 * MIB, 11 * MIB])
-def test_a_file_that_goes_to_the_disk_while_it_grows_is_what_was_written(
-    tmp_path: Path, piece: int
-) -> None:
+def test_incrementally_flushed_file_equals_written_bytes(tmp_path: Path, piece: int) -> None:
     data = os.urandom(10 * MIB + 7)
     with ShardFile(str(tmp_path), "train/part") as file:
         for start in range(0, len(data), piece):
@@ -36,7 +34,7 @@ def _fail(file: ShardFile) -> None:
         raise ValueError("no more")
 
 
-def test_a_file_whose_writing_fails_is_gone(tmp_path: Path) -> None:
+def test_failed_write_removes_shard_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no more"):
         _fail(ShardFile(str(tmp_path), "part"))
     assert os.listdir(tmp_path) == []

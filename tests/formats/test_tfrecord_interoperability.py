@@ -97,7 +97,7 @@ RULES: tuple[Callable[[Sequence[Any]], Columns], ...] = (tfrecord_package, ray_d
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_features_of_a_record_are_its_columns_with_values(
+def test_record_features_are_columns_with_values(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     table = data.draw(tables(supported(FORMAT)))
@@ -135,7 +135,7 @@ MEANINGS = {
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_documented_interoperability_is_what_readers_infer(declared: bool, tmp_path: Path) -> None:
+def test_documented_types_equal_inferred_types(declared: bool, tmp_path: Path) -> None:
     layout = layout_of(FORMAT, TABLE, declared=declared)
     assert layout["kind"] == ("fixed" if declared else "variable")
     path, written = write(FORMAT, tmp_path, TABLE, layout)

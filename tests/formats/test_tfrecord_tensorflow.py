@@ -166,7 +166,7 @@ def test_null_empty_nan_and_zero_stay_four_things(tmp_path: Path) -> None:
     assert same(FORMAT.open_shard(path, layout=layout).read(0, 4, table.schema.names), table)
 
 
-def test_float64_is_kept_to_the_nearest_float32_and_says_so(tmp_path: Path) -> None:
+def test_float64_is_rounded_to_float32_with_warning(tmp_path: Path) -> None:
     table = pa.table({"x": [0.1, 1e300, -1e300, 1e-300]})
     layout = layout_of(FORMAT, table)
     assert FORMAT.encodings(layout)["x"].loss == "float64 to float32"
@@ -175,7 +175,7 @@ def test_float64_is_kept_to_the_nearest_float32_and_says_so(tmp_path: Path) -> N
     assert found["x"].to_pylist() == [float(np.float32(0.1)), float("inf"), float("-inf"), 0.0]
 
 
-def test_images_and_embeddings_keep_their_shapes(tmp_path: Path) -> None:
+def test_images_and_embeddings_keep_shapes(tmp_path: Path) -> None:
     import tensorflow as tf
     from sklearn.datasets import load_digits
 

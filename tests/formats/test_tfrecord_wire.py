@@ -30,7 +30,7 @@ def test_the_golden_record_is_written_byte_for_byte(tmp_path: Path) -> None:
     assert Path(path).read_bytes() == GOLDEN
 
 
-def test_every_framed_record_has_the_checksums_of_the_format() -> None:
+def test_framed_records_have_valid_checksums() -> None:
     assert framing.header(5)[8:] == bytes.fromhex("eab2043e")
     assert framing.header(41)[8:] == bytes.fromhex("37ff5f00")
     assert framing.record(GOLDEN[12:-4]) == GOLDEN
@@ -51,9 +51,7 @@ def test_padded_varints_hold_any_integer(values: list[int], offset: int) -> None
 
 
 @pytest.mark.parametrize("nulls", [False, True])
-def test_narrow_columns_keep_values_and_checksums_in_large_blocks(
-    nulls: bool, tmp_path: Path
-) -> None:
+def test_narrow_columns_round_trip_in_large_blocks(nulls: bool, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     mask = random.random(3000) < 0.2 if nulls else None
     bits = pa.array(random.random(3000) < 0.5, mask=mask)
@@ -71,13 +69,13 @@ def test_narrow_columns_keep_values_and_checksums_in_large_blocks(
 
 
 @pytest.mark.parametrize("width", range(1, 10))
-def test_a_number_that_needs_more_bytes_is_not_cut(width: int) -> None:
+def test_numbers_of_more_bytes_are_not_truncated(width: int) -> None:
     target = np.zeros((1, width), np.uint8)
     assert wire.write_varints(target, np.array([2 ** (7 * width) - 1], np.uint64), width=width)
     assert not wire.write_varints(target, np.array([2 ** (7 * width)], np.uint64), width=width)
 
 
-def test_records_of_one_width_lie_at_multiples_of_it(tmp_path: Path) -> None:
+def test_fixed_width_records_have_regular_offsets(tmp_path: Path) -> None:
     kinds = supported(FORMAT, SCALARS)
     table = example_table(kinds)
     layout = layout_of(FORMAT, table)
@@ -94,7 +92,7 @@ def test_records_of_one_width_lie_at_multiples_of_it(tmp_path: Path) -> None:
     assert column[there].tolist() == table["c10"].drop_null().to_pylist()
 
 
-def test_texts_of_very_different_lengths_get_the_variable_layout(tmp_path: Path) -> None:
+def test_texts_of_different_lengths_use_variable_layout(tmp_path: Path) -> None:
     even = pa.table({"text": ["x" * (80 + row % 20) for row in range(100)]})
     uneven = pa.table({"n": range(100), "text": ["x" * (row * 10) for row in range(100)]})
     assert layout_of(FORMAT, even)["kind"] == "fixed"
@@ -124,7 +122,7 @@ GOLDEN_LISTS = (
 )
 
 
-def test_lists_of_declared_lengths_are_written_byte_for_byte_in_one_width(tmp_path: Path) -> None:
+def test_declared_lists_have_fixed_width_records(tmp_path: Path) -> None:
     table = pa.table(
         {
             "a": pa.array([[7], [300, 1], None], pa.list_(pa.int64())),
@@ -139,7 +137,7 @@ def test_lists_of_declared_lengths_are_written_byte_for_byte_in_one_width(tmp_pa
     assert written.sidecars == ()
 
 
-def test_declared_texts_keep_one_width_whatever_it_costs() -> None:
+def test_declared_texts_always_have_fixed_width() -> None:
     uneven = pa.table({"n": range(100), "text": ["x" * (row * 10) for row in range(100)]})
     layout = layout_of(FORMAT, uneven, declared=True)
     assert (layout["version"], layout["kind"]) == (1, "fixed")
@@ -162,7 +160,7 @@ def test_damaged_lists_are_named_and_not_read(tmp_path: Path) -> None:
                 FORMAT.open_shard(path, layout=layout).read(0, 50, [field["name"]])
 
 
-def test_varint_widths_come_from_the_values() -> None:
+def test_varint_widths_fit_the_values() -> None:
     table = pa.table(
         {"small": [0, 100], "large": [0, 10**9], "negative": [-1, 1], "flag": [True, False]}
     )
@@ -192,7 +190,7 @@ def test_every_nan_is_written_without_a_warning(bits: int, tmp_path: Path) -> No
 # -- refusals -------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_above_the_largest_int64_are_refused_before_the_first_byte() -> None:
+def test_numbers_above_int64_are_refused_first() -> None:
     table = pa.table(
         {
             "id": pa.array([2**63], pa.uint64()),
@@ -207,7 +205,7 @@ def test_numbers_above_the_largest_int64_are_refused_before_the_first_byte() -> 
     assert layout_of(FORMAT, fits)["fields"][0]["width"] == 9
 
 
-def test_nulls_inside_lists_are_refused_before_the_first_byte() -> None:
+def test_nulls_inside_lists_are_refused_first() -> None:
     table = pa.table(
         {
             "a": pa.array([[1, None]], pa.list_(pa.int64())),
@@ -249,7 +247,7 @@ def test_nulls_inside_lists_are_refused_while_writing(kind: pa.DataType, tmp_pat
     ],
 )
 @pytest.mark.parametrize("declared", [False, True])
-def test_rows_that_differ_from_those_counted_are_not_written(
+def test_rows_differing_from_profile_are_refused(
     counted: pa.Array, written: pa.Array, declared: bool, tmp_path: Path
 ) -> None:
     layout = layout_of(FORMAT, pa.table({"x": counted}), declared=declared)
@@ -257,7 +255,7 @@ def test_rows_that_differ_from_those_counted_are_not_written(
         write(FORMAT, tmp_path, pa.table({"x": written}), layout)
 
 
-def test_a_newer_layout_says_what_to_do(tmp_path: Path) -> None:
+def test_newer_layout_error_has_hint(tmp_path: Path) -> None:
     table = pa.table({"x": [1]})
     layout = {**layout_of(FORMAT, table), "version": 4}
     with pytest.raises(InvalidArgument, match="upgrade featurestore"):
@@ -295,7 +293,7 @@ def test_gzip_shards_hold_the_same_records(ragged: bool, tmp_path: Path) -> None
 
 
 @given(st.data())
-def test_one_flipped_bit_is_found_with_its_record(
+def test_verify_shard_locates_flipped_bit(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     ragged = data.draw(st.booleans())
@@ -316,7 +314,7 @@ def test_one_flipped_bit_is_found_with_its_record(
     assert starts[row] <= problem.offset <= place
 
 
-def test_an_index_of_another_shard_is_found(tmp_path: Path) -> None:
+def test_verify_shard_detects_foreign_index(tmp_path: Path) -> None:
     table = pa.table({"r": pa.array([[row] * (row % 3) for row in range(50)])})
     layout = layout_of(FORMAT, table)
     path, _ = write(FORMAT, tmp_path, table, layout)

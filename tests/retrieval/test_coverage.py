@@ -34,7 +34,7 @@ def counts(covered: Any) -> dict[str, int]:
     return {name: getattr(covered, name) for name in REASONS if getattr(covered, name)}
 
 
-def test_each_reason_is_counted_and_named_on_each_engine(store: FeatureStore) -> None:
+def test_coverage_counts_each_reason(store: FeatureStore) -> None:
     rows = [
         {"id": "a", "at": hours(0), "known": hours(2), "x": 1.0, "y": 1},
         {"id": "b", "at": hours(0), "known": hours(0), "x": None, "y": None},
@@ -130,7 +130,7 @@ def test_the_reasons_are_those_of_the_definition(
         assert sum(counts(frame.coverage(sample=50)["g"]).values()) == 50
 
 
-def test_a_created_time_that_is_the_time_of_loading_explains_itself(
+def test_coverage_explains_load_time_as_created_time(
     duckdb_store: FeatureStore,
 ) -> None:
     rows = []
@@ -156,7 +156,7 @@ def test_a_created_time_that_is_the_time_of_loading_explains_itself(
     assert mended.to_pandas()["conv_rate"].notna().all()
 
 
-def test_a_group_with_its_event_time_in_the_key_explains_itself(
+def test_coverage_explains_event_time_in_key(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     creation = importlib.import_module("featurestore.featuregroups.create")
@@ -197,7 +197,7 @@ def test_an_export_warns_of_a_group_without_values(duckdb_store: FeatureStore) -
 
 
 @pytest.mark.parametrize(("found", "warns"), [(1, False), (0, True)])
-def test_fewer_than_one_label_in_a_hundred_is_warned_about(
+def test_coverage_below_one_percent_warns(
     duckdb_store: FeatureStore, found: int, warns: bool
 ) -> None:
     rows = [{"id": n, "at": hours(0), "x": 1.0} for n in range(2)]
@@ -212,7 +212,7 @@ def test_fewer_than_one_label_in_a_hundred_is_warned_about(
     assert [each.category for each in told] == [CoverageWarning] * warns
 
 
-def test_inner_joins_that_drop_every_label_say_why(duckdb_store: FeatureStore) -> None:
+def test_inner_join_dropping_all_labels_has_reason(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup([{"id": "a", "x": 1.0}], "g", primary_key="id")
     labels = [{"id": "A "}, {"id": "b"}]
     frame = duckdb_store.get_features("g.x", labels=labels, join="inner")
@@ -234,7 +234,7 @@ def test_chained_retrievals_are_covered_join_by_join(duckdb_store: FeatureStore)
 
 
 @spark_in_soak
-def test_a_group_without_key_is_joined_on_unique_columns_only(store: FeatureStore) -> None:
+def test_group_without_key_requires_unique_columns(store: FeatureStore) -> None:
     rows = [{"team": 1, "x": 1.0}, {"team": 2, "x": 2.0}, {"team": None, "x": 3.0}]
     store.create_featuregroup(
         [*rows, {"team": None, "x": 4.0}], "teams", validation="off", statistics=False

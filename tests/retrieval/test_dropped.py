@@ -42,7 +42,7 @@ def fill(store: FeatureStore) -> FeatureStore:
 
 
 @spark_in_soak
-def test_dropped_label_rows_are_counted_and_said_on_each_engine(
+def test_inner_join_reports_dropped_labels(
     store: FeatureStore, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     fill(store)
@@ -65,7 +65,7 @@ def test_dropped_label_rows_are_counted_and_said_on_each_engine(
     assert "compute rows, 2 label rows dropped by join='inner'" in phases
 
 
-def test_what_a_filter_leaves_out_of_an_export_is_not_counted_as_dropped(
+def test_filtered_rows_are_not_reported_as_dropped(
     duckdb_store: FeatureStore,
 ) -> None:
     frame = fill(duckdb_store).get_features("w.x", labels=labels(), join="inner")
@@ -75,7 +75,7 @@ def test_what_a_filter_leaves_out_of_an_export_is_not_counted_as_dropped(
     assert (filtered.num_rows("train"), filtered.manifest.dropped_rows) == (2, 2)
 
 
-def test_left_joins_drop_nothing_and_say_nothing(
+def test_left_join_reports_no_dropped_labels(
     duckdb_store: FeatureStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     frame = fill(duckdb_store).get_features(["w.x", "facts.z"], labels=labels())
@@ -116,7 +116,7 @@ def test_groups_and_relations_as_labels_are_counted_too(duckdb_store: FeatureSto
     )
 
 
-def test_batches_and_arrow_streams_say_it_once_all_rows_are_read(
+def test_streams_report_dropped_labels_at_end(
     duckdb_store: FeatureStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     frame = fill(duckdb_store).get_features("w.x", labels=labels(), join="inner")
@@ -133,14 +133,14 @@ def test_batches_and_arrow_streams_say_it_once_all_rows_are_read(
     ]
 
 
-def test_the_plan_says_that_rows_may_be_dropped(duckdb_store: FeatureStore) -> None:
+def test_plan_text_mentions_dropped_labels(duckdb_store: FeatureStore) -> None:
     text = str(fill(duckdb_store).explain_features("w.x", labels=labels(), join="inner"))
     assert "rows       at most 5 expected (join=inner)" in text
     assert "label rows without a row in every group are dropped (join='inner')" in text
     assert "frame.dropped()" in text
 
 
-def test_features_get_says_how_many_label_rows_were_dropped(
+def test_cli_features_get_reports_dropped_labels(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     from featurestore.cli import app

@@ -53,7 +53,7 @@ def corrected(store: FeatureStore) -> FeatureStore:
     return store
 
 
-def test_the_winner_its_origin_and_the_losers_are_told_on_each_engine(
+def test_explain_shows_winner_origin_and_losers(
     corrected: FeatureStore,
 ) -> None:
     found = corrected.featuregroup("g").explain(key={"k": 1}, at=at(3))
@@ -82,7 +82,7 @@ def small(duckdb_store: FeatureStore) -> FeatureStore:
     return duckdb_store
 
 
-def test_corrections_and_ties_say_why_they_lost(small: FeatureStore) -> None:
+def test_explain_gives_reasons_of_losers(small: FeatureStore) -> None:
     found = small.featuregroup("g").explain(key=1, at=at(6))
     frame = small.get_features(
         "g.x", labels=pa.table({"k": [1], "at": pa.array([at(6)], pa.timestamp("us", tz="UTC"))})
@@ -97,7 +97,7 @@ def test_corrections_and_ties_say_why_they_lost(small: FeatureStore) -> None:
     assert "from event 2024-01-01 02:00:00, created 2024-01-01 05:00:00, Delta version 1" in text
 
 
-def test_a_value_older_than_its_ttl_is_no_value(small: FeatureStore) -> None:
+def test_explain_treats_expired_value_as_missing(small: FeatureStore) -> None:
     found = small.featuregroup("g").explain(key=1, at=at(13))
     assert found.row is None
     assert found.lost[0].reason == "the latest row, but older than the ttl of 10h"
@@ -109,7 +109,7 @@ def test_an_unknown_key_has_no_rows(small: FeatureStore) -> None:
     assert (found.row, found.lost_rows) == (None, 0)
 
 
-def test_a_row_keeps_its_origin_when_files_are_rewritten(small: FeatureStore) -> None:
+def test_explain_keeps_origin_after_rewrite(small: FeatureStore) -> None:
     small.insert_into_featuregroup(rows([2], [0], [0], [1.0]), "g")
     small.compact_featuregroup("g")
     found = small.featuregroup("g").explain(key=2, at=at(1))
@@ -118,12 +118,12 @@ def test_a_row_keeps_its_origin_when_files_are_rewritten(small: FeatureStore) ->
 
 
 @pytest.mark.parametrize("key", [{"nothing": 1}, {"k": "a text"}, {"k": 1, "x": 2}, (1, 2)])
-def test_a_key_that_does_not_fit_is_refused(small: FeatureStore, key: object) -> None:
+def test_explain_refuses_invalid_key(small: FeatureStore, key: object) -> None:
     with pytest.raises(InvalidArgument):
         small.featuregroup("g").explain(key=key, at=at(1))
 
 
-def test_a_group_without_key_has_nothing_to_explain(duckdb_store: FeatureStore) -> None:
+def test_explain_refuses_group_without_key(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(pa.table({"x": [1.0]}), "matrix")
     with pytest.raises(KeyRequired):
         duckdb_store.featuregroup("matrix").explain(key=1)
@@ -140,7 +140,7 @@ def run(store: FeatureStore, *words: str) -> str:
     return result.stdout
 
 
-def test_fg_explain_tells_it_on_the_command_line(small: FeatureStore) -> None:
+def test_cli_fg_explain_prints_explanation(small: FeatureStore) -> None:
     text = run(small, "fg", "explain", "g", "--key", "k=1", "--at", at(3).isoformat())
     assert "in the future" not in text
     assert "not known yet" in text

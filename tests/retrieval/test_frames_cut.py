@@ -22,7 +22,7 @@ PEOPLE = pa.table(
 )
 
 
-def test_a_sample_holds_the_rows_of_low_hashes_on_every_engine(store: FeatureStore) -> None:
+def test_sample_selects_low_hashes_on_every_engine(store: FeatureStore) -> None:
     store.create_featuregroup(
         PEOPLE, "people", primary_key=["person", "visit"], validation="off", statistics=False
     )
@@ -36,7 +36,7 @@ def test_a_sample_holds_the_rows_of_low_hashes_on_every_engine(store: FeatureSto
     assert cut.count() == sum(age >= 45 for age in expected.column("age").to_pylist())
 
 
-def test_features_of_one_group_under_other_names_can_be_filtered_by_them(
+def test_renamed_features_can_be_filtered(
     duckdb_store: FeatureStore,
 ) -> None:
     duckdb_store.create_featuregroup(PEOPLE, "people", primary_key=["person", "visit"])
@@ -47,7 +47,7 @@ def test_features_of_one_group_under_other_names_can_be_filtered_by_them(
     assert rows
 
 
-def test_rows_that_are_equal_in_the_sampled_columns_stay_together(
+def test_sample_keeps_rows_of_equal_keys_together(
     duckdb_store: FeatureStore,
 ) -> None:
     frame = duckdb_store.create_featuregroup(
@@ -60,7 +60,7 @@ def test_rows_that_are_equal_in_the_sampled_columns_stay_together(
     assert set(other) != set(persons)
 
 
-def test_a_sample_falls_into_every_split_and_is_made_again(duckdb_store: FeatureStore) -> None:
+def test_sample_covers_splits_and_is_reproducible(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(PEOPLE, "people", primary_key=["person", "visit"])
     frame = duckdb_store.get_featuregroup("people").sample(fraction=0.5)
     assert "0.5 of the rows by the hash of person, visit, seed 0" in str(frame.plan)
@@ -72,7 +72,7 @@ def test_a_sample_falls_into_every_split_and_is_made_again(duckdb_store: Feature
     assert made.verify(recompute=True).ok
 
 
-def test_a_sample_of_rows_without_keys_goes_by_all_columns(duckdb_store: FeatureStore) -> None:
+def test_sample_without_keys_hashes_all_columns(duckdb_store: FeatureStore) -> None:
     frame = duckdb_store.create_featuregroup(PEOPLE, "people").read()
     assert frame.sample(fraction=1.0).to_arrow() == PEOPLE
     assert frame.plan is not None
@@ -80,15 +80,13 @@ def test_a_sample_of_rows_without_keys_goes_by_all_columns(duckdb_store: Feature
 
 
 @pytest.mark.parametrize("fraction", [0, -1, 1.5, float("nan"), True])
-def test_a_fraction_that_is_no_share_is_refused(
-    duckdb_store: FeatureStore, fraction: float
-) -> None:
+def test_sample_refuses_invalid_fraction(duckdb_store: FeatureStore, fraction: float) -> None:
     frame = duckdb_store.create_featuregroup(PEOPLE, "people").read()
     with pytest.raises(InvalidArgument, match=r"fraction=0\.1"):
         frame.sample(fraction=fraction)
 
 
-def test_columns_are_left_out_by_name(duckdb_store: FeatureStore) -> None:
+def test_drop_removes_columns_by_name(duckdb_store: FeatureStore) -> None:
     frame = duckdb_store.create_featuregroup(PEOPLE, "people").read()
     assert frame.drop("age").columns == frame.drop(["age"]).columns == ["person", "visit"]
     for wrong in (lambda: frame.drop("agee"), lambda: frame.sample(fraction=0.5, by="agee")):
@@ -98,7 +96,7 @@ def test_columns_are_left_out_by_name(duckdb_store: FeatureStore) -> None:
         frame.drop("person", "visit", "age")
 
 
-def test_the_length_of_a_frame_is_what_the_log_knows(duckdb_store: FeatureStore) -> None:
+def test_frame_length_comes_from_the_log(duckdb_store: FeatureStore) -> None:
     frame = duckdb_store.create_featuregroup(PEOPLE, "people").read()
     assert len(frame) == 1000
     assert frame.filter("age > 5")
@@ -106,7 +104,7 @@ def test_the_length_of_a_frame_is_what_the_log_knows(duckdb_store: FeatureStore)
         len(frame.filter("age > 5"))
 
 
-def test_the_clock_of_a_filter_is_read_once_and_said(duckdb_store: FeatureStore) -> None:
+def test_filter_now_is_evaluated_once(duckdb_store: FeatureStore) -> None:
     table = PEOPLE.append_column("at", pa.array([0] * 1000, pa.timestamp("us", tz="UTC")))
     frame = duckdb_store.create_featuregroup(table, "people").read()
     cut = frame.filter("at < now() - interval 1 day")

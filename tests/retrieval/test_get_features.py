@@ -84,7 +84,7 @@ EXPECTED = {"y": [0, 1, 2, 3], "temp": [None, 1.0, None, 3.0], "seats": [200, 10
 WANTED = ["weather.temp", "planes.seats"]
 
 
-def test_features_are_joined_in_label_order_on_each_engine(store: FeatureStore) -> None:
+def test_get_features_keeps_label_order(store: FeatureStore) -> None:
     fill(store)
     frame = store.get_features(WANTED, labels=labels())
     assert frame.columns == ["origin", "tailnum", "at", "y", "temp", "seats"]
@@ -109,15 +109,13 @@ def kinds_of_labels() -> list[Any]:
 
 
 @pytest.mark.parametrize("index", range(7))
-def test_labels_may_be_any_dataframe_and_frames_be_read_again(
-    filled: FeatureStore, index: int
-) -> None:
+def test_labels_of_any_dataframe_are_rereadable(filled: FeatureStore, index: int) -> None:
     frame = filled.get_features(WANTED, labels=kinds_of_labels()[index])
     for _ in range(2):
         assert frame.select(*EXPECTED).to_arrow().to_pydict() == EXPECTED
 
 
-def test_a_relation_of_the_engine_may_be_the_labels(filled: FeatureStore) -> None:
+def test_engine_relation_is_accepted_as_labels(filled: FeatureStore) -> None:
     import duckdb
 
     table = labels()
@@ -129,7 +127,7 @@ def test_a_relation_of_the_engine_may_be_the_labels(filled: FeatureStore) -> Non
     ]
 
 
-def test_what_is_no_dataframe_is_refused_as_labels(filled: FeatureStore) -> None:
+def test_labels_other_than_dataframes_are_refused(filled: FeatureStore) -> None:
     with pytest.raises(UnsupportedDataframe):
         filled.get_features(WANTED, labels=7)
     with pytest.raises(FeatureGroupNotFound):
@@ -137,7 +135,7 @@ def test_what_is_no_dataframe_is_refused_as_labels(filled: FeatureStore) -> None
 
 
 @spark_in_soak
-def test_naive_label_times_are_taken_as_utc_with_one_warning_on_each_engine(
+def test_naive_label_times_are_utc_with_warning(
     store: FeatureStore,
 ) -> None:
     naive = to_pandas(labels())
@@ -149,7 +147,7 @@ def test_naive_label_times_are_taken_as_utc_with_one_warning_on_each_engine(
     assert frame.to_arrow()["temp"].to_pylist() == EXPECTED["temp"]
 
 
-def test_label_times_of_other_zones_are_the_same_moments(
+def test_label_times_are_converted_between_zones(
     duckdb_store: FeatureStore,
 ) -> None:
     eastern = to_pandas(labels())
@@ -160,13 +158,13 @@ def test_label_times_of_other_zones_are_the_same_moments(
     )
 
 
-def test_one_moment_for_all_rows_scores_a_batch(filled: FeatureStore) -> None:
+def test_fixed_label_time_scores_a_batch(filled: FeatureStore) -> None:
     asked = pa.table({"origin": ["JFK", "LGA"]})
     frame = filled.get_features("weather.temp", labels=asked, label_time="2024-01-01T01:00:00Z")
     assert frame.to_arrow().to_pydict() == {"origin": ["JFK", "LGA"], "temp": [1.0, 2.0]}
 
 
-def test_a_group_as_labels_returns_all_its_columns_first(filled: FeatureStore) -> None:
+def test_group_as_labels_returns_its_columns_first(filled: FeatureStore) -> None:
     filled.create_featuregroup(labels(), "questions", primary_key=["y"], event_time="at")
     frame = filled.get_features(["temp", "seats"], labels="questions")
     assert frame.columns == ["origin", "tailnum", "at", "y", "temp", "seats"]
@@ -179,7 +177,7 @@ def test_a_group_as_labels_returns_all_its_columns_first(filled: FeatureStore) -
     assert frame.plan.left_source.delta_version == 1
 
 
-def test_without_labels_the_rows_of_the_first_group_come_back(filled: FeatureStore) -> None:
+def test_get_features_without_labels_returns_first_group(filled: FeatureStore) -> None:
     frame = filled.get_features(["weather.wind", "weather.temp as t"], include_keys=True)
     assert frame.columns == ["origin", "seen", "wind", "t"]
     assert frame.schema.field("wind").type == pa.uint8()
@@ -191,7 +189,7 @@ def test_without_labels_the_rows_of_the_first_group_come_back(filled: FeatureSto
         filled.get_features(WANTED, labels=labels(), include_keys=True)
 
 
-def test_two_roles_of_one_group_are_two_chained_calls(filled: FeatureStore) -> None:
+def test_group_joins_in_two_roles_by_chaining(filled: FeatureStore) -> None:
     asked = pa.table(
         {"here": ["JFK", "LGA"], "there": ["LGA", "JFK"], "at": hours(2, 1), "n": [0, 1]}
     )
@@ -211,7 +209,7 @@ def test_two_roles_of_one_group_are_two_chained_calls(filled: FeatureStore) -> N
     assert both.count() == 2
 
 
-def test_chained_retrievals_of_corrected_groups_are_each_as_of_their_labels(
+def test_chained_retrievals_use_their_label_times(
     duckdb_store: FeatureStore,
 ) -> None:
     rows = pa.table(
@@ -229,7 +227,7 @@ def test_chained_retrievals_of_corrected_groups_are_each_as_of_their_labels(
     }  # fmt: skip
 
 
-def test_inner_join_drops_and_left_join_never_does(filled: FeatureStore) -> None:
+def test_inner_join_drops_labels_left_keeps_them(filled: FeatureStore) -> None:
     frame = filled.get_features(WANTED, labels=labels(), join="inner")
     assert frame.to_arrow()["y"].to_pylist() == [0, 1]
     assert frame.count() == 2
@@ -248,7 +246,7 @@ def test_requests_in_any_order_give_equal_values(filled: FeatureStore) -> None:
 # -- versions ---------------------------------------------------------------------------------
 
 
-def test_as_of_reads_every_group_as_it_stood(duckdb_store: FeatureStore) -> None:
+def test_as_of_reads_groups_at_that_time(duckdb_store: FeatureStore) -> None:
     filled = fill(duckdb_store)
     before = filled.get_featuregroup_history("weather")[0].timestamp
     late = pa.table(
@@ -279,7 +277,7 @@ def test_as_of_reads_every_group_as_it_stood(duckdb_store: FeatureStore) -> None
         temperature(as_of="2001-01-01T00:00:00Z")
 
 
-def test_a_frame_keeps_the_versions_of_the_moment_it_was_asked_for(filled: FeatureStore) -> None:
+def test_frame_pins_versions_at_creation(filled: FeatureStore) -> None:
     frame = filled.get_features("weather.temp", labels=labels())
     more = pa.table(
         {"origin": ["JFK"], "seen": hours(0.5), "temp": [99.0], "wind": pa.array([9], pa.uint8())}
@@ -288,7 +286,7 @@ def test_a_frame_keeps_the_versions_of_the_moment_it_was_asked_for(filled: Featu
     assert frame.to_arrow()["temp"].to_pylist() == EXPECTED["temp"]
 
 
-def test_a_feature_that_came_later_is_missing_in_older_versions(filled: FeatureStore) -> None:
+def test_later_feature_is_missing_in_older_versions(filled: FeatureStore) -> None:
     more = weather().slice(0, 1).append_column("rain", pa.array([0.5]))
     filled.insert_into_featuregroup(more, "weather", schema_change="add")
     assert filled.get_features("weather.rain", labels=labels()).columns[-1] == "rain"
@@ -320,7 +318,7 @@ def test_only_requested_columns_are_read(filled: FeatureStore) -> None:
     assert "wind" not in engine.explain(frame.select("y", "temp").relation)
 
 
-def test_unknown_columns_and_bad_filters_are_refused_at_once(filled: FeatureStore) -> None:
+def test_unknown_columns_and_invalid_filters_are_refused(filled: FeatureStore) -> None:
     frame = filled.get_features(WANTED, labels=labels())
     with pytest.raises(FeatureNotFound, match="No columns 'tmp'"):
         frame.select("tmp")
@@ -332,7 +330,7 @@ def test_unknown_columns_and_bad_filters_are_refused_at_once(filled: FeatureStor
         frame.filter("temp >")
 
 
-def test_frames_convert_to_what_people_work_in(filled: FeatureStore) -> None:
+def test_frame_converts_to_common_libraries(filled: FeatureStore) -> None:
     polars = pytest.importorskip("polars")
     frame = filled.get_features(WANTED, labels=labels())
     assert frame.to_pandas()["seats"].tolist()[:2] == [200, 100]
@@ -389,6 +387,6 @@ def test_explain_features_writes_and_returns_the_plan(
     assert "the latest by seen with seen <= at" in out
 
 
-def test_the_module_function_asks_the_current_store(filled: FeatureStore) -> None:
+def test_module_function_uses_current_store(filled: FeatureStore) -> None:
     assert filled is not None
     assert featurestore.get_features(WANTED, labels=labels()).count() == 4

@@ -84,7 +84,7 @@ def test_every_combination_of_rules_agrees_with_the_oracle(
 
 
 @pytest.mark.parametrize("how", ["left", "inner"])
-def test_groups_of_several_files_answer_labels_of_several_files(
+def test_late_materialization_joins_several_files(
     retrieval: RetrievalCheck, engine: DuckDBEngine, how: str
 ) -> None:
     random = np.random.default_rng(5)
@@ -124,7 +124,7 @@ def test_groups_of_several_files_answer_labels_of_several_files(
     retrieval.check(wanted, labels, label_time="asked_at", how=how)
 
 
-def test_what_is_left_after_a_reading_that_was_given_up(
+def test_abandoned_read_removes_spool_files(
     retrieval: RetrievalCheck, engine: DuckDBEngine, scratch: Path
 ) -> None:
     rows = {"key": list(range(100)), "t": [t0_plus(0)] * 100, "x": list(range(100))}
@@ -172,7 +172,7 @@ def test_an_export_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
         (None, 10, "200MB", False),  # nobody knows
     ],
 )
-def test_places_are_joined_where_the_rows_do_not_fit(
+def test_late_materialization_is_used_beyond_memory(
     rows: int | None,
     columns: int,
     limit: str,
@@ -195,7 +195,7 @@ def test_places_are_joined_where_the_rows_do_not_fit(
     database.close()
 
 
-def test_rows_in_another_order_than_their_files_are_an_error(
+def test_rows_out_of_file_order_raise(
     retrieval: RetrievalCheck, engine: DuckDBEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = {"key": list(range(9)), "t": [t0_plus(0)] * 9, "x": list(range(9))}

@@ -72,7 +72,7 @@ def test_a_point_in_time_retrieval_does_not_leak(duckdb_store: FeatureStore) -> 
     assert str(report) == "no leak: 25 rows, 2 features\n"
 
 
-def test_using_rows_before_they_were_known_is_a_leak(duckdb_store: FeatureStore) -> None:
+def test_rows_before_created_time_are_a_leak(duckdb_store: FeatureStore) -> None:
     measured(duckdb_store)
     frame = duckdb_store.get_features("load.value", labels=asked(), created_time_filter=False)
     report = duckdb_store.check_leakage(frame)
@@ -81,7 +81,7 @@ def test_using_rows_before_they_were_known_is_a_leak(duckdb_store: FeatureStore)
     assert "became known after the label's time" in str(report)
 
 
-def test_a_latest_value_join_of_rows_with_times_is_a_leak(duckdb_store: FeatureStore) -> None:
+def test_latest_value_join_is_a_leak(duckdb_store: FeatureStore) -> None:
     last = pa.table({"machine": [1, 2], "seen": times([47, 46]), "value": [47.0, 46.0]})
     duckdb_store.create_featuregroup(last, "last", primary_key=["machine"])
     labels = pa.table({"machine": [1, 2, 3], "at": times([5, 46.5, 5])})
@@ -116,7 +116,7 @@ def traffic(raw: pa.Table, *, stamp: timedelta) -> pa.Table:
 
 
 @pytest.mark.parametrize(("stamp", "leaks"), [(HOUR, False), (timedelta(0), True)])
-def test_values_stamped_before_they_were_known_leak(
+def test_values_stamped_too_early_are_a_leak(
     duckdb_store: FeatureStore, stamp: timedelta, leaks: bool
 ) -> None:
     random = np.random.default_rng(0)
@@ -140,7 +140,7 @@ def test_values_stamped_before_they_were_known_leak(
         assert "computed from data that came later" in str(report)
 
 
-def test_chained_retrievals_are_checked_to_their_beginning(duckdb_store: FeatureStore) -> None:
+def test_check_leakage_follows_chained_retrievals(duckdb_store: FeatureStore) -> None:
     measured(duckdb_store)
     first = duckdb_store.get_features("load.value", labels=asked(), created_time_filter=False)
     both = duckdb_store.get_features("load.note", labels=first)
@@ -162,7 +162,7 @@ def test_ttl_filters_and_groups_as_labels_are_followed(duckdb_store: FeatureStor
     ).ok  # the filter and the inner join still need the value
 
 
-def test_what_cannot_be_checked_is_refused(duckdb_store: FeatureStore) -> None:
+def test_check_leakage_refuses_unsupported_plans(duckdb_store: FeatureStore) -> None:
     measured(duckdb_store)
     with pytest.raises(InvalidArgument, match="get_features returned"):
         duckdb_store.check_leakage(duckdb_store.get_featuregroup("load"))
@@ -173,7 +173,7 @@ def test_what_cannot_be_checked_is_refused(duckdb_store: FeatureStore) -> None:
         duckdb_store.check_leakage(frame, recompute={"other": lambda moment: moment})
 
 
-def test_the_sample_is_the_same_for_one_seed(duckdb_store: FeatureStore) -> None:
+def test_leakage_sample_is_reproducible(duckdb_store: FeatureStore) -> None:
     measured(duckdb_store)
     frame = duckdb_store.get_features("load.value", labels=asked(), created_time_filter=False)
 
@@ -184,7 +184,7 @@ def test_the_sample_is_the_same_for_one_seed(duckdb_store: FeatureStore) -> None
     assert told(1) != told(2)
 
 
-def test_the_leaking_variant_of_the_flights_example_is_caught(duckdb_store: FeatureStore) -> None:
+def test_leaking_flights_example_is_detected(duckdb_store: FeatureStore) -> None:
     """Departures of the hour, stamped when the hour began.
 
     A question at 9:30 would see departures until 10:00.
@@ -249,7 +249,7 @@ def flights(*, days: int) -> pa.Table:
     )
 
 
-def test_what_rows_without_event_time_cannot_tell_is_said(duckdb_store: FeatureStore) -> None:
+def test_check_leakage_reports_groups_without_time(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(
         pa.table({"machine": [1, 2], "size": [1, 2]}), "machines", primary_key=["machine"]
     )
@@ -261,7 +261,7 @@ def test_what_rows_without_event_time_cannot_tell_is_said(duckdb_store: FeatureS
 
 
 @pytest.mark.parametrize("days", [pa.timestamp("us", tz="UTC"), pa.date32()])
-def test_totals_stamped_at_the_start_of_their_day_are_not_vouched_for(
+def test_totals_stamped_at_day_start_are_suspicious(
     duckdb_store: FeatureStore, days: pa.DataType
 ) -> None:
     starts = times(np.arange(4) * 24)

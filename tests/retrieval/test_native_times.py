@@ -67,9 +67,7 @@ def test_native_rows_with_times_outside_are_refused(
         store.create_training_dataset(df.select("id", "t"), "made")
 
 
-def test_native_rows_with_first_and_last_times_are_taken(
-    store: FeatureStore, engine_name: str
-) -> None:
+def test_native_rows_at_time_limits_are_accepted(store: FeatureStore, engine_name: str) -> None:
     store.create_featuregroup(pa.table({"id": [1], "x": [1.0]}), "g", primary_key="id")
     df = native(engine_name, f"SELECT id, {INSIDE[engine_name]} FROM ROWS WHERE id < 3")
     assert store.get_features(["g.x"], labels=df).count() == 3

@@ -99,7 +99,7 @@ def by_hand(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("engine", ["duckdb", pytest.param("spark", marks=pytest.mark.spark)])
-def test_every_row_has_what_its_expression_says_on_both_engines(
+def test_on_demand_expressions_agree_on_engines(
     tmp_path: Path, engine: str, request: pytest.FixtureRequest
 ) -> None:
     if engine == "spark":
@@ -140,7 +140,7 @@ def test_a_later_retrieval_takes_them_as_inputs(store: FeatureStore) -> None:
     assert found.column("share").to_pylist()[:2] == [1.0, 1.0]
 
 
-def test_a_dataset_states_them_verifies_them_and_is_the_same_when_it_is_made_again(
+def test_dataset_records_on_demand_features(
     store: FeatureStore,
 ) -> None:
     def make(sql: str) -> Any:
@@ -158,7 +158,7 @@ def test_a_dataset_states_them_verifies_them_and_is_the_same_when_it_is_made_aga
     assert first.manifest.content_hash == same.manifest.content_hash != other.manifest.content_hash
 
 
-def test_training_and_scoring_share_a_function_and_need_no_code_of_it(store: FeatureStore) -> None:
+def test_training_and_scoring_share_on_demand_function(store: FeatureStore) -> None:
     view = store.create_feature_view("f", features=FUNCTIONS, labels="flights", label="late")
     assert view.on_demand["per_seat"].startswith("(CASE WHEN")
     content = view.spec.to_bytes()
@@ -187,7 +187,7 @@ def test_explain_coverage_and_the_leak_check_know_them(
     assert [each.group for each in frame.coverage().groups] == ["planes@v1"]
 
 
-def test_a_view_computes_the_same_for_training_and_for_scoring(store: FeatureStore) -> None:
+def test_view_on_demand_equals_scoring(store: FeatureStore) -> None:
     view = store.create_feature_view("v", features=ASKED, labels="flights", label="late")
     assert view.on_demand["far"] == "distance > 1020 and seats is not null"
     expected = sorted(map(str, map(by_hand, FLIGHTS.to_pylist())))
@@ -238,14 +238,14 @@ def test_a_view_computes_the_same_for_training_and_for_scoring(store: FeatureSto
         (lambda: feature("x", 3), InvalidArgument, "no expression"),  # type: ignore[arg-type]
     ],
 )
-def test_what_no_row_can_be_given_is_refused_before_anything_is_read(
+def test_invalid_on_demand_is_refused_before_reading(
     store: FeatureStore, wanted: Any, error: type[FeatureStoreError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         store.get_features(["planes.seats", wanted()], labels=FLIGHTS)
 
 
-def test_without_rows_to_be_computed_of_they_are_refused(store: FeatureStore) -> None:
+def test_on_demand_without_inputs_is_refused(store: FeatureStore) -> None:
     with pytest.raises(InvalidArgument, match="no rows to be computed of"):
         store.get_features([feature("x", "seats * 2")])
     rows = store.get_features(["planes.seats", feature("x", "seats * 2")]).to_arrow()

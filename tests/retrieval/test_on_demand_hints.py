@@ -10,9 +10,7 @@ from featurestore.store import FeatureStore
 
 
 @pytest.mark.parametrize("value", [-7, -1, 0, 6, 7, 2**52 + 1])
-def test_whole_division_is_refused_with_what_means_the_same(
-    store: FeatureStore, value: int
-) -> None:
+def test_integer_division_error_has_equivalent_hint(store: FeatureStore, value: int) -> None:
     store.create_featuregroup([{"k": 1, "i": value}], "g", primary_key="k")
     labels = store.get_featuregroup("g")
     with pytest.raises(InvalidSql) as refused:
@@ -25,7 +23,7 @@ def test_whole_division_is_refused_with_what_means_the_same(
         labels.filter("(i + 1) // 2 = 3")
 
 
-def test_feature_on_another_of_the_call_is_refused_with_its_expression(
+def test_on_demand_of_on_demand_hints_expression(
     duckdb_store: FeatureStore,
 ) -> None:
     duckdb_store.create_featuregroup([{"k": 1, "i": 3}], "g", primary_key="k")
@@ -44,9 +42,7 @@ def test_feature_on_another_of_the_call_is_refused_with_its_expression(
 
 
 @pytest.mark.parametrize("as_of", [True, False, 2.5, None, [1], b"1"])
-def test_as_of_of_a_group_that_is_no_version_is_refused(
-    duckdb_store: FeatureStore, as_of: object
-) -> None:
+def test_as_of_of_group_must_be_version(duckdb_store: FeatureStore, as_of: object) -> None:
     duckdb_store.create_featuregroup([{"k": 1, "i": 3}], "g", primary_key="k")
     with pytest.raises(InvalidArgument, match="neither a time nor a Delta version"):
         duckdb_store.get_features("g.i", labels=[{"k": 1}], as_of={"g": as_of})  # type: ignore[dict-item]

@@ -93,21 +93,21 @@ def plan(
 # -- references -----------------------------------------------------------------------------
 
 
-def test_a_plain_name_is_searched_in_the_latest_version_of_every_group() -> None:
+def test_plain_name_resolves_in_latest_versions() -> None:
     assert [str(feature) for feature in resolve(["wind", "engine", "miles"], specs=SPECS)] == [
         "weather@v1.wind", "planes@v2.engine", "routes@v1.miles",
     ]  # fmt: skip
     assert str(resolve("temp", specs=SPECS)[0]) == "weather@v1.temp"  # planes@v2 has none
 
 
-def test_a_name_in_two_groups_lists_the_candidates_as_they_must_be_typed() -> None:
+def test_ambiguous_name_lists_qualified_candidates() -> None:
     with pytest.raises(AmbiguousFeature) as refused:
         resolve("temp", specs=SPECS, versions={"planes": 1})
     assert "'planes.temp', 'weather.temp'" in str(refused.value)
     assert "Hint: write one of them, for example 'planes.temp'" in str(refused.value)
 
 
-def test_keys_are_found_by_plain_names_only_where_no_feature_is_called_so() -> None:
+def test_plain_name_prefers_features_over_keys() -> None:
     assert str(resolve("tailnum", specs=SPECS)[0]) == "planes@v2.tailnum"
     with pytest.raises(AmbiguousFeature):
         resolve("origin", specs=SPECS)
@@ -117,13 +117,13 @@ def test_keys_are_found_by_plain_names_only_where_no_feature_is_called_so() -> N
     ("text", "near"),
     [("wnd", "weather.wind"), ("weather.tmp", "weather.temp"), ("planes@v2.seat", "planes.seats")],
 )
-def test_an_unknown_feature_names_those_that_are_near(text: str, near: str) -> None:
+def test_unknown_feature_suggests_similar_names(text: str, near: str) -> None:
     with pytest.raises(FeatureNotFound) as refused:
         resolve(text, specs=SPECS)
     assert near in (refused.value.hint or "")
 
 
-def test_unknown_groups_and_versions_list_those_there_are() -> None:
+def test_unknown_group_or_version_lists_existing() -> None:
     with pytest.raises(
         FeatureGroupNotFound, match=r"there are 'matrix', 'planes', 'routes', 'weather'"
     ):
@@ -134,19 +134,19 @@ def test_unknown_groups_and_versions_list_those_there_are() -> None:
         resolve("seats", specs=SPECS, versions={"planes": 9})
 
 
-def test_a_version_pinned_in_two_places_must_be_one() -> None:
+def test_conflicting_pinned_versions_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="pin the version in one place"):
         resolve("planes@v1.seats", specs=SPECS, versions={"planes": 2})
 
 
-def test_a_star_means_all_features_and_no_keys_or_times() -> None:
+def test_star_selects_features_without_keys() -> None:
     assert [feature.name for feature in resolve("weather.*", specs=SPECS)] == ["temp", "wind"]
 
 
 @pytest.mark.parametrize(
     "text", ["", "a b", "weather.", "weather.* as x", "*", "w@2.x", "weather.temp as 1x"]
 )
-def test_what_is_no_reference_is_refused(text: str) -> None:
+def test_invalid_feature_reference_is_refused(text: str) -> None:
     with pytest.raises(InvalidReference):
         resolve(text, specs=SPECS)
 
@@ -159,14 +159,14 @@ def test_no_features_at_all_are_refused() -> None:
 # -- columns --------------------------------------------------------------------------------
 
 
-def test_label_columns_come_first_and_features_in_the_requested_order() -> None:
+def test_plan_columns_are_labels_then_features() -> None:
     found = plan("planes.seats", "weather.wind", "routes.miles", "weather.temp")
     assert found.columns == (*LABELS.names, "seats", "wind", "miles", "temp")
     assert found.schema.types[-4:] == [pa.int64(), pa.float32(), pa.int32(), pa.float64()]
     assert [join.source.spec.name for join in found.joins] == ["planes", "weather", "routes"]
 
 
-def test_equal_names_are_refused_until_the_caller_renames_one() -> None:
+def test_equal_feature_names_require_alias() -> None:
     with pytest.raises(ColumnConflict) as refused:
         plan("weather.temp", "planes@v1.temp")
     assert "planes@v1.temp would be called 'temp', as is weather@v1.temp" in str(refused.value)
@@ -177,12 +177,12 @@ def test_equal_names_are_refused_until_the_caller_renames_one() -> None:
     )
 
 
-def test_a_label_column_of_a_features_name_is_refused_whatever_its_case() -> None:
+def test_label_conflicts_are_case_insensitive() -> None:
     with pytest.raises(ColumnConflict, match="the left side's column 'Temp'"):
         plan("weather.temp", labels=LABELS.append(pa.field("Temp", pa.int64())))
 
 
-def test_without_labels_the_first_group_is_the_left_side_in_the_requested_order() -> None:
+def test_plan_without_labels_uses_first_group() -> None:
     found = plan(
         "routes.miles",
         "weather.temp",
@@ -196,7 +196,7 @@ def test_without_labels_the_first_group_is_the_left_side_in_the_requested_order(
     assert found.fixed_time is not None
 
 
-def test_include_keys_brings_key_and_event_time_of_the_left_side() -> None:
+def test_include_keys_adds_key_and_event_time() -> None:
     assert plan("weather.temp as t", labels=None, include_keys=True).columns == (
         "origin",
         "seen",
@@ -208,7 +208,7 @@ def test_include_keys_brings_key_and_event_time_of_the_left_side() -> None:
     )
 
 
-def test_keys_and_time_of_a_result_are_known_by_their_names() -> None:
+def test_plan_names_keys_and_time() -> None:
     assert (plan("weather.temp").keys, plan("weather.temp").time) == (("origin",), "at")
     own = plan("weather.origin as place", "weather.temp", labels=None)
     assert (own.keys, own.time) == (("place",), None)
@@ -217,18 +217,18 @@ def test_keys_and_time_of_a_result_are_known_by_their_names() -> None:
 # -- keys -----------------------------------------------------------------------------------
 
 
-def test_the_whole_key_of_a_group_joins_in_its_order() -> None:
+def test_composite_key_joins_in_order() -> None:
     assert plan("routes.miles").joins[0].on == (("origin", "origin"), ("dest", "dest"))
 
 
-def test_a_missing_key_column_shows_what_both_sides_have() -> None:
+def test_missing_key_column_lists_both_sides() -> None:
     with pytest.raises(NoJoinKey) as refused:
         plan("routes.miles", labels=LABELS.remove(1))
     assert "'origin', 'dest'" in str(refused.value)
     assert "join_key={'routes': {'your column': 'dest'}}" in str(refused.value)
 
 
-def test_a_missing_key_column_shows_the_key_of_each_group() -> None:
+def test_missing_key_column_lists_group_keys() -> None:
     with pytest.raises(NoJoinKey) as refused:
         plan(
             "weather.temp",
@@ -266,7 +266,7 @@ def test_a_single_name_joins_a_single_key() -> None:
 
 
 @pytest.mark.parametrize("join_key", [{"nowhere": "origin"}, {"airport": 7}])
-def test_a_join_key_of_neither_columns_nor_groups_is_refused(join_key: Any) -> None:
+def test_invalid_join_key_type_is_refused(join_key: Any) -> None:
     with pytest.raises(InvalidArgument):
         plan("weather.temp", labels=RENAMED, join_key=join_key)
 
@@ -274,7 +274,7 @@ def test_a_join_key_of_neither_columns_nor_groups_is_refused(join_key: Any) -> N
 @pytest.mark.parametrize(
     "join_key", ["nowhere", {"airport": "tailnum"}, {"weather": {"airport": "temp"}}]
 )
-def test_a_join_key_that_fits_no_group_is_refused(join_key: Any) -> None:
+def test_unused_join_key_is_refused(join_key: Any) -> None:
     with pytest.raises(NoJoinKey):
         plan("weather.temp", labels=RENAMED, join_key=join_key)
 
@@ -285,12 +285,12 @@ def test_part_of_a_key_is_not_enough() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.binary(), TIMESTAMP])
-def test_keys_of_types_that_do_not_compare_are_refused(kind: pa.DataType) -> None:
+def test_incomparable_key_types_are_refused(kind: pa.DataType) -> None:
     with pytest.raises(NoJoinKey, match="the left column 'origin' is"):
         plan("weather.temp", labels=LABELS.set(0, pa.field("origin", kind)), label_time="at")
 
 
-def test_a_group_without_key_joins_only_on_columns_that_are_named() -> None:
+def test_group_without_key_requires_join_key() -> None:
     labels = LABELS.append(pa.field("col_0", pa.int64()))
     with pytest.raises(NoJoinKey, match="declares no primary key"):
         plan("matrix.col_1", labels=labels)
@@ -317,7 +317,7 @@ def test_several_time_columns_need_label_time() -> None:
     assert plan("planes.seats", labels=labels).left_time is None
 
 
-def test_labels_without_time_need_one_moment_for_all() -> None:
+def test_labels_without_time_need_label_time() -> None:
     labels = LABELS.remove(3)
     with pytest.raises(LabelTimeRequired, match="there is none"):
         plan("weather.temp", labels=labels)
@@ -328,7 +328,7 @@ def test_labels_without_time_need_one_moment_for_all() -> None:
 
 
 @pytest.mark.parametrize("said", ["nowhere", "y", "2024-13-01"])
-def test_a_label_time_that_is_no_time_is_refused(said: str) -> None:
+def test_label_time_of_wrong_type_is_refused(said: str) -> None:
     with pytest.raises(LabelTimeRequired):
         plan("weather.temp", label_time=said)
 
@@ -342,7 +342,7 @@ def test_joins_are_left_or_inner() -> None:
 # -- the plan as text and JSON ------------------------------------------------------------------
 
 
-def test_the_plan_says_what_is_joined_how() -> None:
+def test_plan_text_describes_joins() -> None:
     text = str(plan("weather.temp", "planes.seats as size"))
     assert "weather@v1 at Delta version 3: 1,000 rows" in text
     assert "the latest by seen with seen <= at and seen >= at - 6h, else null" in text
@@ -351,14 +351,14 @@ def test_the_plan_says_what_is_joined_how() -> None:
     assert "rows       10 expected" in text
 
 
-def test_the_plan_of_some_columns_joins_only_what_they_need() -> None:
+def test_selected_plan_joins_only_needed_groups() -> None:
     found = plan("weather.temp", "planes.seats", "weather.wind").select(["seats", "y"])
     assert found.columns == ("seats", "y")
     assert [join.source.spec.name for join in found.joins] == ["planes"]
     assert len(plan("weather.temp", "planes.seats", how="inner").select(["y"]).joins) == 2
 
 
-def test_plans_that_read_the_same_have_one_hash() -> None:
+def test_equal_plans_have_equal_hash() -> None:
     assert plan("weather.temp").hash == plan("weather.temp").hash
     others = [
         plan("weather.wind"),

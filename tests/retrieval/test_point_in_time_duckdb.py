@@ -97,9 +97,7 @@ def _values(random: np.random.Generator) -> dict[str, pa.Array]:
     return columns
 
 
-def test_keys_of_every_pair_of_types_meet_as_in_a_plain_join(
-    engine: DuckDBEngine, tmp_path: Path
-) -> None:
+def test_keys_of_all_type_pairs_match_plain_join(engine: DuckDBEngine, tmp_path: Path) -> None:
     """Also there for the next DuckDB: the ASOF join of 2.0 loses binary columns behind others."""
     random = np.random.default_rng(7)
     retrieval = RetrievalCheck(engine, tmp_path, engine)

@@ -81,7 +81,7 @@ class TestSpark(OnSpark, ResultConformance):
 @pytest.mark.usefixtures("compiled_queries")
 @settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(shape=any_shape(), count=st.integers(100, 200), seed=st.integers(0, 2**32 - 1))
-def test_every_combination_of_rules_is_answered_alike_by_oracle_duckdb_and_spark(
+def test_rule_combinations_agree_on_all_engines(
     spark: SparkSession, shape: JoinShape, count: int, seed: int
 ) -> None:
     from featurestore_connectors.duckdb_delta import DuckDBEngine

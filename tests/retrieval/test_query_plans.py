@@ -60,9 +60,7 @@ def count(plan: str, operator: str) -> int:
     return len(re.findall(rf"\b{operator} \(\d+\)", plan.split("\n\n\n")[0]))
 
 
-def test_duckdb_looks_for_a_maximum_only_where_created_time_or_ties_make_it_necessary(
-    writer: Engine, tmp_path: Path
-) -> None:
+def test_duckdb_aggregates_only_for_created_time_or_ties(writer: Engine, tmp_path: Path) -> None:
     retrieval = RetrievalCheck(writer, tmp_path, writer)
     rows = {
         "k": [1, 2],
@@ -91,7 +89,7 @@ def test_duckdb_looks_for_a_maximum_only_where_created_time_or_ties_make_it_nece
     }
 
 
-def test_spark_shuffles_once_for_groups_of_one_key_and_joins_no_ranges(
+def test_spark_shuffles_once_per_key(
     spark_retrieval: RetrievalCheck,
 ) -> None:
     for name in ("a", "b"):
@@ -125,7 +123,7 @@ def plan_shuffles(plan: str) -> int:
     return len(re.findall(r"Arguments: hashpartitioning\(", plan))
 
 
-def test_spark_sorts_by_one_integer_before_it_compares_rows(
+def test_spark_sorts_by_one_integer_first(
     spark_retrieval: RetrievalCheck,
 ) -> None:
     rows = {"k": ["a", "b"], "t": [t0_plus(0), t0_plus(1)], "x": [1.0, 2.0]}
@@ -152,7 +150,7 @@ def test_spark_finds_rows_of_any_century(spark_retrieval: RetrievalCheck) -> Non
     "engine_kind",
     ["duckdb", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.soak])],
 )
-def test_hot_keys_are_answered_like_any_other(
+def test_hot_keys_give_equal_results(
     engine_kind: str, writer: Engine, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """One key has nine tenths of the rows and of the labels; some rows tie, some are corrected."""
@@ -200,7 +198,7 @@ def test_only_requested_columns_are_read_on_each_engine(store: FeatureStore) -> 
     assert "unwanted" not in one
 
 
-def test_retrieval_spills_where_memory_is_short(tmp_path: Path, writer: Engine) -> None:
+def test_retrieval_spills_under_memory_limit(tmp_path: Path, writer: Engine) -> None:
     """A quarter of the input's size as DuckDB's memory.
 
     The same rows come back as with all of it.

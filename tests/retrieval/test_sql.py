@@ -65,7 +65,7 @@ def rows(frame: Any) -> list[dict[str, Any]]:
     return found
 
 
-def test_groups_and_their_versions_are_the_tables_of_a_query(store: FeatureStore) -> None:
+def test_sql_tables_are_groups_and_versions(store: FeatureStore) -> None:
     """On each engine: latest version by the plain name, another in double quotes."""
     fill(store)
     text = (
@@ -88,7 +88,7 @@ def test_groups_and_their_versions_are_the_tables_of_a_query(store: FeatureStore
         store.sql("select read_text('x') as t from planes")
 
 
-def test_a_query_is_lazy_and_reads_the_versions_that_were_pinned(flights: FeatureStore) -> None:
+def test_sql_is_lazy_and_reads_pinned_versions(flights: FeatureStore) -> None:
     frame = flights.sql("select count(*) as n, sum(seats) as seats from planes")
     row = [{"tail": "N3", "origin": "EWR", "seats": 300}]
     flights.insert_into_featuregroup(row, "planes")
@@ -102,7 +102,7 @@ def test_a_query_is_lazy_and_reads_the_versions_that_were_pinned(flights: Featur
     assert pinned == [("planes", 2), ("weather", 1)]
 
 
-def test_frames_of_queries_are_cut_joined_and_explained_as_all_others(
+def test_sql_frames_support_frame_operations(
     flights: FeatureStore,
 ) -> None:
     frame = flights.sql("select tail, origin, seats * 2 as double_seats from planes")
@@ -117,7 +117,7 @@ def test_frames_of_queries_are_cut_joined_and_explained_as_all_others(
     assert "from planes p join weather w" in text
 
 
-def test_a_training_dataset_of_a_query_is_made_again_from_its_pins(flights: FeatureStore) -> None:
+def test_training_dataset_of_query_is_reproducible(flights: FeatureStore) -> None:
     flights.create_featuregroup(flights.sql(ONE_ROW_EACH), "asked", primary_key="tail")
     frame = flights.get_features("weather.temp", labels=flights.sql(ONE_ROW_EACH))
     dataset = flights.create_training_dataset(frame, "late", label="late", key="tail")
@@ -146,7 +146,7 @@ def test_a_training_dataset_of_a_query_is_made_again_from_its_pins(flights: Feat
         ("select tail, seats from planes using sample 1 rows", "a sample"),
     ],
 )
-def test_a_query_whose_rows_may_vary_says_so_in_the_manifest(
+def test_nondeterministic_query_is_marked_in_manifest(
     shared: FeatureStore, text: str, reason: str
 ) -> None:
     frame = shared.sql(text)
@@ -155,7 +155,7 @@ def test_a_query_whose_rows_may_vary_says_so_in_the_manifest(
     assert reason in (dataset.manifest.reproducible_reason or "")
 
 
-def test_every_aggregate_of_duckdb_is_known_to_be_repeatable_or_not() -> None:
+def test_duckdb_aggregates_are_classified_as_repeatable() -> None:
     known = REPEATABLE | SUMS | VARYING
     query = (
         "select distinct function_name from duckdb_functions() where function_type = 'aggregate'"
@@ -206,9 +206,7 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("text", ATTACKS)
-def test_a_query_that_does_more_than_read_groups_is_refused(
-    shared: FeatureStore, tmp_path: Path, text: str
-) -> None:
+def test_sql_other_than_select_is_refused(shared: FeatureStore, tmp_path: Path, text: str) -> None:
     secret = tmp_path / "secret.csv"
     secret.write_text("word\nsecret\n")
     before = sorted(each.name for each in tmp_path.iterdir())
@@ -219,12 +217,12 @@ def test_a_query_that_does_more_than_read_groups_is_refused(
     assert sorted(each.name for each in tmp_path.iterdir()) == before
 
 
-def test_a_group_that_does_not_exist_offers_the_nearest(flights: FeatureStore) -> None:
+def test_unknown_group_in_sql_suggests_nearest(flights: FeatureStore) -> None:
     with pytest.raises(FeatureGroupNotFound, match="did you mean 'weather'"):
         flights.sql("select * from wether")
     with pytest.raises(FeatureGroupNotFound, match="has no version 9"):
         flights.sql('select * from "planes@v9"')
 
 
-def test_the_function_of_the_module_is_the_call_and_no_package(flights: FeatureStore) -> None:
+def test_module_sql_uses_current_store(flights: FeatureStore) -> None:
     assert featurestore.sql("select count(*) as n from planes").count() == 1

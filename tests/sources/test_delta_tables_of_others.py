@@ -74,7 +74,7 @@ def make(spark: Any, name: str, path: Path | str) -> int:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_version_is_what_spark_reads(
+def test_delta_source_equals_spark_at_every_version(
     name: str, spark: Any, duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     path = tmp_path / "table"
@@ -89,7 +89,7 @@ def test_every_version_is_what_spark_reads(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", TABLES)
-def test_every_version_on_hdfs_is_what_spark_reads(
+def test_delta_source_on_hdfs_equals_spark(
     name: str, spark: Any, duckdb_store: FeatureStore, hdfs_server: HdfsServer
 ) -> None:
     path = f"{hdfs_server.root}/table-{uuid4().hex[:8]}"
@@ -132,7 +132,7 @@ def test_compacted_logs_are_read(spark: Any, duckdb_store: FeatureStore, tmp_pat
             same(store, spark, path, version)
 
 
-def test_shallow_clones_are_read_and_maps_come_as_lists_of_structs(
+def test_delta_source_reads_clones_and_maps(
     spark: Any, duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     path, clone = tmp_path / "table", tmp_path / "clone"
@@ -152,7 +152,7 @@ def test_shallow_clones_are_read_and_maps_come_as_lists_of_structs(
     assert read.to_arrow().to_pylist() == [{"id": 1, "m": [{"key": "a", "value": 1}]}]
 
 
-def test_a_variant_column_is_refused_only_when_it_is_asked_for(
+def test_variant_column_is_refused_only_if_selected(
     spark: Any, duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     path = tmp_path / "variants"

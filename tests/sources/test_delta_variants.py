@@ -64,7 +64,7 @@ def written(path: Path) -> None:
     (log / f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)) + "\n")
 
 
-def test_a_variant_is_refused_only_where_it_is_asked_for(
+def test_delta_variant_is_refused_only_if_selected(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     written(tmp_path / "variants")

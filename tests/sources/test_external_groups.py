@@ -75,7 +75,7 @@ def shop(store: FeatureStore, tmp_path: Path) -> FeatureStore:
     return store
 
 
-def test_external_rows_join_as_those_of_the_store_do(shop: FeatureStore) -> None:
+def test_external_rows_join_like_stored_rows(shop: FeatureStore) -> None:
     copy = list(shop.get_featuregroup("customers").to_arrow().to_pylist())
     whole = [row for row in copy if row["id"] is not None and row["updated_at"] is not None]
     assert (len(copy), len(whole)) == (42, 40)
@@ -91,9 +91,7 @@ def test_external_rows_join_as_those_of_the_store_do(shop: FeatureStore) -> None
         assert found.column(2).null_count < found.num_rows
 
 
-def test_nothing_is_read_before_rows_are_needed_and_then_once(
-    shop: FeatureStore, tmp_path: Path
-) -> None:
+def test_external_rows_are_read_lazily_and_once(shop: FeatureStore, tmp_path: Path) -> None:
     frame = shop.get_features(["customers.plan"], labels=labels(), label_time="at")
     plan = shop.explain_features(["customers.plan"], labels=labels(), label_time="at")
     assert "source 'shop', sql='select * from customers': read when it is needed" in str(plan)
@@ -108,7 +106,7 @@ def test_nothing_is_read_before_rows_are_needed_and_then_once(
     assert (read.source, read.kind, read.rows) == ("shop", "sqlite", 43)
 
 
-def test_rows_are_gone_when_nothing_needs_them(shop: FeatureStore) -> None:
+def test_external_rows_are_removed_after_last_use(shop: FeatureStore) -> None:
     frame = shop.get_featuregroup("customers")
     (live,) = frame.plan.sources
     assert isinstance(live, LiveSource)
@@ -123,7 +121,7 @@ def test_rows_are_gone_when_nothing_needs_them(shop: FeatureStore) -> None:
     assert not path.exists()
 
 
-def test_a_training_dataset_of_an_external_group_can_be_made_again(
+def test_training_dataset_of_external_group_is_reproducible(
     shop: FeatureStore, tmp_path: Path
 ) -> None:
     shop.create_featuregroup(labels(), "asked", primary_key="id", event_time="at")
@@ -150,7 +148,7 @@ def test_a_training_dataset_of_an_external_group_can_be_made_again(
 
 
 @spark_in_soak
-def test_a_group_without_snapshots_says_that_nothing_can_be_made_again(
+def test_group_without_snapshots_is_not_reproducible(
     shop: FeatureStore,
 ) -> None:
     shop.create_external_featuregroup(
@@ -177,7 +175,7 @@ def test_a_group_without_snapshots_says_that_nothing_can_be_made_again(
 
 
 @spark_in_soak
-def test_what_labels_of_a_source_were_is_in_manifest_and_lineage(shop: FeatureStore) -> None:
+def test_source_labels_are_recorded_in_lineage(shop: FeatureStore) -> None:
     asked = shop.read_source("shop", sql="select id, updated_at from customers where id = 3")
     frame = shop.get_features(["customers.plan"], labels=asked, label_time="updated_at")
     dataset = shop.create_training_dataset(frame, "of_labels", data_format="parquet")
@@ -192,7 +190,7 @@ def test_what_labels_of_a_source_were_is_in_manifest_and_lineage(shop: FeatureSt
 
 
 @pytest.mark.parametrize("store", ["duckdb"], indirect=True)
-def test_definitions_are_found_shown_and_rebuilt(shop: FeatureStore) -> None:
+def test_external_definitions_are_listed_and_rebuilt(shop: FeatureStore) -> None:
     assert shop.featuregroup("customers").external.source == "shop"
     assert "customers.plan" in shop.get_features_list()
     assert next(match.group for match in shop.search("spent")) == "customers"
@@ -223,7 +221,7 @@ def test_definitions_are_found_shown_and_rebuilt(shop: FeatureStore) -> None:
 
 
 @pytest.mark.parametrize("store", ["duckdb"], indirect=True)
-def test_what_needs_rows_of_the_store_is_refused(shop: FeatureStore) -> None:
+def test_external_group_refuses_stored_row_operations(shop: FeatureStore) -> None:
     with pytest.raises(ExternalRowsError, match="is external: its rows are those of source 'shop'"):
         shop.insert_into_featuregroup([{"id": 1}], "customers")
     with pytest.raises(ExternalRowsError):
@@ -244,7 +242,7 @@ def test_what_needs_rows_of_the_store_is_refused(shop: FeatureStore) -> None:
 
 
 @pytest.mark.parametrize("store", ["duckdb"], indirect=True)
-def test_a_source_that_changed_or_went_is_a_clear_error(shop: FeatureStore, tmp_path: Path) -> None:
+def test_changed_or_removed_source_raises_clear_error(shop: FeatureStore, tmp_path: Path) -> None:
     asked = {"labels": labels(), "label_time": "at"}
     path = tmp_path / "shop.db"
     with closing(sqlite3.connect(path)) as database, database:

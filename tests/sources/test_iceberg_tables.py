@@ -62,7 +62,7 @@ def read(place: Path, query: SourceQuery = ORDERS, *, at: Any = None) -> pa.Tabl
         snapshot.close()
 
 
-def test_a_snapshot_is_read_by_its_id_and_by_its_time(
+def test_iceberg_snapshot_is_read_by_id_or_time(
     duckdb_store: FeatureStore, table: Any, tmp_path: Path
 ) -> None:
     first, second = table.metadata.snapshots
@@ -80,7 +80,7 @@ def test_a_snapshot_is_read_by_its_id_and_by_its_time(
     assert latest.reads[0].snapshot == f"sales.orders snapshot {second.snapshot_id}"
 
 
-def test_columns_are_found_by_their_ids(table: Any, tmp_path: Path) -> None:
+def test_iceberg_columns_are_resolved_by_ids(table: Any, tmp_path: Path) -> None:
     with table.update_schema() as changes:
         from pyiceberg.types import DoubleType, LongType
 
@@ -96,7 +96,7 @@ def test_columns_are_found_by_their_ids(table: Any, tmp_path: Path) -> None:
     assert old.schema.names == ["id", "customer", "at"]
 
 
-def test_rows_that_were_deleted_by_position_are_left_out(table: Any, tmp_path: Path) -> None:
+def test_iceberg_position_deletes_are_applied(table: Any, tmp_path: Path) -> None:
     delete = tmp_path / "lake" / "delete.parquet"
     with duckdb.connect() as database:
         database.execute(
@@ -176,7 +176,7 @@ def append_deletes(table: Any, path: Path, *, rows: int) -> None:
         Deletes(Operation.DELETE, changes, table.io).commit()
 
 
-def test_a_metadata_file_is_a_source_of_one_table(table: Any, tmp_path: Path) -> None:
+def test_iceberg_metadata_file_is_a_source(table: Any, tmp_path: Path) -> None:
     path = table.metadata_location.removeprefix("file://")
     source = opened("iceberg", f"iceberg+{path}")
     assert source.snapshot().read(SourceQuery()).read_all().num_rows == 20
@@ -184,13 +184,13 @@ def test_a_metadata_file_is_a_source_of_one_table(table: Any, tmp_path: Path) ->
         source.snapshot().schema(ORDERS)
 
 
-def test_a_file_that_is_gone_is_an_error(table: Any, tmp_path: Path) -> None:
+def test_missing_iceberg_file_raises(table: Any, tmp_path: Path) -> None:
     (tmp_path / "lake" / "a.parquet").unlink()
     with pytest.raises(SourceError, match="is gone"):
         read(tmp_path)
 
 
-def test_what_cannot_be_read_is_said(table: Any, tmp_path: Path) -> None:
+def test_unsupported_iceberg_features_are_refused(table: Any, tmp_path: Path) -> None:
     with table.update_schema() as changes:
         from pyiceberg.types import LongType, MapType, StringType
 

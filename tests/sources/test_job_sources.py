@@ -69,7 +69,7 @@ def city(tmp_path: Path, clock: Clock, store: FeatureStore) -> FeatureStore:  # 
     return store
 
 
-def test_windows_over_a_source_are_those_over_a_group_and_say_what_was_read(
+def test_job_over_source_equals_job_over_group(
     city: FeatureStore,
     define: Define,  # noqa: F811
 ) -> None:
@@ -116,7 +116,7 @@ def demand(window, trips):
 
 
 @pytest.mark.postgres
-def test_the_server_is_asked_for_the_window_and_the_columns_of_the_query(
+def test_job_reads_only_window_and_columns(
     duckdb_store: FeatureStore,
     clock: Clock,  # noqa: F811
     define: Define,  # noqa: F811
@@ -146,7 +146,7 @@ def test_the_server_is_asked_for_the_window_and_the_columns_of_the_query(
     assert "\"left_at\" < TIMESTAMPTZ '2024-01-01 04:00:00.000000+00:00'" in seen
 
 
-def test_a_run_whose_source_fails_writes_nothing_and_the_next_one_continues(
+def test_failed_source_read_is_retried_by_next_run(
     duckdb_store: FeatureStore,
     tmp_path: Path,
     clock: Clock,  # noqa: F811
@@ -191,7 +191,7 @@ def held(store: FeatureStore) -> list[tuple[Any, ...]]:
     return sorted((row["id"], row["name"]) for row in found)
 
 
-def test_tombstones_delete_the_rows_of_their_key_up_to_their_time(
+def test_tombstones_delete_earlier_rows_of_key(
     store: FeatureStore,
     tmp_path: Path,
     clock: Clock,  # noqa: F811
@@ -221,7 +221,7 @@ def test_tombstones_delete_the_rows_of_their_key_up_to_their_time(
 
 
 @spark_in_soak  # tombstones delete rows on Spark, too
-def test_missing_keys_are_deleted_but_not_all_of_them(
+def test_missing_keys_are_deleted_unless_all_missing(
     store: FeatureStore,
     tmp_path: Path,
     clock: Clock,  # noqa: F811
@@ -259,7 +259,7 @@ counts = featurestore.sql_job(
 """
 
 
-def test_rows_that_come_late_are_taken_as_far_back_as_lookback_reaches(
+def test_late_rows_within_lookback_are_read(
     duckdb_store: FeatureStore,
     tmp_path: Path,
     clock: Clock,  # noqa: F811
@@ -286,7 +286,7 @@ def test_rows_that_come_late_are_taken_as_far_back_as_lookback_reaches(
     assert found == (timedelta(hours=2), timedelta(hours=4))
 
 
-def test_definitions_with_sources_are_kept_and_wrong_ones_refused() -> None:
+def test_source_definitions_are_stored_or_refused() -> None:
     made = featurestore.sql_job(
         "demand",
         sql=SQL,
@@ -329,7 +329,7 @@ pictures = featurestore.sql_job(
 """
 
 
-def test_a_job_over_arrays_encoded_as_bytes_says_how_to_decode_them(
+def test_encoded_arrays_error_has_decode_hint(
     duckdb_store: FeatureStore,
     define: Define,  # noqa: F811
     clock: Clock,  # noqa: F811

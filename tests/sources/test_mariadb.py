@@ -105,7 +105,7 @@ def kept_table(database: Any) -> None:
     database.execute("insert into kept () values ()")
 
 
-def test_values_of_a_table_come_as_they_are(database: Any, begin: Begin) -> None:
+def test_table_read_keeps_values(database: Any, begin: Begin) -> None:
     kept_table(database)
     read = begin().read(SourceQuery(table="kept")).read_all()
     for number, (declared, _, value, kind) in enumerate(KEPT):
@@ -113,7 +113,7 @@ def test_values_of_a_table_come_as_they_are(database: Any, begin: Begin) -> None
         assert read.column(number).to_pylist() == [value, None], declared
 
 
-def test_values_of_a_query_come_as_they_are(database: Any, begin: Begin) -> None:
+def test_query_read_keeps_values(database: Any, begin: Begin) -> None:
     kept_table(database)
     names = []
     for number, (declared, *_) in enumerate(KEPT):
@@ -134,7 +134,7 @@ def test_values_of_a_query_come_as_they_are(database: Any, begin: Begin) -> None
 @pytest.mark.parametrize(
     "kind", ["decimal(39)", "time", "bit(3)", "geometry", "point", "decimal(65, 30)"]
 )
-def test_types_without_a_place_are_refused_with_sql_that_works(
+def test_unsupported_types_are_refused_with_working_sql(
     database: Any, begin: Begin, kind: str
 ) -> None:
     database.execute(f"create or replace table odd (id int, odd {kind})")
@@ -150,7 +150,7 @@ def test_types_without_a_place_are_refused_with_sql_that_works(
         assert snapshot.read(replace(query, columns=("id",))).read_all().to_pylist() == [{"id": 1}]
 
 
-def test_a_date_of_zeros_is_refused_by_the_name_of_its_column(database: Any, begin: Begin) -> None:
+def test_zero_date_is_refused_by_column(database: Any, begin: Begin) -> None:
     database.execute("set session sql_mode = ''")
     database.execute("create or replace table zeros (day date)")
     database.execute("insert into zeros values ('0000-00-00')")
@@ -158,7 +158,7 @@ def test_a_date_of_zeros_is_refused_by_the_name_of_its_column(database: Any, beg
         begin().read(SourceQuery(table="zeros")).read_all()
 
 
-def test_what_others_change_meanwhile_is_in_no_read(database: Any, begin: Begin) -> None:
+def test_snapshot_hides_concurrent_changes(database: Any, begin: Begin) -> None:
     database.execute("create or replace table busy (id int)")
     database.execute("create or replace table altered (id int)")
     snapshot = begin()
@@ -170,7 +170,7 @@ def test_what_others_change_meanwhile_is_in_no_read(database: Any, begin: Begin)
         snapshot.read(SourceQuery(table="altered")).read_all()
 
 
-def test_what_is_left_of_a_read_waits_in_a_file_while_another_one_runs(
+def test_second_read_spools_the_first(
     begin: Begin,
 ) -> None:
     snapshot = begin()
@@ -186,7 +186,7 @@ def test_what_is_left_of_a_read_waits_in_a_file_while_another_one_runs(
     assert ids == others == list(range(MANY))
 
 
-def test_a_snapshot_is_closed_in_the_middle_of_its_rows(begin: Begin) -> None:
+def test_snapshot_closes_during_a_read(begin: Begin) -> None:
     snapshot = begin()
     reader = snapshot.read(SourceQuery(table="many"))
     next(reader)
@@ -194,7 +194,7 @@ def test_a_snapshot_is_closed_in_the_middle_of_its_rows(begin: Begin) -> None:
     snapshot.close()
 
 
-def test_the_server_sees_the_columns_and_the_bounds_alone(database: Any, begin: Begin) -> None:
+def test_read_sends_only_columns_and_bounds(database: Any, begin: Begin) -> None:
     database.execute("set global log_output = 'TABLE'")
     database.execute("set global general_log = 1")
     window = TimeRange(
@@ -212,7 +212,7 @@ def test_the_server_sees_the_columns_and_the_bounds_alone(database: Any, begin: 
     ]
 
 
-def test_the_secret_opens_the_database_and_is_in_no_error(port: int) -> None:
+def test_secret_opens_database_and_stays_hidden(port: int) -> None:
     uri = f"mysql://{USER}@127.0.0.1:{port}/types"
     config = SourceConfig("shop", uri, {}, lambda: PASSWORD)
     snapshot = find_source("mysql")(config).snapshot()
@@ -229,7 +229,7 @@ def test_the_secret_opens_the_database_and_is_in_no_error(port: int) -> None:
         opened("mysql", "mysql://root@127.0.0.1:1/types").snapshot()
 
 
-def test_what_makes_no_sense_is_told(port: int, begin: Begin) -> None:
+def test_invalid_arguments_are_refused(port: int, begin: Begin) -> None:
     snapshot = begin()
     with pytest.raises(SourceTableNotFound, match="'many'"):
         snapshot.schema(SourceQuery(table="manny"))
@@ -249,7 +249,7 @@ def test_what_makes_no_sense_is_told(port: int, begin: Begin) -> None:
         opened("mysql", f"mysql://root@127.0.0.1:{port}/types").snapshot(at=3)
 
 
-def test_rows_of_a_database_become_a_group_and_the_commit_says_from_where(
+def test_insert_from_database_records_its_source(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOP_PASSWORD", PASSWORD)

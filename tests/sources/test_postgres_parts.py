@@ -94,7 +94,7 @@ def snapshot_of(url: str, **options: str) -> Iterator[PostgresSnapshot]:
         ("elsewhere", "seen"),
     ],
 )
-def test_every_row_is_in_one_part(filled: str, column: str | None, table: str) -> None:
+def test_partitions_contain_every_row_once(filled: str, column: str | None, table: str) -> None:
     query = SourceQuery(table=table)
     with snapshot_of(filled) as snapshot:
         found = partition_rows(
@@ -116,7 +116,7 @@ def test_every_row_is_in_one_part(filled: str, column: str | None, table: str) -
     assert column not in (None, "at", "local", "day") or max(counts) < 1500
 
 
-def test_pages_are_read_without_looking_at_the_others(filled: str) -> None:
+def test_partition_scan_reads_only_its_pages(filled: str) -> None:
     query = SourceQuery(table="readings")
     with snapshot_of(filled) as snapshot:
         found = partition_rows(
@@ -143,7 +143,7 @@ def test_pages_are_read_without_looking_at_the_others(filled: str) -> None:
         ({"partition_column": "id"}, "the number of partitions"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(
+def test_invalid_partition_options_are_refused(
     duckdb_store: FeatureStore, options: dict[str, str], words: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=words):
@@ -158,7 +158,7 @@ class TestOnSpark:
         return featurestore.connect(tmp_path / "store", engine="spark")
 
     @pytest.mark.parametrize("column", [None, pytest.param("id", marks=pytest.mark.soak), "at"])
-    def test_tasks_read_what_one_stream_reads_in_its_snapshot(
+    def test_partitioned_read_equals_stream_of_snapshot(
         self, filled: str, spark_store: FeatureStore, tmp_path: Path, column: str | None
     ) -> None:
         options = {"partitions": "3"}
@@ -181,7 +181,7 @@ class TestOnSpark:
         files = list((tmp_path / "rows-0").glob("*.parquet"))
         assert len(files) >= 2  # a part without rows leaves none
 
-    def test_frames_jobs_and_external_groups_are_read_by_tasks(
+    def test_frames_jobs_and_groups_use_partitioned_reads(
         self,
         filled: str,
         spark_store: FeatureStore,
@@ -215,7 +215,7 @@ class TestOnSpark:
             ("numbers) values (array[[1, 2], [3, 4]]", "'numbers'.*several axes"),
         ],
     )
-    def test_values_that_do_not_fit_are_named(
+    def test_invalid_values_are_refused_by_column(
         self, filled: str, spark_store: FeatureStore, tmp_path: Path, value: str, words: str
     ) -> None:
         with psycopg.connect(filled, autocommit=True) as database:
@@ -227,7 +227,7 @@ class TestOnSpark:
         ):
             snapshot.stage(query, engine, str(tmp_path / "rows"))
 
-    def test_a_missing_driver_is_named_with_how_to_get_it(
+    def test_missing_jdbc_driver_has_install_hint(
         self, filled: str, spark_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(postgres_partitions, "_DRIVER", "org.postgresql.NoDriver")

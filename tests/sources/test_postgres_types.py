@@ -67,7 +67,7 @@ KEPT = [
 ]  # fmt: skip
 
 
-def test_values_come_as_they_are(snapshot: SourceSnapshot) -> None:
+def test_postgres_read_keeps_values(snapshot: SourceSnapshot) -> None:
     written = ", ".join(f"{sql} as c{number}" for number, (sql, _, _) in enumerate(KEPT))
     read = snapshot.read(SourceQuery(sql=f"select {written}")).read_all()
     for number, (sql, value, kind) in enumerate(KEPT):
@@ -92,9 +92,7 @@ def test_values_come_as_they_are(snapshot: SourceSnapshot) -> None:
         "array['2024-01-01']::date[]",
     ],
 )
-def test_types_without_a_place_are_refused_with_sql_that_works(
-    snapshot: SourceSnapshot, sql: str
-) -> None:
+def test_unsupported_types_are_refused_with_working_sql(snapshot: SourceSnapshot, sql: str) -> None:
     with pytest.raises(UnsupportedType, match="'odd'") as error:
         snapshot.schema(SourceQuery(sql=f"select 1 as id, {sql} as odd"))
     way_out = str(error.value).split("Hint: sql='select ")[1].split(", ...'")[0]
@@ -117,14 +115,12 @@ def test_types_without_a_place_are_refused_with_sql_that_works(
         "array[array['a']]",
     ],
 )
-def test_values_without_a_place_are_refused_by_the_name_of_their_column(
-    snapshot: SourceSnapshot, sql: str
-) -> None:
+def test_unsupported_values_are_refused_by_column(snapshot: SourceSnapshot, sql: str) -> None:
     with pytest.raises(UnsupportedType, match="'odd'"):
         snapshot.read(SourceQuery(sql=f"select 1 as id, {sql} as odd")).read_all()
 
 
-def test_the_server_is_asked_for_the_columns_and_the_window_alone(
+def test_read_sends_only_columns_and_window(
     url: str,
     database: Any,
 ) -> None:
@@ -146,7 +142,7 @@ def test_the_server_is_asked_for_the_columns_and_the_window_alone(
     assert "fat" not in seen[0]
 
 
-def test_all_readings_of_a_snapshot_see_one_state(url: str, database: Any) -> None:
+def test_reads_of_a_snapshot_see_one_state(url: str, database: Any) -> None:
     database.execute("create table a as select 1 as id")
     database.execute("create table b as select 1 as id")
     snapshot = opened("postgresql", url).snapshot()
@@ -164,7 +160,7 @@ def test_all_readings_of_a_snapshot_see_one_state(url: str, database: Any) -> No
     again.close()
 
 
-def test_nothing_is_written_and_errors_say_what_the_server_says(
+def test_writes_are_refused_with_server_error(
     url: str,
     database: Any,
 ) -> None:
@@ -188,7 +184,7 @@ def test_nothing_is_written_and_errors_say_what_the_server_says(
     weak.close()
 
 
-def test_a_check_names_the_tables_that_the_user_may_not_read(
+def test_check_source_names_unreadable_tables(
     url: str, database: Any, duckdb_store: FeatureStore
 ) -> None:
     database.execute("create table open (id int)")
@@ -206,7 +202,7 @@ def test_a_check_names_the_tables_that_the_user_may_not_read(
     assert (report.sampled, report.sample) == ("open", ({"id": 7},))
 
 
-def test_rows_leave_the_server_in_batches_of_bounded_size(url: str) -> None:
+def test_read_batches_have_bounded_size(url: str) -> None:
     long = "select n::bigint as id, repeat('x', 200) as text from generate_series(1, 150000) as n"
     snapshot = opened("postgresql", url).snapshot()
     sizes, rows = [], 0
@@ -219,7 +215,7 @@ def test_rows_leave_the_server_in_batches_of_bounded_size(url: str) -> None:
     assert max(sizes) < 8 << 20
 
 
-def test_the_hash_of_a_query_tells_windows_and_columns_apart() -> None:
+def test_query_hash_depends_on_window_and_columns() -> None:
     query = SourceQuery(table="orders")
     window = TimeRange("at", datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 2, tzinfo=UTC))
     hashes = {query.hash, replace(query, columns=("id",)).hash, replace(query, window=window).hash}

@@ -14,7 +14,7 @@ def readers() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "featurestore-source"]
 
 
-def test_items_come_in_their_order_and_the_next_ones_are_made_meanwhile() -> None:
+def test_read_in_background_keeps_order() -> None:
     made: list[int] = []
     third = threading.Event()
 
@@ -33,7 +33,7 @@ def test_items_come_in_their_order_and_the_next_ones_are_made_meanwhile() -> Non
     assert not readers()
 
 
-def test_an_error_comes_in_its_turn() -> None:
+def test_read_in_background_raises_errors_in_order() -> None:
     def items() -> Iterator[int]:
         yield 1
         raise ValueError("the source fell over")
@@ -45,7 +45,7 @@ def test_an_error_comes_in_its_turn() -> None:
     assert not readers()
 
 
-def test_who_stops_early_ends_the_reading() -> None:
+def test_read_in_background_stops_with_its_consumer() -> None:
     closed = threading.Event()
 
     def items() -> Iterator[int]:

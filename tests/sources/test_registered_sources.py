@@ -72,7 +72,7 @@ def test_a_source_is_registered_listed_and_removed(shop: FeatureStore) -> None:
     assert shop.get_sources() == []
 
 
-def test_a_check_says_what_can_be_read_and_shows_some_rows(shop: FeatureStore) -> None:
+def test_check_source_lists_tables_and_sample_rows(shop: FeatureStore) -> None:
     report = shop.check_source("shop")
     assert (report.ok, report.sampled, len(report.sample)) == (True, "orders", 2)
     assert report.sample[1]["created_at"] == datetime(2024, 1, 1, 6, 20, tzinfo=UTC)
@@ -82,9 +82,7 @@ def test_a_check_says_what_can_be_read_and_shows_some_rows(shop: FeatureStore) -
     assert "does not exist" in report.problems[0]
 
 
-def test_rows_of_a_source_are_data_and_labels_everywhere(
-    store: FeatureStore, tmp_path: Path
-) -> None:
+def test_source_frames_serve_as_data_and_labels(store: FeatureStore, tmp_path: Path) -> None:
     uri = orders(tmp_path / "shop.db", (1, 12.5), (2, 99.0), (3, None))
     store.add_source("shop", uri)
     frame = store.read_source("shop", table="orders")
@@ -98,7 +96,7 @@ def test_rows_of_a_source_are_data_and_labels_everywhere(
     assert frame.to_arrow().num_rows == frame.count() == 3  # read anew each time
 
 
-def test_what_was_read_is_in_the_commit_and_in_lineage(shop: FeatureStore) -> None:
+def test_insert_records_source_read_in_lineage(shop: FeatureStore) -> None:
     frame = shop.read_source("shop", table="orders")
     group = shop.create_featuregroup(frame, "orders", primary_key="id", event_time="created_at")
     plain = shop.create_featuregroup(frame.filter("total > 20"), "plain")
@@ -133,7 +131,7 @@ def test_what_was_read_is_in_the_commit_and_in_lineage(shop: FeatureStore) -> No
         ("/data", "file"),
     ],
 )
-def test_the_scheme_of_a_uri_is_its_kind(uri: str, kind: str) -> None:
+def test_source_kind_is_derived_from_uri(uri: str, kind: str) -> None:
     assert kind_of(uri) == kind
 
 
@@ -147,7 +145,7 @@ def test_the_scheme_of_a_uri_is_its_kind(uri: str, kind: str) -> None:
         "",
     ],
 )
-def test_a_uri_with_a_password_or_of_no_kind_is_refused_before_it_is_kept(
+def test_add_source_refuses_passwords_and_unknown_kinds(
     duckdb_store: FeatureStore, uri: str
 ) -> None:
     with pytest.raises(InvalidArgument) as error:
@@ -156,7 +154,7 @@ def test_a_uri_with_a_password_or_of_no_kind_is_refused_before_it_is_kept(
     assert duckdb_store.get_sources() == []
 
 
-def test_secrets_are_given_by_reference_alone(duckdb_store: FeatureStore) -> None:
+def test_add_source_accepts_secrets_by_reference_only(duckdb_store: FeatureStore) -> None:
     with pytest.raises(InvalidArgument) as error:
         duckdb_store.add_source("shop", "postgresql://me@db/shop", secret=PASSWORD)
     assert PASSWORD not in str(error.value)
@@ -171,7 +169,7 @@ def test_secrets_are_given_by_reference_alone(duckdb_store: FeatureStore) -> Non
         duckdb_store.read_source("shop", table="orders")
 
 
-def test_a_secret_is_for_the_options_with_which_it_was_given(
+def test_secret_grant_depends_on_options(
     duckdb_store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOP_PASSWORD", PASSWORD)
@@ -193,7 +191,7 @@ def test_a_secret_is_for_the_options_with_which_it_was_given(
 
 
 @pytest.mark.postgres
-def test_no_secret_is_in_the_registry_a_commit_an_error_or_a_repr(
+def test_secret_appears_nowhere_in_plain_text(
     duckdb_store: FeatureStore,
     postgres_url: str,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -245,9 +243,7 @@ def role_with_password(url: str) -> str:
     return url.replace("store@", "careful@")
 
 
-def test_a_column_that_is_dropped_or_changed_later_is_named_and_nothing_is_written(
-    shop: FeatureStore, tmp_path: Path
-) -> None:
+def test_dropped_or_changed_column_writes_nothing(shop: FeatureStore, tmp_path: Path) -> None:
     dropped = shop.read_source("shop", table="orders")
     typed = shop.read_source("shop", sql="select id, total from orders")
     with closing(sqlite3.connect(tmp_path / "shop.db")) as database, database:
@@ -260,7 +256,7 @@ def test_a_column_that_is_dropped_or_changed_later_is_named_and_nothing_is_writt
     assert shop.get_featuregroups() == []
 
 
-def test_values_of_several_types_in_a_sqlite_column_are_refused_by_name(
+def test_mixed_types_in_sqlite_column_are_refused(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     uri = orders(
@@ -295,7 +291,7 @@ def test_a_path_leads_out_of_no_folder(duckdb_store: FeatureStore, tmp_path: Pat
     assert duckdb_store.read_source("lake", path="b.jsonl").count() == 1
 
 
-def test_sql_of_a_duckdb_file_reads_no_other_file(
+def test_duckdb_source_sql_cannot_read_other_files(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     import duckdb

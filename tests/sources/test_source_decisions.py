@@ -12,7 +12,7 @@ from featurestore.external.reading import StoredDecisions
 from featurestore.store import FeatureStore
 
 
-def test_the_first_decision_of_many_is_that_of_all(tmp_path: Path) -> None:
+def test_concurrent_decide_returns_first_decision(tmp_path: Path) -> None:
     decisions = StoredDecisions(str(tmp_path), "lake")
     assert decisions.get("ab") is None
     with ThreadPoolExecutor(8) as pool:
@@ -24,7 +24,7 @@ def test_the_first_decision_of_many_is_that_of_all(tmp_path: Path) -> None:
         decisions.get("../ab")
 
 
-def test_decisions_go_with_their_source(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_remove_source_removes_decisions(duckdb_store: FeatureStore, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id\n1\n")
     duckdb_store.add_source("lake", str(tmp_path / "a.csv"))
     duckdb_store.read_source("lake")

@@ -110,7 +110,7 @@ class TestSourcesOnS3(SourceConformance):
         return find_source(kind)(config), query
 
 
-def test_a_folder_in_a_bucket_is_data_everywhere_and_its_secret_is_nowhere(
+def test_bucket_folder_is_readable_and_secret_hidden(
     lake: FeatureStore,
 ) -> None:
     report = lake.check_source("lake")
@@ -132,14 +132,12 @@ def test_a_folder_in_a_bucket_is_data_everywhere_and_its_secret_is_nowhere(
 
 
 @pytest.mark.parametrize("path", ["../raw2", "a%20b/../../raw2", "/..", "a//b"])
-def test_a_path_leads_out_of_no_folder_in_a_bucket(lake: FeatureStore, path: str) -> None:
+def test_path_outside_bucket_folder_is_refused(lake: FeatureStore, path: str) -> None:
     with pytest.raises(InvalidArgument, match="leads out"):
         lake.read_source("lake", path=path)
 
 
-def test_objects_that_change_while_they_are_read_are_an_error(
-    bucket: str, options: dict[str, str], put: Put
-) -> None:
+def test_changed_objects_during_read_raise(bucket: str, options: dict[str, str], put: Put) -> None:
     put("raw/orders.csv", ORDERS)
     config = SourceConfig("lake", f"{bucket}/raw", options, lambda: SECRET_KEY)
     snapshot = find_source("file")(config).snapshot()
@@ -171,7 +169,7 @@ def test_versions_of_a_delta_table_in_a_bucket(
         duckdb_store.read_source("table", at=7)
 
 
-def test_what_cannot_be_reached_is_said_without_the_secret(
+def test_unreachable_bucket_error_hides_secret(
     lake: FeatureStore, bucket: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAKE_SECRET", "another-secret-pass-0815-word")
@@ -185,7 +183,7 @@ def test_what_cannot_be_reached_is_said_without_the_secret(
             lake.read_source(name)
 
 
-def test_options_that_mean_nothing_are_refused_when_they_are_given(
+def test_add_source_refuses_invalid_storage_options(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     add = duckdb_store.add_source
@@ -222,7 +220,7 @@ def stranger() -> Iterator[tuple[str, list[dict[str, str]]]]:
         server.shutdown()
 
 
-def test_credentials_of_the_environment_go_to_no_server_that_a_source_names(
+def test_custom_endpoint_gets_no_environment_credentials(
     duckdb_store: FeatureStore,
     stranger: tuple[str, list[dict[str, str]]],
     monkeypatch: pytest.MonkeyPatch,

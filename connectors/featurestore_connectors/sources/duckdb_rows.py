@@ -24,7 +24,7 @@ from featurestore.errors import (
 )
 from featurestore.model.source import SourceTable
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore_connectors.sources import duckdb_rows, locations, sqltext
+from featurestore_connectors.sources import locations, sqltext
 from featurestore_connectors.sources.drivers import one_line
 from featurestore_connectors.sources.typed_columns import (
     SourceColumn,
@@ -70,7 +70,7 @@ class DuckDBSnapshot(TypedColumns):
         import duckdb
 
         self._config = config
-        self._connection = duckdb_rows.connect(config, path)
+        self._connection = connect(config, path)
         # A query may read the tables of this file only.
         self._connection.execute("SET GLOBAL enable_external_access = false")
         self.identity = locations.fingerprint(locations.statuses([path, f"{path}.wal"]))
@@ -80,13 +80,13 @@ class DuckDBSnapshot(TypedColumns):
         return [SourceTable(name) for (name,) in self._connection.execute(_TABLES).fetchall()]
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        return duckdb_rows.read(self._config, self._connection, self._from(query), query)
+        return read(self._config, self._connection, self._from(query), query)
 
     def close(self) -> None:
         self._connection.close()
 
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
-        return duckdb_rows.columns_of(self._config, self._connection, self._from(query))
+        return columns_of(self._config, self._connection, self._from(query))
 
     def _from(self, query: SourceQuery) -> str:
         if query.sql is not None:

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame as SparkDataFrame
 from featurestore.errors import FeatureStoreError as FeatureStoreError
 from featurestore.experiments.models import Model
 from featurestore.featuregroups import FeatureGroup as FeatureGroup
-from featurestore.featuregroups.declared_types import TypeName
+from featurestore.featuregroups.definition import TypeName
 from featurestore.featuregroups.discovery import Match
 from featurestore.featuregroups.table import TableVersion
 from featurestore.jobs import baseline as baseline

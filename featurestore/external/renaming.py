@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from featurestore.arrow.column_names import snake_case_names
-from featurestore.errors import InvalidArgument, did_you_mean, listing
-from featurestore.model.renames import RENAME, SNAKE_CASE
+from featurestore.model.renames import RENAME, renames_of
 from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.source import (
@@ -124,7 +121,7 @@ class RenamedSnapshot:
         if rename is None:
             return inner, {}
         names = self._snapshot.names(replace(inner, columns=None, window=None))
-        renames = self._renames(rename, names)
+        renames = renames_of(rename, names, owner=f"source {self._source!r}")
         originals = {new: old for old, new in renames.items()}
         columns, window = query.columns, query.window
         if columns is not None:
@@ -132,19 +129,6 @@ class RenamedSnapshot:
         if window is not None:
             window = replace(window, column=originals.get(window.column, window.column))
         return replace(inner, columns=columns, window=window), renames
-
-    def _renames(self, rename: str, names: Sequence[str]) -> dict[str, str]:
-        if rename == SNAKE_CASE:
-            return snake_case_names(names)
-        renames: dict[str, str] = json.loads(rename)
-        unknown = [name for name in renames if name not in names]
-        if unknown:
-            raise InvalidArgument(
-                f"rename: unknown columns {listing(unknown)} of source {self._source!r}. Available: "
-                f"{listing(names, limit=50)}.",
-                hint=did_you_mean(unknown[0], names, write="rename={{{!r}: '...'}}"),
-            )
-        return renames
 
 
 def _renamed(schema: pa.Schema, renames: Mapping[str, str]) -> pa.Schema:

@@ -6,11 +6,10 @@ range to replace.
 
 from __future__ import annotations
 
-from featurestore.featuregroups.create import create, get_or_create
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.handle import FeatureGroup
 from featurestore.featuregroups.maintenance import delete_group, delete_rows
-from featurestore.featuregroups.write import Write, insert
+from featurestore.featuregroups.write import Write, create, get_or_create, insert
 
 __all__ = [
     "Declaration",

@@ -18,9 +18,11 @@ from featurestore.arrow.fitting import Misfit, can_fit, cast_exactly, widens, wi
 from featurestore.arrow.types import describe, is_nested, shape_of
 from featurestore.arrow.untyped import refuse_untyped, typing_lines
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
-from featurestore.featuregroups.widening import with_value
+from featurestore.featuregroups.schema_change import with_value
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import Engine, Relation
+from featurestore.statistics import StatisticsState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,14 +31,41 @@ _NEXT_VERSION = "make the next version of the group with create_featuregroup(...
 
 
 @dataclass(frozen=True)
-class Conformed:
-    """Rows with exactly the columns of the group, including the new ones of this write."""
+class Batch:
+    """The rows of one write on their way to the commit.
+
+    Attributes:
+        relation: The rows, with exactly the columns of ``spec``.
+        spec: The definition of the group, with the new columns of this write.
+        added: The new columns.
+        unchecked: Whether the rows may have unsupported values: reading them may raise.
+        report: The report of the audit; None without one.
+        quarantined: The rows that failed the audit, with their reasons.
+        unique: Whether the keys are unique and without nulls; None: not known.
+        statistics_state: The statistics of the rows, if they were counted during staging.
+        mode: The mode of the commit if it is not that of the write.
+        deletes: The keys of stored rows that the same commit deletes.
+    """
 
     relation: Relation
     spec: FeatureGroupSpec
     added: tuple[pa.Field, ...] = ()
     unchecked: bool = False
-    """Whether the rows may have unsupported values: reading them may raise."""
+    report: ValidationReport | None = None
+    quarantined: Relation | None = None
+    unique: bool | None = None
+    statistics_state: StatisticsState | None = None
+    mode: str | None = None
+    deletes: Relation | None = None
+
+    @property
+    def outcome(self) -> str | None:
+        """The outcome for the commit: "passed", "warned" or "quarantined"; None without an audit."""
+        if self.report is None:
+            return None
+        if self.quarantined is not None:
+            return "quarantined"
+        return "passed" if self.report.success else "warned"
 
 
 @dataclass(frozen=True)
@@ -97,7 +126,7 @@ def conform(
     schema_change: str | None,
     library: str = "pandas",
     extra_columns: Sequence[pa.Field] = (),
-) -> Conformed:
+) -> Batch:
     """Return the rows with the columns of the group, in its order and types.
 
     ``library`` is the dataframe library of the rows, for the code in hints. ``extra_columns`` stay
@@ -121,7 +150,7 @@ def conform(
     if not _equal(relation.schema, schema):
         fit = Fit(schema, _title(spec), library, can_widen=schema_change is None)
         relation = engine.map_batches(relation, fit, schema=schema)
-    return Conformed(relation, wider, tuple(added), unchecked)
+    return Batch(relation, wider, tuple(added), unchecked)
 
 
 def check_columns(

@@ -1,27 +1,91 @@
-"""Definitions: the spec of a declaration, and the differences of two specs."""
+"""Definitions of groups: declarations, declared column types, and differences of two specs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.types import is_nested
+from featurestore.arrow.cast_lines import cast_line
+from featurestore.arrow.fitting import can_fit
+from featurestore.arrow.schemas import parse_type
+from featurestore.arrow.types import feature_type, is_nested
 from featurestore.errors import (
     DefinitionMismatch,
     InvalidArgument,
+    UnsupportedType,
     did_you_mean,
     listing,
 )
-from featurestore.featuregroups.declared_types import DeclaredTypes
+from featurestore.featuregroups.conform import Fit
 from featurestore.model.durations import format_duration, parse_duration, parse_ttl
 from featurestore.model.external import ExternalRows
 from featurestore.model.featuregroup import VALIDATION_POLICIES, FeatureGroupSpec, check_tags
+from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.validator import find_validator
+
+# An Arrow type, or its name such as "decimal(20, 4)".
+TypeName: TypeAlias = str | pa.DataType
+# The fields that must be equal in two definitions, in addition to their columns.
+_COMPARED_FIELDS = (
+    "primary_key",
+    "event_time",
+    "created_time",
+    "partition_by",
+    "ttl",
+    "expectations",
+)
+
+
+@dataclass(frozen=True)
+class DeclaredTypes:
+    """The declared types of columns by name, and the type of all other decimals."""
+
+    columns: Mapping[str, pa.DataType] = field(default_factory=dict)
+    decimal: pa.DataType | None = None
+
+    def schema(self, batch_schema: pa.Schema, *, library: str) -> pa.Schema:
+        """Return the schema of a dataframe's feature types with the declared types.
+
+        Raises:
+            InvalidArgument: A name is not a column, or a column cannot have its type.
+        """
+        for name in self.columns:
+            if name not in batch_schema.names:
+                raise InvalidArgument(
+                    f"dtypes names {name!r}, which is not a column. There are "
+                    f"{listing(batch_schema.names, limit=50)}.",
+                    hint=did_you_mean(name, batch_schema.names, write="dtypes={{{!r}: '...'}}"),
+                )
+        fields = []
+        for each in batch_schema:
+            column_type = self.columns.get(each.name)
+            if column_type is None:
+                column_type = self._with_decimals(each.type)
+            if not can_fit(each.type, column_type):
+                line = cast_line(library, each.name, each.type, column_type)
+                raise InvalidArgument(
+                    f"Column {each.name!r} is {each.type}, of which dtypes= does not make {column_type}: "
+                    "values are never parsed or rounded.",
+                    hint=line or f"cast the column {each.name!r}",
+                )
+            fields.append(each.with_type(column_type))
+        return pa.schema(fields)
+
+    def _with_decimals(self, kind: pa.DataType) -> pa.DataType:
+        """Return a type with its decimals replaced by the declared ones."""
+        if self.decimal is None:
+            return kind
+        if pat.is_decimal(kind):
+            return self.decimal
+        if is_nested(kind) and not pat.is_struct(kind):
+            item = pa.field("item", self._with_decimals(kind.value_type))
+            return pa.list_(item, kind.list_size if pat.is_fixed_size_list(kind) else -1)
+        return kind
 
 
 @dataclass(frozen=True)
@@ -71,6 +135,28 @@ def define(
         compact=declared.compact,
         external=declared.external,
     )
+
+
+def _partition_columns(declared: Declaration, schema: pa.Schema) -> tuple[str, ...]:
+    names = columns(declared.partition_by, argument="partition_by")
+    types = {column.name: column.type for column in schema}
+    for name in names:
+        kind = types.get(name)
+        if kind is not None and (pat.is_binary(kind) or is_nested(kind)):
+            raise InvalidArgument(
+                f"partition_by={name!r} has type {kind}; folders are named by its values.",
+                hint="partition by integers, strings, booleans or dates",
+            )
+    if names and len(names) == len(schema):
+        raise InvalidArgument("partition_by names every column, so the files would be empty.")
+    return names
+
+
+def _event_time_tolerance(declared: Declaration) -> timedelta:
+    tolerance = declared.event_time_tolerance
+    if tolerance is None:
+        return timedelta(0)
+    return parse_duration(tolerance, argument="event_time_tolerance")
 
 
 def check_key(declared: Declaration) -> None:
@@ -160,17 +246,6 @@ def check_descriptions(descriptions: object, columns: Sequence[str]) -> dict[str
     return dict(descriptions)
 
 
-# The fields that must be equal in two definitions, in addition to their columns.
-_COMPARED_FIELDS = (
-    "primary_key",
-    "event_time",
-    "created_time",
-    "partition_by",
-    "ttl",
-    "expectations",
-)
-
-
 def check_same(
     declared: Declaration, stored_spec: FeatureGroupSpec, *, batch_schema: pa.Schema
 ) -> None:
@@ -223,13 +298,6 @@ def _follows_batch(kind: pa.DataType, stored_column: pa.Field, declared: Declare
     return pat.is_decimal(kind) and pat.is_decimal(stored_column.type)
 
 
-def _event_time_tolerance(declared: Declaration) -> timedelta:
-    tolerance = declared.event_time_tolerance
-    if tolerance is None:
-        return timedelta(0)
-    return parse_duration(tolerance, argument="event_time_tolerance")
-
-
 def _format_value(value: object) -> str:
     if isinstance(value, timedelta):
         return repr(format_duration(value))
@@ -238,16 +306,72 @@ def _format_value(value: object) -> str:
     return repr(value)
 
 
-def _partition_columns(declared: Declaration, schema: pa.Schema) -> tuple[str, ...]:
-    names = columns(declared.partition_by, argument="partition_by")
-    types = {column.name: column.type for column in schema}
-    for name in names:
-        kind = types.get(name)
-        if kind is not None and (pat.is_binary(kind) or is_nested(kind)):
-            raise InvalidArgument(
-                f"partition_by={name!r} has type {kind}; folders are named by its values.",
-                hint="partition by integers, strings, booleans or dates",
+def declared_types(
+    dtypes: Mapping[str, TypeName] | None, decimal_type: TypeName | None
+) -> DeclaredTypes:
+    """Return the types that ``dtypes=`` and ``decimal_type=`` declare.
+
+    Raises:
+        UnsupportedType: A type is unknown, or cannot be stored.
+
+    >>> declared_types({"price": "decimal(20, 4)"}, None).columns
+    {'price': Decimal128Type(decimal128(20, 4))}
+    """
+    if not isinstance(dtypes, Mapping | None):
+        raise InvalidArgument(
+            f"dtypes={dtypes!r} is not a mapping.", hint="dtypes={'price': 'decimal(20, 4)'}"
+        )
+    columns = {}
+    for name, type_name in (dtypes or {}).items():
+        columns[name] = _storable_type(
+            parse_type(type_name, column=name), f"dtypes={{{name!r}: ...}}"
+        )
+    decimal = None
+    if decimal_type is not None:
+        decimal = _storable_type(parse_type(decimal_type, column="decimal_type"), "decimal_type")
+        if not pat.is_decimal(decimal):
+            raise UnsupportedType(
+                f"decimal_type={decimal_type!r} is not a type of decimals.",
+                hint="decimal_type='decimal(20, 4)'",
             )
-    if names and len(names) == len(schema):
-        raise InvalidArgument("partition_by names every column, so the files would be empty.")
-    return names
+    return DeclaredTypes(columns, decimal)
+
+
+def _storable_type(kind: pa.DataType, argument: str) -> Any:
+    stored_type = feature_type(kind)
+    if stored_type is None:
+        raise UnsupportedType(
+            f"{argument}: {kind} cannot be stored.",
+            hint="decimals have at most 38 digits; the names are those of Arrow",
+        )
+    return stored_type
+
+
+def typed_relation(
+    rows: Relation, declared: DeclaredTypes, *, name: str, engine: Engine, library: str
+) -> Relation:
+    """Return rows with the declared types; reading them raises if a value does not fit."""
+    schema = declared.schema(rows.schema, library=library)
+    if schema == rows.schema:
+        return rows
+    return engine.map_batches(rows, _fit(schema, name, library), schema=schema)
+
+
+def typed_reader(
+    rows: pa.RecordBatchReader, declared: DeclaredTypes, *, name: str, library: str
+) -> pa.RecordBatchReader:
+    """Return a stream with the declared types."""
+    schema = declared.schema(rows.schema, library=library)
+    if schema == rows.schema:
+        return rows
+    return pa.RecordBatchReader.from_batches(schema, _fitted(rows, _fit(schema, name, library)))
+
+
+def _fitted(batches: Iterable[pa.RecordBatch], fit: Fit) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield fit(batch)
+
+
+def _fit(schema: pa.Schema, name: str, library: str) -> Fit:
+    title = f"the declared types of feature group {name!r}"
+    return Fit(schema, title, library, fallback_hint="declare a wider type in dtypes=")

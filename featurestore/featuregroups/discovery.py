@@ -12,7 +12,7 @@ from featurestore.delta import commits
 from featurestore.delta.log import latest_version
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
 from featurestore.featuregroups.definition import check_descriptions, check_text
-from featurestore.featuregroups.registration import advance
+from featurestore.featuregroups.maintenance import advance
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
 from featurestore.model.counts import check_count
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec, check_tags

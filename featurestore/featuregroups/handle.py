@@ -12,9 +12,16 @@ from featurestore.arrow.types import describe
 from featurestore.delta import commits
 from featurestore.featuregroups import discovery
 from featurestore.featuregroups.discovery import Provenance
-from featurestore.featuregroups.read import history, read, read_quarantine
-from featurestore.featuregroups.statistics import statistics_of
-from featurestore.featuregroups.table import OpenGroup, TableVersion, open_group, resolve
+from featurestore.featuregroups.quality import statistics_of
+from featurestore.featuregroups.table import (
+    OpenGroup,
+    TableVersion,
+    history,
+    open_group,
+    read,
+    read_quarantine,
+    resolve,
+)
 from featurestore.featuregroups.write import Write, insert
 from featurestore.model import html
 from featurestore.model.arguments import suggest_arguments

@@ -19,20 +19,41 @@ from featurestore.errors import (
     WriteConflict,
     listing,
 )
-from featurestore.featuregroups.registration import advance
 from featurestore.featuregroups.table import open_group, open_stored, resolve
 from featurestore.model.callers import warn_caller
 from featurestore.model.durations import parse_duration
-from featurestore.model.feature_view import FeatureViewSpec, incompatible_features
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.times import shifted, utc_now
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import RECLAIM, pinned_by, pinned_by_exports, pinned_versions
-from featurestore.registry import feature_views
+from featurestore.registry import feature_views, featuregroups
 from featurestore.session import Session
 from featurestore.storage.failures import after_publication
 from featurestore.usersql import fix_clock, predicate
+
+
+def advance(
+    session: Session,
+    spec: FeatureGroupSpec,
+    delta_version: int,
+    *,
+    run: InFlight,
+    meta: commits.Meta | None = None,
+) -> None:
+    """Register the Delta version of a commit without rows, and the metadata of the group."""
+    run.committed_version = delta_version
+    with after_publication(version_title(spec, delta_version)):
+        with session.registry.transaction() as connection:
+            featuregroups.advance(connection, spec.name, spec.version, delta_version=delta_version)
+            if meta is not None:
+                groups.describe(connection, spec.name, spec.version, meta)
+        run.registered = True
+
+
+def version_title(spec: FeatureGroupSpec, delta_version: int) -> str:
+    """Return the name of a commit in warnings."""
+    return f"Delta version {delta_version} of feature group {spec.name!r} version {spec.version}"
 
 
 def compact(session: Session, name: str, *, version: int | None = None) -> Commit:
@@ -84,24 +105,6 @@ def vacuum(
     return removed
 
 
-def warn_views(session: Session, spec: FeatureGroupSpec) -> None:
-    """Warn of every view that reads features which a new definition does not have.
-
-    A view reads a fixed version: a later one without a feature only prevents an update of the view,
-    a recreated version breaks it.
-    """
-    with session.registry.reading() as connection:
-        reading = feature_views.reading(connection, spec.name)
-    for view in reading:
-        missing_features = _missing_features(view, spec)
-        if missing_features:
-            warn_caller(
-                f"{_view_title(view)} reads feature group {spec.name!r}: in version {spec.version} "
-                f"{', '.join(missing_features)}. {_consequence(view, spec)}",
-                FeatureViewWarning,
-            )
-
-
 def refuse_used(session: Session, name: str, version: int, *, force: bool) -> None:
     """Refuse to delete a version that views read; with ``force`` warn that they break.
 
@@ -120,22 +123,6 @@ def refuse_used(session: Session, name: str, version: int, *, force: bool) -> No
             hint="delete those first, or force=True: they cannot be read any more",
         )
     warn_caller(f"{description}, which cannot be read any more.", FeatureViewWarning)
-
-
-def _missing_features(view: FeatureViewSpec, spec: FeatureGroupSpec) -> list[str]:
-    return incompatible_features(
-        [feature for feature in view.features if feature.group == spec.name], spec
-    )
-
-
-def _consequence(view: FeatureViewSpec, spec: FeatureGroupSpec) -> str:
-    if (spec.name, spec.version) in view.groups:
-        return "It cannot be read any more."
-    return "It goes on reading the version that it names."
-
-
-def _view_title(view: FeatureViewSpec) -> str:
-    return f"Feature view {view.name!r} version {view.version}"
 
 
 def delete_rows(

@@ -19,10 +19,10 @@ from sqlglot import exp
 
 from featurestore.arrow.column_lines import quoted
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.featuregroups import stored_values
-from featurestore.featuregroups.audit import AuditedRows
+from featurestore.featuregroups import write_checks
+from featurestore.featuregroups.checks import warn_of_odd_times
+from featurestore.featuregroups.conform import Batch
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.featuregroups.write_checks import warn_of_odd_times
 from featurestore.ingest import as_relation
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.plugins.engine import Accumulator, Engine, Relation
@@ -111,14 +111,13 @@ def needs_order(session: Session, rows: object, group: OpenGroup) -> bool:
 
 def prepare_records(
     session: Session,
-    relation: Relation,
-    spec: FeatureGroupSpec,
+    batch: Batch,
     group: OpenGroup,
     *,
     order: RecordOrder,
     validation: str,
     run: InFlight,
-) -> AuditedRows:
+) -> Batch:
     """Return the rows that may be committed, and the mode of the commit.
 
     Rows that fail checks are quarantined before rows of one key are compared, so that batch
@@ -126,8 +125,7 @@ def prepare_records(
 
     Args:
         session: The connection.
-        relation: The rows, with the columns of ``order``.
-        spec: The group, with the new columns of this write.
+        batch: The rows, with the columns of ``order``.
         group: The group before the write.
         order: The resolution of several records of one key.
         validation: The policy of the checks.
@@ -136,13 +134,13 @@ def prepare_records(
     Raises:
         ValidationFailed: Rows do not pass under "strict".
     """
-    engine = session.engine
+    engine, spec = session.engine, batch.spec
     # Each stage has its own folder: an engine may empty a folder before it reads.
-    staged = engine.stage(relation, os.path.join(run.rows, "given"))
+    staged = engine.stage(batch.relation, os.path.join(run.rows, "given"))
     names = {name: name for name in spec.schema.names}
-    rules = stored_values.ValueRules.for_group(spec, has_checked_values=False)
-    stored_values.check_staged(engine.select(staged, names), rules, engine=engine)
-    good, audited = staged, AuditedRows(staged)
+    rules = write_checks.ValueRules.for_group(spec, has_checked_values=False)
+    write_checks.check_staged(engine.select(staged, names), rules, engine=engine)
+    batch = replace(batch, relation=staged)
     if validation != "off":
         subject = Subject(spec.name, spec.version, staged.schema, (), spec.event_time)
         outcome = audit(
@@ -155,26 +153,22 @@ def prepare_records(
             directory=os.path.join(run.rows, "parted"),
             run_id=run.run_id,
         )
-        good = outcome.good
-        audited = AuditedRows(good, outcome.report, outcome.quarantined)
-        warn_of_odd_times(audited, spec)
+        batch = replace(
+            batch, relation=outcome.good, report=outcome.report, quarantined=outcome.quarantined
+        )
+        warn_of_odd_times(outcome.report, spec)
     if not spec.primary_key:
-        _add_written_positions(engine, good, order)
-        return replace(audited, relation=engine.select(good, names))
-    return _one_per_key(session, good, spec, group, order=order, audited=audited, run=run)
+        _add_written_positions(engine, batch.relation, order)
+        return replace(batch, relation=engine.select(batch.relation, names))
+    return _one_per_key(session, batch, group, order=order, run=run)
 
 
 def _one_per_key(
-    session: Session,
-    good: Relation,
-    spec: FeatureGroupSpec,
-    group: OpenGroup,
-    *,
-    order: RecordOrder,
-    audited: AuditedRows,
-    run: InFlight,
-) -> AuditedRows:
-    engine, key = session.engine, spec.upsert_key
+    session: Session, batch: Batch, group: OpenGroup, *, order: RecordOrder, run: InFlight
+) -> Batch:
+    """Return the rows that are written, one for each key, and the keys that records delete."""
+    engine, spec, good = session.engine, batch.spec, batch.relation
+    key = spec.upsert_key
     stored_keys = _stored_keys(engine, good, group)
     tables = {"batch": engine.select(good, {name: name for name in (*key, PARTITION, OFFSET)})}
     deleted = order.deleted
@@ -192,7 +186,7 @@ def _one_per_key(
     written_rows = engine.filter(marked, f"NOT {_LOST}")
     _add_written_positions(engine, written_rows, order)
     rows = engine.stage(engine.select(written_rows, names), os.path.join(run.rows, "written"))
-    quarantined = audited.quarantined
+    quarantined = batch.quarantined
     if order.on_duplicates == "quarantine" and repeated_positions.count:
         copies = engine.filter(_mark_rows(engine, good, repeated_positions), _LOST)
         copies = engine.map_batches(
@@ -204,7 +198,7 @@ def _one_per_key(
         deleted_keys = _deleted_keys(engine, rows, spec, group, tables["deleted"], run)
     replaces = deleted_keys is not None or _has_matches(engine, rows, stored_keys, key)
     return replace(
-        audited,
+        batch,
         relation=rows,
         quarantined=quarantined,
         unique=True,

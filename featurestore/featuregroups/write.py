@@ -1,9 +1,16 @@
-"""The write path: conform, stage if there are checks, audit, commit, statistics, registry."""
+"""The write path: creation of a group, and inserts into it.
+
+Both record their intent in the registry, convert the rows to the columns of the group, prepare them
+(staging and audit), and publish them in one Delta commit. A creation also defines the group, and
+creates its table between the last two steps.
+"""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,52 +20,70 @@ from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     DuplicateKeys,
+    FeatureGroupExists,
+    FeatureViewWarning,
     InvalidArgument,
     KeyRequired,
     OutOfRange,
     RegistryError,
-    SchemaMismatch,
     ValidationFailed,
     did_you_mean,
 )
-from featurestore.featuregroups import keys, stored_values
-from featurestore.featuregroups.audit import (
-    AuditedRows,
-    CommittedRows,
-    audit_staged,
-    quarantine,
-    transaction_of,
-)
-from featurestore.featuregroups.conform import Conformed, conform
-from featurestore.featuregroups.definition import check_policy
-from featurestore.featuregroups.maintenance import compact_when_due
-from featurestore.featuregroups.records import RecordOrder, prepare_records, ranges_of_positions
-from featurestore.featuregroups.registration import register, write_rows
-from featurestore.featuregroups.table import OpenGroup, open_stored
-from featurestore.featuregroups.widening import widen, with_needed_digits
-from featurestore.featuregroups.write_checks import (
+from featurestore.featuregroups.checks import (
     check_time_numbers,
-    warn_of_odd_times,
+    check_time_types,
     warn_of_repeats,
 )
-from featurestore.ingest import as_relation, can_be_native, known_rows, with_language
-from featurestore.model.counts import MAX_INT64
+from featurestore.featuregroups.commit import create_table, prepare, publish
+from featurestore.featuregroups.conform import Batch, conform
+from featurestore.featuregroups.definition import (
+    Declaration,
+    check_key,
+    check_policy,
+    check_same,
+    define,
+    typed_relation,
+)
+from featurestore.featuregroups.maintenance import compact_when_due
+from featurestore.featuregroups.records import RecordOrder
+from featurestore.featuregroups.schema_change import declare_columns, widen, with_needed_digits
+from featurestore.featuregroups.table import open_group, open_stored
+from featurestore.ingest import as_relation, can_be_native, known_rows, schema_of, with_language
+from featurestore.model.callers import warn_caller
+from featurestore.model.counts import MAX_INT64, check_version
+from featurestore.model.feature_view import incompatible_features
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
+from featurestore.model.names import check_name
+from featurestore.model.paths import version_of
 from featurestore.model.source import SourceRead
 from featurestore.model.validation import ValidationReport
-from featurestore.plugins import observers
-from featurestore.plugins.engine import AggregatesWhileStaging, Relation, TableWrite, TimeRange
+from featurestore.plugins.engine import TimeRange
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
-from featurestore.registry import featuregroups, reports
+from featurestore.recovery.owners import versions_in_flight
+from featurestore.registry import feature_views, featuregroups, reports
 from featurestore.retrieval import FeatureFrame
-from featurestore.session import Session
-from featurestore.statistics import StatisticsState, is_sample_short, statistics_accumulator
+from featurestore.session import FEATUREGROUPS, Session
+from featurestore.storage import files
+
+_POLL_SECONDS = 0.05
+# The names of modes in other libraries.
+_MODE_ALIASES = {
+    "replace": "overwrite",
+    "w": "overwrite",
+    "write": "overwrite",
+    "truncate": "overwrite",
+    "merge": "upsert",
+    "update": "upsert",
+    "insert": "append",
+    "add": "append",
+    "a": "append",
+}
 
 
 @dataclass(frozen=True)
 class Write:
-    """The request of one write.
+    """The request of one write: an insert, or the first rows of a new group.
 
     Attributes:
         mode: "append", "upsert", "overwrite", or "replace": empty ``replace`` in the same commit.
@@ -102,6 +127,149 @@ class Write:
     library: str = "pandas"
 
 
+def create(
+    session: Session,
+    df: object,
+    name: str,
+    *,
+    declared: Declaration,
+    version: int | None = None,
+    write: Write | None = None,
+) -> tuple[FeatureGroupSpec, Commit]:
+    """Create a new version of a group from rows; return its definition and first commit.
+
+    Raises:
+        FeatureGroupExists: The version exists, or another process is creating it.
+        ValidationFailed: The rows break the expectations; nothing was created.
+    """
+    check_name(name)
+    check_key(declared)
+    if version is not None:
+        version = check_version(version)
+    write = replace(write or Write(), mode="create", replace=None)
+    df, write = _describe_rows(df, write)
+    with ExitStack() as stack:
+        run = _claim_version(stack, session, name, version, write)
+        rows = stack.enter_context(as_relation(df, engine=session.engine))
+        batch_schema = rows.schema
+        rows = typed_relation(
+            rows, declared.types, name=name, engine=session.engine, library=write.library
+        )
+        check_time_types(rows, declared, df=df, engine=session.engine)
+        spec = define(declared, name=name, version=run.version, schema=rows.schema)
+        _warn_views(session, spec)
+        batch = Batch(rows, spec, unchecked=rows.schema != batch_schema)
+        batch = prepare(session, batch, write, run)
+        group = create_table(session, spec, declared, run)
+        return spec, publish(session, batch, group, write, run, declared)
+
+
+def _claim_version(
+    stack: ExitStack, session: Session, name: str, version: int | None, write: Write
+) -> InFlight:
+    """Record the intent to create a version; without an explicit one the next that is free."""
+    while True:
+        number = version if version is not None else next_version(session, name)
+        creation = in_flight(session, kind="create", name=name, version=number, run_id=write.run_id)
+        try:
+            return stack.enter_context(creation)
+        except FeatureGroupExists:
+            if version is not None:
+                raise
+
+
+def get_or_create(
+    session: Session, df: object, name: str, *, declared: Declaration, version: int | None = None
+) -> FeatureGroupSpec:
+    """Return an existing group with the same definition, else create it.
+
+    Rows are written only if the group is created.
+
+    Raises:
+        DefinitionMismatch: The group exists with another definition.
+    """
+    check_name(name)
+    with session.registry.reading() as connection:
+        registered = featuregroups.find(connection, name, version)
+    number = version
+    if registered is None and version is None:
+        number = _version_to_create(session, name)
+    if registered is None and number is not None:
+        try:
+            return create(session, df, name, declared=declared, version=number)[0]
+        except FeatureGroupExists:
+            if _wait_for_creator(session, name, number):
+                return get_or_create(session, df, name, declared=declared, version=version)
+    stored_spec = open_group(session, name, version).spec
+    df, language = with_language(df)
+    batch_schema = schema_of(df, engine=session.engine, like=stored_spec.schema)
+    batch_schema = declared.types.schema(batch_schema, library=language)
+    check_same(declared, stored_spec, batch_schema=batch_schema)
+    return stored_spec
+
+
+def _wait_for_creator(session: Session, name: str, version: int) -> bool:
+    """Wait while another process creates a version; return True if one was creating it."""
+    waited = False
+    while True:
+        with session.registry.reading() as connection:
+            if version not in versions_in_flight(connection, session.location, "create", name):
+                return waited
+        waited = True
+        time.sleep(_POLL_SECONDS)
+
+
+def _version_to_create(session: Session, name: str) -> int | None:
+    """Return the first version to create, or the one that another process is creating.
+
+    None if it exists by now.
+    """
+    number = next_version(session, name, claimed=False)
+    # Read after the folders: the creator of each visible folder is still running or has
+    # registered its version.
+    with session.registry.reading() as connection:
+        if featuregroups.find(connection, name, None) is not None:
+            return None
+        return min(versions_in_flight(connection, session.location, "create", name), default=number)
+
+
+def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
+    """Return the version after the last one in the registry, the folders or running creations."""
+    with session.registry.reading() as connection:
+        versions = featuregroups.versions(connection, name)
+        if claimed:
+            versions += versions_in_flight(connection, session.location, "create", name)
+    folder = os.path.join(session.location, FEATUREGROUPS, name)
+    for entry in files.list_directory(folder):
+        number = version_of(entry)
+        if number is not None and groups.is_group(os.path.join(folder, entry)):
+            versions.append(number)
+    return max(versions, default=0) + 1
+
+
+def _warn_views(session: Session, spec: FeatureGroupSpec) -> None:
+    """Warn of every view that reads features which a new definition does not have.
+
+    A view reads a fixed version: a later one without a feature only prevents an update of the view,
+    a recreated version breaks it.
+    """
+    with session.registry.reading() as connection:
+        reading = feature_views.reading(connection, spec.name)
+    for view in reading:
+        features = [feature for feature in view.features if feature.group == spec.name]
+        missing_features = incompatible_features(features, spec)
+        if missing_features:
+            consequence = "It goes on reading the version that it names."
+            if (spec.name, spec.version) in view.groups:
+                consequence = "It cannot be read any more."
+            warn_caller(
+                f"Feature view {view.name!r} version {view.version} reads feature group "
+                f"{spec.name!r}: in version {spec.version} {', '.join(missing_features)}. "
+                f"{consequence}",
+                FeatureViewWarning,
+            )
+
+
 def insert(
     session: Session, df: object, name: str, *, version: int | None = None, write: Write
 ) -> Commit:
@@ -114,214 +282,66 @@ def insert(
         WriteConflict: Every attempt conflicted with other writers; nothing was written.
     """
     group = open_stored(session, name, version, to="write them")
-    _check_write(write, group.spec)
-    write = with_reads(write, df)
-    if not can_be_native(df):
-        write = replace(write, has_checked_values=True)
-    df, language = with_language(df)
+    spec = group.spec
+    _check_write(write, spec)
+    df, write = _describe_rows(df, write)
     if write.transaction is not None and read_snapshot(group.path).holds(write.transaction):
         return replace(commits.commit_of(group.path, group.delta_version), applied=False)
+    record_columns = () if write.order is None else tuple(write.order.columns)
+    known_columns = pa.schema([*spec.schema, *record_columns])
     with (
         in_flight(
-            session,
-            kind="write",
-            name=group.spec.name,
-            version=group.spec.version,
-            run_id=write.run_id,
+            session, kind="write", name=spec.name, version=spec.version, run_id=write.run_id
         ) as run,
-        as_relation(df, engine=session.engine, like=_known_columns(group.spec, write)) as rows,
+        as_relation(df, engine=session.engine, like=known_columns) as rows,
     ):
-        check_time_numbers(rows, group.spec, df=df, engine=session.engine)
-        spec = group.spec
+        check_time_numbers(rows, spec, df=df, engine=session.engine)
         if write.schema_change == "add":
             rows, spec = with_needed_digits(
                 rows, spec, engine=session.engine, run=run, is_staged=write.staged
             )
-        conformed = conform(
+        batch = conform(
             rows,
             spec,
             engine=session.engine,
             schema_change=write.schema_change,
-            library=language,
-            extra_columns=() if write.order is None else tuple(write.order.columns),
+            library=write.library,
+            extra_columns=record_columns,
         )
         try:
-            return commit(session, conformed, group, write, run)
+            batch = prepare(session, batch, write, run, group)
+            widen(session, group, batch.spec)
+            declare_columns(session, group, batch.added)
+            commit = publish(session, batch, group, write, run)
         except (ValidationFailed, DuplicateKeys) as error:
             _record_failed_validation(session, error)
             raise
+        if commit.applied:
+            is_idempotent = write.transaction is not None or bool(write.offsets)
+            if write.mode == "append" and not spec.primary_key and not is_idempotent:
+                warn_of_repeats(group, commit.delta_version)
+            compact_when_due(session, batch.spec, group.path, run=run)
+        return commit
 
 
-def _known_columns(spec: FeatureGroupSpec, write: Write) -> pa.Schema:
-    """Return the columns whose types are known before the rows are read."""
-    if write.order is None:
-        return spec.schema
-    return pa.schema([*spec.schema, *write.order.columns])
+def _describe_rows(df: object, write: Write) -> tuple[object, Write]:
+    """Return a dataframe in a form that engines read, and its write with what is known of it.
 
-
-def with_reads(write: Write, df: object) -> Write:
-    """Return a write with the number of its rows, or with the inputs of a frame of the store."""
-    if not isinstance(df, FeatureFrame):
-        return replace(write, rows=known_rows(df))
-    if df.plan is not None:
-        write = replace(write, plan=df.plan.to_json())
-    if not write.inputs:
-        write = replace(write, inputs=df.inputs)
-    if df.reads is None:
-        return write
-    return replace(write, reads=df.reads)
-
-
-def commit(
-    session: Session, conformed: Conformed, group: OpenGroup, write: Write, run: InFlight
-) -> Commit:
-    """Stage, audit, commit and register conformed rows; the group's table exists."""
-    if write.order is None:
-        audited = prepare(session, conformed, write, run)
-    else:
-        audited = prepare_records(
-            session,
-            conformed.relation,
-            conformed.spec,
-            group,
-            order=write.order,
-            validation=write.validation or group.spec.validation,
-            run=run,
-        )
-    mode = audited.mode or write.mode
-    widen(session, group, conformed.spec)
-    if conformed.added:
-        _declare_new_columns(session, group, conformed)
-    unique = keys.claim(session.engine, audited.relation, group, mode, unique_batch=audited.unique)
-    table_write = TableWrite(
-        mode=mode,  # type: ignore[arg-type]
-        key=conformed.spec.upsert_key if mode == "upsert" else (),
-        replace=write.replace,
-        add_columns=_added_schema(conformed),
-        commit_metadata=commit_metadata(
-            write, run, group.spec, validation=audited.outcome, claim=unique
-        ),
-        transaction=transaction_of(audited, write, run),
-        offsets=write.offsets,
-        deletes=audited.deletes,
-    )
-    if write.order is None or write.order.written_positions is None:
-        quarantine(session, audited, conformed.spec, table_write)
-    delta_version = write_rows(session, group, audited.relation, table_write, run)
-    if delta_version is None:
-        state = read_snapshot(group.path)
-        return replace(commits.commit_of(group.path, state.version), applied=False)
-    committed_rows = CommittedRows(group, conformed.spec, delta_version, mode, audited)
-    committed = register(session, committed_rows, run=run)
-    if write.mode == "append" and not group.spec.primary_key and not _has_idempotency_mark(write):
-        warn_of_repeats(group, delta_version)
-    compact_when_due(session, conformed.spec, group.path, run=run)
-    return committed
-
-
-def _has_idempotency_mark(write: Write) -> bool:
-    """Return True if a write has a transaction or offsets, which exclude repeats."""
-    return write.transaction is not None or bool(write.offsets)
-
-
-def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight) -> AuditedRows:
-    """Return the rows that may be committed, staged and audited if there are checks."""
-    spec, relation, engine = conformed.spec, conformed.relation, session.engine
-    work = observers.current()
-    if work is not None:
-        work.plan = write.plan
-    validation = write.validation or spec.validation
-    has_rules = bool(spec.primary_key or spec.event_time or spec.expectations)
-    is_audited = validation != "off" and has_rules
-    is_plain = not is_audited and write.mode != "upsert" and write.on_duplicates != "last"
-    # The reads of a source are known once its rows are staged, before the commit.
-    is_plain = is_plain and write.reads is None
-    rules = stored_values.ValueRules.for_group(spec, has_checked_values=write.has_checked_values)
-    if is_plain and not conformed.unchecked:
-        return AuditedRows(stored_values.refuse_while_written(relation, rules, engine=engine))
-    if write.on_duplicates == "last":
-        # Before staging: a cluster returns files in another order.
-        relation = engine.last_per_key(relation, spec.upsert_key)
-    statistics_state = None
-    if not write.staged or conformed.unchecked or write.on_duplicates == "last":
-        relation, statistics_state = _stage_rows(session, relation, spec, run, write)
-    stored_values.check_staged(relation, rules, engine=engine)
-    if is_audited:
-        audited = audit_staged(
-            session,
-            relation,
-            spec,
-            validation=validation,
-            run=run,
-            mode=write.mode,
-            library=write.library,
-        )
-        warn_of_odd_times(audited, spec)
-        if audited.relation is relation:  # no row was quarantined
-            audited = replace(audited, statistics_state=statistics_state)
-        return audited
-    if write.mode == "upsert":
-        keys.refuse_duplicates(relation, spec, engine=engine)
-    return AuditedRows(relation, statistics_state=statistics_state)
-
-
-def _stage_rows(
-    session: Session,
-    relation: Relation,
-    spec: FeatureGroupSpec,
-    run: InFlight,
-    write: Write,
-) -> tuple[Relation, StatisticsState | None]:
-    """Return staged rows, and their statistics if the engine counts them in the same pass.
-
-    After the commit these are merged with the stored ones where possible.
+    That is the library and number of the rows, or the plan and the inputs of a frame of the store.
     """
-    engine = session.engine
-    counts_statistics = spec.statistics and write.mode in ("create", "append", "overwrite")
-    if not counts_statistics or not isinstance(engine, AggregatesWhileStaging):
-        return engine.stage(relation, run.rows), None
-    accumulator = statistics_accumulator(spec, rows=write.rows)
-    staged, state = engine.stage_and_aggregate(relation, run.rows, accumulator)
-    if state is not None and is_sample_short(accumulator, state):
-        state = None
-    return staged, state
-
-
-def commit_metadata(
-    write: Write,
-    run: InFlight,
-    spec: FeatureGroupSpec,
-    *,
-    validation: str | None,
-    claim: Mapping[str, Any],
-    operation: str | None = None,
-) -> dict[str, Any]:
-    """Return the commit's metadata: operation, run, job, inputs, window, claims and validation."""
-    metadata: dict[str, Any] = {"operation": operation or write.mode, "run": run.run_id, **claim}
-    if spec.job is not None:
-        metadata["job"] = spec.job
-    inputs = list(map(dict, write.inputs))
-    for read in write.reads or ():
-        inputs.append(read.to_json())
-    if inputs:
-        metadata["inputs"] = inputs
-    if write.window is not None:
-        metadata["window"] = dict(write.window)
-    if write.stream is not None:
-        metadata["stream"] = dict(write.stream)
-    if write.order is not None and write.order.written_positions:
-        metadata["replayed"] = ranges_of_positions(write.order.written_positions[0])
-    if validation is not None:
-        metadata["validation"] = validation
-    return metadata
-
-
-def _record_failed_validation(session: Session, error: ValidationFailed | DuplicateKeys) -> None:
-    report = getattr(error, "report", None)
-    if isinstance(report, ValidationReport):
-        # The caller needs the refusal, not an error about storing the report.
-        with suppress(RegistryError), session.registry.transaction() as connection:
-            reports.add_validation(connection, featuregroups.KIND, report.to_json())
+    if not isinstance(df, FeatureFrame):
+        write = replace(write, rows=known_rows(df))
+    else:
+        if df.plan is not None:
+            write = replace(write, plan=df.plan.to_json())
+        if not write.inputs:
+            write = replace(write, inputs=df.inputs)
+        if df.reads is not None:
+            write = replace(write, reads=df.reads)
+    if not can_be_native(df):
+        write = replace(write, has_checked_values=True)
+    df, library = with_language(df)
+    return df, replace(write, library=library)
 
 
 def _check_write(write: Write, spec: FeatureGroupSpec) -> None:
@@ -344,20 +364,6 @@ def _check_write(write: Write, spec: FeatureGroupSpec) -> None:
         )
     if write.transaction is not None:
         _check_transaction(write.transaction)
-
-
-# The names of modes in other libraries.
-_MODE_ALIASES = {
-    "replace": "overwrite",
-    "w": "overwrite",
-    "write": "overwrite",
-    "truncate": "overwrite",
-    "merge": "upsert",
-    "update": "upsert",
-    "insert": "append",
-    "add": "append",
-    "a": "append",
-}
 
 
 def _suggest_mode(mode: object) -> str:
@@ -383,48 +389,9 @@ def _check_transaction(transaction: object) -> None:
     )
 
 
-def _declare_new_columns(session: Session, group: OpenGroup, conformed: Conformed) -> None:
-    """Add new columns to the definition, one writer after the other.
-
-    The definition comes first: readers ignore columns that the table does not have yet, so a writer
-    that dies here has changed nothing.
-    """
-    name, version = group.spec.name, group.spec.version
-    with session.registry.transaction() as connection:
-        groups.lock(connection, name, version)
-        declared_spec = commits.announced_spec(read_snapshot(group.path))
-        new_columns = _undeclared_columns(conformed.added, declared_spec)
-        if new_columns:
-            properties = commits.properties(declared_spec.with_columns(new_columns), commits.Meta())
-            session.engine.set_properties(group.path, {commits.SPEC: properties[commits.SPEC]})
-
-
-def _undeclared_columns(
-    added: Sequence[pa.Field], declared_spec: FeatureGroupSpec
-) -> list[pa.Field]:
-    """Return the columns that the definition does not have yet.
-
-    Raises:
-        SchemaMismatch: Another writer has declared one of them with another type.
-    """
-    types_by_name = {column.name: column.type for column in declared_spec.schema}
-    new_columns, conflicts = [], []
-    for column in added:
-        kind = types_by_name.get(column.name)
-        if kind is None:
-            new_columns.append(column)
-        elif kind != column.type:
-            conflicts.append(f"{column.name!r} is {column.type}, there {kind}")
-    if conflicts:
-        raise SchemaMismatch(
-            f"Another writer has just given new columns of {declared_spec.name!r} other types: "
-            f"{', '.join(conflicts)}.",
-            hint="cast the columns",
-        )
-    return new_columns
-
-
-def _added_schema(conformed: Conformed) -> pa.Schema | None:
-    if not conformed.added:
-        return None
-    return pa.schema(conformed.added)
+def _record_failed_validation(session: Session, error: ValidationFailed | DuplicateKeys) -> None:
+    report = getattr(error, "report", None)
+    if isinstance(report, ValidationReport):
+        # The caller needs the refusal, not an error about storing the report.
+        with suppress(RegistryError), session.registry.transaction() as connection:
+            reports.add_validation(connection, featuregroups.KIND, report.to_json())

@@ -29,9 +29,8 @@ from featurestore.errors import (
     RegistryError,
     ValidationFailed,
 )
-from featurestore.featuregroups.create import create
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.featuregroups.write import Write, insert
+from featurestore.featuregroups.write import Write, create, insert
 from featurestore.jobs import target
 from featurestore.jobs.compute import Computation, compute
 from featurestore.jobs.definitions import JobDefinition

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from featurestore.errors import InvalidArgument
+from featurestore.arrow.column_names import snake_case_names
+from featurestore.errors import InvalidArgument, did_you_mean, listing
 
 # The option of a source, and of a query, that renames columns.
 RENAME = "rename"
@@ -39,3 +40,28 @@ def check_rename(rename: object) -> str | None:
         f"rename={rename!r} is not a mapping of names.",
         hint="rename={'Country Name': 'country_name'}, or rename='snake_case'",
     )
+
+
+def renames_of(rename: str, names: Sequence[str], *, owner: str) -> dict[str, str]:
+    """Return the new names of columns by their old names.
+
+    ``rename`` is the result of ``check_rename``, and ``owner`` the table or frame of the columns in
+    messages.
+
+    Raises:
+        InvalidArgument: A renamed column does not exist.
+
+    >>> renames_of('{"Country Name": "country"}', ["Country Name", "id"], owner="the dataframe")
+    {'Country Name': 'country'}
+    """
+    if rename == SNAKE_CASE:
+        return snake_case_names(names)
+    renames: dict[str, str] = json.loads(rename)
+    unknown = [name for name in renames if name not in names]
+    if unknown:
+        raise InvalidArgument(
+            f"rename: unknown columns {listing(unknown)} of {owner}. Available: "
+            f"{listing(names, limit=50)}.",
+            hint=did_you_mean(unknown[0], names, write="rename={{{!r}: '...'}}"),
+        )
+    return renames

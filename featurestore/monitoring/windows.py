@@ -25,7 +25,7 @@ from featurestore.arrow.types import TIMESTAMP
 from featurestore.delta import commits
 from featurestore.delta.history import read_history
 from featurestore.errors import FeatureNotFound, StorageError, listing
-from featurestore.featuregroups.statistics import statistics_of
+from featurestore.featuregroups.quality import statistics_of
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.monitor import MonitorSpec

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query
 from featurestore.errors import LimitExceeded, StatisticsNotFound
 from featurestore.featuregroups import FeatureGroup
 from featurestore.featuregroups.handle import details
-from featurestore.featuregroups.statistics import stored_statistics
+from featurestore.featuregroups.quality import stored_statistics
 from featurestore.featuregroups.table import TableVersion
 from featurestore.model.featuregroup import Commit
 from featurestore.model.statistics import ColumnStatistics, Statistics

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from featurestore.featuregroups import FeatureGroup
-    from featurestore.featuregroups.declared_types import TypeName
+    from featurestore.featuregroups.definition import TypeName
     from featurestore.featuregroups.discovery import Match
     from featurestore.model.featuregroup import Commit
     from featurestore.retrieval.conversions import DataframeType
@@ -86,8 +86,8 @@ class FeatureGroupCalls(StoreBase):
         ('airports', 1, ('origin',))
         """
         from featurestore.featuregroups import Declaration, FeatureGroup, create
-        from featurestore.featuregroups.declared_types import declared_types
-        from featurestore.featuregroups.frame_names import renamed_frame
+        from featurestore.featuregroups.definition import declared_types
+        from featurestore.featuregroups.renaming import renamed_frame
 
         declared = Declaration(
             primary_key=primary_key,
@@ -148,8 +148,8 @@ class FeatureGroupCalls(StoreBase):
         (1, 1, 1)
         """
         from featurestore.featuregroups import Declaration, FeatureGroup, get_or_create
-        from featurestore.featuregroups.declared_types import declared_types
-        from featurestore.featuregroups.frame_names import renamed_frame
+        from featurestore.featuregroups.definition import declared_types
+        from featurestore.featuregroups.renaming import renamed_frame
 
         declared = Declaration(
             primary_key=primary_key,
@@ -212,7 +212,7 @@ class FeatureGroupCalls(StoreBase):
         ('upsert', 1, 5)
         """
         from featurestore.featuregroups import Write, insert
-        from featurestore.featuregroups.frame_names import renamed_frame
+        from featurestore.featuregroups.renaming import renamed_frame
 
         write = Write(
             mode=mode,
@@ -275,7 +275,7 @@ class FeatureGroupCalls(StoreBase):
         >>> store.get_featuregroup("weather", dataframe_type="pandas").shape
         (4, 4)
         """
-        from featurestore.featuregroups.read import read
+        from featurestore.featuregroups.table import read
         from featurestore.retrieval import check_dataframe_type, convert
 
         check_dataframe_type(dataframe_type)
@@ -329,7 +329,7 @@ class FeatureGroupCalls(StoreBase):
         >>> [(commit.delta_version, commit.operation) for commit in history]
         [(1, 'create')]
         """
-        from featurestore.featuregroups.read import history
+        from featurestore.featuregroups.table import history
 
         return history(self._session, name, version=version, limit=limit, before=before)
 
@@ -345,7 +345,7 @@ class FeatureGroupCalls(StoreBase):
         >>> store.get_featuregroup_partitions("gates")
         [{'origin': 'JFK'}, {'origin': 'LGA'}]
         """
-        from featurestore.featuregroups.read import partitions_of
+        from featurestore.featuregroups.table import partitions_of
 
         return partitions_of(self._session, name, version=version)
 
@@ -455,7 +455,7 @@ class FeatureGroupCalls(StoreBase):
         (2, ['origin', 'measured_at', 'temp', 'wind_speed'], {'team': 'sky'})
         """
         from featurestore.featuregroups import FeatureGroup
-        from featurestore.featuregroups.create import rename_feature
+        from featurestore.featuregroups.renaming import rename_feature
 
         spec = rename_feature(self._session, name, old, new)
         return FeatureGroup(self._session, spec.name, spec.version)

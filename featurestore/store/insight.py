@@ -39,7 +39,7 @@ class InsightCalls(StoreBase):
         >>> (report.success, report.results[-1].expectation["type"])
         (False, 'expect_column_max_to_be_between')
         """
-        from featurestore.featuregroups.audit import validate
+        from featurestore.featuregroups.quality import validate
 
         return validate(self._session, name, version=version, expectations=expectations)
 
@@ -56,7 +56,7 @@ class InsightCalls(StoreBase):
         >>> [report.success for report in store.get_validation_history("weather")]
         [True]
         """
-        from featurestore.featuregroups.audit import validation_history
+        from featurestore.featuregroups.quality import validation_history
 
         return validation_history(self._session, name, version=version, limit=limit)
 
@@ -80,7 +80,7 @@ class InsightCalls(StoreBase):
         >>> store.get_featuregroup_quarantine("planes", dataframe_type="python")
         [{'tailnum': None, 'seats': 5, 'reasons': ["no_null_keys(columns=['tailnum'])"]}]
         """
-        from featurestore.featuregroups.read import read_quarantine
+        from featurestore.featuregroups.table import read_quarantine
         from featurestore.retrieval import check_dataframe_type, convert
 
         check_dataframe_type(dataframe_type)
@@ -95,7 +95,7 @@ class InsightCalls(StoreBase):
         >>> (statistics.rows, statistics.column("temp").mean)
         (4, 37.625)
         """
-        from featurestore.featuregroups.statistics import statistics_of
+        from featurestore.featuregroups.quality import statistics_of
 
         return statistics_of(self._session, name, version=version, delta_version=delta_version)
 
@@ -107,7 +107,7 @@ class InsightCalls(StoreBase):
         >>> store.update_featuregroup_statistics("planes").rows
         2
         """
-        from featurestore.featuregroups.statistics import statistics_of
+        from featurestore.featuregroups.quality import statistics_of
 
         return statistics_of(self._session, name, version=version, recount=True)
 
@@ -139,7 +139,7 @@ class InsightCalls(StoreBase):
         >>> figure = store.visualize_featuregroup_correlations("weather", plot=False)
         >>> figure.savefig("correlations.png")
         """
-        from featurestore.featuregroups.statistics import statistics_of, statistics_to_compare
+        from featurestore.featuregroups.quality import statistics_of, statistics_to_compare
         from featurestore.statistics import plots
 
         statistics = statistics_of(self._session, name, version=version)
@@ -170,7 +170,7 @@ class InsightCalls(StoreBase):
         >>> len(figure.axes)
         2
         """
-        from featurestore.featuregroups.statistics import statistics_of, statistics_to_compare
+        from featurestore.featuregroups.quality import statistics_of, statistics_to_compare
         from featurestore.statistics import plots
 
         statistics = statistics_of(self._session, name, version=version)
@@ -195,7 +195,7 @@ class InsightCalls(StoreBase):
 
         >>> figure = store.visualize_featuregroup_clusters("weather", plot=False)
         """
-        from featurestore.featuregroups.statistics import state_of, statistics_of
+        from featurestore.featuregroups.quality import state_of, statistics_of
         from featurestore.statistics import plots
         from featurestore.statistics.clusters import find_clusters
 
@@ -212,7 +212,7 @@ class InsightCalls(StoreBase):
         >>> store.visualize_featuregroup_descriptive_stats("weather").loc["temp", "mean"]
         37.625
         """
-        from featurestore.featuregroups.statistics import statistics_of
+        from featurestore.featuregroups.quality import statistics_of
         from featurestore.statistics.describe import descriptive_stats
 
         return descriptive_stats(statistics_of(self._session, name, version=version))

@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from featurestore import ingest
-from featurestore.featuregroups.declared_types import declared_types, typed_reader
-from featurestore.featuregroups.frame_names import renamed_frame
+from featurestore.featuregroups.definition import declared_types, typed_reader
+from featurestore.featuregroups.renaming import renamed_frame
 from featurestore.model.durations import format_duration
 from featurestore.model.featuregroup import Commit
 from featurestore.model.names import check_name

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import BadRecord, DefinitionMismatch, StreamOvertaken
-from featurestore.featuregroups.create import get_or_create
+from featurestore.featuregroups import get_or_create
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.featuregroups.write import Write, insert

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featurestore.errors import BadRecord
-from featurestore.featuregroups.audit import add_to_quarantine
+from featurestore.featuregroups.commit import add_to_quarantine
 from featurestore.featuregroups.records import OFFSET, PARTITION, RecordOrder, needs_order
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.write import Write, insert

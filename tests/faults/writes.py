@@ -257,8 +257,8 @@ def _register_model(store: FeatureStore) -> None:
 
 def _misread(store: FeatureStore) -> None:
     """Register a stream whose quarantine has a record that can be read by now."""
-    from featurestore.featuregroups.create import get_or_create
     from featurestore.featuregroups.table import open_group
+    from featurestore.featuregroups.write import get_or_create
     from featurestore.jobs.streams.run import stream_job
     from featurestore.jobs.target import declaration
     from featurestore.plugins.stream import DecoderRequest, MicroBatch

@@ -115,7 +115,7 @@ def test_an_error_before_the_commit_is_an_error(store: FeatureStore) -> None:
     assert open_intents(store) == []
 
 
-@pytest.mark.parametrize("function", ["_checkpoint", "register", "commit_of", "count_commit"])
+@pytest.mark.parametrize("function", ["_checkpoint", "_register", "commit_of", "count_commit"])
 def test_an_interrupt_after_the_commit_says_that_the_rows_landed(
     store: FeatureStore, function: str
 ) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-import importlib
 import os
 import select
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -26,7 +24,7 @@ from featurestore.errors import (
 from featurestore.model import times
 from featurestore.plugins.engine import TableWrite
 from featurestore.recovery import owners, recover
-from featurestore.recovery.in_flight import in_flight
+from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.registry import featuregroups, intents
 from featurestore.registry import owners as heartbeats
 from featurestore.store import FeatureStore
@@ -268,14 +266,15 @@ def test_a_write_that_was_taken_for_dead_publishes_nothing(
 ) -> None:
     store = duckdb_store
 
-    def taken_over(*_: Any) -> None:
+    check_intent = InFlight.check_intent
+
+    def taken_over(run: InFlight) -> None:
         monkeypatch.setattr(owners, "is_alive", lambda *_: False)
         recover(store.session)  # as another machine does that heard nothing
         monkeypatch.undo()
+        check_intent(run)
 
-    monkeypatch.setattr(
-        importlib.import_module("featurestore.featuregroups.create"), "quarantine", taken_over
-    )
+    monkeypatch.setattr(InFlight, "check_intent", taken_over)
     with pytest.raises(WriteConflict, match="considered this write dead"):
         store.create_featuregroup(TABLE, "g")
     assert store.get_featuregroups() == []

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.featuregroups import registration
-from featurestore.featuregroups import statistics as group_statistics
+from featurestore.featuregroups import commit, quality
 from featurestore.plugins.engine import find_engine
 from featurestore.statistics import StatisticsAccumulator, finish, statistics_accumulator
 from featurestore_connectors.spark_delta import streams
@@ -65,7 +64,7 @@ def test_statistics_of_a_write_run_on_executors_in_one_job(
 ) -> None:
     store = featurestore.connect(tmp_path / "store", engine="spark")
     context = spark.sparkContext  # type: ignore[attr-defined]
-    counted, written = registration.count_commit, []
+    counted, written = commit.count_commit, []
 
     def watch(*arguments: object, **named: object) -> None:
         written.append(f"statistics of write {len(written)}")
@@ -77,7 +76,7 @@ def test_statistics_of_a_write_run_on_executors_in_one_job(
             counted(*arguments, **named)  # type: ignore[arg-type]
         context.setJobGroup("other", "other")
 
-    monkeypatch.setattr(registration, "count_commit", watch)
+    monkeypatch.setattr(commit, "count_commit", watch)
     rows = spark.createDataFrame(people(0, 130))  # type: ignore[attr-defined]
     store.create_featuregroup(rows.filter("id < 100"), "people", primary_key=["id"])
     store.insert_into_featuregroup(rows.filter("id >= 100"), "people")
@@ -188,7 +187,7 @@ def test_a_long_chain_of_appends_is_folded(
 def test_the_sample_is_there_for_clusters(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     store.create_featuregroup(people(0, 30), "people", primary_key=["id"])
-    state = group_statistics.state_of(store.session, "people")
+    state = quality.state_of(store.session, "people")
     assert state.sample.rows().num_rows == 30
 
 

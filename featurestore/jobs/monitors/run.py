@@ -15,7 +15,7 @@ from featurestore.delta import commits
 from featurestore.delta.history import commit_time
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidJob, StatisticsNotFound
-from featurestore.featuregroups.statistics import statistics_of
+from featurestore.featuregroups.quality import statistics_of
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.jobs.inputs import PinnedInput, times_read_by
 from featurestore.jobs.monitors.baselines import Baselines, FixedBaseline, History

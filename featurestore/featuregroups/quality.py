@@ -6,17 +6,31 @@ those of ``featurestore.statistics.storage``.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection
+from dataclasses import replace
 
 from featurestore.delta import commits
 from featurestore.delta.history import added_files
 from featurestore.delta.log import latest_version
-from featurestore.featuregroups.audit import CommittedRows
-from featurestore.featuregroups.read import live_source, rows_of
-from featurestore.featuregroups.table import OpenGroup, TableVersion, open_group
-from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.featuregroups.conform import Batch
+from featurestore.featuregroups.definition import plain_expectations
+from featurestore.featuregroups.table import (
+    OpenGroup,
+    TableVersion,
+    live_source,
+    open_group,
+    pinned,
+    resolve,
+    rows_of,
+)
+from featurestore.model.featuregroup import Commit, FeatureGroupSpec
+from featurestore.model.html import Listing
 from featurestore.model.statistics import Statistics
+from featurestore.model.validation import ExpectationResult, ValidationReport
 from featurestore.plugins.engine import Relation
+from featurestore.plugins.observers import Work, observed
+from featurestore.registry import featuregroups, reports
 from featurestore.session import Session
 from featurestore.statistics import (
     StatisticsFiles,
@@ -25,43 +39,54 @@ from featurestore.statistics import (
     finish,
     statistics_accumulator,
 )
+from featurestore.validation import audit
+from featurestore.validation.checks import DUPLICATE_KEYS
 
 
-def count_commit(session: Session, committed_rows: CommittedRows, *, rows: int) -> None:
+def count_commit(session: Session, batch: Batch, group: OpenGroup, commit: Commit) -> None:
     """Count the rows of a commit, if this gives the statistics of the complete table.
 
     Appends store the state of their rows, which is merged on request; an upsert changes rows that
-    were counted, so it stores nothing, and the next request recounts. ``rows`` is the number of
-    rows that the commit added.
+    were counted, so it stores nothing, and the next request recounts. ``group`` is the group before
+    the commit.
     """
-    spec, group = committed_rows.spec, committed_rows.group
-    files = _files(session, spec)
-    before = commits.latest_data_version(group.path, committed_rows.delta_version - 1)
-    is_integer_column = _is_whole_table(committed_rows) or group.state.rows == 0
+    files = _files(session, batch.spec)
+    before = commits.latest_data_version(group.path, commit.delta_version - 1)
+    replaces_table = batch.mode in ("create", "overwrite")
+    is_complete = replaces_table or group.state.rows == 0
     stored_versions: Collection[int] = ()
-    if not is_integer_column:
-        stored_versions = files.state_versions() if committed_rows.mode == "append" else ()
+    if not is_complete:
+        stored_versions = files.state_versions() if batch.mode == "append" else ()
         if before not in stored_versions:
             return
-    elif not _is_whole_table(committed_rows) and before > group.delta_version:
+    elif not replaces_table and before > group.delta_version:
         return  # another writer was first: the table has more rows than this batch
-    state = committed_rows.audited.statistics_state
+    state = batch.statistics_state
     if state is None:
-        added_rows = _added_rows(session, committed_rows)
+        added_rows = _added_rows(session, batch, group.path, commit.delta_version)
         if added_rows is None:
             return
-        state = count_statistics(session.engine, added_rows, spec, rows=rows)
+        state = count_statistics(session.engine, added_rows, batch.spec, rows=commit.rows_in)
     # The result takes about as long as the write, so it is computed from the state on request.
-    if is_integer_column:
-        files.write(committed_rows.delta_version, state)
+    if is_complete:
+        files.write(commit.delta_version, state)
     else:
-        files.append(
-            committed_rows.delta_version, state, base=before, state_versions=stored_versions
-        )
+        files.append(commit.delta_version, state, base=before, state_versions=stored_versions)
 
 
-def _is_whole_table(committed_rows: CommittedRows) -> bool:
-    return committed_rows.mode in ("create", "overwrite")
+def _added_rows(session: Session, batch: Batch, path: str, delta_version: int) -> Relation | None:
+    """Return the rows that a commit added, read again if they came as a stream.
+
+    None if the files do not have all their columns.
+    """
+    if not batch.relation.single_use:
+        return batch.relation
+    if batch.mode in ("create", "overwrite"):
+        return session.engine.read_table(path, version=delta_version, schema=batch.spec.schema)
+    if batch.spec.partition_by:
+        return None  # partition values are not in the files
+    added = added_files(path, delta_version)
+    return session.engine.read_files(added, schema=batch.spec.schema) if added else None
 
 
 def statistics_of(
@@ -153,19 +178,53 @@ def _files(session: Session, spec: FeatureGroupSpec) -> StatisticsFiles:
     return StatisticsFiles(session.featuregroup_path(spec.name, spec.version), source)
 
 
-def _added_rows(session: Session, committed_rows: CommittedRows) -> Relation | None:
-    """Return the rows that a commit added, read again if they came as a stream.
+def validate(
+    session: Session, name: str, *, version: int | None = None, expectations: object = None
+) -> ValidationReport:
+    """Audit the rows of a group, store the report with those of its writes, and return it.
 
-    None if the files do not have all their columns.
+    Duplicate keys are a warning here: appends may repeat the key of an earlier write, and a
+    retrieval takes the latest.
     """
-    if not committed_rows.audited.relation.single_use:
-        return committed_rows.audited.relation
-    engine, path, spec = session.engine, committed_rows.group.path, committed_rows.spec
-    if _is_whole_table(committed_rows):
-        return engine.read_table(path, version=committed_rows.delta_version, schema=spec.schema)
-    if spec.partition_by:
-        return None  # partition values are not in the files
-    added = added_files(path, committed_rows.delta_version)
-    if not added:
-        return None
-    return engine.read_files(added, schema=spec.schema)
+    group = open_group(session, name, version)
+    rules = group.spec.expectations if expectations is None else plain_expectations(expectations)
+    live = None
+    if group.spec.external is not None:
+        live = live_source(session, group)  # this reference keeps its rows available
+    rows = rows_of(session, live or pinned(group))
+    work = Work("validate", group.spec.name, uuid.uuid4().hex, session.location, group.spec.version)
+    work.committed_version = group.delta_version
+    with observed(work):
+        outcome = audit(
+            rows,
+            spec=group.spec,
+            validation="warn",
+            engine=session.engine,
+            expectations=rules,
+            mode="check",
+            event_time_tolerance=group.spec.event_time_tolerance,
+        )
+        work.report = outcome.report
+    results = tuple(_with_duplicates_as_warning(each) for each in outcome.report.results)
+    report = replace(outcome.report, results=results, delta_version=group.delta_version)
+    with session.registry.transaction() as connection:
+        reports.add_validation(connection, featuregroups.KIND, report.to_json())
+    return report
+
+
+def _with_duplicates_as_warning(result: ExpectationResult) -> ExpectationResult:
+    if result.expectation["type"] == DUPLICATE_KEYS:
+        return replace(result, warning=True)
+    return result
+
+
+def validation_history(
+    session: Session, name: str, *, version: int | None = None, limit: int | None = None
+) -> list[ValidationReport]:
+    """Return the newest reports of a group's audits, including refused writes, oldest first."""
+    name, version = resolve(session, name, version)
+    with session.registry.reading() as connection:
+        report_records = reports.validations(
+            connection, featuregroups.KIND, name, version, limit=limit
+        )
+    return Listing(map(ValidationReport.from_json, report_records))

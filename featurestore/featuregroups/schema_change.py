@@ -1,4 +1,4 @@
-"""Widening: decimals of a group get the digits that the rows of a write need.
+"""Schema changes by a write: new columns, and more digits of decimals.
 
 The digits are those of the values, not of the batch's type: trailing zeros need none. So they are
 counted before the rows are conformed; rows that can be read only once are staged first.
@@ -7,7 +7,7 @@ counted before the rows are conformed; rows that can be read only once are stage
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,9 +17,13 @@ import pyarrow.types as pat
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.fitting import widens, with_wider_decimals
 from featurestore.arrow.types import holds_items, is_exact
+from featurestore.delta import commits
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import SchemaMismatch
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.plugins.engine import Accumulator, Engine, Relation
+from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight
 from featurestore.registry import featuregroups
 from featurestore.session import Session
@@ -106,6 +110,48 @@ def widen(session: Session, group: OpenGroup, spec: FeatureGroupSpec) -> None:
             featuregroups.advance(
                 connection, spec.name, spec.version, delta_version=version, spec=wider
             )
+
+
+def declare_columns(session: Session, group: OpenGroup, added: Sequence[pa.Field]) -> None:
+    """Add new columns to the definition, one writer after the other.
+
+    The definition comes first: readers ignore columns that the table does not have yet, so a writer
+    that dies here has changed nothing.
+    """
+    if not added:
+        return
+    with session.registry.transaction() as connection:
+        groups.lock(connection, group.spec.name, group.spec.version)
+        declared_spec = commits.announced_spec(read_snapshot(group.path))
+        new_columns = _undeclared_columns(added, declared_spec)
+        if new_columns:
+            properties = commits.properties(declared_spec.with_columns(new_columns), commits.Meta())
+            session.engine.set_properties(group.path, {commits.SPEC: properties[commits.SPEC]})
+
+
+def _undeclared_columns(
+    added: Sequence[pa.Field], declared_spec: FeatureGroupSpec
+) -> list[pa.Field]:
+    """Return the columns that the definition does not have yet.
+
+    Raises:
+        SchemaMismatch: Another writer has declared one of them with another type.
+    """
+    types_by_name = {column.name: column.type for column in declared_spec.schema}
+    new_columns, conflicts = [], []
+    for column in added:
+        kind = types_by_name.get(column.name)
+        if kind is None:
+            new_columns.append(column)
+        elif kind != column.type:
+            conflicts.append(f"{column.name!r} is {column.type}, there {kind}")
+    if conflicts:
+        raise SchemaMismatch(
+            f"Another writer has just given new columns of {declared_spec.name!r} other types: "
+            f"{', '.join(conflicts)}.",
+            hint="cast the columns",
+        )
+    return new_columns
 
 
 def with_value(value: object, kind: pa.DataType) -> pa.DataType | None:

@@ -1,0 +1,398 @@
+"""Checks of a write in addition to the audit: times, values, duplicate keys, repeated batches.
+
+Delta reads an empty string of a partition column back as null, and file systems limit the length of
+names. One pass checks all rules of values; cells have a bound because a batch of rows is in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from featurestore.arrow.bounds import (
+    DEFAULT_CELL_BYTES,
+    first_out_of_range,
+    first_oversized,
+    max_cell_bytes,
+    out_of_range_error,
+    oversized_error,
+    time_columns,
+    variable_size_columns,
+)
+from featurestore.arrow.cast_lines import can_be_epoch, conversion_hint, misread_advice
+from featurestore.delta.datafile import DataFile
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import (
+    DataWarning,
+    DuplicateKeys,
+    FeatureStoreError,
+    InvalidArgument,
+    SchemaMismatch,
+)
+from featurestore.featuregroups.conform import Batch
+from featurestore.featuregroups.definition import Declaration
+from featurestore.featuregroups.table import OpenGroup
+from featurestore.ingest import with_language
+from featurestore.model.callers import warn_caller
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.times import SuspiciousTimeWarning
+from featurestore.model.validation import ValidationReport
+from featurestore.plugins.engine import Accumulator, Engine, Relation
+from featurestore.storage import files
+from featurestore.validation.checks import EARLY_TIMES, FUTURE_TIMES
+
+# Bytes of a file's name, on every usual file system.
+_LONGEST_NAME = 255
+# Characters of a key's value in a message.
+_LONGEST_SHOWN = 60
+_EXAMPLES = 5
+# Reading many large files again would cost more than the write.
+_MOST_BYTES = 256 * 1024 * 1024
+_PEEK_ROWS = 1000
+_NO_ROWS = "no rows"
+
+
+def check_time_types(rows: Relation, declared: Declaration, *, df: object, engine: Engine) -> None:
+    """Refuse time columns of numbers or strings.
+
+    The hint converts numbers with the unit that their size suggests, in the code of the dataframe's
+    library. ``rows`` may be a stream: it is read only before an error.
+    """
+    for name in (declared.event_time, declared.created_time):
+        if name is None or name not in rows.schema.names:
+            continue
+        kind = rows.schema.field(name).type
+        if pat.is_timestamp(kind) or pat.is_date(kind):
+            continue
+        values: list[float | None] = []
+        if can_be_epoch(kind):
+            values = _first(rows, name, engine=engine)
+        raise InvalidArgument(
+            f"Time column {name!r} has type {kind}; times are timestamps or dates.",
+            hint=conversion_hint(name, kind, values, library=with_language(df)[1]),
+        )
+
+
+def check_time_numbers(
+    rows: Relation, spec: FeatureGroupSpec, *, df: object, engine: Engine
+) -> None:
+    """Refuse numbers for the times of an existing group, with the code that converts them."""
+    for name in (spec.event_time, spec.created_time):
+        if name is None or name not in rows.schema.names:
+            continue
+        kind = rows.schema.field(name).type
+        if can_be_epoch(kind):
+            values = _first(rows, name, engine=engine)
+            raise SchemaMismatch(
+                f"{name!r}, a time of feature group {spec.name!r}, is {kind} in these rows.",
+                hint=conversion_hint(name, kind, values, library=with_language(df)[1]),
+            )
+
+
+def _first(rows: Relation, name: str, *, engine: Engine) -> list[float | None]:
+    column = engine.select(rows, {name: name})
+    table = engine.stream(column, batch_rows=_PEEK_ROWS, limit=_PEEK_ROWS).read_all()
+    values: list[float | None] = table.column(0).to_pylist()
+    return values
+
+
+@dataclass(frozen=True)
+class ValueRules:
+    """The checked columns: ``folders`` are partition columns of strings, ``times`` contain times.
+
+    Cells of the columns ``cells`` have at most ``most_bytes``. Values of ``key`` name a row in
+    messages.
+    """
+
+    folders: tuple[str, ...]
+    times: tuple[str, ...]
+    key: tuple[str, ...]
+    cells: tuple[str, ...] = ()
+    most_bytes: int = DEFAULT_CELL_BYTES
+
+    @classmethod
+    def for_group(cls, spec: FeatureGroupSpec, *, has_checked_values: bool) -> ValueRules:
+        """Return the rules of a group, without times and cells if these were checked before."""
+        folders = [
+            name for name in spec.partition_by if pat.is_string(spec.schema.field(name).type)
+        ]
+        if has_checked_values:
+            return cls(tuple(folders), (), spec.primary_key)
+        most = max_cell_bytes()
+        cells = variable_size_columns(spec.schema, max_bytes=most)
+        times = time_columns(spec.schema)
+        return cls(tuple(folders), times, spec.primary_key, cells, most)
+
+    def columns(self) -> list[str]:
+        """Return the columns that the rules read; empty without rules."""
+        if not self.folders and not self.times and not self.cells:
+            return []
+        return list(dict.fromkeys([*self.folders, *self.times, *self.cells, *self.key]))
+
+    def first_error(self, batch: pa.RecordBatch) -> FeatureStoreError | None:
+        """Return the error of the first unsupported value; None if all are supported."""
+        for name in self.cells:
+            array = _column(batch, name)
+            row = first_oversized(array, max_bytes=self.most_bytes)
+            if row is not None:
+                shown = self._row_title(batch, row)
+                return oversized_error(
+                    array, row, column=name, row_name=shown, max_bytes=self.most_bytes
+                )
+        for name in self.folders:
+            error = _error_of_folders(name, _column(batch, name))
+            if error is not None:
+                return error
+        for name in self.times:
+            array = _column(batch, name)
+            row = first_out_of_range(array)
+            if row is not None:
+                return out_of_range_error(
+                    array, row, column=name, shown=self._row_title(batch, row)
+                )
+        return None
+
+    def _row_title(self, batch: pa.RecordBatch, row: int) -> str:
+        key_texts = [
+            f"{name}={str(_column(batch, name)[row])[:_LONGEST_SHOWN]}" for name in self.key
+        ]
+        return f"The row of {', '.join(key_texts)}" if key_texts else "A row"
+
+
+@dataclass(frozen=True)
+class RefuseValues:
+    """The step that raises at the first unsupported value; runs on the engine's workers."""
+
+    rules: ValueRules
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        error = self.rules.first_error(batch)
+        if error is not None:
+            raise error
+        return batch
+
+
+@dataclass(frozen=True)
+class FindRefusal(Accumulator["FeatureStoreError | None", "FeatureStoreError | None"]):
+    """The error of the first unsupported value, or None, for rows that can be read twice."""
+
+    rules: ValueRules
+
+    def start(self) -> FeatureStoreError | None:
+        return None
+
+    def update(
+        self, state: FeatureStoreError | None, batch: pa.RecordBatch
+    ) -> FeatureStoreError | None:
+        return state or self.rules.first_error(batch)
+
+    def merge(
+        self, first: FeatureStoreError | None, second: FeatureStoreError | None
+    ) -> FeatureStoreError | None:
+        return first or second
+
+    def finish(self, state: FeatureStoreError | None) -> FeatureStoreError | None:
+        return state
+
+
+def refuse_while_written(relation: Relation, rules: ValueRules, *, engine: Engine) -> Relation:
+    """Return the rows with a step that raises at an unsupported value during the write."""
+    if not rules.columns():
+        return relation
+    return engine.map_batches(relation, RefuseValues(rules), schema=relation.schema)
+
+
+def check_staged(relation: Relation, rules: ValueRules, *, engine: Engine) -> None:
+    """Refuse staged rows with an unsupported value."""
+    columns = rules.columns()
+    if not columns:
+        return
+    selected = engine.select(relation, dict(zip(columns, columns, strict=True)))
+    error = engine.aggregate(selected, FindRefusal(rules))
+    if error is not None:
+        raise error
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    return batch.column(batch.schema.get_field_index(name))
+
+
+def _error_of_folders(name: str, texts: pa.Array) -> FeatureStoreError | None:
+    """Return the error of the first string that cannot name a folder."""
+    for text in pc.unique(texts).drop_null().to_pylist():
+        if not text:
+            return InvalidArgument(
+                f"The partition column {name!r} has empty texts, which Delta would read back as "
+                "null.",
+                hint=f"give them a name, for example 'none', or leave {name!r} out of partition_by",
+            )
+        # Folders are named name=value, with percent signs for all bytes but plain ones.
+        length = len(f"{name}={quote(text, safe='')}")
+        if length > _LONGEST_NAME:
+            return InvalidArgument(
+                f"The partition column {name!r} has a text of {len(text)} letters, "
+                f"{text[:20]!r}...: the name of its folder would have {length} bytes, and file "
+                f"systems take {_LONGEST_NAME}.",
+                hint=f"shorten the texts, or leave {name!r} out of partition_by",
+            )
+    return None
+
+
+def refuse_duplicates(relation: Relation, spec: FeatureGroupSpec, *, engine: Engine) -> None:
+    """Refuse rows with duplicate keys, with examples."""
+    count, examples = engine.duplicates(relation, spec.upsert_key, limit=_EXAMPLES)
+    if count:
+        shown = "; ".join(_example(each) for each in examples)
+        raise DuplicateKeys(
+            f"{count} keys ({', '.join(spec.upsert_key)}) occur more than once in the rows for "
+            f"{spec.name!r}, for example {shown}.",
+            hint="on_duplicates='last' keeps the last row of each key",
+        )
+
+
+def _example(values: dict[str, Any]) -> str:
+    key = dict(values)
+    count = key.pop("n", None)
+    shown = ", ".join(f"{name}={value!r}" for name, value in key.items())
+    if count is None:
+        return f"({shown})"
+    return f"({shown}) {count} times"
+
+
+def claim(engine: Engine, batch: Batch, group: OpenGroup, mode: str | None) -> dict[str, Any]:
+    """Return the commit's claim about the uniqueness of primary key and times.
+
+    A claim is made only where it is cheap to prove; ``featurestore.delta.commits`` describes the
+    claims, and the metadata of the version that the writer saw.
+    """
+    metadata = dict(group.seen_by_writer())
+    if batch.unique is False:
+        metadata["unique"] = False
+    elif batch.unique and group.spec.primary_key:
+        if mode == "upsert":
+            metadata["unique"] = "kept"
+        elif mode == "overwrite":
+            metadata["unique"] = True
+        elif mode == "append" and (group.state.rows == 0 or _is_later(engine, batch, group)):
+            metadata["unique"] = "kept_after"
+    return metadata
+
+
+def _is_later(engine: Engine, batch: Batch, group: OpenGroup) -> bool:
+    """Return True if every row of the batch is later than every row of the table."""
+    column = group.spec.event_time
+    if column is None:
+        return False
+    bounds = group.state.bounds(column)
+    last = None if bounds is None else bounds.maximum()
+    if last is None:
+        return False
+    first = engine.aggregate(engine.select(batch.relation, {column: column}), Earliest(column))
+    if first == _NO_ROWS:
+        return True
+    return first is not None and first > last
+
+
+@dataclass(frozen=True)
+class Earliest(Accumulator[Any, Any]):
+    """The minimum of a time column in the unit of ``featurestore.delta.bounds``; None with nulls."""
+
+    column: str
+
+    def start(self) -> Any:
+        return _NO_ROWS
+
+    def update(self, state: Any, batch: pa.RecordBatch) -> Any:
+        if batch.num_rows == 0:
+            return state
+        values = batch.column(batch.schema.get_field_index(self.column))
+        if values.null_count:
+            return self.merge(state, None)
+        integer_type = pa.int32() if pat.is_date(values.type) else pa.int64()
+        return self.merge(state, pc.min(values.cast(integer_type)).as_py())
+
+    def merge(self, first: Any, second: Any) -> Any:
+        if first == _NO_ROWS:
+            return second
+        if second == _NO_ROWS:
+            return first
+        if first is None or second is None:
+            return None
+        return min(first, second)
+
+    def finish(self, state: Any) -> Any:
+        return state
+
+
+def warn_of_odd_times(report: ValidationReport, spec: FeatureGroupSpec) -> None:
+    """Warn of event times before 1980, which match all labels, and of those in the future."""
+    if spec.event_time is None:
+        return
+    for result in report.results:
+        if result.expectation["type"] == FUTURE_TIMES and result.unexpected:
+            latest = max([sample[spec.event_time] for sample in result.samples], default="")
+            warn_caller(
+                f"feature group {spec.name!r}: {result.message}, as far as {latest}; labels find "
+                "them only then (event_time_tolerance= at creation allows for clocks that go "
+                "ahead)",
+                DataWarning,
+            )
+        if result.expectation["type"] != EARLY_TIMES or not result.unexpected:
+            continue
+        sampled_times = [sample[spec.event_time] for sample in result.samples]
+        times = [time for time in sampled_times if isinstance(time, datetime)]
+        warn_caller(
+            f"feature group {spec.name!r}: {result.message}, where every later label finds them; "
+            f"{misread_advice(times)}",
+            SuspiciousTimeWarning,
+        )
+
+
+def warn_of_repeats(group: OpenGroup, delta_version: int) -> None:
+    """Warn if all files of a commit equal earlier files of the group byte for byte.
+
+    Only files of equal size, rows and statistics are read. The rows are committed, so nothing is
+    raised.
+    """
+    before: dict[tuple[int, int], list[DataFile]] = {}
+    for file in group.state.files:
+        before.setdefault((file.bytes, file.rows), []).append(file)
+    if not before:
+        return
+    try:
+        earlier_paths = {file.path for file in group.state.files}
+        added = [
+            file
+            for file in read_snapshot(group.path, delta_version).files
+            if file.path not in earlier_paths
+        ]
+        if sum(file.bytes for file in added) > _MOST_BYTES:
+            return
+        is_repeat = bool(added) and all(_has_copy(file, before) for file in added)
+    except (FeatureStoreError, OSError):
+        return  # without the files the rows cannot be compared
+    rows = sum(file.rows for file in added)
+    if is_repeat and rows > 1:
+        warn_caller(
+            f"the same {rows:,} rows were in feature group {group.spec.name!r} already and are "
+            "there twice now; transaction=('name', number) makes a write happen once, and a group "
+            "with primary_key= takes mode='upsert'",
+            DataWarning,
+        )
+
+
+def _has_copy(file: DataFile, before: dict[tuple[int, int], list[DataFile]]) -> bool:
+    for candidate in before.get((file.bytes, file.rows), ()):
+        is_similar = (candidate.statistics, candidate.partition) == (
+            file.statistics,
+            file.partition,
+        )
+        if is_similar and files.sha256(candidate.path) == files.sha256(file.path):
+            return True
+    return False

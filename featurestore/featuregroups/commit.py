@@ -1,0 +1,357 @@
+"""The second half of a write: stage and audit the rows, commit them, register the commit.
+
+``write.create`` and ``write.insert`` record their intent in the registry and conform the rows before.
+An error before the Delta commit leaves no visible rows. An error after it is a warning, and recovery
+registers the commit later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from featurestore.arrow.fitting import widened_schema
+from featurestore.delta import commits
+from featurestore.delta.log import cached_listing, is_delta_table, latest_version
+from featurestore.delta.offsets import next_offsets
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import FeatureStoreError
+from featurestore.featuregroups import write_checks
+from featurestore.featuregroups.checks import warn_of_odd_times
+from featurestore.featuregroups.conform import Batch
+from featurestore.featuregroups.definition import Declaration
+from featurestore.featuregroups.maintenance import version_title
+from featurestore.featuregroups.quality import count_commit
+from featurestore.featuregroups.records import prepare_records, ranges_of_positions
+from featurestore.featuregroups.table import OpenGroup
+from featurestore.model.featuregroup import Commit, FeatureGroupSpec
+from featurestore.model.times import utc_now
+from featurestore.plugins import observers
+from featurestore.plugins.engine import AggregatesWhileStaging, Relation, TableWrite
+from featurestore.recovery import groups
+from featurestore.recovery.in_flight import InFlight
+from featurestore.registry import featuregroups, reports
+from featurestore.session import Session
+from featurestore.statistics import StatisticsState, is_sample_short, statistics_accumulator
+from featurestore.storage.failures import after_publication, warn_published
+from featurestore.validation import audit, quarantine_schema
+from featurestore.validation.checks import NULL_KEYS
+
+if TYPE_CHECKING:
+    from featurestore.featuregroups.write import Write
+
+# ``Commit.rows`` if the log cannot be read after the commit.
+UNKNOWN = -1
+
+
+def prepare(
+    session: Session, batch: Batch, write: Write, run: InFlight, group: OpenGroup | None = None
+) -> Batch:
+    """Return the rows that may be committed, staged and audited if there are checks.
+
+    ``group`` is that of an insert.
+
+    Raises:
+        ValidationFailed: The rows break a rule under "strict".
+        DuplicateKeys: Keys occur more than once, and nothing else is wrong.
+    """
+    validation = write.validation or batch.spec.validation
+    if write.order is not None and group is not None:
+        return prepare_records(
+            session, batch, group, order=write.order, validation=validation, run=run
+        )
+    spec, relation, engine = batch.spec, batch.relation, session.engine
+    work = observers.current()
+    if work is not None:
+        work.plan = write.plan
+    has_rules = bool(spec.primary_key or spec.event_time or spec.expectations)
+    is_audited = validation != "off" and has_rules
+    is_plain = not is_audited and write.mode != "upsert" and write.on_duplicates != "last"
+    # The reads of a source are known once its rows are staged, before the commit.
+    is_plain = is_plain and write.reads is None
+    rules = write_checks.ValueRules.for_group(spec, has_checked_values=write.has_checked_values)
+    if is_plain and not batch.unchecked:
+        relation = write_checks.refuse_while_written(relation, rules, engine=engine)
+        return replace(batch, relation=relation)
+    if write.on_duplicates == "last":
+        # Before staging: a cluster returns files in another order.
+        relation = engine.last_per_key(relation, spec.upsert_key)
+    statistics_state = None
+    if not write.staged or batch.unchecked or write.on_duplicates == "last":
+        relation, statistics_state = _stage_rows(session, relation, spec, run, write)
+    write_checks.check_staged(relation, rules, engine=engine)
+    batch = replace(batch, relation=relation, statistics_state=statistics_state)
+    if is_audited:
+        return _audit(session, batch, write, run, validation)
+    if write.mode == "upsert":
+        write_checks.refuse_duplicates(relation, spec, engine=engine)
+    return batch
+
+
+def _stage_rows(
+    session: Session, relation: Relation, spec: FeatureGroupSpec, run: InFlight, write: Write
+) -> tuple[Relation, StatisticsState | None]:
+    """Return staged rows, and their statistics if the engine counts them in the same pass.
+
+    After the commit these are merged with the stored ones where possible.
+    """
+    engine = session.engine
+    counts_statistics = spec.statistics and write.mode in ("create", "append", "overwrite")
+    if not counts_statistics or not isinstance(engine, AggregatesWhileStaging):
+        return engine.stage(relation, run.rows), None
+    accumulator = statistics_accumulator(spec, rows=write.rows)
+    staged, state = engine.stage_and_aggregate(relation, run.rows, accumulator)
+    if state is not None and is_sample_short(accumulator, state):
+        state = None
+    return staged, state
+
+
+def _audit(session: Session, batch: Batch, write: Write, run: InFlight, validation: str) -> Batch:
+    """Audit staged rows; return the rows to commit, and those for the quarantine."""
+    spec = batch.spec
+    outcome = audit(
+        batch.relation,
+        spec=spec,
+        validation=validation,
+        engine=session.engine,
+        expectations=spec.expectations,
+        mode=write.mode,
+        event_time_tolerance=spec.event_time_tolerance,
+        directory=os.path.join(run.rows, "parted"),
+        run_id=run.run_id,
+        library=write.library,
+    )
+    has_null_keys = any(
+        result.expectation["type"] == NULL_KEYS and not result.success
+        for result in outcome.report.results
+    )
+    is_quarantining = outcome.quarantined is not None
+    warn_of_odd_times(outcome.report, spec)
+    return replace(
+        batch,
+        relation=outcome.good,
+        report=outcome.report,
+        quarantined=outcome.quarantined,
+        unique=None if has_null_keys and not is_quarantining else outcome.unique,
+        # The statistics count all staged rows.
+        statistics_state=None if is_quarantining else batch.statistics_state,
+    )
+
+
+def create_table(
+    session: Session, spec: FeatureGroupSpec, declared: Declaration, run: InFlight
+) -> OpenGroup:
+    """Create the table of a new group, without rows, and open it."""
+    path = session.featuregroup_path(spec.name, spec.version)
+    session.engine.create_table(
+        path,
+        schema=spec.schema,
+        partition_by=spec.partition_by,
+        properties=commits.properties(spec, _meta(declared)),
+        commit_metadata={"operation": "define", "run": run.run_id},
+    )
+    return OpenGroup(spec, path, read_snapshot(path))
+
+
+def publish(
+    session: Session,
+    batch: Batch,
+    group: OpenGroup,
+    write: Write,
+    run: InFlight,
+    declared: Declaration | None = None,
+) -> Commit:
+    """Commit prepared rows to the table of a group, register the commit and return it.
+
+    ``declared`` is the declaration of a new group, whose table has no rows yet.
+    """
+    batch = replace(batch, mode=batch.mode or write.mode)
+    mode = "append" if declared is not None else batch.mode
+    claim = write_checks.claim(session.engine, batch, group, mode)
+    table_write = TableWrite(
+        mode=mode,  # type: ignore[arg-type]
+        key=batch.spec.upsert_key if mode == "upsert" else (),
+        replace=write.replace,
+        add_columns=pa.schema(batch.added) if batch.added else None,
+        commit_metadata=_commit_metadata(write, run, batch, claim),
+        transaction=_transaction(write, run, batch),
+        offsets=write.offsets,
+        deletes=batch.deletes,
+    )
+    is_replay = write.order is not None and write.order.written_positions is not None
+    if batch.quarantined is not None and not is_replay:
+        # Before the good rows. Both commits have the same transaction, or the same offsets of a
+        # stream, so a repeated write appends to neither table.
+        add_to_quarantine(session, batch.quarantined, batch.spec, table_write)
+    if declared is not None:
+        run.check_intent()
+    delta_version = _write_table(session, group, batch.relation, table_write, run)
+    if delta_version is None:
+        delta_version = latest_version(group.path)
+        if declared is None:  # the transaction was committed before
+            return replace(commits.commit_of(group.path, delta_version), applied=False)
+    with cached_listing(group.path):
+        return _register(session, batch, group, delta_version, run, declared)
+
+
+def _commit_metadata(
+    write: Write, run: InFlight, batch: Batch, claim: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the commit's metadata: operation, run, job, inputs, window, claims and validation."""
+    metadata: dict[str, Any] = {"operation": write.mode, "run": run.run_id, **claim}
+    if batch.spec.job is not None:
+        metadata["job"] = batch.spec.job
+    inputs = [*map(dict, write.inputs), *(read.to_json() for read in write.reads or ())]
+    if inputs:
+        metadata["inputs"] = inputs
+    if write.window is not None:
+        metadata["window"] = dict(write.window)
+    if write.stream is not None:
+        metadata["stream"] = dict(write.stream)
+    if write.order is not None and write.order.written_positions:
+        metadata["replayed"] = ranges_of_positions(write.order.written_positions[0])
+    if batch.outcome is not None:
+        metadata["validation"] = batch.outcome
+    return metadata
+
+
+def _transaction(write: Write, run: InFlight, batch: Batch) -> tuple[str, int] | None:
+    """Return the caller's transaction, or a new one if two tables are written.
+
+    Offsets of a stream make a new one unnecessary.
+    """
+    if write.transaction is not None or batch.quarantined is None or write.offsets:
+        return write.transaction
+    return f"write/{run.run_id}", 0
+
+
+def add_to_quarantine(
+    session: Session, rows: Relation, spec: FeatureGroupSpec, table_write: TableWrite
+) -> None:
+    """Append rows to the quarantine table of a group; create the table if it is missing.
+
+    Raises:
+        StreamOvertaken: Another process quarantined records of these partitions first.
+    """
+    path = session.quarantine_path(spec.name, spec.version)
+    if not is_delta_table(path):
+        with suppress(FileExistsError):  # another process was faster
+            session.engine.create_table(
+                path,
+                schema=quarantine_schema(spec.schema),
+                partition_by=(),
+                properties={"featurestore.quarantine": f"{spec.name}@v{spec.version}"},
+                commit_metadata={"operation": "create"},
+            )
+    state = read_snapshot(path)
+    offsets = next_offsets(state, table_write.offsets)
+    if offsets is None:
+        return
+    if widened_schema(state.schema, rows.schema) != state.schema:
+        # The decimals of the group have got more digits since the quarantine was made.
+        session.engine.widen_columns(path, rows.schema)
+    stored_columns = set(state.schema.names)
+    new_columns = pa.schema([field for field in rows.schema if field.name not in stored_columns])
+    quarantine_write = TableWrite(
+        mode="append",
+        add_columns=new_columns or None,
+        commit_metadata={
+            "operation": "quarantine",
+            "run": table_write.commit_metadata["run"],
+        },
+        transaction=table_write.transaction,
+        offsets=offsets,
+    )
+    session.engine.write(path, rows, quarantine_write)
+
+
+def _write_table(
+    session: Session, group: OpenGroup, relation: Relation, table_write: TableWrite, run: InFlight
+) -> int | None:
+    """Write one commit and return its Delta version; None when its transaction is a repeat.
+
+    An error after the commit is a warning: the log shows whether the write was committed.
+    """
+    try:
+        run.committed_version = session.engine.write(group.path, relation, table_write)
+    except BaseException as error:
+        run.committed_version = commits.version_of_run(
+            group.path, run.run_id, after=group.delta_version
+        )
+        if run.committed_version is None or not isinstance(error, Exception):
+            raise
+        warn_published(version_title(group.spec, run.committed_version), error)
+    return run.committed_version
+
+
+def _register(
+    session: Session,
+    batch: Batch,
+    group: OpenGroup,
+    delta_version: int,
+    run: InFlight,
+    declared: Declaration | None,
+) -> Commit:
+    """Update registry and statistics after a commit, and return it.
+
+    The rows are visible by then, so nothing here raises.
+    """
+    title = version_title(batch.spec, delta_version)
+    try:
+        commit = commits.commit_of(group.path, delta_version)
+    except (FeatureStoreError, OSError, ValueError) as error:
+        warn_published(title, error)
+        return Commit(delta_version, UNKNOWN, utc_now(), str(batch.mode), run_id=run.run_id)
+    with after_publication(title):
+        _update_registry(session, batch, group, commit, declared)
+        run.registered = True
+    if batch.spec.statistics:
+        with after_publication(title):
+            count_commit(session, batch, group, commit)
+    return commit
+
+
+def _update_registry(
+    session: Session,
+    batch: Batch,
+    group: OpenGroup,
+    commit: Commit,
+    declared: Declaration | None,
+) -> None:
+    """Register the version of a group, its new columns, the lineage and the report of a commit."""
+    spec, latest, changed_spec = batch.spec, commit.delta_version, None
+    if spec.schema != group.spec.schema:
+        # Other writers may have changed columns at the same time, so the current columns of the
+        # table are registered.
+        state = read_snapshot(group.path)
+        latest, changed_spec = state.version, commits.spec_of(state)
+    with session.registry.transaction() as connection:
+        if declared is None:
+            featuregroups.advance(
+                connection, spec.name, spec.version, delta_version=latest, spec=changed_spec
+            )
+        else:
+            featuregroups.add(
+                connection,
+                spec,
+                table_id=group.state.table_id,
+                delta_version=commit.delta_version,
+                description=declared.description,
+                created=commit.timestamp,
+            )
+            groups.describe(connection, spec.name, spec.version, _meta(declared))
+        groups.add_lineage(connection, spec, commit)
+        if batch.report is not None:
+            report = replace(batch.report, delta_version=commit.delta_version)
+            reports.add_validation(connection, featuregroups.KIND, report.to_json())
+
+
+def _meta(declared: Declaration) -> commits.Meta:
+    return commits.Meta(
+        declared.description, dict(declared.tags), dict(declared.descriptions or {})
+    )

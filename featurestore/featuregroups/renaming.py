@@ -1,0 +1,187 @@
+"""Renaming of columns: those of a dataframe before a write, and a feature of a group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from featurestore.arrow.column_lines import quoted
+from featurestore.arrow.column_names import check_feature_names
+from featurestore.delta import commits
+from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
+from featurestore.featuregroups.definition import Declaration
+from featurestore.featuregroups.table import OpenGroup, open_stored, read
+from featurestore.featuregroups.write import Write, create
+from featurestore.ingest import library_of, open_stream
+from featurestore.model.durations import format_ttl
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.renames import check_rename, renames_of
+from featurestore.retrieval import FeatureFrame
+from featurestore.session import Session
+
+# Arguments of expectations that name columns.
+_NAMING = ("column", "column_A", "column_B", "column_list", "column_set")
+
+
+def renamed_frame(df: object, rename: Mapping[str, str] | str | None) -> object:
+    """Return a dataframe argument with other names of columns; the frame itself is not changed.
+
+    Raises:
+        InvalidArgument: A name is not a column, or the frame is one of the store.
+
+    >>> renamed_frame([{"Country Name": "Peru", "id": 1}], "snake_case")
+    [{'country_name': 'Peru', 'id': 1}]
+    """
+    text = check_rename(rename)
+    if text is None:
+        return df
+    if isinstance(df, FeatureFrame):
+        raise InvalidArgument(
+            "rename= is for dataframes of other libraries.",
+            hint="read_source(name, rename={'Country Name': 'country_name'}) for a source",
+        )
+    library, frame = library_of(df), df
+    if library == "pandas" and hasattr(df, "columns"):
+        return _pandas(df, text)
+    if library == "polars" and hasattr(df, "columns"):
+        return frame.rename(_renames(text, frame.columns))
+    if library == "pyspark":
+        return frame.withColumnsRenamed(_renames(text, frame.columns))
+    if library.endswith("duckdb") and hasattr(df, "project"):
+        renames = _renames(text, frame.columns)
+        columns = [f"{quoted(name)} AS {quoted(renames.get(name, name))}" for name in frame.columns]
+        return frame.project(", ".join(columns))
+    if isinstance(df, Mapping):
+        renames = _renames(text, list(map(str, df)))
+        return {renames.get(name, name): column for name, column in df.items()}
+    if isinstance(df, list | tuple) and all(isinstance(row, Mapping) for row in df):
+        renames = _renames(text, list(dict.fromkeys(str(name) for row in df for name in row)))
+        return [{renames.get(name, name): value for name, value in row.items()} for row in df]
+    return _stream(open_stream(df), text)
+
+
+def _pandas(df: Any, text: str) -> object:
+    indexes = [name for name in df.index.names if name is not None]
+    renames = _renames(text, list(map(str, [*indexes, *df.columns])))
+    frame = df.rename(columns=lambda name: renames.get(str(name), name))
+    if indexes:
+        frame.index = frame.index.set_names(
+            [renames.get(str(name), name) for name in frame.index.names]
+        )
+    return frame
+
+
+def _stream(reader: pa.RecordBatchReader, text: str) -> pa.RecordBatchReader:
+    renames = _renames(text, reader.schema.names)
+    fields = [field.with_name(renames.get(field.name, field.name)) for field in reader.schema]
+    schema = pa.schema(fields)
+    batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
+    return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def _renames(text: str, names: Sequence[str]) -> dict[str, str]:
+    return renames_of(text, names, owner="the dataframe")
+
+
+def rename_feature(session: Session, name: str, old: str, new: str) -> FeatureGroupSpec:
+    """Create the next version of a group with a renamed column; return its definition.
+
+    Keys, times, partitions, expectations, tags and descriptions use the new name. All rows are
+    copied in one commit, which records their Delta version; the previous version keeps its history.
+
+    Raises:
+        FeatureNotFound: The group has no such column.
+        InvalidName: The new name is invalid, or exists already.
+    """
+    group = open_stored(session, name, to="rename their columns: sql= can")
+    spec = group.spec
+    columns = spec.schema.names
+    if old not in columns:
+        raise FeatureNotFound(
+            f"Feature group {spec.name!r} version {spec.version} has no feature {old!r}; "
+            f"it has {listing(columns, limit=20)}.",
+            hint=did_you_mean(old, columns, write="{!r}"),
+        )
+    renamed = [new if column == old else column for column in columns]
+    check_feature_names(renamed)
+    if new == old:
+        raise InvalidArgument(f"{old!r} is the name that the feature has.", hint="give another one")
+    source = {
+        "featuregroup": spec.name,
+        "version": spec.version,
+        "delta_version": group.delta_version,
+    }
+    # The rows were checked at their first write.
+    write = Write(validation="off", inputs=(source,), has_checked_values=True)
+    frame = read(session, spec.name, version=spec.version, as_of=group.delta_version)
+    new_spec, _ = create(
+        session,
+        _renamed_frame(session, frame, old, new),
+        spec.name,
+        declared=_declared(group, old, new),
+        version=spec.version + 1,
+        write=write,
+    )
+    return new_spec
+
+
+def _renamed_frame(session: Session, frame: FeatureFrame, old: str, new: str) -> FeatureFrame:
+    columns = {}
+    for column in frame.columns:
+        columns[new if column == old else column] = column
+    schema = pa.schema(
+        [frame.schema.field(source).with_name(name) for name, source in columns.items()]
+    )
+    engine = session.engine
+    return FeatureFrame(session, lambda: engine.select(frame.relation, columns), schema=schema)
+
+
+def _declared(group: OpenGroup, old: str, new: str) -> Declaration:
+    spec, meta = group.spec, commits.meta_of(group.state)
+
+    def new_name(column: str | None) -> str | None:
+        return new if column == old else column
+
+    expectations = [_renamed_expectation(each, old, new) for each in spec.expectations]
+    descriptions = {str(new_name(column)): text for column, text in meta.features.items()}
+    return Declaration(
+        primary_key=_renamed(spec.primary_key, old, new),
+        event_time=new_name(spec.event_time),
+        created_time=new_name(spec.created_time),
+        partition_by=_renamed(spec.partition_by, old, new),
+        ttl=format_ttl(spec.ttl),
+        expectations=expectations,
+        validation=spec.validation,
+        statistics=spec.statistics,
+        description=meta.description,
+        descriptions=descriptions,
+        tags=dict(meta.tags),
+        job=spec.job,
+        event_time_tolerance=spec.event_time_tolerance,
+        compact=spec.compact,
+    )
+
+
+def _renamed(columns: tuple[str, ...], old: str, new: str) -> tuple[str, ...]:
+    return tuple(new if column == old else column for column in columns)
+
+
+def _renamed_expectation(expectation: Mapping[str, Any], old: str, new: str) -> Mapping[str, Any]:
+    kwargs = dict(expectation["kwargs"])
+    for argument in _NAMING:
+        value = kwargs.get(argument)
+        if value == old:
+            kwargs[argument] = new
+        elif isinstance(value, list):
+            kwargs[argument] = list(_renamed(tuple(value), old, new))
+    condition = kwargs.get("row_condition")
+    if condition is not None and re.search(rf"\b{re.escape(old)}\b", str(condition)):
+        raise InvalidArgument(
+            f"The expectation {expectation['type']} has a row_condition that names {old!r}: "
+            f"{condition!r}.",
+            hint="make the next version with create_featuregroup(...), its condition rewritten",
+        )
+    return {**expectation, "kwargs": kwargs}

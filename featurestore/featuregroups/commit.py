@@ -21,7 +21,7 @@ from featurestore.delta.log import cached_listing, is_delta_table, latest_versio
 from featurestore.delta.offsets import next_offsets
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureStoreError
-from featurestore.featuregroups import write_checks
+from featurestore.featuregroups import checks
 from featurestore.featuregroups.checks import warn_of_odd_times
 from featurestore.featuregroups.conform import Batch
 from featurestore.featuregroups.definition import Declaration
@@ -74,9 +74,9 @@ def prepare(
     is_plain = not is_audited and write.mode != "upsert" and write.on_duplicates != "last"
     # The reads of a source are known once its rows are staged, before the commit.
     is_plain = is_plain and write.reads is None
-    rules = write_checks.ValueRules.for_group(spec, has_checked_values=write.has_checked_values)
+    rules = checks.ValueRules.for_group(spec, has_checked_values=write.has_checked_values)
     if is_plain and not batch.unchecked:
-        relation = write_checks.refuse_while_written(relation, rules, engine=engine)
+        relation = checks.refuse_while_written(relation, rules, engine=engine)
         return replace(batch, relation=relation)
     if write.on_duplicates == "last":
         # Before staging: a cluster returns files in another order.
@@ -84,12 +84,12 @@ def prepare(
     statistics_state = None
     if not write.staged or batch.unchecked or write.on_duplicates == "last":
         relation, statistics_state = _stage_rows(session, relation, spec, run, write)
-    write_checks.check_staged(relation, rules, engine=engine)
+    checks.check_staged(relation, rules, engine=engine)
     batch = replace(batch, relation=relation, statistics_state=statistics_state)
     if is_audited:
         return _audit(session, batch, write, run, validation)
     if write.mode == "upsert":
-        write_checks.refuse_duplicates(relation, spec, engine=engine)
+        checks.refuse_duplicates(relation, spec, engine=engine)
     return batch
 
 
@@ -172,7 +172,7 @@ def publish(
     """
     batch = replace(batch, mode=batch.mode or write.mode)
     mode = "append" if declared is not None else batch.mode
-    claim = write_checks.claim(session.engine, batch, group, mode)
+    claim = checks.claim(session.engine, batch, group, mode)
     table_write = TableWrite(
         mode=mode,  # type: ignore[arg-type]
         key=batch.spec.upsert_key if mode == "upsert" else (),

@@ -143,14 +143,19 @@ def delete_rows(
             f"where={where!r} is not a condition.", hint="where=\"event_time < '2020-01-01'\""
         )
     spec = group.spec
-    where = fix_clock(where, now=utc_now())
-    condition = predicate(where, schema=spec.schema, dialect=session.engine.dialect)
+    predicate_text = fix_clock(where, now=utc_now())
+    condition = predicate(predicate_text, schema=spec.schema, dialect=session.engine.dialect)
     with in_flight(
         session, kind="write", name=spec.name, version=spec.version, run_id=run_id
     ) as run:
-        note = {"operation": "delete", "run": run.run_id, "where": where, "unique": "kept"}
-        note |= group.seen_by_writer()
-        delta_version = session.engine.delete(group.path, condition, commit_metadata=note)
+        metadata = {
+            "operation": "delete",
+            "run": run.run_id,
+            "where": predicate_text,
+            "unique": "kept",
+            **group.seen_by_writer(),
+        }
+        delta_version = session.engine.delete(group.path, condition, commit_metadata=metadata)
         if delta_version is None:
             delta_version = group.delta_version
         advance(session, spec, delta_version, run=run)

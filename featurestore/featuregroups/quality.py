@@ -1,7 +1,7 @@
-"""Statistics of a group, stored next to its table.
+"""Quality of the stored rows of a group: statistics and validation reports.
 
-They are counted at each write, merged for appends, and recounted after other changes. The files are
-those of ``featurestore.statistics.storage``.
+Statistics are counted at each write, merged for appends, and recounted after other changes; they are
+stored next to the table, in files of ``featurestore.statistics.storage``.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from sqlglot import exp
 
 from featurestore.arrow.column_lines import quoted
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.featuregroups import write_checks
+from featurestore.featuregroups import checks
 from featurestore.featuregroups.checks import warn_of_odd_times
 from featurestore.featuregroups.conform import Batch
 from featurestore.featuregroups.table import OpenGroup
@@ -89,7 +89,7 @@ def positions_of_ranges(ranges: Mapping[str, Any]) -> pa.Table:
 def needs_order(session: Session, rows: object, group: OpenGroup) -> bool:
     """Return True if a key occurs twice among the rows, or is in the table already.
 
-    ``rows`` can be read more than once. Without a primary key there are no duplicates.
+    ``rows`` can be read more than once. Without a primary key no key repeats.
     """
     spec, engine = group.spec, session.engine
     if not spec.primary_key:
@@ -138,8 +138,8 @@ def prepare_records(
     # Each stage has its own folder: an engine may empty a folder before it reads.
     staged = engine.stage(batch.relation, os.path.join(run.rows, "given"))
     names = {name: name for name in spec.schema.names}
-    rules = write_checks.ValueRules.for_group(spec, has_checked_values=False)
-    write_checks.check_staged(engine.select(staged, names), rules, engine=engine)
+    rules = checks.ValueRules.for_group(spec, has_checked_values=False)
+    checks.check_staged(engine.select(staged, names), rules, engine=engine)
     batch = replace(batch, relation=staged)
     if validation != "off":
         subject = Subject(spec.name, spec.version, staged.schema, (), spec.event_time)

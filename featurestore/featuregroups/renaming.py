@@ -43,7 +43,8 @@ def renamed_frame(df: object, rename: Mapping[str, str] | str | None) -> object:
             "rename= is for dataframes of other libraries.",
             hint="read_source(name, rename={'Country Name': 'country_name'}) for a source",
         )
-    library, frame = library_of(df), df
+    library = library_of(df)
+    frame: Any = df
     if library == "pandas" and hasattr(df, "columns"):
         return _pandas(df, text)
     if library == "polars" and hasattr(df, "columns"):

@@ -135,7 +135,7 @@ def _undeclared_columns(
     """Return the columns that the definition does not have yet.
 
     Raises:
-        SchemaMismatch: Another writer has declared one of them with another type.
+        SchemaMismatch: Another writer has declared a column with another type.
     """
     types_by_name = {column.name: column.type for column in declared_spec.schema}
     new_columns, conflicts = [], []

@@ -325,9 +325,9 @@ def insert(
 
 
 def _describe_rows(df: object, write: Write) -> tuple[object, Write]:
-    """Return a dataframe in a form that engines read, and its write with what is known of it.
+    """Return a dataframe in a form that engines read, and its write with properties of the rows.
 
-    That is the library and number of the rows, or the plan and the inputs of a frame of the store.
+    These are library and number of rows, or the plan and the inputs of a frame of the store.
     """
     if not isinstance(df, FeatureFrame):
         write = replace(write, rows=known_rows(df))

@@ -16,7 +16,7 @@ from featurestore.plugins.engine import Engine
 from featurestore.plugins.observers import Work, WorkKind, observed
 from featurestore.recovery import datasets, groups, leases, models, owners, views
 from featurestore.recovery.owners import Store
-from featurestore.recovery.resolve import resolve
+from featurestore.recovery.recover import resolve
 from featurestore.registry import Registry, intents
 from featurestore.registry import owners as heartbeats
 from featurestore.storage import files

@@ -14,18 +14,16 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import check_name
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.times import utc_now
-from featurestore.recovery import (
-    access,
-    datasets,
-    experiments,
-    groups,
-    models,
-    owners,
-    sources,
-    views,
-)
+from featurestore.recovery import access, experiments, owners, sources
 from featurestore.recovery.owners import versions_in_flight
-from featurestore.recovery.recover import recover
+from featurestore.recovery.recover import (
+    DATASETS,
+    GROUPS,
+    MODELS,
+    VIEWS,
+    VersionKind,
+    recover,
+)
 from featurestore.registry import Registry, open_registry, search_documents
 from featurestore.registry.database import REGISTRY_FILE
 from featurestore.registry.tables import metadata
@@ -114,77 +112,40 @@ def rebuild(
             search_documents.clear(connection)
             # First, and without catching errors: a private group must not become public.
             report.users = access.restore(connection, location)
-            _restore_groups(connection, location, report, restore)
-            _restore_datasets(connection, location, report)
-            _restore_views(connection, location, report)
-            _restore_sources(connection, location, report)
-            _restore_experiments(connection, location, report)
-            _restore_models(connection, location, report)
+            _restore_versions(connection, location, report, GROUPS, restore)
+            _restore_versions(connection, location, report, DATASETS)
+            _restore_versions(connection, location, report, VIEWS)
+            for name, path in sources.definitions(location):
+                with _isolated(connection, path, report):
+                    report.sources.append(sources.register(connection, name, path).name)
+            for name, directory in experiments.every(StorePaths(location)):
+                with _isolated(connection, directory, report):
+                    run_id = experiments.register_from_files(connection, name, directory)
+                    report.experiment_runs.append(run_id)
+            _restore_versions(connection, location, report, MODELS)
     finally:
         registry.close()
     return report
 
 
-def _restore_groups(
-    connection: Connection, location: str, report: RebuildReport, restore: Restore | None
+def _restore_versions(
+    connection: Connection,
+    location: str,
+    report: RebuildReport,
+    kind: VersionKind,
+    restore: Restore | None = None,
 ) -> None:
-    for name, version, path in _versions(StorePaths(location).featuregroups, report):
+    """Register all published versions of a kind; list those that no live process is writing."""
+    references: list[str] = getattr(report, kind.folder)
+    for name, version, path in _versions(getattr(StorePaths(location), kind.folder), report):
         with _isolated(connection, path, report):
-            if not groups.is_group(path):
-                if version not in versions_in_flight(connection, location, "create", name):
-                    report.unreadable.append(
-                        (path, "it is not a Delta table with a commit of data")
-                    )
-            else:
-                spec = groups.register(connection, path, name, version)
-                if restore is not None:
+            if kind.is_published(path):
+                spec = kind.register(connection, path, name, version)
+                if restore is not None and isinstance(spec, FeatureGroupSpec):
                     restore(connection, spec, path)
-                report.featuregroups.append(f"{name}@v{version}")
-
-
-def _restore_datasets(connection: Connection, location: str, report: RebuildReport) -> None:
-    for name, version, path in _versions(StorePaths(location).training_datasets, report):
-        with _isolated(connection, path, report):
-            if not datasets.is_finished(path):
-                if version not in versions_in_flight(connection, location, "export", name):
-                    report.unreadable.append((path, "it has no manifest"))
-            else:
-                datasets.register_from_files(connection, path, name, version)
-                report.training_datasets.append(f"{name}@v{version}")
-
-
-def _restore_views(connection: Connection, location: str, report: RebuildReport) -> None:
-    for name, version, path in _versions(StorePaths(location).feature_views, report):
-        with _isolated(connection, path, report):
-            if views.is_view(path):
-                views.register(connection, views.read(path, name, version))
-                report.feature_views.append(f"{name}@v{version}")
-            elif version not in versions_in_flight(connection, location, views.DEFINE, name):
-                report.unreadable.append((path, "it has no view.json"))
-
-
-def _restore_sources(connection: Connection, location: str, report: RebuildReport) -> None:
-    for name, path in sources.definitions(location):
-        with _isolated(connection, path, report):
-            report.sources.append(sources.register(connection, name, path).name)
-
-
-def _restore_experiments(connection: Connection, location: str, report: RebuildReport) -> None:
-    for name, directory in experiments.every(StorePaths(location)):
-        with _isolated(connection, directory, report):
-            report.experiment_runs.append(
-                experiments.register_from_files(connection, name, directory)
-            )
-
-
-def _restore_models(connection: Connection, location: str, report: RebuildReport) -> None:
-    for name, version, path in _versions(StorePaths(location).models, report):
-        with _isolated(connection, path, report):
-            if models.is_model(path):
-                models.register(connection, path, name, version)
-                report.models.append(f"{name}@v{version}")
-            elif version not in versions_in_flight(connection, location, models.REGISTER, name):
-                report.unreadable.append((path, "it has no model.json"))
+                references.append(f"{name}@v{version}")
+            elif version not in versions_in_flight(connection, location, kind.intents[0], name):
+                report.unreadable.append((path, kind.unpublished))
 
 
 @contextmanager

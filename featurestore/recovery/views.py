@@ -50,6 +50,11 @@ def register(connection: Connection, spec: FeatureViewSpec) -> None:
     feature_views.add(connection, spec)
 
 
+def register_from_files(connection: Connection, directory: str, name: str, version: int) -> None:
+    """Register the view of a directory."""
+    register(connection, read(directory, name, version))
+
+
 def forget(connection: Connection, name: str, version: int) -> None:
     """Remove a version of a view from the registry."""
     feature_views.remove(connection, name, version)

@@ -16,7 +16,7 @@ from datetime import timedelta
 from featurestore.alerts.channels import SECONDS, NotDelivered, deliver, is_trusted
 from featurestore.errors import RegistryError, StorageError
 from featurestore.model.alert import Channel
-from featurestore.recovery import owners
+from featurestore.recovery import liveness
 from featurestore.registry import alerts
 from featurestore.registry.alerts import LONGEST_WAIT, Outgoing
 from featurestore.session import Session
@@ -51,7 +51,7 @@ def _send_waiting(session: Session, deadline: float) -> int:
     if not messages:
         return 0
     delivered = 0
-    with owners.heartbeat(session.registry, session.location) as owner:
+    with liveness.heartbeat(session.registry, session.location) as owner:
         holder = f"{owner}/{threading.get_ident()}"
         for message in messages:
             remaining = deadline - time.monotonic()
@@ -87,6 +87,6 @@ def _claim(session: Session, message: Outgoing, holder: str) -> bool:
     with session.registry.transaction() as connection:
         if message.holder is not None:
             owner = message.holder.partition("/")[0]
-            if owners.is_alive(connection, session.location, owner):
+            if liveness.is_alive(connection, session.location, owner):
                 return False
         return alerts.take(connection, message, holder)

@@ -15,7 +15,7 @@ from featurestore.model.callers import warn_caller
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.run_record import METRICS_FILE, MetricValue, RunRecord, parse_metrics
 from featurestore.model.times import utc_now
-from featurestore.recovery import experiments as directories
+from featurestore.recovery import record_files
 from featurestore.registry import experiments as index
 from featurestore.registry.hidden import words_of
 from featurestore.registry.stored_errors import shown, unlisted
@@ -33,7 +33,7 @@ def new_id() -> str:
 
 def directory_of(session: Session, record: RunRecord) -> str:
     """Return the directory of a run."""
-    return directories.run_directory(session.paths, record.name, record.id)
+    return record_files.run_directory(session.paths, record.name, record.id)
 
 
 def save(session: Session, record: RunRecord) -> None:
@@ -46,7 +46,9 @@ def save_all(session: Session, records: Sequence[RunRecord]) -> None:
     if not records:
         return
     for record in records:
-        directories.write(directory_of(session, record), _without_private_names(session, record))
+        record_files.write_run(
+            directory_of(session, record), _without_private_names(session, record)
+        )
     ids = " and ".join(repr(record.id) for record in records)
     with after_publication(f"Run {ids}"), session.registry.transaction() as connection:
         for record in records:
@@ -63,7 +65,7 @@ def load(session: Session, run_id: str) -> RunRecord:
     with session.registry.reading() as connection:
         name = index.name_of(connection, run_id)
     return _readable_by_caller(
-        session, directories.read(directories.run_directory(session.paths, name, run_id))
+        session, record_files.read_run(record_files.run_directory(session.paths, name, run_id))
     )
 
 
@@ -90,9 +92,9 @@ def find(
         )
     records = []
     for experiment, run_id in run_keys:
-        directory = directories.run_directory(session.paths, experiment, run_id)
+        directory = record_files.run_directory(session.paths, experiment, run_id)
         try:
-            records.append(_readable_by_caller(session, directories.read(directory)))
+            records.append(_readable_by_caller(session, record_files.read_run(directory)))
         except FeatureStoreError as error:
             warn_caller(f"The run {run_id} is skipped: {error.message}", UserWarning)
     return records
@@ -154,7 +156,7 @@ def verify(session: Session, record: RunRecord, *, artifacts: Sequence[str] = ()
         RunDamaged: A file differs from its checksum.
     """
     directory = directory_of(session, record)
-    stored_record = directories.read(directory)
+    stored_record = record_files.read_run(directory)
     read_metrics(directory)
     run_files.check_files(directory, stored_record, below=[METRICS_FILE, *artifacts])
 

@@ -60,7 +60,7 @@ from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import TimeRange
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
-from featurestore.recovery.owners import versions_in_flight
+from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry import feature_views, featuregroups, reports
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import FEATUREGROUPS, Session

@@ -22,9 +22,9 @@ from featurestore.jobs.target import JobCommit, commits_of_job, find_target, job
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
-from featurestore.recovery import owners
+from featurestore.recovery import liveness
 from featurestore.recovery import recover as recover_writes
-from featurestore.recovery.leases import hold_job_lease
+from featurestore.recovery.liveness import hold_job_lease
 from featurestore.registry import featuregroups, jobs, runs, streams
 from featurestore.registry.runs import Run
 from featurestore.session import Session
@@ -141,7 +141,7 @@ def recover(session: Session, name: str, *, shared: bool = False) -> list[Run]:
             running = [
                 run
                 for run in running
-                if not owners.is_alive(connection, session.location, run.owner.partition("/")[0])
+                if not liveness.is_alive(connection, session.location, run.owner.partition("/")[0])
             ]
     if running:
         recover_writes(session)

@@ -35,8 +35,8 @@ from featurestore.model.html import Listing
 from featurestore.model.job import JobSpec
 from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
-from featurestore.recovery import owners
-from featurestore.recovery.leases import hold_job_lease
+from featurestore.recovery import liveness
+from featurestore.recovery.liveness import hold_job_lease
 from featurestore.registry import alerts, jobs, monitors, runs, streams
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
@@ -359,7 +359,7 @@ def _attempt_stream(
             owner = stack.enter_context(hold_job_lease(session, name))
             recover(session, name)
         else:
-            owner = stack.enter_context(owners.heartbeat(session.registry, session.location))
+            owner = stack.enter_context(liveness.heartbeat(session.registry, session.location))
             recover(session, name, shared=True)
         window = window_of(job)
         attempt = Attempt(job, definition, (window,), owner, no_training)

@@ -17,7 +17,7 @@ from datetime import timedelta
 
 from sqlalchemy.engine import Connection
 
-from featurestore.recovery import leases
+from featurestore.recovery import liveness
 from featurestore.storage import files, machine
 from featurestore.storage.selection import storage_for
 
@@ -55,11 +55,11 @@ def can_clean(connection: Connection, location: str, path: str) -> bool:
     if not storage_for(path).needs_claims:
         return True
     if not files.exists(path + _SUFFIX):
-        return leases.is_expired(location, os.path.basename(path), path)
+        return liveness.is_expired(location, os.path.basename(path), path)
     owner, _, run = files.read_bytes(path + _SUFFIX).decode("utf-8", "replace").partition(" ")
     if owner == _identity(connection):
         return True
-    return leases.is_expired(location, run or "-", path, path + _SUFFIX)
+    return liveness.is_expired(location, run or "-", path, path + _SUFFIX)
 
 
 def try_publish(path: str) -> bool:

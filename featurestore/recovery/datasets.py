@@ -11,7 +11,7 @@ from featurestore.model.counts import check_version
 from featurestore.model.manifest import Manifest
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.recovery import claims
-from featurestore.recovery.owners import versions_in_flight
+from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry import manifests, reports, tags, training_datasets
 from featurestore.registry.locking import lock
 from featurestore.storage import files, publication

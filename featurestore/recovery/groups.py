@@ -14,7 +14,7 @@ from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.paths import StorePaths
 from featurestore.model.window_lineage import windows_of_inputs
 from featurestore.recovery import claims
-from featurestore.recovery.owners import versions_in_flight
+from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry import (
     featuregroups,
     lineage,

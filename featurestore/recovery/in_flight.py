@@ -14,8 +14,8 @@ from featurestore.errors import FeatureStoreError, StorageError, WriteConflict
 from featurestore.model.paths import StorePaths
 from featurestore.plugins.engine import Engine
 from featurestore.plugins.observers import Work, WorkKind, observed
-from featurestore.recovery import datasets, groups, leases, models, owners, views
-from featurestore.recovery.owners import Store
+from featurestore.recovery import datasets, groups, liveness, models, views
+from featurestore.recovery.liveness import Store
 from featurestore.recovery.recover import resolve
 from featurestore.registry import Registry, intents
 from featurestore.registry import owners as heartbeats
@@ -99,7 +99,7 @@ class InFlight:
         if not has_intent:
             raise WriteConflict(
                 "Another process considered this write dead and cleaned up after it: "
-                f"no heartbeat was recorded for {owners.HEARTBEAT_TIMEOUT.total_seconds():.0f} seconds.",
+                f"no heartbeat was recorded for {liveness.HEARTBEAT_TIMEOUT.total_seconds():.0f} seconds.",
                 hint="write again",
             )
         self.publishing = True
@@ -137,8 +137,8 @@ def in_flight(
     write: InFlight | None = None
     try:
         with (
-            owners.heartbeat(store.registry, store.location) as owner,
-            leases.renewed_lease(store.location, intent_id),
+            liveness.heartbeat(store.registry, store.location) as owner,
+            liveness.renewed_lease(store.location, intent_id),
         ):
             claimed_version = _begin(store, intent_id, owner, kind=kind, name=name, version=version)
             staging = StorePaths(store.location).stage(intent_id)

@@ -16,7 +16,7 @@ from featurestore.model.registered_model import (
     ModelAnnotations,
     ModelSpec,
 )
-from featurestore.recovery.owners import versions_in_flight
+from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry import models
 from featurestore.registry.locking import lock
 from featurestore.storage import files

@@ -29,9 +29,9 @@ from featurestore.errors import (
 )
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.plan import Source
-from featurestore.recovery import owners
+from featurestore.recovery import liveness
 from featurestore.recovery.in_flight import InFlight
-from featurestore.recovery.owners import Store
+from featurestore.recovery.liveness import Store
 from featurestore.registry import intents, training_datasets
 from featurestore.registry.intents import Intent
 from featurestore.storage import files
@@ -102,7 +102,7 @@ def _wait_for(store: Store, reclaim: Intent) -> None:
     while True:
         with store.registry.reading() as connection:
             is_running = intents.find(connection, reclaim.run_id) is not None
-            is_running = is_running and owners.is_alive(connection, store.location, reclaim.owner)
+            is_running = is_running and liveness.is_alive(connection, store.location, reclaim.owner)
         if not is_running:
             return
         if monotonic() - start > _MAX_WAIT.total_seconds():

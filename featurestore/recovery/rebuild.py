@@ -14,8 +14,8 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import check_name
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.times import utc_now
-from featurestore.recovery import access, experiments, owners, sources
-from featurestore.recovery.owners import versions_in_flight
+from featurestore.recovery import liveness, record_files
+from featurestore.recovery.liveness import versions_in_flight
 from featurestore.recovery.recover import (
     DATASETS,
     GROUPS,
@@ -111,16 +111,16 @@ def rebuild(
                     connection.execute(table.delete())
             search_documents.clear(connection)
             # First, and without catching errors: a private group must not become public.
-            report.users = access.restore(connection, location)
+            report.users = record_files.restore_access(connection, location)
             _restore_versions(connection, location, report, GROUPS, restore)
             _restore_versions(connection, location, report, DATASETS)
             _restore_versions(connection, location, report, VIEWS)
-            for name, path in sources.definitions(location):
+            for name, path in record_files.source_definitions(location):
                 with _isolated(connection, path, report):
-                    report.sources.append(sources.register(connection, name, path).name)
-            for name, directory in experiments.every(StorePaths(location)):
+                    report.sources.append(record_files.register_source(connection, name, path).name)
+            for name, directory in record_files.run_directories(StorePaths(location)):
                 with _isolated(connection, directory, report):
-                    run_id = experiments.register_from_files(connection, name, directory)
+                    run_id = record_files.register_run(connection, name, directory)
                     report.experiment_runs.append(run_id)
             _restore_versions(connection, location, report, MODELS)
     finally:
@@ -188,7 +188,7 @@ def _open_registry(location: str, url: str | None) -> tuple[Registry, str | None
     except RegistryError:
         if url is not None:
             raise
-    writers = owners.other_processes(location)
+    writers = liveness.other_processes(location)
     if writers:
         raise RegistryError(
             f"The registry of {location!r} is damaged, and processes are using it: "

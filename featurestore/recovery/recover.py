@@ -18,8 +18,8 @@ from featurestore.errors import FeatureStoreError, InvalidArgument, InvalidName,
 from featurestore.model.feature_view import VIEW_FILE
 from featurestore.model.paths import StorePaths
 from featurestore.model.registered_model import MODEL_FILE
-from featurestore.recovery import claims, datasets, groups, leases, models, owners, views
-from featurestore.recovery.owners import Store
+from featurestore.recovery import claims, datasets, groups, liveness, models, views
+from featurestore.recovery.liveness import Store
 from featurestore.registry import intents
 from featurestore.registry import owners as heartbeats
 from featurestore.storage import files
@@ -133,7 +133,7 @@ def recover(store: Store) -> list[str]:
     with registry.reading() as connection:
         all_intents = intents.every(connection)
         abandoned = [
-            each for each in all_intents if not owners.is_alive(connection, location, each.owner)
+            each for each in all_intents if not liveness.is_alive(connection, location, each.owner)
         ]
         has_future = heartbeats.has_future(connection)
     if has_future:
@@ -156,7 +156,7 @@ def recover(store: Store) -> list[str]:
             )
     if abandoned:
         with registry.transaction() as connection:
-            owners.remove_dead_owners(connection, location)
+            liveness.remove_dead_owners(connection, location)
     return actions
 
 
@@ -170,7 +170,7 @@ def resolve(connection: Connection, location: str, intent: intents.Intent) -> st
         if intent.kind in _KINDS:
             outcome = _resolve_version(connection, paths, intent, _KINDS[intent.kind])
     except (InvalidName, InvalidArgument) as error:
-        # An invalid row, not written by this store: never touch files because of it.
+        # An invalid row, not written by this store, must never remove files.
         intents.end(connection, intent.run_id)
         return f"an intent was dropped: {error.message}"
     try:
@@ -198,7 +198,7 @@ def _resolve_version(
     if intent.kind != kind.intents[0]:
         return "nothing to do"
     if kind.is_revocable:
-        is_local = owners.is_on_this_machine(paths.location, intent.owner)
+        is_local = liveness.is_on_this_machine(paths.location, intent.owner)
         if not claims.revoke(directory, certain=is_local):
             return "kept for a day, it was about to be published"
     kind.remove_files(paths, name, version)
@@ -222,7 +222,7 @@ def remove_unclaimed_stages(store: Store) -> list[str]:
             is_claimed = intents.find(connection, name) is not None
         path = os.path.join(staging, name)
         if is_claimed or (
-            storage_for(path).needs_claims and not leases.is_expired(store.location, name, path)
+            storage_for(path).needs_claims and not liveness.is_expired(store.location, name, path)
         ):
             continue  # it may belong to a write of another registry
         try:

@@ -51,7 +51,7 @@ def time_of(connection: Connection) -> datetime:
     return times.utc_now()
 
 
-def seen(connection: Connection, name: str) -> datetime | None:
+def last_heartbeat(connection: Connection, name: str) -> datetime | None:
     """Return when an owner was last heard of; None when it never was."""
     micros = connection.execute(sa.select(owners.c.seen).where(owners.c.name == name)).scalar()
     return to_time(micros)

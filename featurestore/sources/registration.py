@@ -33,7 +33,7 @@ from featurestore.model.source import (
 )
 from featurestore.model.times import to_micros, utc_now
 from featurestore.plugins.source import SourceQuery
-from featurestore.recovery import sources as definitions
+from featurestore.recovery import record_files
 from featurestore.registry import sources
 from featurestore.session import Session
 from featurestore.storage import files
@@ -79,7 +79,7 @@ def add(
         )
         if not is_registered:
             sources.add(connection, spec)
-            definitions.write(session.location, spec)
+            record_files.write_source(session.location, spec)
     if spec.secret is not None:
         reference = parse_secret(spec.secret)
         allow_secret(
@@ -116,7 +116,7 @@ def remove(session: Session, name: str) -> None:
     """Remove the registration of a source; rows that were read from it stay."""
     with session.registry.transaction() as connection:
         sources.remove(connection, name)
-        definitions.remove(session.location, name)
+        record_files.remove_source(session.location, name)
 
 
 def check(session: Session, name: str) -> SourceReport:

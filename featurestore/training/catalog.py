@@ -5,7 +5,7 @@ from __future__ import annotations
 from featurestore.errors import FeatureStoreError, UsedByModel, listing
 from featurestore.model.callers import warn_caller
 from featurestore.model.html import Listing
-from featurestore.recovery import datasets, leases, recover, remove_unclaimed_stages
+from featurestore.recovery import datasets, liveness, recover, remove_unclaimed_stages
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import models, training_datasets
 from featurestore.registry.training_datasets import RegisteredDataset
@@ -91,7 +91,7 @@ def clean_all(session: Session) -> list[str]:
         with session.registry.transaction() as connection:
             actions += datasets.remove_abandoned(connection, session.location, name)
     actions += remove_unclaimed_stages(session)
-    leases.remove_expired(session.location)
+    liveness.remove_expired(session.location)
     return actions
 
 

@@ -16,7 +16,7 @@ from featurestore.errors import JobLeased
 from featurestore.jobs.scheduler import Options
 from featurestore.model import times
 from featurestore.model.times import has_passed
-from featurestore.recovery import leases, owners
+from featurestore.recovery import liveness
 from featurestore.registry import alerts
 from featurestore.store import FeatureStore
 from tests.attacks.hourly_job import JOB
@@ -91,7 +91,7 @@ def test_clock_jump_does_not_transfer_lease(store: FeatureStore, clock: Clock, d
     holds, ends = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with leases.hold_job_lease(session, "hourly"):
+        with liveness.hold_job_lease(session, "hourly"):
             holds.set()
             ends.wait(30)
 
@@ -100,15 +100,15 @@ def test_clock_jump_does_not_transfer_lease(store: FeatureStore, clock: Clock, d
     try:
         assert holds.wait(30)
         clock.set(0, days)
-        with pytest.raises(JobLeased), leases.hold_job_lease(session, "hourly"):
+        with pytest.raises(JobLeased), liveness.hold_job_lease(session, "hourly"):
             pass
-        mine = owners.this_process(session.location)
+        mine = liveness.this_process(session.location)
         with session.registry.reading() as connection:
-            assert owners.is_alive(connection, session.location, mine)
+            assert liveness.is_alive(connection, session.location, mine)
     finally:
         ends.set()
         holder.join()
-    with leases.hold_job_lease(session, "hourly"):
+    with liveness.hold_job_lease(session, "hourly"):
         pass
 
 

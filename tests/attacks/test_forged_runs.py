@@ -15,7 +15,7 @@ from featurestore.experiments import run_files
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.run_record import RUN_FILE, RunDataset, RunRecord
 from featurestore.model.sealed import seal
-from featurestore.recovery import experiments
+from featurestore.recovery import record_files
 
 ID = "20240301-120000-abcdef"
 RECORD = RunRecord(
@@ -51,7 +51,7 @@ def written(tmp_path: Path, **changes: Any) -> str:
 
 
 def test_an_honest_record_is_read(tmp_path: Path) -> None:
-    assert experiments.read(written(tmp_path)) == RECORD
+    assert record_files.read_run(written(tmp_path)) == RECORD
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_an_honest_record_is_read(tmp_path: Path) -> None:
 )
 def test_record_of_another_run_is_damaged(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(RunDamaged):
-        experiments.read(written(tmp_path, **changes))
+        record_files.read_run(written(tmp_path, **changes))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_record_cannot_name_files_outside_run(tmp_path: Path, path: str) -> None
     directory = written(tmp_path, files={path: "0" * 64})
     (tmp_path / "secret").write_text("secret")
     (Path(directory) / "link").symlink_to(tmp_path / "secret")
-    record = experiments.read(directory)
+    record = record_files.read_run(directory)
     with pytest.raises(StorageError):
         run_files.check_files(directory, record, below=[path])
 

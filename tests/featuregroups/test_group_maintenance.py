@@ -27,7 +27,7 @@ from featurestore.errors import (
     WriteConflict,
 )
 from featurestore.featuregroups import maintenance
-from featurestore.recovery import owners, pins
+from featurestore.recovery import liveness, pins
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import intents, manifests, training_datasets
 from featurestore.registry.training_datasets import Pin, RegisteredDataset
@@ -234,7 +234,7 @@ def test_a_vacuum_whose_process_died_keeps_no_export_waiting(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many_versions(duckdb_store)
-    host, pid, machine, _ = owners.this_process(duckdb_store.location).split(".")
+    host, pid, machine, _ = liveness.this_process(duckdb_store.location).split(".")
     with duckdb_store.session.registry.transaction() as connection:
         intents.begin(
             connection, run_id="dead", kind="reclaim", name="g", version=1,

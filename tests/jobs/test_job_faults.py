@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from featurestore.errors import JobFailed, JobLeased
-from featurestore.recovery import leases, owners
+from featurestore.recovery import liveness
 from featurestore.registry import jobs
 from featurestore.registry import owners as heartbeats
 from featurestore.store import FeatureStore
@@ -115,13 +115,15 @@ def test_after_kills_at_random_each_window_is_there_once(
 def test_a_lease_is_held_by_one_and_lost_by_the_dead(city: FeatureStore, define: Define) -> None:
     city.register_jobs(define(sql_job()))
     registry, location = city.session.registry, city.location
-    mine = owners.this_process(location)
+    mine = liveness.this_process(location)
     dead = f"{mine.rpartition('.')[0]}.00000000/1"
     with registry.transaction() as connection:
-        assert leases.acquire(connection, location, "demand", dead) is None
+        assert liveness.acquire(connection, location, "demand", dead) is None
     assert city.run_job("demand", window=START)[0].state == "done"
     with registry.transaction() as connection:
-        assert leases.acquire(connection, location, "demand", f"{mine}/1") is None  # another thread
+        assert (
+            liveness.acquire(connection, location, "demand", f"{mine}/1") is None
+        )  # another thread
     with pytest.raises(JobLeased, match=re.escape(mine)):
         city.run_job("demand", window=START)
 
@@ -133,7 +135,7 @@ def test_a_lease_of_another_machine_is_lost_by_silence(
     other = "another-host.1.ffffffff.00000000"
     with city.session.registry.transaction() as connection:
         heartbeats.record(connection, other)
-        assert leases.acquire(connection, city.location, "demand", f"{other}/1") is None
+        assert liveness.acquire(connection, city.location, "demand", f"{other}/1") is None
     clock.now += timedelta(seconds=59)
     with pytest.raises(JobLeased, match="another-host"):
         city.run_job("demand", window=START)

@@ -14,7 +14,7 @@ import pytest
 
 import featurestore
 from featurestore.errors import RegistryError
-from featurestore.recovery import owners
+from featurestore.recovery import liveness
 from featurestore.recovery.in_flight import in_flight
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import intents
@@ -157,8 +157,8 @@ def test_a_rebuild_leaves_the_intents_of_living_writes(duckdb_store: FeatureStor
 def test_a_damaged_registry_is_not_moved_away_under_a_writer(tmp_path: Path) -> None:
     featurestore.connect(tmp_path).close()
     program = (
-        "import sys\nfrom featurestore.recovery import owners\n"
-        "print(owners.this_process(sys.argv[1]), flush=True)\nsys.stdin.read()"
+        "import sys\nfrom featurestore.recovery import liveness\n"
+        "print(liveness.this_process(sys.argv[1]), flush=True)\nsys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)],
@@ -174,5 +174,5 @@ def test_a_damaged_registry_is_not_moved_away_under_a_writer(tmp_path: Path) -> 
         with pytest.raises(RegistryError, match=name):
             rebuild(str(tmp_path))
         writer.kill()
-    assert owners.other_processes(str(tmp_path)) == []
+    assert liveness.other_processes(str(tmp_path)) == []
     assert rebuild(str(tmp_path)).moved_away is not None

@@ -23,7 +23,7 @@ from featurestore.errors import (
 )
 from featurestore.model import times
 from featurestore.plugins.engine import TableWrite
-from featurestore.recovery import owners, recover
+from featurestore.recovery import liveness, recover
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.registry import featuregroups, intents
 from featurestore.registry import owners as heartbeats
@@ -34,7 +34,7 @@ TABLE = pa.table({"x": [1, 2]})
 
 def another_owner(store: FeatureStore, *, machine: str | None = None) -> str:
     """Return the name of an owner that is not this process, on this machine or another one."""
-    host, pid, here, _ = owners.this_process(store.location).split(".")
+    host, pid, here, _ = liveness.this_process(store.location).split(".")
     return f"{host}.{pid}.{machine or here}.00000000"
 
 
@@ -131,7 +131,7 @@ def half_created(store: FeatureStore, *, owner: str | None = None) -> str:
 
 def test_the_writes_of_this_process_are_left_alone(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
-    path = half_created(store, owner=owners.this_process(store.location))
+    path = half_created(store, owner=liveness.this_process(store.location))
     featurestore.connect(store.location)
     assert is_delta_table(path)
     assert left_over(store) == ["run"]
@@ -171,7 +171,7 @@ def test_another_process_keeps_what_it_writes_until_it_dies(duckdb_store: Featur
     assert left_over(again) == []
     assert again.create_featuregroup(TABLE, "g", version=1).version == 1
     assert again.create_training_dataset(TABLE, "d", version=1).version == 1
-    assert os.listdir(Path(store.location, "_owners")) == [owners.this_process(store.location)]
+    assert os.listdir(Path(store.location, "_owners")) == [liveness.this_process(store.location)]
 
 
 def in_a_container(program: str, location: str, *, boot_id: Path | None) -> subprocess.Popen[bytes]:
@@ -253,7 +253,7 @@ def test_a_process_of_another_machine_lives_as_long_as_its_heartbeat(
 def test_heartbeats_come_while_a_write_is_in_flight(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owners, "HEARTBEAT_SECONDS", 0.001)
+    monkeypatch.setattr(liveness, "HEARTBEAT_SECONDS", 0.001)
     beats = threading.Semaphore(0)
     monkeypatch.setattr(heartbeats, "record", lambda connection, name: beats.release())
     with in_flight(duckdb_store.session, kind="write", name="g", version=1):
@@ -269,7 +269,7 @@ def test_a_write_that_was_taken_for_dead_publishes_nothing(
     check_intent = InFlight.check_intent
 
     def taken_over(run: InFlight) -> None:
-        monkeypatch.setattr(owners, "is_alive", lambda *_: False)
+        monkeypatch.setattr(liveness, "is_alive", lambda *_: False)
         recover(store.session)  # as another machine does that heard nothing
         monkeypatch.undo()
         check_intent(run)
@@ -284,7 +284,7 @@ def test_a_write_that_was_taken_for_dead_publishes_nothing(
 
 def test_a_child_made_by_fork_is_an_owner_of_its_own(duckdb_store: FeatureStore) -> None:
     location = duckdb_store.location
-    mine = owners.this_process(location)
+    mine = liveness.this_process(location)
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKING, location],
         capture_output=True,
@@ -298,12 +298,12 @@ def test_a_child_made_by_fork_is_an_owner_of_its_own(duckdb_store: FeatureStore)
 
 FORKING = """
 import os, sys
-from featurestore.recovery import owners, recover
+from featurestore.recovery import liveness, recover
 from featurestore.recovery.in_flight import in_flight
-print(owners.this_process(sys.argv[1]), flush=True)
+print(liveness.this_process(sys.argv[1]), flush=True)
 child = os.fork()
 if child == 0:
-    print(owners.this_process(sys.argv[1]), flush=True)
+    print(liveness.this_process(sys.argv[1]), flush=True)
     os._exit(0)
 os.waitpid(child, 0)
 """

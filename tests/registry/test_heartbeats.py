@@ -11,8 +11,8 @@ import pytest
 import featurestore
 from featurestore.errors import JobLeased
 from featurestore.model import times
-from featurestore.recovery import leases
-from featurestore.recovery.owners import HEARTBEAT_TIMEOUT, is_alive
+from featurestore.recovery import liveness
+from featurestore.recovery.liveness import HEARTBEAT_TIMEOUT, is_alive
 from featurestore.registry import jobs, tables
 from featurestore.registry import owners as heartbeats
 from featurestore.store import FeatureStore
@@ -50,7 +50,7 @@ def move(store: FeatureStore, by: timedelta) -> None:
 
 def is_leased(store: FeatureStore) -> bool:
     try:
-        with leases.hold_job_lease(store.session, "hourly"):
+        with liveness.hold_job_lease(store.session, "hourly"):
             return False
     except JobLeased:
         return True

@@ -25,7 +25,7 @@ from featurestore.errors import (
     ValidationFailed,
     WriteConflict,
 )
-from featurestore.recovery import leases
+from featurestore.recovery import liveness
 from featurestore.storage import retry
 from featurestore.storage.shardcache import ShardCache
 from featurestore.training.catalog import clean_all
@@ -265,7 +265,7 @@ def test_a_long_export_renews_its_lease(
     bucket: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.02)
+    monkeypatch.setattr(liveness, "RENEWAL_SECONDS", 0.02)
     store = connect()
     store.create_featuregroup(labeled(), "weather", primary_key="id")
     folder = object_server.root / bucket[5:] / "team a/store/_leases"
@@ -297,7 +297,7 @@ def test_an_export_that_was_taken_for_dead_publishes_nothing(
     def give_up(name: str, done: int, total: int) -> None:
         if name == phase:
             with monkeypatch.context() as impatient:
-                impatient.setattr(leases, "LEASE_TIMEOUT", timedelta(seconds=-5))
+                impatient.setattr(liveness, "LEASE_TIMEOUT", timedelta(seconds=-5))
                 clean_all(second.session)
 
     with pytest.raises((WriteConflict, StorageError)):

@@ -11,7 +11,7 @@ import pytest
 import featurestore
 from featurestore import FeatureStore
 from featurestore.errors import InvalidArgument, PinnedByTrainingDataset, TrainingDatasetNotFound
-from featurestore.recovery import datasets, owners
+from featurestore.recovery import datasets, liveness
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import intents, tags
 from featurestore.registry.training_datasets import KIND
@@ -37,7 +37,7 @@ def test_a_finished_dataset_that_was_not_registered_is_found_again(
 
 def leave_dead(store: FeatureStore, kind: str, version: int) -> None:
     """Record the intent of a process of this machine that has died."""
-    mine = owners.this_process(store.location)
+    mine = liveness.this_process(store.location)
     dead = f"{mine.rpartition('.')[0]}.00000000"
     with store.session.registry.transaction() as connection:
         intents.begin(

@@ -23,7 +23,7 @@ from featurestore.errors import (
 )
 from featurestore.model.durations import parse_duration
 from featurestore.model.times import shifted, utc_now
-from featurestore.recovery import access as access_file
+from featurestore.recovery import record_files
 from featurestore.registry import access, audit_log, featuregroups
 from featurestore.registry.access import Token, User
 from featurestore.registry.audit_log import Actor
@@ -45,9 +45,9 @@ def access_transaction(session: Session) -> Iterator[Connection]:
     """
     with session.registry.transaction() as connection:
         lock(connection, "access")
-        access_file.restore(connection, session.location)
+        record_files.restore_access(connection, session.location)
         yield connection
-        access_file.write(connection, session.location)
+        record_files.write_access(connection, session.location)
 
 
 def check_user_name(name: str) -> str:

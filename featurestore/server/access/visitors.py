@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import InvalidArgument, NotAllowed, NotSignedIn
-from featurestore.recovery import access as access_file
+from featurestore.recovery import record_files
 from featurestore.registry import access
 from featurestore.registry.access import User
 from featurestore.registry.audit_log import Actor
@@ -146,7 +146,7 @@ def check_has_users(session: Session) -> None:
         NotAllowed: The store has no users.
     """
     with session.registry.transaction() as connection:
-        access_file.restore(connection, session.location)
+        record_files.restore_access(connection, session.location)
         if not access.every_user(connection):
             raise NotAllowed(
                 "The store has no users who could sign in.",

@@ -1,11 +1,14 @@
-"""Owners: the processes that write to a store, and their liveness.
+"""Liveness of processes: owners with heartbeats, and leases of jobs and of long writes.
 
-An owner is named ``<host>.<pid>.<machine>.<random>`` and locks the file of that name in
-``<location>/_owners`` (for a URI in a local folder) as long as its process lives. Between processes
-of one machine (one kernel and one file system, including containers) the lock decides. Between
-machines the heartbeat decides: an owner without a heartbeat for ``HEARTBEAT_TIMEOUT`` is considered
-dead.
-Heartbeats are recorded and judged by the clock of the registry, never by that of another host.
+An owner is a process that writes to a store. It is named ``<host>.<pid>.<machine>.<random>`` and locks
+the file of that name in ``<location>/_owners`` (for a URI in a local folder) as long as its process
+lives. Between processes of one machine (one kernel and one file system, including containers) the
+lock decides. Between machines the heartbeat decides: an owner without a heartbeat for
+``HEARTBEAT_TIMEOUT`` is considered dead. Heartbeats are recorded and judged by the clock of the
+registry, never by that of another host.
+
+The lease of a job belongs to an owner, in the registry. The lease of a long write below a URI is an
+object that is renewed.
 """
 
 from __future__ import annotations
@@ -17,23 +20,28 @@ import re
 import secrets
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from sqlalchemy.engine import Connection
 
-from featurestore.errors import RegistryError, StorageError
+from featurestore.errors import JobLeased, RegistryError, StorageError
 from featurestore.model.paths import StorePaths
-from featurestore.registry import Registry, intents, owners
+from featurestore.registry import Registry, intents, jobs
+from featurestore.registry import owners as heartbeats
 from featurestore.storage import files, locks, machine
 from featurestore.storage.selection import storage_for
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=60)
 # An owner may miss three heartbeats before it is considered dead.
 HEARTBEAT_SECONDS = HEARTBEAT_TIMEOUT.total_seconds() / 4
-
+RENEWAL_SECONDS = 15.0
+# Forty renewals, and longer than the retries of a request.
+LEASE_TIMEOUT = timedelta(minutes=10)
+_JOIN_SECONDS = 5.0
+_LEASES = "_leases"
 _NAME = re.compile(r"[A-Za-z0-9-]{1,40}\.[0-9]{1,10}\.([0-9a-f]{8})\.[0-9a-f]{8}")
 _log = logging.getLogger("featurestore.recovery")
 
@@ -96,10 +104,10 @@ def is_alive(connection: Connection, location: str, owner: str) -> bool:
             return True
     if match[1] == _machine_id(location):
         return locks.is_held(_lock_file(location, owner))
-    last_heartbeat = owners.seen(connection, owner)
+    last_heartbeat = heartbeats.last_heartbeat(connection, owner)
     return (
         last_heartbeat is not None
-        and owners.time_of(connection) - last_heartbeat < HEARTBEAT_TIMEOUT
+        and heartbeats.time_of(connection) - last_heartbeat < HEARTBEAT_TIMEOUT
     )
 
 
@@ -155,9 +163,9 @@ def remove_dead_owners(connection: Connection, location: str) -> None:
                 files.remove(_lock_file(location, name), below=_lock_folder(location))
             except StorageError as error:  # a remaining unlocked file is harmless
                 _log.debug("the lock file of a dead owner was not removed: %s", error)
-    for name in owners.every(connection):
+    for name in heartbeats.every(connection):
         if not is_alive(connection, location, name):
-            owners.forget(connection, name)
+            heartbeats.forget(connection, name)
 
 
 def versions_in_flight(connection: Connection, location: str, kind: str, name: str) -> list[int]:
@@ -210,7 +218,7 @@ def _send_heartbeats(registry: Registry, name: str, stop: threading.Event) -> No
     while not stop.wait(HEARTBEAT_SECONDS):
         try:
             with registry.transaction() as connection:
-                owners.record(connection, name)
+                heartbeats.record(connection, name)
         except RegistryError:
             _log.warning("the heartbeat of %s failed and will be retried", name, exc_info=True)
 
@@ -234,3 +242,112 @@ def _lock_folder(location: str) -> str:
     if not storage_for(location).is_local:
         return machine.lock_folder(location)
     return StorePaths(location).owners
+
+
+@contextmanager
+def hold_job_lease(store: Store, job: str) -> Iterator[str]:
+    """Hold the lease of a job while the block runs, and yield the holder's name.
+
+    Raises:
+        JobNotFound: The job does not exist.
+        JobLeased: Another process, or another thread of this one, runs the job.
+    """
+    registry, location = store.registry, store.location
+    with heartbeat(registry, location) as owner:
+        holder = f"{owner}/{threading.get_ident()}"
+        with registry.transaction() as connection:
+            jobs.get(connection, job)
+            heartbeats.record(connection, owner)
+            current_holder = acquire(connection, location, job, holder)
+        if current_holder is not None:
+            raise JobLeased(
+                f"Job {job!r} is currently run by {current_holder}.",
+                hint="retry after this run has ended",
+            )
+        try:
+            yield holder
+        finally:
+            with registry.transaction() as connection:
+                jobs.drop_lease(connection, job, holder)
+
+
+def acquire(connection: Connection, location: str, job: str, holder: str) -> str | None:
+    """Acquire the lease of a job; return None on success, else the current holder.
+
+    The lease of a dead owner is taken over.
+    """
+    current_holder = jobs.lease_owner(connection, job, locked=True)
+    if current_holder is not None and current_holder != holder:
+        owner = current_holder.partition("/")[0]
+        if is_alive(connection, location, owner):
+            return current_holder
+    jobs.set_lease(connection, job, holder)
+    return None
+
+
+@contextmanager
+def renewed_lease(location: str, run: str) -> Iterator[None]:
+    """Renew the lease of a write while the block runs; nothing is done on a disk."""
+    if not storage_for(location).needs_claims:
+        yield
+        return
+    path = _lease_path(location, run)
+    stop, has_renewed = threading.Event(), threading.Event()
+    thread = threading.Thread(
+        target=_renew_lease, args=(path, stop, has_renewed), name="lease", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(_JOIN_SECONDS)
+        if has_renewed.is_set():
+            with suppress(StorageError):  # the lease expires anyway
+                files.remove(path, below=location)
+
+
+def is_expired(location: str, run: str, *paths: str, now: datetime | None = None) -> bool:
+    """Return True if the lease of a write has expired.
+
+    Args:
+        location: The URI of the store.
+        run: The id of the write.
+        paths: Objects of the write, and folders that it writes to.
+        now: The time of the store's server, if known; reading it takes several requests.
+    """
+    last_written = files.last_written(_lease_path(location, run))
+    for path in paths:
+        written_at = files.last_written(path)
+        if written_at is not None and (last_written is None or written_at > last_written):
+            last_written = written_at
+    if last_written is None:
+        return True
+    return (now or files.current_time(location)) - last_written > LEASE_TIMEOUT
+
+
+def remove_expired(location: str) -> None:
+    """Remove the leases of dead processes."""
+    if not storage_for(location).needs_claims:
+        return
+    folder = os.path.join(location, _LEASES)
+    runs = files.list_directory(folder)
+    if not runs:
+        return
+    now = files.current_time(location)
+    for run in runs:
+        if is_expired(location, run, now=now):
+            files.remove(_lease_path(location, run), below=location)
+
+
+def _lease_path(location: str, run: str) -> str:
+    return os.path.join(location, _LEASES, run)
+
+
+def _renew_lease(path: str, stop: threading.Event, has_renewed: threading.Event) -> None:
+    while not stop.wait(RENEWAL_SECONDS):
+        try:
+            files.write_atomically(path, b"renewed")
+            has_renewed.set()
+        except StorageError as error:
+            _log.warning("the lease of a write was not renewed: %s", error.message)

@@ -1,0 +1,187 @@
+"""Files from which the registry is rebuilt: access rights, source definitions, run records.
+
+Tables and manifests do not contain them. Without the file of access rights, the loss of the registry
+would make private groups public; it contains hashes of tokens, as the registry does. Definitions of
+sources contain references to secrets, never secrets: a machine sends a secret only to addresses for
+which it was registered on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from featurestore.errors import FeatureStoreError, RegistryError, RunDamaged, RunNotFound
+from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.model.names import check_name
+from featurestore.model.paths import StorePaths
+from featurestore.model.run_record import RUN_FILE, RunRecord, check_run_id
+from featurestore.model.source import SourceSpec
+from featurestore.registry import experiments, sources, tables
+from featurestore.storage import files
+
+_ACCESS_FORMAT = 1
+# Parents first: tokens and roles name users.
+_ACCESS_TABLES = (tables.users, tables.tokens, tables.group_roles, tables.private_groups)
+_SOURCE_SUFFIX = ".json"
+
+
+def write_access(connection: Connection, location: str) -> None:
+    """Write the access tables atomically, in the transaction that changes them."""
+    content: dict[str, Any] = {"format": _ACCESS_FORMAT}
+    for table in _ACCESS_TABLES:
+        query = sa.select(table).order_by(*table.primary_key.columns)
+        content[table.name] = [dict(row._mapping) for row in connection.execute(query)]
+    files.write_json(StorePaths(location).access, content)
+
+
+def restore_access(connection: Connection, location: str) -> int:
+    """Restore the access tables if the registry has no users; return the number of users.
+
+    Raises:
+        RegistryError: The file is damaged, or a newer release wrote it.
+    """
+    path = StorePaths(location).access
+    if not files.exists(path):
+        return 0
+    if connection.execute(sa.select(tables.users.c.name).limit(1)).first() is not None:
+        return 0
+    rows_by_table = _read_access(path)
+    for table in _ACCESS_TABLES:
+        connection.execute(table.delete())
+        if rows_by_table[table.name]:
+            connection.execute(table.insert(), rows_by_table[table.name])
+    return len(rows_by_table[tables.users.name])
+
+
+def _read_access(path: str) -> dict[str, list[dict[str, Any]]]:
+    try:
+        content = JsonObject.from_value(files.read_json(path))
+        if content.number("format") != _ACCESS_FORMAT:
+            raise content.wrong("format", f"{_ACCESS_FORMAT}, which this release knows")
+        rows_by_table = {}
+        for table in _ACCESS_TABLES:
+            rows_by_table[table.name] = [
+                _access_row(table, each) for each in content.objects(table.name)
+            ]
+        return rows_by_table
+    except MalformedJson as error:
+        raise RegistryError(
+            f"{path} does not contain access rights that this release can read: {error}.",
+            hint="restore it from a backup before serving the store; or remove it, and create "
+            "users, roles and private groups again",
+        ) from error
+
+
+def _access_row(table: sa.Table, stored_row: JsonObject) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for column in table.columns:
+        if column.nullable and stored_row.get(column.name) is None:
+            row[column.name] = None
+        elif isinstance(column.type, sa.BigInteger):
+            row[column.name] = stored_row.number(column.name)
+        else:
+            row[column.name] = stored_row.text(column.name)
+    return row
+
+
+def write_source(location: str, spec: SourceSpec) -> None:
+    """Write the definition of a source atomically."""
+    paths = StorePaths(location)
+    files.make_directory(paths.sources)
+    files.write_json(paths.source(spec.name), spec.to_json())
+
+
+def remove_source(location: str, name: str) -> None:
+    """Remove the definition of a source and its decisions about tables, if they exist."""
+    files.remove(StorePaths(location).source(name), below=location)
+    files.remove(StorePaths(location).source_decisions(name), below=location)
+
+
+def source_definitions(location: str) -> Iterator[tuple[str, str]]:
+    """Yield name and path of every definition, by name."""
+    paths = StorePaths(location)
+    for entry in sorted(files.list_directory(paths.sources)):
+        if entry.endswith(_SOURCE_SUFFIX) and not entry.startswith("."):
+            name = entry.removesuffix(_SOURCE_SUFFIX)
+            yield name, f"{paths.sources}/{entry}"
+
+
+def register_source(connection: Connection, name: str, path: str) -> SourceSpec:
+    """Register the source of a definition file, unless its name is registered.
+
+    Raises:
+        RegistryError: The file is not a definition, or has another name.
+    """
+    try:
+        spec = SourceSpec.from_text(files.read_text(path))
+    except (FeatureStoreError, ValueError, TypeError, RecursionError) as error:
+        raise RegistryError(
+            f"{path} is not a definition of a source: {type(error).__name__}.",
+            hint=f"remove it, and featurestore.add_source({name!r}, uri) writes it again",
+        ) from error
+    if spec.name != name:
+        raise RegistryError(f"{path} defines the source {spec.name!r}.", hint="rename it")
+    if name not in sources.names(connection):
+        sources.add(connection, spec)
+    return spec
+
+
+def run_directory(paths: StorePaths, name: str, run_id: str) -> str:
+    """Return the directory of a run, after checking its name and id."""
+    return os.path.join(paths.experiment(name), check_run_id(run_id))
+
+
+def read_run(directory: str) -> RunRecord:
+    """Return the record of a run.
+
+    Raises:
+        RunNotFound: The directory has no ``run.json``.
+        RunDamaged: The record is damaged, or belongs to another directory.
+    """
+    path = os.path.join(directory, RUN_FILE)
+    if not files.is_file(path):
+        raise RunNotFound(f"{directory!r} is not the directory of a run: it has no {RUN_FILE}.")
+    try:
+        record = RunRecord.from_bytes(files.read_bytes(path))
+    except (MalformedJson, FeatureStoreError) as error:
+        raise RunDamaged(
+            f"The record {path!r} of a run is damaged: {error}",
+            hint="restore the file from a copy; other runs are not affected",
+        ) from error
+    if record.id != os.path.basename(directory):
+        raise RunDamaged(f"The record {path!r} belongs to another run, {record.id!r}.")
+    if record.name != os.path.basename(os.path.dirname(directory)):
+        raise RunDamaged(f"The record {path!r} belongs to another experiment, {record.name!r}.")
+    return record
+
+
+def write_run(directory: str, record: RunRecord) -> None:
+    """Write the record of a run atomically."""
+    files.write_atomically(os.path.join(directory, RUN_FILE), record.to_bytes())
+
+
+def run_directories(paths: StorePaths) -> Iterator[tuple[str, str]]:
+    """Yield the experiment and directory of all runs, ordered by name and id."""
+    for name in files.list_directory(paths.experiments):
+        try:
+            folder = paths.experiment(check_name(name, noun="experiment"))
+        except FeatureStoreError:
+            continue
+        for run_id in files.list_directory(folder):
+            directory = os.path.join(folder, run_id)
+            if files.is_file(os.path.join(directory, RUN_FILE)):
+                yield name, directory
+
+
+def register_run(connection: Connection, name: str, directory: str) -> str:
+    """Register the run of a directory, and return its id."""
+    record = read_run(directory)
+    if record.name != name:
+        raise RunDamaged(f"The run in {directory!r} belongs to experiment {record.name!r}.")
+    experiments.put(connection, record)
+    return record.id

@@ -1,4 +1,4 @@
-"""Metadata of the store in a Delta log: definitions, commits, and uniqueness of keys.
+"""Metadata of the store in a Delta log: definitions, commits, unique keys, and stream positions.
 
 Table properties: ``featurestore.spec`` (the definition) and ``featurestore.meta`` (description and
 tags). The user metadata of a commit is a JSON object: operation, run, job, inputs, validation, and
@@ -11,29 +11,35 @@ the claim ``unique``:
 
 ``base`` is the version that the writer read, ``base_unique`` and ``base_time`` are its uniqueness and
 commit time, so that a commit can be interpreted without earlier ones.
+
+A stream has a transaction number for each partition of its topic: the offset of the next record. It
+is committed with the rows, so that table and position cannot diverge. A commit requires the numbers
+at its start; a writer that sees other numbers was overtaken.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.types import feature_type
 from featurestore.delta import log
 from featurestore.delta.history import LogCommit, commit_at, commit_time, read_history
 from featurestore.delta.log import Actions
 from featurestore.delta.snapshot import Snapshot
-from featurestore.errors import FeatureStoreError, TableDamaged
+from featurestore.errors import FeatureStoreError, StreamOvertaken, TableDamaged
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.storage import files
 
 SPEC = "featurestore.spec"
 META = "featurestore.meta"
-
+# The expected and the new transaction number of each application.
+Offsets = Mapping[str, tuple[int | None, int]]
 __all__ = [
     "META",
     "SPEC",
@@ -89,8 +95,8 @@ def spec_of(state: Snapshot) -> FeatureGroupSpec:
     known_fields = [each for each in spec.schema if each.name in table_fields]
     spec_names = set(spec.schema.names)
     foreign_fields = [
-        pa.field(name, _feature_type(held.type))
-        for name, held in table_fields.items()
+        pa.field(name, feature_type(table_field.type) or table_field.type)
+        for name, table_field in table_fields.items()
         if name not in spec_names
     ]
     created = spec.created_time
@@ -168,6 +174,23 @@ def commit_of(path: str, version: int) -> Commit:
     return _commit(path, commit_at(path, version))
 
 
+def _commit(path: str, commit: LogCommit) -> Commit:
+    note = commit.note
+    inputs = note.get("inputs") or ()
+    return Commit(
+        delta_version=commit.version,
+        rows=commit.rows,
+        timestamp=commit.time,
+        operation=commit.operation,
+        run_id=note.get("run"),
+        rows_in=commit.rows_in,
+        rows_out=commit.rows_out,
+        validation=note.get("validation"),
+        inputs={str(index): each for index, each in enumerate(inputs)},
+        unique=unique_at(path, commit.version) if "unique" in note else None,
+    )
+
+
 def base_metadata(path: str, version: int) -> dict[str, Any]:
     """Return the user metadata of a commit about the version that its writer read."""
     with log.cached_listing(path):
@@ -215,31 +238,53 @@ def unique_at(path: str, version: int) -> bool:
     return True  # commit 0 has no rows
 
 
-def _commit(path: str, commit: LogCommit) -> Commit:
-    note = commit.note
-    inputs = note.get("inputs") or ()
-    return Commit(
-        delta_version=commit.version,
-        rows=commit.rows,
-        timestamp=commit.time,
-        operation=commit.operation,
-        run_id=note.get("run"),
-        rows_in=commit.rows_in,
-        rows_out=commit.rows_out,
-        validation=note.get("validation"),
-        inputs={str(index): each for index, each in enumerate(inputs)},
-        unique=unique_at(path, commit.version) if "unique" in note else None,
-    )
-
-
 def _actions(path: str, version: int) -> Actions | None:
     """Return the actions of a commit, None if it was removed from the log."""
     file = log.commit_path(path, version)
     return log.read_commit(file) if files.exists(file) else None
 
 
-def _feature_type(kind: pa.DataType) -> pa.DataType:
-    """Return the feature type of a column that another writer added."""
-    from featurestore.arrow.types import feature_type
+def check_offsets(state: Snapshot, offsets: Offsets) -> None:
+    """Raise StreamOvertaken if the number of an application differs from the one that was read."""
+    for app, (expected, _) in offsets.items():
+        if state.transactions.get(app) != expected:
+            raise overtaken(app)
 
-    return feature_type(kind) or kind
+
+def check_winner(transactions: Iterable[Mapping[str, Any]], offsets: Offsets) -> None:
+    """Raise StreamOvertaken if a concurrent commit advanced one of the applications."""
+    for each in transactions:
+        if each["appId"] in offsets:
+            raise overtaken(str(each["appId"]))
+
+
+def next_offsets(state: Snapshot, offsets: Offsets) -> Offsets | None:
+    """Return the offsets of a write for a second table, None if the write is a repetition.
+
+    Not every write goes to the second table, so its numbers may be lower, but they must be numbers
+    of the first table.
+
+    Raises:
+        StreamOvertaken: The second table already has records of this write.
+    """
+    next_numbers = {}
+    repeated = bool(offsets)
+    for app, (_, number) in offsets.items():
+        current = state.transactions.get(app)
+        repeated = repeated and current == number
+        next_numbers[app] = (current, number)
+    if repeated:
+        return None
+    for app, (expected, _) in offsets.items():
+        current = next_numbers[app][0]
+        if current is not None and current > (expected or 0):
+            raise overtaken(app)
+    return next_numbers
+
+
+def overtaken(app: str) -> StreamOvertaken:
+    """Return the error for a write whose records another writer committed first."""
+    return StreamOvertaken(
+        f"Another process committed records of {app!r} first; this write was not committed.",
+        hint="read the position again, and continue from there",
+    )

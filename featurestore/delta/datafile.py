@@ -1,23 +1,40 @@
-"""Data files of the log: paths, sizes and statistics."""
+"""Data files of the log: paths, sizes and statistics, and the bounds of columns from the statistics.
+
+Bounds are ordinals: integers, dates as days and times as microseconds since 1970. A lower bound is at
+most the minimum, an upper bound at least the maximum. Spark (and delta-rs, in checkpoints) truncate
+times to milliseconds, so the maximum may be 999 microseconds later than the log has it, and the
+minimum gets the same tolerance. Writers truncate strings in different ways, so strings have no
+bounds.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.types as pat
 
-from featurestore.delta import protocol
 from featurestore.delta.log import damaged_file
+from featurestore.delta.schema import check_no_vector, refusal
 from featurestore.errors import FeatureStoreError, TableDamaged
+from featurestore.model.times import to_micros
 from featurestore.storage import files
 from featurestore.storage.location import absolute
 
+MICROS_OF_DAY = 86_400_000_000
+_MILLISECOND_DIGITS = 3
+_TRUNCATED_MICROS = 999
+_FIRST_DAY = date(1970, 1, 1).toordinal()
+_INT64 = np.iinfo(np.int64)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/")
 _LEADING_ROW_COUNT = re.compile(r'\{\s*"numRecords"\s*:\s*(\d+)\s*[,}]')
 
@@ -47,7 +64,7 @@ def data_file(path: str, add: Mapping[str, Any]) -> DataFile:
         TableDamaged: The action is incomplete.
     """
     log_path = add["path"]
-    protocol.check_no_vector(path, log_path, add)
+    check_no_vector(path, log_path, add)
     try:
         return DataFile(
             path=file_path(path, log_path),
@@ -65,12 +82,6 @@ def data_file(path: str, add: Mapping[str, Any]) -> DataFile:
             f"The Delta log of {path} has an incomplete entry of the file {log_path}.",
             hint="restore the folder from a copy",
         ) from error
-
-
-def order_of_writing(file: DataFile) -> tuple[int, str]:
-    """Return the sort key of files in commit order."""
-    # Files of one commit have equal times and numbered names.
-    return file.modified, file.log_path
 
 
 def file_path(path: str, log_path: str) -> str:
@@ -92,7 +103,7 @@ def file_path(path: str, log_path: str) -> str:
     if _SCHEME.match(log_path):
         url = urlsplit(log_path)
         if url.scheme != "file":
-            raise protocol.refusal(path, f"files outside its folder ({log_path})")
+            raise refusal(path, f"files outside its folder ({log_path})")
         decoded_path = url.path
     decoded_path = unquote(decoded_path)
     joined_path = os.path.join(path, decoded_path)
@@ -101,8 +112,14 @@ def file_path(path: str, log_path: str) -> str:
     # normpath changes a URI: there all paths that are not plain are refused.
     joined_path = os.path.normpath(joined_path)
     if not joined_path.startswith(os.path.join(path, "")):
-        raise protocol.refusal(path, f"files outside its folder ({log_path})")
+        raise refusal(path, f"files outside its folder ({log_path})")
     return joined_path
+
+
+def order_of_writing(file: DataFile) -> tuple[int, str]:
+    """Return the sort key of files in commit order."""
+    # Files of one commit have equal times and numbered names.
+    return file.modified, file.log_path
 
 
 def rows_of(path: str, add: Mapping[str, Any]) -> int:
@@ -148,3 +165,144 @@ def _footer_rows(file: str) -> int:
         return int(parquet.read_metadata(files.open_ranges(file)).num_rows)
     except (OSError, pa.ArrowInvalid) as error:
         raise damaged_file(file, "is missing or not a Parquet file") from error
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnBounds:
+    """Bounds of one column in each file of a snapshot.
+
+    ``is_known`` is False for files without statistics of the column.
+
+    >>> bounds = ColumnBounds.from_pairs([(1, 5), None])
+    >>> bounds.may_contain(6, 9).tolist()
+    [False, True]
+    """
+
+    low: npt.NDArray[np.int64]
+    high: npt.NDArray[np.int64]
+    is_known: npt.NDArray[np.bool_]
+
+    @classmethod
+    def from_pairs(cls, pairs_by_file: Sequence[tuple[int, int] | None]) -> ColumnBounds:
+        """Return the bounds of files from pairs, None for unknown bounds."""
+        is_known = np.zeros(len(pairs_by_file), dtype=np.bool_)
+        pairs = np.zeros((len(pairs_by_file), 2), dtype=np.int64)
+        for position, pair in enumerate(pairs_by_file):
+            if pair is not None:
+                is_known[position] = True
+                pairs[position] = pair
+        return cls(pairs[:, 0], pairs[:, 1], is_known)
+
+    def may_contain(self, first: int, last: int) -> npt.NDArray[np.bool_]:
+        """Return for each file whether it may contain a value in ``[first, last]``."""
+        overlaps: npt.NDArray[np.bool_] = (self.low <= last) & (self.high >= first)
+        return overlaps | ~self.is_known
+
+    def maximum(self) -> int | None:
+        """Return an upper bound of all files, None if one is unknown or without files."""
+        if not len(self.is_known) or not self.is_known.all():
+            return None
+        return int(self.high.max())
+
+    def pairs(self) -> list[tuple[int, int] | None]:
+        """Return lower and upper bound of each file, None for unknown bounds."""
+        sides = zip(self.low.tolist(), self.high.tolist(), self.is_known.tolist(), strict=True)
+        return [(low, high) if known else None for low, high, known in sides]
+
+    def select(self, is_selected: npt.NDArray[np.bool_]) -> ColumnBounds:
+        """Return the bounds of selected files."""
+        return ColumnBounds(
+            self.low[is_selected], self.high[is_selected], self.is_known[is_selected]
+        )
+
+    def concat(self, bounds: ColumnBounds) -> ColumnBounds:
+        """Return these bounds followed by those of other files."""
+        return ColumnBounds(
+            np.concatenate([self.low, bounds.low]),
+            np.concatenate([self.high, bounds.high]),
+            np.concatenate([self.is_known, bounds.is_known]),
+        )
+
+
+def has_bounds(kind: pa.DataType) -> bool:
+    """Return True if columns of a storage type have bounds."""
+    return bool(pat.is_integer(kind) or pat.is_date(kind) or pat.is_timestamp(kind))
+
+
+def bounds_from_statistics(
+    statistics: Mapping[str, Any], column: str, kind: pa.DataType
+) -> tuple[int, int] | None:
+    """Return lower and upper bound of a column from the statistics of a file, None if unknown.
+
+    >>> stats = {"minValues": {"n": 1}, "maxValues": {"n": 5}}
+    >>> bounds_from_statistics(stats, "n", pa.int64())
+    (1, 5)
+    """
+    minimums, maximums = statistics.get("minValues"), statistics.get("maxValues")
+    if not isinstance(minimums, dict) or not isinstance(maximums, dict):
+        return None
+    low = _parse_bound(minimums.get(column), kind, slack=-_TRUNCATED_MICROS)
+    high = _parse_bound(maximums.get(column), kind, slack=_TRUNCATED_MICROS)
+    if low is None or high is None:
+        return None
+    return low, high
+
+
+def bounds_from_partition(text: str | None, kind: pa.DataType) -> tuple[int, int] | None:
+    """Return the bounds of a partition column from the partition value of a file."""
+    value: Any = text
+    if text is not None and pat.is_integer(kind):
+        try:
+            value = int(text)
+        except ValueError:
+            return None
+    bound = _parse_bound(value, kind, slack=0)
+    if bound is None:
+        return None
+    return bound, bound
+
+
+def ordinal(value: Any) -> int | None:
+    """Return a Python value as an ordinal, None for types without bounds.
+
+    >>> ordinal(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
+    1000000
+    """
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            value = value.replace(tzinfo=UTC)
+        return to_micros(value)
+    if isinstance(value, date):
+        return value.toordinal() - _FIRST_DAY
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return None
+
+
+def _parse_bound(value: Any, kind: pa.DataType, *, slack: int) -> int | None:
+    """Return a bound of the log as an ordinal, shifted by ``slack`` if it may be truncated."""
+    if pat.is_integer(kind):
+        if not isinstance(value, int) or not _INT64.min <= value <= _INT64.max:
+            return None
+        return ordinal(value)
+    if not isinstance(value, str):
+        return None
+    try:
+        if pat.is_date(kind):
+            return ordinal(date.fromisoformat(value))
+        if pat.is_timestamp(kind):
+            bound = ordinal(datetime.fromisoformat(value))
+            if bound is not None and _may_be_truncated(value):
+                bound += slack
+            return bound
+    except (ValueError, OverflowError):
+        # Years before 1 and after 9999, which other writers support.
+        return None
+    return None
+
+
+def _may_be_truncated(text: str) -> bool:
+    """Return True if a time has no microseconds, which has six digits otherwise."""
+    _, dot, fraction = text.partition(".")
+    digits = len(fraction) - len(fraction.lstrip("0123456789"))
+    return not dot or digits <= _MILLISECOND_DIGITS

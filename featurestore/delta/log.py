@@ -1,28 +1,32 @@
-"""Files of a Delta log: names, listing, and the actions of commits.
+"""Files of a Delta log: names, listing, the actions of commits, and the record of a deletion.
 
-This module only reads. Logs are untrusted: paths in them are never followed outside of the table.
+Logs are untrusted: paths in them are never followed outside of the table. Only deletion records are
+written here; they are next to the folder of the table.
 """
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import re
+import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from featurestore.errors import StorageError, TableDamaged, refusal_hint
+from featurestore.errors import FeatureGroupNotFound, StorageError, TableDamaged, refusal_hint
+from featurestore.model.times import utc_now
 from featurestore.storage import files
 from featurestore.storage.location import absolute
 from featurestore.storage.selection import storage_for
 
+_DELETION_SUFFIX = ".deleted"
 LOG_FOLDER = "_delta_log"
 Action = Mapping[str, Any]
 Actions = Sequence[Action]
-
 _VERSION_DIGITS = 20
 _COMMIT_NAME_LENGTH = _VERSION_DIGITS + len(".json")
 _CHECKPOINT_NAME = re.compile(
@@ -197,6 +201,44 @@ def _latest_listed(path: str, last_version: int | None) -> int:
     return log_files.latest
 
 
+def _last_checkpoint(path: str) -> int:
+    """Return the version in ``_last_checkpoint``, -1 without one."""
+    try:
+        text = files.read_text(os.path.join(path, LOG_FOLDER, "_last_checkpoint"))
+        content = json.loads(text)
+    except (OSError, ValueError, RecursionError):
+        return -1
+    if not isinstance(content, dict) or not isinstance(content.get("version"), int):
+        return -1
+    return int(content["version"])
+
+
+def _commit_version(name: str) -> int | None:
+    digits = name[:_VERSION_DIGITS]
+    if len(name) != _COMMIT_NAME_LENGTH or name[_VERSION_DIGITS:] != ".json":
+        return None
+    return int(digits) if digits.isascii() and digits.isdigit() else None
+
+
+def _complete_checkpoints(folder: str, names: Sequence[str]) -> dict[int, tuple[str, ...]]:
+    checkpoints: dict[int, tuple[str, ...]] = {}
+    multipart_files: dict[tuple[int, str], list[str]] = {}
+    for name in sorted(names):
+        match = _CHECKPOINT_NAME.fullmatch(name)
+        if match is None:
+            continue
+        version = int(match["version"])
+        file = os.path.join(folder, name)
+        if match["part"] is None:
+            checkpoints[version] = (file,)
+        else:
+            multipart_files.setdefault((version, match["parts"]), []).append(file)
+    for (version, count), present in multipart_files.items():
+        if len(present) == int(count):
+            checkpoints.setdefault(version, tuple(present))
+    return checkpoints
+
+
 def commit_path(path: str, version: int) -> str:
     """Return the path of the commit file of a version."""
     return os.path.join(path, LOG_FOLDER, f"{version:0{_VERSION_DIGITS}d}.json")
@@ -315,39 +357,33 @@ def unreadable_file(file: str, error: OSError) -> StorageError:
     return StorageError(f"{file} could not be read: {error}.", hint=refusal_hint(error))
 
 
-def _last_checkpoint(path: str) -> int:
-    """Return the version in ``_last_checkpoint``, -1 without one."""
+def record_deletion(path: str) -> None:
+    """Write the deletion record of a table next to it, if the storage allows it."""
     try:
-        text = files.read_text(os.path.join(path, LOG_FOLDER, "_last_checkpoint"))
-        content = json.loads(text)
-    except (OSError, ValueError, RecursionError):
-        return -1
-    if not isinstance(content, dict) or not isinstance(content.get("version"), int):
-        return -1
-    return int(content["version"])
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"
+    user_and_host = f"{user} on {socket.gethostname()}, process {os.getpid()}"
+    with suppress(StorageError):
+        files.write_json(
+            path + _DELETION_SUFFIX,
+            {"at": utc_now().isoformat(timespec="seconds"), "by": user_and_host},
+        )
 
 
-def _commit_version(name: str) -> int | None:
-    digits = name[:_VERSION_DIGITS]
-    if len(name) != _COMMIT_NAME_LENGTH or name[_VERSION_DIGITS:] != ".json":
+def deletion_error(path: str) -> FeatureGroupNotFound | None:
+    """Return the error for a deleted table, None if there is no deletion record."""
+    if files.exists(path) or not files.exists(path + _DELETION_SUFFIX):
         return None
-    return int(digits) if digits.isascii() and digits.isdigit() else None
-
-
-def _complete_checkpoints(folder: str, names: Sequence[str]) -> dict[int, tuple[str, ...]]:
-    checkpoints: dict[int, tuple[str, ...]] = {}
-    multipart_files: dict[tuple[int, str], list[str]] = {}
-    for name in sorted(names):
-        match = _CHECKPOINT_NAME.fullmatch(name)
-        if match is None:
-            continue
-        version = int(match["version"])
-        file = os.path.join(folder, name)
-        if match["part"] is None:
-            checkpoints[version] = (file,)
-        else:
-            multipart_files.setdefault((version, match["parts"]), []).append(file)
-    for (version, count), present in multipart_files.items():
-        if len(present) == int(count):
-            checkpoints.setdefault(version, tuple(present))
-    return checkpoints
+    try:
+        record = files.read_json(path + _DELETION_SUFFIX)
+    except StorageError:
+        record = None
+    deleted_at = deleted_by = "unknown"
+    if isinstance(record, dict):
+        deleted_at, deleted_by = str(record.get("at")), str(record.get("by"))
+    version, name = os.path.basename(path), os.path.basename(os.path.dirname(path))
+    return FeatureGroupNotFound(
+        f"Feature group {name!r} {version} was deleted at {deleted_at} by {deleted_by}.",
+        hint="read its data from another version",
+    )

@@ -1,10 +1,18 @@
-"""Conversion of Delta's JSON schemas to Arrow schemas of storage types."""
+"""What a table requires of its readers: Delta's JSON schemas as Arrow schemas, and protocol checks.
+
+The protocol of a table lists the features that its readers must support. Tables with other features
+than those below, with column mapping or with deletion vectors would be read wrongly, so they are
+refused with the name of the feature
+(https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Table Features").
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -12,10 +20,28 @@ import pyarrow.types as pat
 
 from featurestore.arrow.types import feature_schema
 from featurestore.arrow.untyped import refuse_untyped, sql_casts
-from featurestore.errors import SchemaMismatch, listing
+from featurestore.errors import SchemaMismatch, UnsupportedTable, listing
 from featurestore.model.callers import warn_caller
 from featurestore.model.times import NaiveTimeWarning
 
+# Reader features that do not change the rows of listed files, or that have their own checks: a
+# deletion vector by its file, a column mapping by its mode.
+_SUPPORTED_FEATURES = frozenset(
+    {
+        "columnMapping",
+        "deletionVectors",
+        "timestampNtz",
+        # Readers cast files with narrower types to the schema of the table.
+        "typeWidening",
+        "typeWidening-preview",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    }
+)
+_COLUMN_MAPPING = "delta.columnMapping.mode"
+_FEATURES_READER = 3
+_WRITTEN_READER = 1
+_WRITTEN_WRITER = 2
 _PRIMITIVES = {
     "string": pa.string(),
     "long": pa.int64(),
@@ -32,15 +58,6 @@ _PRIMITIVES = {
     "void": pa.null(),
 }
 _DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(-?\d+)\s*\)")
-
-
-class UnknownTypeError(ValueError):
-    """The type of a column is unknown. Internal to the package."""
-
-    def __init__(self, column: str, kind: object) -> None:
-        self.column = column
-        self.kind = kind if isinstance(kind, str) else json.dumps(kind)
-        super().__init__(f"{column}: {self.kind}")
 
 
 def arrow_schema(text: str) -> pa.Schema:
@@ -61,6 +78,51 @@ def arrow_schema(text: str) -> pa.Schema:
         return pa.schema(fields)
     except (KeyError, TypeError, AttributeError, RecursionError, pa.ArrowInvalid) as error:
         raise ValueError(f"the schema of the table cannot be read: {error!r}") from error
+
+
+def _field(definition: Mapping[str, Any], column: str) -> pa.Field:
+    return pa.field(
+        definition["name"],
+        _type(definition["type"], column),
+        bool(definition.get("nullable", True)),
+    )
+
+
+def _string_metadata(metadata: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the string values of a column's metadata (a comment, a shape), None if empty.
+
+    They are written again with each new schema of the table.
+    """
+    return {key: value for key, value in metadata.items() if isinstance(value, str)} or None
+
+
+def _type(definition: Any, column: str) -> pa.DataType:
+    if isinstance(definition, str):
+        if definition in _PRIMITIVES:
+            return _PRIMITIVES[definition]
+        decimal = _DECIMAL.fullmatch(definition)
+        if decimal is None:
+            raise UnknownTypeError(column, definition)
+        return pa.decimal128(int(decimal[1]), int(decimal[2]))
+    if not isinstance(definition, dict):
+        raise UnknownTypeError(column, definition)
+    if definition["type"] == "struct":
+        return pa.struct([_field(each, column) for each in definition["fields"]])
+    if definition["type"] == "array":
+        element = _type(definition["elementType"], column)
+        return pa.list_(pa.field("element", element, bool(definition.get("containsNull", True))))
+    if definition["type"] == "map":
+        return pa.map_(_type(definition["keyType"], column), _type(definition["valueType"], column))
+    raise UnknownTypeError(column, definition)
+
+
+class UnknownTypeError(ValueError):
+    """The type of a column is unknown. Internal to the package."""
+
+    def __init__(self, column: str, kind: object) -> None:
+        self.column = column
+        self.kind = kind if isinstance(kind, str) else json.dumps(kind)
+        super().__init__(f"{column}: {self.kind}")
 
 
 def requested_schema(
@@ -112,41 +174,73 @@ def _warn_of_naive_times(path: str, table_schema: pa.Schema, feature_types: pa.S
         )
 
 
-def _field(definition: Mapping[str, Any], column: str) -> pa.Field:
-    return pa.field(
-        definition["name"],
-        _type(definition["type"], column),
-        bool(definition.get("nullable", True)),
-    )
+@dataclass(frozen=True)
+class Protocol:
+    """The requirements of a table for its readers and writers: Delta versions and features."""
+
+    reader: int = _WRITTEN_READER
+    writer: int = _WRITTEN_WRITER
+    reader_features: tuple[str, ...] = ()
+    writer_features: tuple[str, ...] = ()
+
+    @classmethod
+    def from_action(cls, action: Mapping[str, Any]) -> Protocol:
+        """Return the protocol of a log action.
+
+        Raises:
+            ValueError: The action is invalid.
+        """
+        reader, writer = action.get("minReaderVersion"), action.get("minWriterVersion")
+        if not (isinstance(reader, int) and isinstance(writer, int)):
+            raise ValueError(f"invalid protocol: {dict(action)}")
+        reader_features = action.get("readerFeatures") or []
+        writer_features = action.get("writerFeatures") or []
+        for name in chain(reader_features, writer_features):
+            if not isinstance(name, str):
+                raise ValueError(f"invalid protocol: {dict(action)}")
+        return cls(reader, writer, tuple(reader_features), tuple(writer_features))
 
 
-def _string_metadata(metadata: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the string values of a column's metadata (a comment, a shape), None if empty.
+def check_readable(path: str, protocol: Protocol, properties: Mapping[str, str]) -> None:
+    """Refuse a table that requires unsupported reader features.
 
-    They are written again with each new schema of the table.
+    Raises:
+        UnsupportedTable: The table is not supported; the message names the features.
     """
-    return {key: value for key, value in metadata.items() if isinstance(value, str)} or None
+    if protocol.reader > _FEATURES_READER:
+        raise refusal(path, f"reader version {protocol.reader}")
+    unknown = sorted(set(protocol.reader_features) - _SUPPORTED_FEATURES)
+    if unknown:
+        raise refusal(path, f"the table features {listing(unknown)}")
+    mode = properties.get(_COLUMN_MAPPING, "none")
+    if mode != "none":
+        raise refusal(path, f"column mapping ({_COLUMN_MAPPING}={mode!r})")
 
 
-def _type(definition: Any, column: str) -> pa.DataType:
-    if isinstance(definition, str):
-        return _primitive(definition, column)
-    if not isinstance(definition, dict):
-        raise UnknownTypeError(column, definition)
-    if definition["type"] == "struct":
-        return pa.struct([_field(each, column) for each in definition["fields"]])
-    if definition["type"] == "array":
-        element = _type(definition["elementType"], column)
-        return pa.list_(pa.field("element", element, bool(definition.get("containsNull", True))))
-    if definition["type"] == "map":
-        return pa.map_(_type(definition["keyType"], column), _type(definition["valueType"], column))
-    raise UnknownTypeError(column, definition)
+def check_no_vector(path: str, file: str, add: Mapping[str, Any]) -> None:
+    """Refuse a file with a deletion vector."""
+    if add.get("deletionVector") is not None:
+        raise refusal(path, f"deletion vectors (its file {file} has one)")
 
 
-def _primitive(type_name: str, column: str) -> pa.DataType:
-    if type_name in _PRIMITIVES:
-        return _PRIMITIVES[type_name]
-    decimal = _DECIMAL.fullmatch(type_name)
-    if decimal is None:
-        raise UnknownTypeError(column, type_name)
-    return pa.decimal128(int(decimal[1]), int(decimal[2]))
+def check_writable(path: str, protocol: Protocol) -> None:
+    """Refuse a table that requires writer features that the embedded engine does not support.
+
+    Raises:
+        UnsupportedTable: The table is not supported; the message names the required versions.
+    """
+    if protocol.reader > _WRITTEN_READER or protocol.writer > _WRITTEN_WRITER:
+        raise UnsupportedTable(
+            f"The Delta table at {path} needs reader version {protocol.reader} and writer version "
+            f"{protocol.writer}; the store writes tables of reader version {_WRITTEN_READER} "
+            f"and writer version {_WRITTEN_WRITER}.",
+            hint="write it with the tool that upgraded it, or copy its rows into a new group",
+        )
+
+
+def refusal(path: str, feature: str) -> UnsupportedTable:
+    """Return the error for a table that the store would read wrongly."""
+    return UnsupportedTable(
+        f"The Delta table at {path} uses {feature}, which the store does not support.",
+        hint="copy its rows into a plain Delta table or Parquet files with the tool that wrote it",
+    )

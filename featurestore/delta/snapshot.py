@@ -18,20 +18,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.delta import log, protocol
-from featurestore.delta.bounds import (
+from featurestore.delta import log
+from featurestore.delta.datafile import (
     MICROS_OF_DAY,
     ColumnBounds,
+    DataFile,
     bounds_from_partition,
     bounds_from_statistics,
     has_bounds,
+    order_of_writing,
+    parse_statistics,
 )
-from featurestore.delta.datafile import DataFile, order_of_writing, parse_statistics
-from featurestore.delta.deleted import deletion_error
-from featurestore.delta.log import FileState
-from featurestore.delta.protocol import Protocol
+from featurestore.delta.log import FileState, deletion_error
 from featurestore.delta.replay import Replay
-from featurestore.delta.schema import UnknownTypeError, arrow_schema
+from featurestore.delta.schema import (
+    Protocol,
+    UnknownTypeError,
+    arrow_schema,
+    check_readable,
+    refusal,
+)
 from featurestore.errors import TableDamaged, UnsupportedTable, VersionNotFound
 from featurestore.storage.location import absolute
 from featurestore.storage.selection import storage_for
@@ -336,8 +342,11 @@ def _snapshot(
         table_protocol = known_protocol or Protocol()
         if replay.protocol is not None:
             table_protocol = Protocol.from_action(replay.protocol)
-        properties = _configuration(metadata)
-        protocol.check_readable(path, table_protocol, properties)
+        configuration = metadata.get("configuration") or {}
+        if not isinstance(configuration, Mapping):
+            raise ValueError("the properties are not an object")
+        properties = {str(name): str(value) for name, value in configuration.items()}
+        check_readable(path, table_protocol, properties)
         rows, size = _sizes(files)
         return Snapshot(
             path=path,
@@ -354,7 +363,7 @@ def _snapshot(
             transactions=replay.transactions,
         )
     except UnknownTypeError as error:
-        raise protocol.refusal(path, f"the type {error.kind} (column {error.column!r})") from error
+        raise refusal(path, f"the type {error.kind} (column {error.column!r})") from error
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, UnsupportedTable):
             raise
@@ -362,13 +371,6 @@ def _snapshot(
             f"The Delta log of {path} cannot be read at version {version}: {error}.",
             hint="restore the folder from a copy, or move the table away and write it again",
         ) from error
-
-
-def _configuration(metadata: Mapping[str, Any]) -> dict[str, str]:
-    configuration = metadata.get("configuration") or {}
-    if not isinstance(configuration, Mapping):
-        raise ValueError("the properties are not an object")
-    return {str(name): str(value) for name, value in configuration.items()}
 
 
 def _in_micros(pair: tuple[int, int] | None, kind: pa.DataType) -> tuple[int, int] | None:

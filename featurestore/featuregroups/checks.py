@@ -301,7 +301,7 @@ def _is_later(engine: Engine, batch: Batch, group: OpenGroup) -> bool:
 
 @dataclass(frozen=True)
 class Earliest(Accumulator[Any, Any]):
-    """The minimum of a time column in the unit of ``featurestore.delta.bounds``; None with nulls."""
+    """The minimum of a time column as an ordinal of ``featurestore.delta.datafile``; None with nulls."""
 
     column: str
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from featurestore.arrow.fitting import widened_schema
 from featurestore.delta import commits
+from featurestore.delta.commits import next_offsets
 from featurestore.delta.log import cached_listing, is_delta_table, latest_version
-from featurestore.delta.offsets import next_offsets
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureStoreError
 from featurestore.featuregroups import checks

@@ -7,8 +7,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from featurestore.delta import commits
-from featurestore.delta.deleted import record_deletion
-from featurestore.delta.log import latest_version
+from featurestore.delta.log import latest_version, record_deletion
 from featurestore.delta.maintenance import size_to_merge_below
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (

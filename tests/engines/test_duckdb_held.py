@@ -12,7 +12,7 @@ import pytest
 from featurestore import FeatureStore
 from featurestore.plugins.engine import Relation
 from featurestore.testing.relation_conformance import SumAndCount
-from featurestore_connectors.duckdb_delta import DuckDBEngine, row_buffer, streams
+from featurestore_connectors.duckdb_delta import DuckDBEngine, streams
 
 ROWS = 10_000
 
@@ -26,7 +26,6 @@ def engine() -> Iterator[DuckDBEngine]:
 
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let only a part of the rows be held."""
-    monkeypatch.setattr(row_buffer, "MAX_BUFFERED_BYTES", 50_000)
     monkeypatch.setattr(streams, "MAX_BUFFERED_BYTES", 50_000)
 
 
@@ -72,7 +71,7 @@ def test_stage_returns_rows_from_memory_or_files(
     if not all_fit:
         few(monkeypatch)
     staged = engine.stage(brought(engine), str(tmp_path / "staged"))
-    assert (row_buffer.buffered_batches(staged) is not None) == all_fit
+    assert (streams.buffered_batches(staged) is not None) == all_fit
     for _ in range(2):
         assert engine.aggregate(staged, SumAndCount()) == (ROWS, sum(range(ROWS)))
         assert engine.stream(staged).read_all().sort_by("id").equals(table())

@@ -13,7 +13,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from featurestore_connectors.duckdb_delta.interrupts import interruptible
+from featurestore_connectors.duckdb_delta.failures import interruptible
 
 PROGRAM = """
 import os, signal, sys, threading, time, warnings
@@ -21,7 +21,7 @@ warnings.simplefilter("ignore")
 import duckdb
 import pyarrow as pa
 import featurestore
-from featurestore_connectors.duckdb_delta import interrupts, relations
+from featurestore_connectors.duckdb_delta import failures, relations
 
 ENDLESS = {
     "one long task": "select sum(a.range * b.range % 7) s from range(1000000) a, range(1000000) b",
@@ -46,7 +46,7 @@ CALLS = {
 }
 
 def interrupt():
-    while not any(watch._running for watch in interrupts._WATCHES.values()):
+    while not any(watch._running for watch in failures._WATCHES.values()):
         time.sleep(0.001)
     time.sleep(0.1)  # let DuckDB begin
     os.kill(os.getpid(), signal.SIGINT)

@@ -16,8 +16,8 @@ from featurestore.errors import TableDamaged
 from featurestore.plugins.engine import Engine, TableWrite
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 from featurestore_connectors.spark_delta import streams
-from featurestore_connectors.spark_delta.parquet_relations import rows_of
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
+from featurestore_connectors.spark_delta.staged import rows_of
 from tests.engines.rows import AllRows
 
 ROWS = 90

@@ -11,7 +11,7 @@ import pytest
 
 from featurestore.testing.retrieval_conformance import RetrievalCheck, t0_plus
 from featurestore_connectors.duckdb_delta import DuckDBEngine
-from featurestore_connectors.spark_delta import SparkEngine, partitions
+from featurestore_connectors.spark_delta import SparkEngine, shards
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from featurestore_connectors.spark_delta import SparkEngine, partitions
 def test_join_task_count_grows_with_rows(
     task_bytes: int, shuffle: str, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partitions, "_TASK_BYTES", task_bytes)
+    monkeypatch.setattr(shards, "_TASK_BYTES", task_bytes)
     writer = DuckDBEngine()
     retrieval = RetrievalCheck(SparkEngine(spark), tmp_path, writer)
     hours = np.random.default_rng(0).permutation(600)

@@ -29,7 +29,7 @@ from featurestore.errors import (
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import Accumulator, Relation, TimeRange
 from featurestore_connectors.spark_delta import SparkEngine, streams
-from featurestore_connectors.spark_delta.files import ParkedStreams
+from featurestore_connectors.spark_delta.row_buffer import ParkedStreams
 from tests.on_spark import on_executors
 
 UTC = dt.UTC

@@ -103,7 +103,7 @@ def test_jvm_export_equals_python_and_duckdb(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of one group, joined ones, and rows of which many have one key."""
-    from featurestore_connectors.spark_delta import records, row_hashes
+    from featurestore_connectors.spark_delta import row_hashes, shards
 
     rows = every_type().append_column("id", pa.array(np.arange(ROWS)))
     words = pa.array(["né" * (index * index % 97) for index in range(ROWS)])
@@ -114,7 +114,7 @@ def test_jvm_export_equals_python_and_duckdb(
     labels = labels.append_column("pair", pa.array(np.arange(len(labels)) // 7))
     monkeypatch.setattr(split_statistics, "_MIN_SHARD_ROWS", 0)
     by_engine = _calls_of(row_hashes, "with_range_number", monkeypatch)
-    by_jvm = _calls_of(records, "write", monkeypatch)
+    by_jvm = _calls_of(shards, "write_in_jvm", monkeypatch)
 
     def export(store: FeatureStore, name: str) -> None:
         joined = store.get_features(["g.float32", "g.bytes"], labels=labels)

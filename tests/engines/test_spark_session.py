@@ -15,7 +15,7 @@ import pytest
 
 from featurestore.errors import ConfigurationError, MissingExtra, MissingJava
 from featurestore.model.cores import usable_cores
-from featurestore_connectors.spark_delta import java, session
+from featurestore_connectors.spark_delta import jars, session
 from featurestore_connectors.spark_delta.engine import SparkEngine
 from tests.on_spark import QUICK_JAVA
 
@@ -41,14 +41,14 @@ def java_that_says(folder: Path, text: str, *, status: int = 0) -> Path:
     ],
 )
 def test_versions_of_java_are_read(text: str, version: int | None) -> None:
-    assert java.parse_version(text) == version
+    assert jars.parse_version(text) == version
 
 
 def test_java_17_of_java_home_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(
         "JAVA_HOME", str(java_that_says(tmp_path / "jdk", 'openjdk version "17.0.1"'))
     )
-    assert java.check_java() == 17
+    assert jars.check_java() == 17
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_unsupported_java_version_is_named(
     home = java_that_says(tmp_path / "jdk", text, status=status)
     monkeypatch.setenv("JAVA_HOME", str(home))
     with pytest.raises(MissingJava, match="needs Java 17 or 21") as caught:
-        java.check_java()
+        jars.check_java()
     assert str(home) in caught.value.message
     assert caught.value.message.count("\n") == 0
     assert "JAVA_HOME" in (caught.value.hint or "")

@@ -33,14 +33,8 @@ from featurestore.plugins.engine import Relation, TableWrite, TimeRange
 from featurestore.testing.relation_conformance import NOON, rows
 from featurestore.testing.table_conformance import new_table, prices, write
 from featurestore_connectors.duckdb_delta import DuckDBEngine
-from featurestore_connectors.spark_delta import (
-    SparkEngine,
-    commits,
-    maintenance,
-    small_upserts,
-    tables,
-)
-from featurestore_connectors.spark_delta.transactions import Transaction
+from featurestore_connectors.spark_delta import SparkEngine, commits, rewrite, tables
+from featurestore_connectors.spark_delta.commits import Transaction
 
 UTC = dt.UTC
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", tz="UTC")), ("v", pa.uint32())])
@@ -152,7 +146,7 @@ def test_repeated_conflicts_raise_write_conflict(
     engine.write(path, given(engine, [row(1)]), TableWrite("append"))
     monkeypatch.setattr(commits, "ATTEMPTS", 2)
     monkeypatch.setattr(commits, "wait", lambda attempt: None)
-    monkeypatch.setattr(small_upserts, "upsert", _raise_conflict)
+    monkeypatch.setattr(rewrite, "upsert_small", _raise_conflict)
     with pytest.raises(WriteConflict, match="this write was not committed"):
         engine.write(path, given(engine, [row(1, 2)]), TableWrite("upsert", key=("k",)))
     assert content(engine, path) == [row(1)]
@@ -287,7 +281,7 @@ def test_vacuum_spares_files_of_writes_under_way(tmp_path: Path) -> None:
     long_ago = time.time() - 7 * 24 * 3600
     os.utime(old, (long_ago, long_ago))
     soon = dt.datetime.now(UTC) + HOUR
-    assert maintenance.vacuum(str(path), keep_versions=[], retain=soon) == [str(old)]
+    assert tables.vacuum(str(path), keep_versions=[], retain=soon) == [str(old)]
     assert fresh.exists()
 
 

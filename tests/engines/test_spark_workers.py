@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from featurestore_connectors.spark_delta.workers import clear_archive_importers
+from featurestore_connectors.spark_delta.relations import clear_archive_importers
 
 
 def test_environment_archives_are_refreshed(

@@ -16,7 +16,7 @@ from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType
 from featurestore.plugins.format import ColumnProfile
 from featurestore.testing.format_cases import SCALARS, example_table, profiles, supported
 from featurestore.testing.format_conformance import layout_of, write
-from featurestore_connectors.tfrecord import TFRecordFormat, framing, wire
+from featurestore_connectors.tfrecord import TFRecordFormat, wire
 
 FORMAT = TFRecordFormat()
 GOLDEN = bytes.fromhex(
@@ -31,9 +31,9 @@ def test_the_golden_record_is_written_byte_for_byte(tmp_path: Path) -> None:
 
 
 def test_framed_records_have_valid_checksums() -> None:
-    assert framing.header(5)[8:] == bytes.fromhex("eab2043e")
-    assert framing.header(41)[8:] == bytes.fromhex("37ff5f00")
-    assert framing.record(GOLDEN[12:-4]) == GOLDEN
+    assert wire.header(5)[8:] == bytes.fromhex("eab2043e")
+    assert wire.header(41)[8:] == bytes.fromhex("37ff5f00")
+    assert wire.record(GOLDEN[12:-4]) == GOLDEN
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), st.integers(0, 6))
@@ -60,8 +60,8 @@ def test_narrow_columns_round_trip_in_large_blocks(nulls: bool, tmp_path: Path) 
     table = pa.table({"bit": bits, "signed": signed, "count": counts}).slice(3)
     path, _ = write(FORMAT, tmp_path, table, layout_of(FORMAT, table))
     records = np.frombuffer(Path(path).read_bytes(), np.uint8).reshape(table.num_rows, -1)
-    stored = records[:, -framing.FOOTER :].copy().view("<u4")[:, 0]
-    assert (stored == framing.payload_checksums(records)).all()
+    stored = records[:, -wire.FOOTER :].copy().view("<u4")[:, 0]
+    assert (stored == wire.payload_checksums(records)).all()
     shard = FORMAT.open_shard(path, layout=layout_of(FORMAT, table))
     found = shard.read(0, table.num_rows, table.schema.names)
     assert pa.Table.from_batches([found]).equals(table.combine_chunks())

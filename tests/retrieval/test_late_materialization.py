@@ -25,12 +25,7 @@ from featurestore.testing.retrieval_conformance import (
     labels_of,
     t0_plus,
 )
-from featurestore_connectors.duckdb_delta import (
-    DuckDBEngine,
-    feature_spool,
-    late_materialization,
-    scan,
-)
+from featurestore_connectors.duckdb_delta import DuckDBEngine, files, late_materialization
 from featurestore_connectors.duckdb_delta.streams import MappedRelation
 
 EVERYWHERE = {"_MIN_BYTES": 0, "_MIN_REDUCTION": 0, "_MEMORY_FRACTION": -1}
@@ -53,7 +48,7 @@ def wherever_it_can_be() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in EVERYWHERE.items():
             patch.setattr(late_materialization, name, value)
-        patch.setattr(feature_spool, "_CHUNK_BYTES", 500)
+        patch.setattr(late_materialization, "_CHUNK_BYTES", 500)
         yield
 
 
@@ -202,12 +197,12 @@ def test_rows_out_of_file_order_raise(
     retrieval.group("rows", rows, unique=True, primary_key=("key",), event_time="t")
     asked = {"key": list(range(9)), "asked_at": [t0_plus(1)] * 9}
     retrieval.group("asked", asked, primary_key=("key",), event_time="asked_at")
-    ascending = scan.read_positions
+    ascending = files.read_positions
 
     def descending(*given: Any, **named: Any) -> Relation:
         found = ascending(*given, **named)
-        return replace(found, native=found.native.order(f"{scan.POSITION} DESC"))
+        return replace(found, native=found.native.order(f"{files.POSITION} DESC"))
 
-    monkeypatch.setattr(scan, "read_positions", descending)
+    monkeypatch.setattr(files, "read_positions", descending)
     with pytest.raises(EngineError, match="an order other than its files"):
         retrieval.run(retrieval.plan(["rows.x"], "asked"))

@@ -21,7 +21,8 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from featurestore.arrow.types import storage_schema
-from featurestore.delta import log, protocol
+from featurestore.delta import log
+from featurestore.delta.commits import check_offsets, check_winner
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.log import (
     LOG_FOLDER,
@@ -30,7 +31,6 @@ from featurestore.delta.log import (
     latest_version,
     read_commit,
 )
-from featurestore.delta.offsets import check_offsets, check_winner
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import (
     StorageError,
@@ -223,11 +223,6 @@ def schema_string(schema: pa.Schema) -> str:
     return str(Schema.from_arrow(schema).to_json())
 
 
-def check_writable(state: Snapshot) -> None:
-    """Raise UnsupportedTable if the table requires unknown writer features."""
-    protocol.check_writable(state.path, state.protocol)
-
-
 def _actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
     rows = sum(file.rows for file in change.adds)
     metrics = {
@@ -262,17 +257,13 @@ def _actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
 
 def _add(state: Snapshot, file: NewFile, *, now: int, data_change: bool) -> dict[str, Any]:
     return {
-        "path": quote(_relative(file.path, state.path), safe="/=-_.~"),
+        "path": quote(file.path.removeprefix(os.path.join(state.path, "")), safe="/=-_.~"),
         "partitionValues": dict(file.partition),
         "size": file.bytes,
         "modificationTime": now,
         "dataChange": data_change,
         "stats": file.statistics,
     }
-
-
-def _relative(path: str, table: str) -> str:
-    return path.removeprefix(os.path.join(table, ""))
 
 
 def _remove(state: Snapshot, file: DataFile, *, now: int, data_change: bool) -> dict[str, Any]:

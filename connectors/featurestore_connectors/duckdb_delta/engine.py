@@ -27,20 +27,17 @@ from featurestore.plugins.engine import (
 from featurestore.storage import files as storage
 from featurestore.storage.publication import is_durable
 from featurestore_connectors.duckdb_delta import (
+    failures,
     files,
-    interrupts,
-    maintenance,
     relations,
     rewrite,
-    row_buffer,
-    scan,
     shards,
     sqltext,
     streams,
     tables,
 )
+from featurestore_connectors.duckdb_delta.relations import UserSql
 from featurestore_connectors.duckdb_delta.session import Database, building, query_of
-from featurestore_connectors.duckdb_delta.user_sql import UserSql
 
 if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
@@ -101,7 +98,7 @@ class DuckDBEngine:
         return relations.adopt(self.database, frame)
 
     def from_arrow(self, reader: pa.RecordBatchReader) -> Relation:
-        return relations.from_arrow(self.database, reader)
+        return streams.from_arrow(self.database, reader)
 
     def release(self, relation: Relation) -> None:
         """No-op: Arrow streams are read in place."""
@@ -114,7 +111,9 @@ class DuckDBEngine:
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
     ) -> Relation:
-        return scan.read_table(self.database, path, version=version, schema=schema, columns=columns)
+        return files.read_table(
+            self.database, path, version=version, schema=schema, columns=columns
+        )
 
     def read_files(self, paths: Sequence[str], *, schema: pa.Schema | None = None) -> Relation:
         return relations.read_files(self.database, paths, schema=schema)
@@ -122,10 +121,10 @@ class DuckDBEngine:
     def hold(self, relation: Relation) -> Relation:
         if self.database.limit_is_chosen:
             return relation
-        return row_buffer.buffer_rows(self.database, relation)
+        return streams.buffer_rows(self.database, relation)
 
     def select(self, relation: Relation, columns: Mapping[str, str]) -> Relation:
-        buffered_columns = row_buffer.select_buffered(self.database, relation, columns)
+        buffered_columns = streams.select_buffered(self.database, relation, columns)
         if buffered_columns is not None:
             return buffered_columns
         return relations.select(relation, columns)
@@ -134,7 +133,7 @@ class DuckDBEngine:
         return relations.filter_rows(relation, predicate)
 
     def within(self, relation: Relation, window: TimeRange) -> Relation:
-        relations.check_columns(relation.schema, [window.column])
+        streams.check_columns(relation.schema, [window.column])
         return relations.filter_rows(relation, relations.range_condition(window))
 
     def sql(
@@ -148,7 +147,7 @@ class DuckDBEngine:
         return self._user_sql.relation(query, tables=tables, parameters=parameters)
 
     def count(self, relation: Relation) -> int:
-        batches = row_buffer.buffered_batches(relation)
+        batches = streams.buffered_batches(relation)
         if batches is not None:
             return sum(batch.num_rows for batch in batches)
         with building():
@@ -178,32 +177,34 @@ class DuckDBEngine:
         return streams.stream(self.database, relation, batch_rows=batch_rows, limit=limit)
 
     def stage(self, relation: Relation, directory: str) -> Relation:
-        stored = storage_schema(relation.schema)
+        storage_types = storage_schema(relation.schema)
         with building():
-            rows = relation.native.project(sqltext.casts(stored, sqltext.types_of(relation.schema)))
+            rows = relation.native.project(
+                sqltext.casts(storage_types, sqltext.types_of(relation.schema))
+            )
         storage.make_directory(directory)
         folder = os.path.join(directory, f"rows-{uuid.uuid4().hex}")
-        row_buffer.start_recording(self.database, relation)
-        staged_files = files.stage(self.database, query_of(rows), folder, schema=stored)
+        streams.start_recording(self.database, relation)
+        staged_files = files.stage(self.database, query_of(rows), folder, schema=storage_types)
         from_item = (
-            scan.parquet(stored, [file.path for file in staged_files])
+            files.parquet(storage_types, [file.path for file in staged_files])
             if staged_files
-            else f"({sqltext.empty(stored)})"
+            else f"({sqltext.empty(storage_types)})"
         )
-        columns = sqltext.casts(relation.schema, sqltext.types_of(stored))
+        columns = sqltext.casts(relation.schema, sqltext.types_of(storage_types))
         native = self.database.bind(f"SELECT {columns} FROM {from_item}")
         return relations.StagedRelation(
             relations.ENGINE,
             native,
             relation.schema,
-            source=row_buffer.recorded_batches(self.database, relation),
+            source=streams.recorded_batches(self.database, relation),
             files=tuple(staged_files),
         )
 
     def stage_and_aggregate(
         self, relation: Relation, directory: str, accumulator: Accumulator[State, Result]
     ) -> tuple[Relation, Result | None]:
-        input_stream = row_buffer.single_use_stream(relation)
+        input_stream = streams.single_use_stream(relation)
         if input_stream is None or usable_cores() == 1:
             return self.stage(relation, directory), None
         with streams.ConcurrentAggregate(input_stream, accumulator) as running_aggregate:
@@ -248,7 +249,7 @@ class DuckDBEngine:
         return rewrite.compact(self.database, path, below=below)
 
     def vacuum(self, path: str, *, keep_versions: Sequence[int], retain: datetime) -> Sequence[str]:
-        return maintenance.vacuum(path, keep_versions=keep_versions, retain=retain)
+        return tables.vacuum(path, keep_versions=keep_versions, retain=retain)
 
     # -- queries ------------------------------------------------------------------------
 
@@ -300,7 +301,7 @@ class DuckDBEngine:
         return "\n".join(str(plan) for _, plan in rows)
 
     def interrupt(self, thread: int) -> None:
-        interrupts.interrupt(thread)
+        failures.interrupt(thread)
 
     def close(self) -> None:
         self._user_sql.close()

@@ -9,16 +9,18 @@ with one chunk of features at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from featurestore.arrow.batches import concat_arrays, take_values
 from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.types import is_unbounded, width_of_columns
 from featurestore.errors import EngineError
@@ -30,24 +32,24 @@ from featurestore.retrieval.point_in_time import (
     label_rows,
     require_labels,
 )
-from featurestore_connectors.duckdb_delta import point_in_time, relations, scan
-from featurestore_connectors.duckdb_delta.feature_spool import (
-    FeatureChunk,
-    FeatureSpool,
-    Int64s,
-    chunk_starts,
-)
-from featurestore_connectors.duckdb_delta.scan import POSITION
+from featurestore.storage.spool import BatchFile
+from featurestore_connectors.duckdb_delta import files, point_in_time, relations
+from featurestore_connectors.duckdb_delta.files import POSITION
 from featurestore_connectors.duckdb_delta.session import Database
 from featurestore_connectors.duckdb_delta.streams import (
     MappedRelation,
     MappedStream,
     batches_of,
+    from_arrow,
 )
 
 if TYPE_CHECKING:
     from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
 
+Int64s = npt.NDArray[np.int64]
+# Approximate bytes of the features of a chunk of labels; one chunk is in memory at a time.
+_CHUNK_BYTES = 64 << 20
+_LABEL_ID = "__fs_place"
 # The id of the row that matches a label.
 _MATCH = "__fs_answer"
 _ROW_ID_BYTES = 8
@@ -71,22 +73,6 @@ def is_worthwhile(database: Database, plan: FeaturePlan) -> bool:
     if total_bytes is None or total_bytes < max(_MIN_BYTES, _MIN_REDUCTION * _row_id_bytes(plan)):
         return False
     return total_bytes > database.memory_limit * _MEMORY_FRACTION
-
-
-def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -> Relation:
-    """Return the rows of a plan, with late materialization when all rows are streamed.
-
-    Other queries over the result, such as a count, use the plan's SQL, which DuckDB optimizes.
-    """
-    query_rows = point_in_time.retrieve(engine, plan, labels)
-    source = LateMaterialization(engine, plan, labels)
-    return MappedRelation(
-        relations.ENGINE,
-        query_rows.native,
-        plan.schema,
-        single_use=query_rows.single_use,
-        source=source,
-    )
 
 
 def _row_id_bytes(plan: FeaturePlan) -> int:
@@ -122,7 +108,23 @@ def _in_memory(plan: FeaturePlan) -> bool:
 
 
 def _hides_row_ids(schema: pa.Schema) -> bool:
-    return any(name.lower() in scan.RESERVED_NAMES for name in schema.names)
+    return any(name.lower() in files.RESERVED_NAMES for name in schema.names)
+
+
+def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -> Relation:
+    """Return the rows of a plan, with late materialization when all rows are streamed.
+
+    Other queries over the result, such as a count, use the plan's SQL, which DuckDB optimizes.
+    """
+    query_rows = point_in_time.retrieve(engine, plan, labels)
+    source = LateMaterialization(engine, plan, labels)
+    return MappedRelation(
+        relations.ENGINE,
+        query_rows.native,
+        plan.schema,
+        single_use=query_rows.single_use,
+        source=source,
+    )
 
 
 class LateMaterialization(MappedStream):
@@ -259,7 +261,7 @@ class _MatchedPairs:
 
 
 def _columns_with_ids(database: Database, source: Source, columns: Sequence[str]) -> Relation:
-    return scan.read_positions(
+    return files.read_positions(
         database,
         source.path,
         version=source.delta_version,
@@ -270,9 +272,7 @@ def _columns_with_ids(database: Database, source: Source, columns: Sequence[str]
 
 def _columns_in_memory(database: Database, labels: pa.Table, columns: Sequence[str]) -> Relation:
     columns_with_ids = labels.select([ROW, *columns])
-    return relations.from_arrow(
-        database, columns_with_ids.rename_columns([POSITION, *columns]).to_reader()
-    )
+    return from_arrow(database, columns_with_ids.rename_columns([POSITION, *columns]).to_reader())
 
 
 def _schema_of_features(join: Join) -> pa.Schema:
@@ -303,3 +303,109 @@ def _row_ids(batch: pa.RecordBatch) -> Int64s:
 
 def _numbers(column: pa.Array) -> Int64s:
     return column.to_numpy()
+
+
+def chunk_starts(row_id_batches: Iterable[Int64s], *, bytes_per_label: int) -> Int64s:
+    """Return the label ids at which the second and later chunks of the labels start.
+
+    Args:
+        row_id_batches: The ids of all labels, ascending.
+        bytes_per_label: Bytes of a label's features from all groups.
+    """
+    rows = max(_CHUNK_BYTES // bytes_per_label, 1)
+    starts, row_count = [np.empty(0, dtype=np.int64)], 0
+    for row_ids in row_id_batches:
+        starts.append(row_ids[-row_count % rows :: rows])
+        row_count += len(row_ids)
+    return np.concatenate(starts)[1:]
+
+
+class FeatureSpool:
+    """Features in a spool file, one row for each matched label.
+
+    Args:
+        directory: The directory of the file.
+        schema: The schema of the features.
+        starts: The label ids at which the chunks start.
+    """
+
+    def __init__(self, directory: str, schema: pa.Schema, starts: Int64s) -> None:
+        self.names = schema.names
+        self._schema = pa.schema([pa.field(_LABEL_ID, pa.int64()), *schema])
+        self._starts = starts
+        # Numpy sorts narrow integers by radix.
+        self._numbers = np.min_scalar_type(len(starts))
+        self._file = BatchFile(directory, self._schema)
+        self._reader: pa.RecordBatchFileReader | None = None
+        self._batch_count = 0
+        # The numbers of each chunk's batches in the file.
+        self._batches: list[list[int]] = [[] for _ in range(len(starts) + 1)]
+
+    def add(self, label_ids: Int64s, rows: pa.RecordBatch, positions: Int64s) -> None:
+        """Spool the features of rows at ``positions``, the matches of ``label_ids``."""
+        chunks = np.searchsorted(self._starts, label_ids, side="right").astype(self._numbers)
+        chunk_order = np.argsort(chunks, kind="stable")
+        arrays = [pa.array(label_ids[chunk_order])]
+        for name in self.names:
+            arrays.append(take_values(rows.column(name), positions[chunk_order]))
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        boundaries = np.searchsorted(
+            chunks[chunk_order], np.arange(len(self._batches) + 1)
+        ).tolist()
+        for chunk, (first, last) in enumerate(pairwise(boundaries)):
+            if last > first:
+                self._file.write(batch.slice(first, last - first))
+                self._batches[chunk].append(self._batch_count)
+                self._batch_count += 1
+
+    def read_chunk(self, number: int) -> FeatureChunk:
+        """Read the features of a chunk of labels; call it after the last ``add``."""
+        if self._reader is None:
+            self._reader = self._file.reader()
+        batches = [self._reader.get_batch(batch_number) for batch_number in self._batches[number]]
+        rows = pa.Table.from_batches(batches, schema=self._schema)
+        label_ids = rows.column(_LABEL_ID).to_numpy()
+        order = np.argsort(label_ids)
+        columns = {}
+        for name in self.names:
+            columns[name] = take_values(_combine_chunks(rows.column(name)), order)
+        return FeatureChunk(label_ids[order], columns)
+
+    def close(self) -> None:
+        """Close and remove the file."""
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class FeatureChunk:
+    """The features of a chunk of labels, ordered by label id."""
+
+    label_ids: Int64s
+    columns: Mapping[str, pa.Array]
+
+    def lookup(self, label_ids: Int64s) -> tuple[dict[str, pa.Array], npt.NDArray[np.bool_]]:
+        """Return the features of labels with ascending ids, null without a match.
+
+        Returns:
+            The columns, and a mask of the matched labels.
+        """
+        positions = np.searchsorted(self.label_ids, label_ids)
+        is_matched = np.zeros(len(label_ids), dtype=bool)
+        in_range = positions < len(self.label_ids)
+        is_matched[in_range] = self.label_ids[positions[in_range]] == label_ids[in_range]
+        columns = {}
+        if is_matched.all():
+            # Labels are read sequentially, so their matches are contiguous: slice without a copy.
+            for name, column in self.columns.items():
+                columns[name] = column.slice(positions[0], len(label_ids))
+        else:
+            indices = pa.array(positions, mask=~is_matched)
+            for name, column in self.columns.items():
+                columns[name] = take_values(column, indices)
+        return columns, is_matched
+
+
+def _combine_chunks(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 0:
+        return pa.nulls(0, column.type)
+    return concat_arrays(column.chunks)

@@ -28,8 +28,7 @@ from featurestore.retrieval.point_in_time import (
     label_time_column,
     require_labels,
 )
-from featurestore_connectors.duckdb_delta.label_keys import label_key
-from featurestore_connectors.duckdb_delta.sqltext import names, quote
+from featurestore_connectors.duckdb_delta.sqltext import label_key, names, quote
 
 LABELS = "fs_labels"
 # The numbered and materialized labels, for queries that read them twice: they may be a stream.
@@ -211,8 +210,8 @@ class _SideQuery:
         if self.rule.waits:
             return f"{kind} {self.name} ON l.{_NUMBER} = {self.name}.number"
         conditions = []
-        for key, (left, column) in zip(self.rule.keys, self.rule.join.on, strict=True):
-            label_value, row_value = self._label_key(left, column), f"{self.name}.{key}"
+        for key, (label_column, column) in zip(self.rule.keys, self.rule.join.on, strict=True):
+            label_value, row_value = self._label_key(label_column, column), f"{self.name}.{key}"
             is_binary = pat.is_binary(self.rule.spec.schema.field(column).type)
             if is_binary and self.rule.is_timed and len(self.rule.keys) > 1:
                 # DuckDB 2.0's ASOF join loses rows if a binary key follows other keys; strings
@@ -224,11 +223,11 @@ class _SideQuery:
             kind = f"ASOF {kind}"
         return f"{kind} {self.name} ON {' AND '.join(conditions)}"
 
-    def _label_key(self, left: str, key: str, *, table: str = "l") -> str:
+    def _label_key(self, label_column: str, key: str, *, table: str = "l") -> str:
         """Return a key of the labels as the type of the group's key."""
-        label_type = self.plan.left_schema.field(left).type
+        label_type = self.plan.left_schema.field(label_column).type
         return label_key(
-            f"{table}.{quote(left)}", label_type, self.rule.spec.schema.field(key).type
+            f"{table}.{quote(label_column)}", label_type, self.rule.spec.schema.field(key).type
         )
 
     def is_fresh(self) -> str | None:
@@ -265,8 +264,8 @@ class _SideQuery:
         if table != self.source or not looks_up_keys(self.rule):
             return table
         matches = [
-            f"s.{quote(key)} = {self._label_key(left, key, table='f')}"
-            for left, key in self.rule.join.on
+            f"s.{quote(key)} = {self._label_key(label_column, key, table='f')}"
+            for label_column, key in self.rule.join.on
         ]
         on = " AND ".join(matches)
         return f"(SELECT s.* FROM {table} s SEMI JOIN {_NUMBERED_LABELS} f ON {on})"
@@ -330,8 +329,8 @@ class _SideQuery:
         best = f"(epoch_us(event) + {_SHIFT})::HUGEINT * {_HALF} + (epoch_us(created) + {_SHIFT})"
         time = label_time(self.plan)
         key_columns, present = [], []
-        for key, (left, column) in zip(self.rule.keys, self.rule.join.on, strict=True):
-            label_value = self._label_key(left, column)
+        for key, (label_column, column) in zip(self.rule.keys, self.rule.join.on, strict=True):
+            label_value = self._label_key(label_column, column)
             key_columns.append(f"{label_value} AS {key}")
             present.append(f"{label_value} IS NOT NULL")
         present.append(f"{time} IS NOT NULL")

@@ -1,9 +1,15 @@
-"""Relations on DuckDB: adopted frames, Arrow streams, files, and the queries over them."""
+"""Relations on DuckDB: adopted frames, files, and queries over them, those of users in a sandbox.
+
+User queries run in a separate database, which cannot access files or the network, whose settings are
+locked, and which does not resolve Python variables. Tables enter and results leave as Arrow streams;
+each read runs the query again.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,21 +17,34 @@ import duckdb
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.types import feature_schema
 from featurestore.arrow.unstorable import with_storable_types
-from featurestore.errors import InvalidSql, SchemaMismatch, StorageError, listing
+from featurestore.errors import InvalidSql, StorageError, listing
 from featurestore.model.callers import warn_caller
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.storage import files as storage
 from featurestore_connectors.duckdb_delta import sqltext, streams
-from featurestore_connectors.duckdb_delta.interrupts import watch_source
+from featurestore_connectors.duckdb_delta.failures import translated, watch_source
 from featurestore_connectors.duckdb_delta.session import Database, building, query_of
 
 ENGINE = "duckdb"
 # A column of row numbers while rows are compared; feature names cannot begin like this.
 _NUMBER = "__fs_row"
+# The settings of the sandbox. The order matters: the last one locks the others.
+_SANDBOX_SETTINGS = (
+    "SET GLOBAL TimeZone = 'UTC'",
+    "SET GLOBAL python_enable_replacements = false",
+    "SET GLOBAL enable_external_access = false",
+    "SET GLOBAL lock_configuration = true",
+)
+
+
+def relation(
+    native: duckdb.DuckDBPyRelation, schema: pa.Schema, *, single_use: bool = False
+) -> Relation:
+    """Return a relation of this engine."""
+    return Relation(engine=ENGINE, native=native, schema=schema, single_use=single_use)
 
 
 @dataclass(frozen=True)
@@ -36,13 +55,6 @@ class StagedRelation(streams.MappedRelation):
     """
 
     files: tuple[Any, ...] = ()
-
-
-def relation(
-    native: duckdb.DuckDBPyRelation, schema: pa.Schema, *, single_use: bool = False
-) -> Relation:
-    """Return a relation of this engine."""
-    return Relation(engine=ENGINE, native=native, schema=schema, single_use=single_use)
 
 
 def adopt(database: Database, frame: object) -> Relation | None:
@@ -100,19 +112,6 @@ def _warn_of_naive_times(schema: pa.Schema) -> None:
         )
 
 
-def from_arrow(database: Database, reader: pa.RecordBatchReader) -> Relation:
-    """Return a single-use relation over a stream."""
-    schema = feature_schema(reader.schema)
-    batches = iter(reader)
-    if reader.schema != schema:
-        batches = (cast_batch(batch, schema) for batch in reader)
-    stream = streams.SingleUseStream(database, schema, batches)
-    source = streams.source(schema, stream.batches_for_duckdb())
-    with building():
-        native = database.connection.from_arrow(source)
-    return streams.MappedRelation(ENGINE, native, schema, single_use=True, source=stream)
-
-
 def read_files(database: Database, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:
     """Return the rows of Parquet files and of folders to any depth, columns matched by name."""
     patterns = [sqltext.text(_pattern(path)) for path in paths]
@@ -147,7 +146,7 @@ def cast(rows: Relation, schema: pa.Schema) -> Relation:
 
 def select(rows: Relation, columns: Mapping[str, str]) -> Relation:
     """Return columns under new names."""
-    check_columns(rows.schema, list(columns.values()))
+    streams.check_columns(rows.schema, list(columns.values()))
     fields, projections = [], []
     for name, column in columns.items():
         fields.append(rows.schema.field(column).with_name(name))
@@ -193,7 +192,7 @@ def duplicates(
     database: Database, rows: Relation, key: Sequence[str], *, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
     """Return how many keys occur more than once, and the most frequent with their count ``n``."""
-    check_columns(rows.schema, key)
+    streams.check_columns(rows.schema, key)
     columns, number = sqltext.names(key), sqltext.quote(_NUMBER)
     query = f"""
         WITH repeated AS (
@@ -214,7 +213,7 @@ def duplicates(
 
 def last_per_key(database: Database, rows: Relation, key: Sequence[str]) -> Relation:
     """Return the last row of each key, in the order of the relation; keep rows with null keys."""
-    check_columns(rows.schema, key)
+    streams.check_columns(rows.schema, key)
     columns, number = sqltext.names(key), sqltext.quote(_NUMBER)
     is_last = f"row_number() OVER (PARTITION BY {columns} ORDER BY {number} DESC) = 1"
     query = f"""
@@ -227,11 +226,109 @@ def last_per_key(database: Database, rows: Relation, key: Sequence[str]) -> Rela
     return relation(native, rows.schema, single_use=rows.single_use)
 
 
-def check_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
-    """Raise SchemaMismatch if a schema lacks some of the columns."""
-    present = set(schema.names)  # ``names`` is a new list each time
-    absent = [column for column in columns if column not in present]
-    if absent:
-        raise SchemaMismatch(
-            f"There are no columns {listing(absent)}; there are {listing(schema.names, limit=50)}."
-        )
+class UserSql:
+    """The runner of user queries of one engine; it opens its database on first use."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._opening = threading.Lock()
+        self._connection: duckdb.DuckDBPyConnection | None = None
+
+    def relation(
+        self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
+    ) -> Relation:
+        """Return the lazy result of a query over named relations.
+
+        Raises:
+            InvalidSql: The query is invalid, or not a single SELECT over the tables.
+        """
+        try:
+            return self._bound(query, tables, dict(parameters))
+        except InvalidSql as error:
+            hint = f"the tables are {listing(tables)}, the parameters {listing(parameters)}"
+            raise InvalidSql(error.message, hint=hint) from error
+
+    def close(self) -> None:
+        """Close the database."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _bound(
+        self, query: str, tables: Mapping[str, Relation], parameters: dict[str, Any]
+    ) -> Relation:
+        with translated(), self._open().cursor() as cursor:
+            statements = cursor.extract_statements(query)
+            if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+                raise InvalidSql(
+                    "The query is not one SELECT.", hint="a query reads tables and changes nothing"
+                )
+            for name, table in tables.items():
+                cursor.register(name, table.schema.empty_table())
+            result = cursor.sql(query, params=parameters or None)
+            if result is None:
+                raise InvalidSql("The query returns no rows.")
+            result = with_storable_types(result)
+            types = [str(kind) for kind in result.types]
+            schema = result.to_arrow_table().schema
+        rows = _Rows(self, query, tables, parameters, schema)
+        with building():
+            native = self._database.connection.from_arrow(rows)
+            typed_rows = of_feature_types(native, schema, types)
+        single_use = any(table.single_use for table in tables.values())
+        return relation(typed_rows.native, typed_rows.schema, single_use=single_use)
+
+    def run(
+        self, query: str, tables: Mapping[str, Relation], parameters: dict[str, Any]
+    ) -> Iterator[pa.RecordBatch]:
+        """Run a query and yield its rows."""
+        with translated(), self._open().cursor() as cursor:
+            for name, table in tables.items():
+                cursor.register(name, _Table(self._database, table))
+            watch_source(cursor)
+            yield from with_storable_types(
+                cursor.sql(query, params=parameters or None)
+            ).to_arrow_reader()
+
+    def _open(self) -> duckdb.DuckDBPyConnection:
+        with self._opening:
+            if self._connection is None:
+                connection = duckdb.connect(":memory:", config=self._database.config)
+                for setting in _SANDBOX_SETTINGS:
+                    connection.execute(setting)
+                self._connection = connection
+            return self._connection
+
+
+class _Table:
+    """A relation of the engine as a table of a user's query."""
+
+    def __init__(self, database: Database, relation: Relation) -> None:
+        self.schema = relation.schema
+        self._database = database
+        self._relation = relation
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        batches = streams.batches_of(self._database, self._relation)
+        return streams.source(self.schema, batches).__arrow_c_stream__()
+
+
+class _Rows:
+    """The rows of a user's query as a table of the engine."""
+
+    def __init__(
+        self,
+        runner: UserSql,
+        query: str,
+        tables: Mapping[str, Relation],
+        parameters: dict[str, Any],
+        schema: pa.Schema,
+    ) -> None:
+        self.schema = schema
+        self._runner = runner
+        self._query = query
+        self._tables = tables
+        self._parameters = parameters
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        rows = self._runner.run(self._query, self._tables, self._parameters)
+        return streams.source(self.schema, rows).__arrow_c_stream__()

@@ -18,15 +18,15 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.fitting import widened_schema
-from featurestore.delta import bounds
-from featurestore.delta.datafile import DataFile
-from featurestore.delta.presence import check_files
+from featurestore.delta.datafile import DataFile, has_bounds
+from featurestore.delta.maintenance import check_files
+from featurestore.delta.schema import check_writable
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import DuplicateKeys, InvalidArgument, RowsOutsideWindow
 from featurestore.model.times import to_micros
 from featurestore.plugins.engine import TableWrite, TimeRange
 from featurestore.storage.publication import Publication
-from featurestore_connectors.duckdb_delta import commits, files, scan, sqltext
+from featurestore_connectors.duckdb_delta import commits, files, sqltext
 from featurestore_connectors.duckdb_delta.commits import Change
 from featurestore_connectors.duckdb_delta.files import NewFile
 from featurestore_connectors.duckdb_delta.relations import range_condition
@@ -70,7 +70,7 @@ def upsert(
         keys = f"SELECT {sqltext.names(write.key)} FROM {rows}"
         if deletes:
             columns = pa.schema([state.schema.field(name) for name in write.key])
-            deleted = scan.parquet(columns, [file.path for file in deletes])
+            deleted = files.parquet(columns, [file.path for file in deletes])
             keys += f" UNION ALL SELECT {sqltext.names(write.key)} FROM {deleted}"
         outgoing = f"EXISTS (SELECT 1 FROM ({keys}) AS source WHERE {_same_key(write.key)})"
         candidates = _overlapping(state, _bounds(database, f"({keys})", write.key, state))
@@ -110,7 +110,7 @@ def delete(
     database: Database, path: str, predicate: str, *, commit_metadata: Mapping[str, Any]
 ) -> int | None:
     """Delete the rows that match a predicate; return None if no row matches."""
-    commits.check_writable(read_snapshot(path))
+    check_writable(path, read_snapshot(path).protocol)
 
     def attempt(state: Snapshot) -> int | None:
         affected = _find_affected(database, state, state.files, f"({predicate})")
@@ -134,7 +134,7 @@ def delete(
 
 def compact(database: Database, path: str, *, below: int | None = None) -> int | None:
     """Merge files smaller than ``below`` bytes within each partition; None if there are no two."""
-    commits.check_writable(read_snapshot(path))
+    check_writable(path, read_snapshot(path).protocol)
 
     def attempt(state: Snapshot) -> int | None:
         small = _smaller_than(_SMALL_BYTES if below is None else below, state)
@@ -159,7 +159,7 @@ def compact(database: Database, path: str, *, below: int | None = None) -> int |
 
 def widen_columns(database: Database, path: str, columns: pa.Schema) -> int | None:
     """Rewrite all files with wider decimals; return None if the table has them already."""
-    commits.check_writable(read_snapshot(path))
+    check_writable(path, read_snapshot(path).protocol)
 
     def attempt(state: Snapshot) -> int | None:
         schema = widened_schema(state.schema, columns)
@@ -242,7 +242,7 @@ def _rewritten(
     selects = []
     if affected.staying:
         stored_columns = sqltext.casts(schema, sqltext.types_of(state.schema))
-        old_files = scan.scan_all(state, affected.files)
+        old_files = files.scan_all(state, affected.files)
         selects.append(
             f"SELECT {stored_columns} FROM {old_files} AS target WHERE ({outgoing}) IS NOT TRUE"
         )
@@ -264,9 +264,9 @@ def _find_affected(
     check_files(state, candidates)
     if not candidates:
         return _AffectedFiles((), 0)
-    target = scan.scan_all(state, candidates)
+    target = files.scan_all(state, candidates)
     file_counts = database.rows(
-        f"SELECT {scan.FILE}, count(*) FROM {target} AS target WHERE {outgoing} GROUP BY ALL"
+        f"SELECT {files.FILE}, count(*) FROM {target} AS target WHERE {outgoing} GROUP BY ALL"
     )
     outgoing_rows = dict(file_counts)
     affected_files = [file for file in candidates if file.path in outgoing_rows]
@@ -341,7 +341,7 @@ def _source(state: Snapshot, source: Sequence[NewFile], write: TableWrite) -> st
     schema = commits.wider_schema(state.schema, write.add_columns)
     if not source:
         return f"({sqltext.empty(schema)})"
-    return scan.parquet(schema, [file.path for file in source])
+    return files.parquet(schema, [file.path for file in source])
 
 
 def _bounds(
@@ -351,7 +351,7 @@ def _bounds(
     expressions: dict[str, str] = {}
     for name in key:
         kind = state.schema.field(name).type if name in state.schema.names else None
-        if kind is not None and bounds.has_bounds(kind):
+        if kind is not None and has_bounds(kind):
             expressions[name] = _ordinal(sqltext.quote(name), kind)
     if not expressions:
         return {}

@@ -19,8 +19,7 @@ from featurestore.errors import ConfigurationError, InvalidSql
 from featurestore.model.cores import usable_cores
 from featurestore.storage.connections import has_connections
 from featurestore.storage.filesystem import file_systems
-from featurestore_connectors.duckdb_delta.failures import capture_errors, translated
-from featurestore_connectors.duckdb_delta.interrupts import interruptible
+from featurestore_connectors.duckdb_delta.failures import capture_errors, interruptible, translated
 
 _BUILDING = threading.RLock()
 _SETTINGS = {

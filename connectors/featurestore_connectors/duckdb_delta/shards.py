@@ -24,9 +24,14 @@ from featurestore.arrow.types import is_unbounded, width_of_columns
 from featurestore.plugins.engine import Relation, ShardFunction
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.large_columns import LargeColumns, is_large
-from featurestore_connectors.duckdb_delta.relations import check_columns, from_arrow, relation
+from featurestore_connectors.duckdb_delta.relations import relation
 from featurestore_connectors.duckdb_delta.session import Database, building
-from featurestore_connectors.duckdb_delta.streams import batches_of, stream
+from featurestore_connectors.duckdb_delta.streams import (
+    batches_of,
+    check_columns,
+    from_arrow,
+    stream,
+)
 
 Result = TypeVar("Result")
 

@@ -1,4 +1,4 @@
-"""SQL text for DuckDB: quoted identifiers, literals and type names."""
+"""SQL text for DuckDB: quoted identifiers, literals, type names and casts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.types as pat
+
+from featurestore.arrow.types import decimal_places
 
 _TYPE_NAMES = {
     pa.bool_(): "BOOLEAN",
@@ -112,6 +114,23 @@ def types_of(schema: pa.Schema) -> dict[str, str]:
 def empty(schema: pa.Schema) -> str:
     """Return a query with zero rows of a schema."""
     return f"SELECT {casts(schema, {})} WHERE false"
+
+
+def label_key(value: str, label_type: pa.DataType, key_type: pa.DataType) -> str:
+    """Return a label's key cast to the type of a group's key; null (no match) if out of range.
+
+    >>> label_key("l.a", pa.int64(), pa.int32())
+    'TRY_CAST(l.a AS INTEGER)'
+    """
+    if label_type == key_type:
+        return value
+    if pat.is_null(label_type):
+        return f"CAST(NULL AS {column_type(key_type)})"
+    cast = f"TRY_CAST({value} AS {column_type(key_type)})"
+    if decimal_places(label_type) <= decimal_places(key_type):
+        return cast
+    # The cast rounds, so compare the result with the original value.
+    return f"CASE WHEN TRY_CAST({cast} AS {column_type(label_type)}) = {value} THEN {cast} END"
 
 
 def file_list(paths: Sequence[str]) -> str:

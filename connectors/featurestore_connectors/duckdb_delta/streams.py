@@ -1,10 +1,14 @@
-"""Arrow streams of DuckDB relations: bounded batches, mapped functions, mergeable aggregates."""
+"""Arrow streams of DuckDB relations: bounded batches, mapped and buffered batches, aggregates.
+
+Small relations that are read more than once are buffered in memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from queue import Queue
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
@@ -13,11 +17,11 @@ import pyarrow.types as pat
 
 from featurestore.arrow.batches import coalesce_batches, copy_sliced_structs
 from featurestore.arrow.casts import cast_batch
-from featurestore.arrow.types import width_of
+from featurestore.arrow.types import feature_schema, width_of
+from featurestore.errors import SchemaMismatch, listing
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation
 from featurestore_connectors.duckdb_delta import failures
-from featurestore_connectors.duckdb_delta.failures import error_of_stream, translated
-from featurestore_connectors.duckdb_delta.interrupts import interruptible
+from featurestore_connectors.duckdb_delta.failures import error_of_stream, interruptible, translated
 from featurestore_connectors.duckdb_delta.session import Database, building, query_of
 
 if TYPE_CHECKING:
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
 
 State = TypeVar("State")
 Result = TypeVar("Result")
-
 BATCH_ROWS = 65_536
 _MAX_QUEUED_BATCHES = 4
 # The number of rows in a DuckDB vector.
@@ -54,6 +57,94 @@ def stream(
     else:
         batches = _limited_batches(source.batches(), relation.schema, batch_rows, limit)
     return pa.RecordBatchReader.from_batches(relation.schema, batches)
+
+
+def _batches(
+    database: Database,
+    relation: Relation,
+    *,
+    batch_rows: int = BATCH_ROWS,
+    limit: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    rows = min(batch_rows, _rows_that_fit(relation.schema))
+    with database.cursor() as cursor:
+        native: duckdb.DuckDBPyRelation = cursor.sql(query_of(relation.native))
+        if limit is not None:
+            native = native.limit(limit)
+        if _has_long_values(relation.schema) and rows > _VECTOR_ROWS:
+            # Concatenate small batches while the next one fits.
+            max_rows = rows - _VECTOR_ROWS + 1
+            batches = coalesce_batches(_read(cursor, native, _VECTOR_ROWS), rows=max_rows)
+        else:
+            batches = _read(cursor, native, rows)
+        for batch in batches:
+            for batch_slice in _cut(batch, rows):
+                yield cast_batch(batch_slice, relation.schema)
+
+
+def _read(
+    cursor: duckdb.DuckDBPyConnection, native: duckdb.DuckDBPyRelation, rows: int
+) -> Iterator[pa.RecordBatch]:
+    with interruptible(cursor):
+        reader = native.to_arrow_reader(rows)
+    while True:
+        try:
+            with translated(), interruptible(cursor):
+                batch = reader.read_next_batch()
+        except StopIteration:
+            return
+        except (OSError, pa.ArrowException) as error:
+            python_error = failures.recall(str(error))
+            if python_error is not None:
+                raise python_error from None
+            raise error_of_stream(str(error)) from error
+        if batch.num_rows:
+            yield batch
+
+
+def _limited_batches(
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema, batch_rows: int, limit: int | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the first ``limit`` rows (None: all) in batches of at most ``batch_rows``."""
+    rows = min(batch_rows, _rows_that_fit(schema))
+    remaining = limit
+    for batch in batches:
+        if remaining is not None:
+            batch = batch.slice(0, remaining)
+            remaining -= batch.num_rows
+        for batch_slice in _cut(batch, rows):
+            yield cast_batch(batch_slice, schema)
+        if remaining == 0:
+            return
+
+
+def bounded_batches(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in batches of bounded size."""
+    rows = min(BATCH_ROWS, _rows_that_fit(schema))
+    for batch in batches:
+        yield from _cut(batch, rows)
+
+
+def _cut(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a batch in batches of at most ``rows``."""
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
+
+
+def _has_long_values(schema: pa.Schema) -> bool:
+    """Return True if a column has binaries, lists or structs; strings are assumed to be short."""
+    return any(map(_may_be_long, schema.types))
+
+
+def _may_be_long(kind: pa.DataType) -> bool:
+    return bool(pat.is_binary(kind) or pat.is_list(kind) or pat.is_struct(kind))
+
+
+def _rows_that_fit(schema: pa.Schema) -> int:
+    width = sum(map(width_of, schema.types))
+    return max(_BATCH_BYTES // max(width, 1), 1)
 
 
 def source(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
@@ -126,42 +217,19 @@ class SingleUseStream(MappedStream):
         self.is_read = True
 
 
-def bounded_batches(
-    batches: Iterable[pa.RecordBatch], schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches of bounded size."""
-    rows = min(BATCH_ROWS, _rows_that_fit(schema))
-    for batch in batches:
-        yield from _cut(batch, rows)
+class BufferedBatches(MappedStream):
+    """An Arrow source over batches in memory."""
 
+    def __init__(
+        self, database: Database, schema: pa.Schema, batches: Sequence[pa.RecordBatch]
+    ) -> None:
+        self.schema = schema
+        self.buffered = batches
+        self._database = database
 
-def _cut(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a batch in batches of at most ``rows``."""
-    for start in range(0, batch.num_rows, rows):
-        yield batch.slice(start, rows)
-
-
-def _limited_batches(
-    batches: Iterator[pa.RecordBatch], schema: pa.Schema, batch_rows: int, limit: int | None
-) -> Iterator[pa.RecordBatch]:
-    """Yield the first ``limit`` rows (None: all) in batches of at most ``batch_rows``."""
-    rows = min(batch_rows, _rows_that_fit(schema))
-    remaining = limit
-    for batch in batches:
-        if remaining is not None:
-            batch = batch.slice(0, remaining)
-            remaining -= batch.num_rows
-        for batch_slice in _cut(batch, rows):
-            yield cast_batch(batch_slice, schema)
-        if remaining == 0:
-            return
-
-
-def mapped(database: Database, source: MappedStream, *, single_use: bool) -> Relation:
-    """Return a relation over the output of a mapped function."""
-    with building():
-        native = database.connection.from_arrow(source)
-    return MappedRelation("duckdb", native, source.schema, single_use, source)
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the batches."""
+        return iter(self.buffered)
 
 
 @dataclass(frozen=True)
@@ -171,11 +239,114 @@ class MappedRelation(Relation):
     source: MappedStream | None = None
 
 
+def mapped(database: Database, source: MappedStream, *, single_use: bool) -> Relation:
+    """Return a relation over the output of a mapped function."""
+    with building():
+        native = database.connection.from_arrow(source)
+    return MappedRelation("duckdb", native, source.schema, single_use, source)
+
+
+def from_arrow(database: Database, reader: pa.RecordBatchReader) -> Relation:
+    """Return a single-use relation over a stream."""
+    schema = feature_schema(reader.schema)
+    batches = iter(reader)
+    if reader.schema != schema:
+        batches = (cast_batch(batch, schema) for batch in reader)
+    input_stream = SingleUseStream(database, schema, batches)
+    reader_for_duckdb = source(schema, input_stream.batches_for_duckdb())
+    with building():
+        native = database.connection.from_arrow(reader_for_duckdb)
+    return MappedRelation("duckdb", native, schema, single_use=True, source=input_stream)
+
+
 def batches_of(database: Database, relation: Relation) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a relation as batches of its feature types."""
     if isinstance(relation, MappedRelation) and relation.source is not None:
         return relation.source.batches()
     return _batches(database, relation)
+
+
+def check_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
+    """Raise SchemaMismatch if a schema lacks some of the columns."""
+    present = set(schema.names)  # ``names`` is a new list each time
+    absent = [column for column in columns if column not in present]
+    if absent:
+        raise SchemaMismatch(
+            f"Unknown columns {listing(absent)}. Available: {listing(schema.names, limit=50)}."
+        )
+
+
+def buffer_rows(database: Database, rows: Relation) -> Relation:
+    """Buffer the rows in memory; if they do not fit, return a single-use relation of all rows."""
+    buffered: list[pa.RecordBatch] = []
+    size = 0
+    batches = batches_of(database, rows)
+    for batch in batches:
+        buffered.append(batch)
+        size += batch.nbytes
+        if size > MAX_BUFFERED_BYTES:
+            all_batches = chain(_drain(buffered), batches)
+            return from_arrow(database, pa.RecordBatchReader.from_batches(rows.schema, all_batches))
+    return mapped(database, BufferedBatches(database, rows.schema, buffered), single_use=False)
+
+
+def _drain(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches in order and release each one."""
+    batches.reverse()
+    while batches:
+        yield batches.pop()
+
+
+def select_buffered(
+    database: Database, rows: Relation, columns: Mapping[str, str]
+) -> Relation | None:
+    """Return columns of buffered rows under new names, None if the rows are not buffered.
+
+    Small batches are concatenated, to reduce the cost per batch.
+    """
+    buffered = buffered_batches(rows)
+    if buffered is None:
+        return None
+    check_columns(rows.schema, list(columns.values()))
+    fields = [rows.schema.field(column).with_name(name) for name, column in columns.items()]
+    schema = pa.schema(fields)
+    batches = []
+    for batch in buffered:
+        selected_columns = batch.select(list(columns.values()))
+        batches.append(pa.RecordBatch.from_arrays(selected_columns.columns, schema=schema))
+    joined = list(coalesce_batches(batches, rows=BATCH_ROWS))
+    return mapped(database, BufferedBatches(database, schema, joined), single_use=False)
+
+
+def buffered_batches(rows: Relation) -> Sequence[pa.RecordBatch] | None:
+    """Return the batches of buffered rows, None if the rows are not buffered."""
+    if isinstance(rows, MappedRelation) and isinstance(rows.source, BufferedBatches):
+        return rows.source.buffered
+    return None
+
+
+def start_recording(database: Database, rows: Relation) -> None:
+    """Record the batches of a single-use stream while DuckDB reads them."""
+    stream = single_use_stream(rows)
+    if stream is not None and not database.limit_is_chosen:
+        stream.recorded = []
+
+
+def recorded_batches(database: Database, rows: Relation) -> BufferedBatches | None:
+    """Return the recorded batches of a stream, None if they are incomplete."""
+    stream = single_use_stream(rows)
+    if stream is None or stream.recorded is None or not stream.is_read:
+        return None
+    return BufferedBatches(
+        database, rows.schema, list(bounded_batches(stream.recorded, rows.schema))
+    )
+
+
+def single_use_stream(rows: Relation) -> SingleUseStream | None:
+    """Return the stream of a single-use relation, None for other relations."""
+    if isinstance(rows, MappedRelation) and isinstance(rows.source, SingleUseStream):
+        return rows.source
+    return None
 
 
 def aggregate(
@@ -256,60 +427,3 @@ def _accumulate_queue(
             pass
         raise
     return state
-
-
-def _batches(
-    database: Database,
-    relation: Relation,
-    *,
-    batch_rows: int = BATCH_ROWS,
-    limit: int | None = None,
-) -> Iterator[pa.RecordBatch]:
-    rows = min(batch_rows, _rows_that_fit(relation.schema))
-    with database.cursor() as cursor:
-        native: duckdb.DuckDBPyRelation = cursor.sql(query_of(relation.native))
-        if limit is not None:
-            native = native.limit(limit)
-        if _has_long_values(relation.schema) and rows > _VECTOR_ROWS:
-            # Concatenate small batches while the next one fits.
-            max_rows = rows - _VECTOR_ROWS + 1
-            batches = coalesce_batches(_read(cursor, native, _VECTOR_ROWS), rows=max_rows)
-        else:
-            batches = _read(cursor, native, rows)
-        for batch in batches:
-            for batch_slice in _cut(batch, rows):
-                yield cast_batch(batch_slice, relation.schema)
-
-
-def _read(
-    cursor: duckdb.DuckDBPyConnection, native: duckdb.DuckDBPyRelation, rows: int
-) -> Iterator[pa.RecordBatch]:
-    with interruptible(cursor):
-        reader = native.to_arrow_reader(rows)
-    while True:
-        try:
-            with translated(), interruptible(cursor):
-                batch = reader.read_next_batch()
-        except StopIteration:
-            return
-        except (OSError, pa.ArrowException) as error:
-            python_error = failures.recall(str(error))
-            if python_error is not None:
-                raise python_error from None
-            raise error_of_stream(str(error)) from error
-        if batch.num_rows:
-            yield batch
-
-
-def _has_long_values(schema: pa.Schema) -> bool:
-    """Return True if a column has binaries, lists or structs; strings are assumed to be short."""
-    return any(map(_may_be_long, schema.types))
-
-
-def _may_be_long(kind: pa.DataType) -> bool:
-    return bool(pat.is_binary(kind) or pat.is_list(kind) or pat.is_struct(kind))
-
-
-def _rows_that_fit(schema: pa.Schema) -> int:
-    width = sum(map(width_of, schema.types))
-    return max(_BATCH_BYTES // max(width, 1), 1)

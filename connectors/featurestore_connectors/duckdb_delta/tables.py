@@ -1,4 +1,4 @@
-"""Writes to Delta tables: create, append and overwrite; ``rewrite`` has upsert and replace."""
+"""Writes to Delta tables: create, append and overwrite, and vacuum; ``rewrite`` has upsert and replace."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.types import storage_schema
+from featurestore.delta.maintenance import modified, orphaned_before, remove_unneeded_files
+from featurestore.delta.schema import check_writable
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
+from featurestore.storage import files as storage
 from featurestore.storage.publication import Publication
-from featurestore_connectors.duckdb_delta import commits, files, rewrite, scan, sqltext
+from featurestore_connectors.duckdb_delta import commits, files, rewrite, sqltext
 from featurestore_connectors.duckdb_delta.commits import Change
-from featurestore_connectors.duckdb_delta.files import NewFile
+from featurestore_connectors.duckdb_delta.files import WRITING, NewFile
 from featurestore_connectors.duckdb_delta.relations import StagedRelation
 from featurestore_connectors.duckdb_delta.session import Database, building, query_of
 
@@ -57,7 +61,7 @@ def create(
 def write(database: Database, path: str, relation: Relation, write: TableWrite) -> int | None:
     """Write one commit; return None if its transaction is committed already."""
     state = read_snapshot(path)
-    commits.check_writable(state)
+    check_writable(state.path, state.protocol)
     if state.holds(write.transaction):
         return None
     schema = _table_schema(state, relation, write)
@@ -68,6 +72,20 @@ def write(database: Database, path: str, relation: Relation, write: TableWrite) 
             with _deleted_keys(database, state, write) as deletes:
                 return rewrite.upsert(database, state, source, write, deletes=deletes)
         return rewrite.replace(database, state, source, write)
+
+
+def _table_schema(state: Snapshot, relation: Relation, write: TableWrite) -> pa.Schema:
+    """Return the table's schema with the columns that this write adds."""
+    schema = commits.wider_schema(state.schema, write.add_columns)
+    present = set(schema.names)
+    unknown = [name for name in relation.schema.names if name not in present]
+    if unknown:
+        known_columns = listing(state.schema.names, limit=50)
+        raise SchemaMismatch(
+            f"The table has no columns {listing(unknown)}; it has {known_columns}.",
+            hint="schema_change='add' lets new nullable columns in",
+        )
+    return schema
 
 
 def _write_plain(
@@ -87,66 +105,6 @@ def _write_plain(
                 return commits.commit(latest, _plain_change(latest, wider, write), again)
 
         return commits.with_retries(state.path, attempt, state=state)
-
-
-def _written_again(
-    database: Database,
-    state: Snapshot,
-    narrow_files: Sequence[NewFile],
-    schema: pa.Schema,
-    publication: Publication,
-) -> list[NewFile]:
-    """Rewrite uncommitted files from the types of ``state`` to those of ``schema``."""
-    if not narrow_files:
-        return []
-    columns = sqltext.casts(schema, sqltext.types_of(state.schema))
-    query = f"SELECT {columns} FROM {scan.scan_all(state, narrow_files)}"
-    with files.scratch(state.path) as scratch:
-        folder = os.path.join(scratch, "rows")
-        new = files.write(database, query, folder, schema=schema, partition_by=state.partition_by)
-        return files.move_into_table(new, state.path, publication, folder=folder)
-
-
-def _plain_change(state: Snapshot, new: Sequence[NewFile], write: TableWrite) -> Change:
-    overwrites = write.mode == "overwrite"
-    mode = "Overwrite" if overwrites else "Append"
-    return Change(
-        operation="WRITE",
-        parameters={"mode": mode, "partitionBy": list(state.partition_by)},
-        adds=new,
-        removes=state.files if overwrites else (),
-        metadata=commits.metadata_with(state, write.add_columns),
-        commit_metadata={"operation": write.mode, **write.commit_metadata},
-        transaction=write.transaction,
-        offsets=write.offsets,
-        reads=overwrites,
-    )
-
-
-def set_properties(database: Database, path: str, properties: Mapping[str, str]) -> None:
-    """Set table properties in a separate commit."""
-
-    def attempt(state: Snapshot) -> int:
-        metadata = commits.changed_metadata(state, properties=properties)
-        change = Change("SET TBLPROPERTIES", {"properties": dict(properties)}, metadata=metadata)
-        with Publication(durable=database.durable) as publication:
-            return commits.commit(state, change, publication)
-
-    commits.with_retries(path, attempt)
-
-
-def _table_schema(state: Snapshot, relation: Relation, write: TableWrite) -> pa.Schema:
-    """Return the table's schema with the columns that this write adds."""
-    schema = commits.wider_schema(state.schema, write.add_columns)
-    present = set(schema.names)
-    unknown = [name for name in relation.schema.names if name not in present]
-    if unknown:
-        known_columns = listing(state.schema.names, limit=50)
-        raise SchemaMismatch(
-            f"The table has no columns {listing(unknown)}; it has {known_columns}.",
-            hint="schema_change='add' lets new nullable columns in",
-        )
-    return schema
 
 
 def _into_table(
@@ -169,6 +127,48 @@ def _into_table(
             database, query, folder, schema=schema, partition_by=state.partition_by
         )
         return files.move_into_table(new_files, state.path, publication, folder=folder)
+
+
+def _fits(staged: StagedRelation, schema: pa.Schema, state: Snapshot) -> bool:
+    """Return True if staged files can be linked into the table: same types, no partitions."""
+    if state.partition_by:
+        return False
+    stored_schema = storage_schema(staged.schema)
+    return all(field.type == schema.field(field.name).type for field in stored_schema)
+
+
+def _written_again(
+    database: Database,
+    state: Snapshot,
+    narrow_files: Sequence[NewFile],
+    schema: pa.Schema,
+    publication: Publication,
+) -> list[NewFile]:
+    """Rewrite uncommitted files from the types of ``state`` to those of ``schema``."""
+    if not narrow_files:
+        return []
+    columns = sqltext.casts(schema, sqltext.types_of(state.schema))
+    query = f"SELECT {columns} FROM {files.scan_all(state, narrow_files)}"
+    with files.scratch(state.path) as scratch:
+        folder = os.path.join(scratch, "rows")
+        new = files.write(database, query, folder, schema=schema, partition_by=state.partition_by)
+        return files.move_into_table(new, state.path, publication, folder=folder)
+
+
+def _plain_change(state: Snapshot, new: Sequence[NewFile], write: TableWrite) -> Change:
+    overwrites = write.mode == "overwrite"
+    mode = "Overwrite" if overwrites else "Append"
+    return Change(
+        operation="WRITE",
+        parameters={"mode": mode, "partitionBy": list(state.partition_by)},
+        adds=new,
+        removes=state.files if overwrites else (),
+        metadata=commits.metadata_with(state, write.add_columns),
+        commit_metadata={"operation": write.mode, **write.commit_metadata},
+        transaction=write.transaction,
+        offsets=write.offsets,
+        reads=overwrites,
+    )
 
 
 @contextmanager
@@ -205,9 +205,28 @@ def _stored_rows(relation: Relation, schema: pa.Schema) -> str:
         return query_of(relation.native.project(projection))
 
 
-def _fits(staged: StagedRelation, schema: pa.Schema, state: Snapshot) -> bool:
-    """Return True if staged files can be linked into the table: same types, no partitions."""
-    if state.partition_by:
-        return False
-    stored_schema = storage_schema(staged.schema)
-    return all(field.type == schema.field(field.name).type for field in stored_schema)
+def set_properties(database: Database, path: str, properties: Mapping[str, str]) -> None:
+    """Set table properties in a separate commit."""
+
+    def attempt(state: Snapshot) -> int:
+        metadata = commits.changed_metadata(state, properties=properties)
+        change = Change("SET TBLPROPERTIES", {"properties": dict(properties)}, metadata=metadata)
+        with Publication(durable=database.durable) as publication:
+            return commits.commit(state, change, publication)
+
+    commits.with_retries(path, attempt)
+
+
+def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list[str]:
+    """Remove files that neither versions since ``retain`` nor ``keep_versions`` need.
+
+    Returns their paths.
+    """
+    removed = remove_unneeded_files(path, keep_versions=keep_versions, retain=retain)
+    abandoned = orphaned_before(retain)
+    writing = os.path.join(path, WRITING)
+    for name in storage.list_directory(writing):
+        folder = os.path.join(writing, name)
+        if modified(folder) < abandoned:
+            storage.remove(folder, below=path)
+    return removed

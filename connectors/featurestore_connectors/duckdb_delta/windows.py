@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,6 @@ from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.point_in_time import AddTieHash, label_columns
 from featurestore_connectors.duckdb_delta import streams
-from featurestore_connectors.duckdb_delta.label_keys import label_key
 from featurestore_connectors.duckdb_delta.point_in_time import (
     label_time,
     left_side,
@@ -29,12 +29,15 @@ from featurestore_connectors.duckdb_delta.point_in_time import (
     read_source,
     timestamp,
 )
-from featurestore_connectors.duckdb_delta.sqltext import column_type, quote
-from featurestore_connectors.duckdb_delta.window_bounds import WindowBounds, bounds_of_labels
+from featurestore_connectors.duckdb_delta.sqltext import column_type, label_key, quote
 
 if TYPE_CHECKING:
     from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
 
+_MICROSECOND = timedelta(microseconds=1)
+# In microseconds; its negative is earlier than any row and valid in DuckDB.
+_EARLIEST = 1 << 62
+_NARROW = 1 << 32
 _LABELS, _ROWS, _BOTH = "fs_labels", "fs_rows", "fs_both"
 # Sorts of this many rows may spill.
 _SPILLED_ROWS = 10_000_000
@@ -77,12 +80,43 @@ def _fits_in_memory(plan: FeaturePlan) -> bool:
     """Return True if the result must be in order and is small enough to be buffered."""
     if not plan.keep_order or plan.left_rows is None:
         return False
-    fixed = all(_is_fixed(output.kind) for join in plan.windows for output in join.outputs)
+    fixed = all(
+        pat.is_primitive(output.kind) or pat.is_decimal(output.kind)
+        for join in plan.windows
+        for output in join.outputs
+    )
     return fixed and plan.left_rows * len(plan.columns) <= _MAX_BUFFERED_VALUES
 
 
-def _is_fixed(kind: pa.DataType) -> bool:
-    return bool(pat.is_primitive(kind) or pat.is_decimal(kind))
+class _Aggregated(streams.MappedStream):
+    """Labels with the aggregates of one group, key by key.
+
+    ``buffered_labels`` is None if the labels cannot be read twice.
+    """
+
+    def __init__(
+        self,
+        engine: DuckDBEngine,
+        side: WindowSide,
+        left: Relation,
+        buffered_labels: Relation | None,
+    ) -> None:
+        self._features = side.features(left.schema)
+        super().__init__(engine.database, left, lambda batch: batch, self._features.schema)
+        self._engine = engine
+        self._side = side
+        self._left = left
+        self._buffered_labels = buffered_labels
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the labels with their aggregates."""
+        bounds = None
+        if self._buffered_labels is not None:
+            bounds = _label_bounds(self._engine, self._side, self._buffered_labels)
+        stream = _stream(self._engine, self._side, self._left, self._left.schema, bounds)
+        sorted_rows = streams.batches_of(self._database, stream)
+        for batch in self._features.in_threads(sorted_rows, threads=_threads(self._engine)):
+            yield cast_batch(batch, self.schema)
 
 
 class _BufferedResult(streams.MappedStream):
@@ -151,37 +185,6 @@ class _BufferedLabels(streams.MappedStream):
         if self._rows is None:
             self._rows = list(super().batches())
         return iter(self._rows)
-
-
-class _Aggregated(streams.MappedStream):
-    """Labels with the aggregates of one group, key by key.
-
-    ``buffered_labels`` is None if the labels cannot be read twice.
-    """
-
-    def __init__(
-        self,
-        engine: DuckDBEngine,
-        side: WindowSide,
-        left: Relation,
-        buffered_labels: Relation | None,
-    ) -> None:
-        self._features = side.features(left.schema)
-        super().__init__(engine.database, left, lambda batch: batch, self._features.schema)
-        self._engine = engine
-        self._side = side
-        self._left = left
-        self._buffered_labels = buffered_labels
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the labels with their aggregates."""
-        bounds = None
-        if self._buffered_labels is not None:
-            bounds = _label_bounds(self._engine, self._side, self._buffered_labels)
-        stream = _stream(self._engine, self._side, self._left, self._left.schema, bounds)
-        sorted_rows = streams.batches_of(self._database, stream)
-        for batch in self._features.in_threads(sorted_rows, threads=_threads(self._engine)):
-            yield cast_batch(batch, self.schema)
 
 
 def _label_bounds(engine: DuckDBEngine, side: WindowSide, labels: Relation) -> WindowBounds:
@@ -317,3 +320,73 @@ def _group_rows(side: WindowSide, carried: pa.Schema, group: _Group) -> str:
         columns.append(f"NULL::{column_type(field.type)} AS c{number}")
     present = [f"{expression} IS NOT NULL" for expression in (*keys, quote(side.join.event_time))]
     return f"SELECT {', '.join(columns)} FROM {_ROWS} WHERE {' AND '.join(present)}"
+
+
+@dataclass(frozen=True)
+class WindowBounds:
+    """The ranges of the labels' keys and times (microseconds).
+
+    ``keys`` is None for non-integer keys; ``times`` is None if no label has a time.
+    """
+
+    keys: tuple[int, int] | None
+    times: tuple[int, int] | None
+
+    @property
+    def narrow_keys(self) -> int | None:
+        """The minimum key, if all keys differ from it by at most 32 bits."""
+        if self.keys is None or self.keys[1] - self.keys[0] >= _NARROW:
+            return None
+        return self.keys[0]
+
+    def conditions(self, side: WindowSide) -> list[str]:
+        """Return the filter conditions for rows of a group."""
+        if self.times is None or (side.group_is_key and self.keys is None):
+            return ["FALSE"]
+        spec, name = side.join.source.spec, side.join.event_time
+        event = timestamp(quote(name), spec.schema.field(name).type)
+        ends, begins = [], []
+        for output in side.join.outputs:
+            ends.append(self.times[1] - output.offset // _MICROSECOND)
+            begin = -_EARLIEST
+            if output.over is not None:
+                begin = self.times[0] - (output.over + output.offset) // _MICROSECOND
+            begins.append(begin)
+        texts = [f"{event} <= {_instant(max(*ends, -_EARLIEST))}"]
+        if min(begins) > -_EARLIEST:
+            texts.append(f"{event} > {_instant(min(begins))}")
+        if self.keys is not None:
+            key = quote(side.join.on[0][1])
+            texts.append(f"{key} BETWEEN {self.keys[0]} AND {self.keys[1]}")
+        return texts
+
+
+def bounds_of_labels(
+    engine: DuckDBEngine, side: WindowSide, labels: Relation, key: str
+) -> WindowBounds:
+    """Compute the bounds of labels for a group.
+
+    Args:
+        engine: The engine.
+        side: The aggregates of the group.
+        labels: The labels; they are read once.
+        key: The expression of a label's first key, of the table ``l``, in the group's type.
+    """
+    if not side.group_is_key:
+        key = "NULL"
+    query = (
+        f"SELECT min(k), max(k), min(t), max(t) FROM (SELECT {key}::BIGINT AS k, "
+        f"epoch_us({label_time(side.plan)}) AS t FROM {_LABELS} AS l)"
+    )
+    extremes = engine.sql(query, tables={_LABELS: labels}, parameters={})
+    min_key, max_key, first, last = engine.stream(extremes).read_all().to_pydict().values()
+    keys = times = None
+    if min_key[0] is not None:
+        keys = (min_key[0], max_key[0])
+    if first[0] is not None:
+        times = (first[0], last[0])
+    return WindowBounds(keys, times)
+
+
+def _instant(micros: int) -> str:
+    return f"make_timestamptz({micros}::BIGINT)"

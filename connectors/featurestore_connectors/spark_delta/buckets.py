@@ -14,8 +14,9 @@ from featurestore.errors import ConfigurationError, UnsupportedLocation
 from featurestore.storage.connections import options_of, s3a_options
 from featurestore.storage.location import HDFS, Location
 from featurestore.storage.selection import storage_for
-from featurestore_connectors.spark_delta import s3a
-from featurestore_connectors.spark_delta.session import check_log_store, has_class, session_hint
+from featurestore_connectors.spark_delta import jars
+from featurestore_connectors.spark_delta.jars import has_class
+from featurestore_connectors.spark_delta.session import check_log_store, session_hint
 
 _FILE_SYSTEM_OF_S3 = "fs.s3.impl"
 _FILE_SYSTEM_OF_HDFS = "org.apache.hadoop.hdfs.DistributedFileSystem"
@@ -40,10 +41,10 @@ def use_location(session: Any, path: str) -> None:
         raise UnsupportedLocation(
             f"The Spark engine does not reach {location.text} yet.", hint="engine='duckdb'"
         )
-    if not has_class(session, s3a.FILE_SYSTEM):
+    if not has_class(session, jars.S3A_FILE_SYSTEM):
         raise ConfigurationError(
             "The active SparkSession cannot reach S3: it has no hadoop-aws.",
-            hint=session_hint(s3a.settings()),
+            hint=session_hint(jars.s3a_settings()),
         )
     _use_bucket(session.sparkContext._jsc.hadoopConfiguration(), location)
 
@@ -68,7 +69,7 @@ def _use_bucket(configuration: Any, location: Location) -> None:
     mark = f"fs.s3a.bucket.{location.bucket}.featurestore"
     with _guard:
         if configuration.get(mark) is None:
-            configuration.set(_FILE_SYSTEM_OF_S3, s3a.FILE_SYSTEM)
+            configuration.set(_FILE_SYSTEM_OF_S3, jars.S3A_FILE_SYSTEM)
             for key, value in options.items():
                 configuration.set(key, value)
             configuration.set(mark, "true")

@@ -27,15 +27,11 @@ from featurestore.storage.publication import is_durable
 from featurestore.storage.selection import storage_for
 from featurestore_connectors.spark_delta import (
     buckets,
-    files,
-    maintenance,
-    parquet_relations,
-    records,
+    jars,
     relations,
     rewrite,
     row_buffer,
     row_hashes,
-    s3a,
     scan,
     shards,
     staged,
@@ -75,7 +71,7 @@ class SparkEngine:
         self._user_session = session
         self._owns_session = False
         self._lock = RLock()
-        self._parked = files.ParkedStreams()
+        self._parked = row_buffer.ParkedStreams()
 
     @property
     def session(self) -> Any:
@@ -85,7 +81,7 @@ class SparkEngine:
                 session = self._user_session if self._user_session is not None else find_session()
                 self._owns_session = session is None
                 if session is None:
-                    session = start_session(s3a.connected_bucket())
+                    session = start_session(jars.connected_bucket())
                 else:
                     check_session(session)
                 self._session = session
@@ -132,7 +128,7 @@ class SparkEngine:
             return row_buffer.selected(relation, columns)
         if isinstance(relation, StagedRelation):
             return staged.selected(relation, columns)
-        return parquet_relations.selected(relations.select(relation, columns), relation, columns)
+        return staged.select_file_columns(relations.select(relation, columns), relation, columns)
 
     def filter(self, relation: Relation, predicate: str) -> Relation:
         return relations.filter_rows(relation, predicate)
@@ -195,7 +191,7 @@ class SparkEngine:
         buckets.use_location(self.session, directory)
         if isinstance(relation, BufferedRelation):
             return row_buffer.stage(relation, directory)
-        return files.stage(relation, directory)
+        return row_buffer.stage_frame(relation, directory)
 
     # -- tables -------------------------------------------------------------------------
 
@@ -239,7 +235,7 @@ class SparkEngine:
         return rewrite.compact(self.session, path, below=below, durable=self._durable)
 
     def vacuum(self, path: str, *, keep_versions: Sequence[int], retain: datetime) -> Sequence[str]:
-        return maintenance.vacuum(path, keep_versions=keep_versions, retain=retain)
+        return tables.vacuum(path, keep_versions=keep_versions, retain=retain)
 
     # -- queries ------------------------------------------------------------------------
 
@@ -271,10 +267,10 @@ class SparkEngine:
         )
 
     def can_write_records(self, schema: pa.Schema, directory: str) -> bool:
-        return records.can_write(self.session, schema, directory)
+        return shards.can_write_in_jvm(self.session, schema, directory)
 
     def write_records(self, relation: Relation, task: RecordTask) -> list[RecordShard]:
-        return records.write(relation, task)
+        return shards.write_in_jvm(relation, task)
 
     # -- row hashes ---------------------------------------------------------------------
 

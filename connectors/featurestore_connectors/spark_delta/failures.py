@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from urllib.parse import unquote
 
 from featurestore import errors
-from featurestore.delta.presence import vacuumed_file
+from featurestore.delta.maintenance import vacuumed_file
 from featurestore.errors import (
     EngineError,
     FeatureStoreError,

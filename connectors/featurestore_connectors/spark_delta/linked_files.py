@@ -24,9 +24,8 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.storage import files
 from featurestore.storage.selection import storage_for
-from featurestore_connectors.spark_delta.commits import CommitSession
+from featurestore_connectors.spark_delta.commits import CommitSession, Transaction
 from featurestore_connectors.spark_delta.staged import StagedRelation
-from featurestore_connectors.spark_delta.transactions import Transaction
 
 # The limits of Delta's writers: columns with statistics, and the length of string bounds.
 _COUNTED_COLUMNS, _LONGEST_BOUND = 32, 32

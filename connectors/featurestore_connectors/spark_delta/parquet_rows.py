@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from featurestore.arrow.casts import cast_batch
 from featurestore.delta.log import damaged_file
-from featurestore.delta.presence import unreadable_data_file
+from featurestore.delta.maintenance import unreadable_data_file
 from featurestore.storage import files
 
 _BATCH_ROWS, _BATCH_BYTES = 65_536, 64 << 20

@@ -27,10 +27,9 @@ from featurestore.retrieval.point_in_time import (
     label_time_column,
     require_labels,
 )
-from featurestore_connectors.spark_delta import partitions, row_hashes
-from featurestore_connectors.spark_delta.label_keys import label_key
+from featurestore_connectors.spark_delta import row_hashes, shards
 from featurestore_connectors.spark_delta.relations import relation
-from featurestore_connectors.spark_delta.sqltext import column, timestamp
+from featurestore_connectors.spark_delta.sqltext import column, label_key, timestamp
 
 _PART = "part"
 _DAY = 86_400_000_000
@@ -284,7 +283,7 @@ def _presorted(merged: Any, keys: list[str], *, size: int | None) -> Any:
     from pyspark.sql import functions as F
 
     second = F.unix_seconds("at").bitwiseAND(F.lit(0xFFFFFFFF))
-    partitioned = partitions.by_key(merged.withColumn(_PART, F.hash(*keys)), _PART, size=size)
+    partitioned = shards.by_key(merged.withColumn(_PART, F.hash(*keys)), _PART, size=size)
     return partitioned.sortWithinPartitions(
         F.shiftleft(F.col(_PART).cast("bigint"), 32).bitwiseOR(second)
     )

@@ -5,11 +5,16 @@ Nothing here starts a Spark job.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from threading import Lock
 from typing import Any
+from zipimport import zipimporter
 
 import pyarrow as pa
 
@@ -21,12 +26,16 @@ from featurestore.errors import (
 )
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore_connectors.spark_delta.failures import first_line, translated
-from featurestore_connectors.spark_delta.sqltext import column, quote, timestamp, with_colons
-from featurestore_connectors.spark_delta.types import of_feature_types
-from featurestore_connectors.spark_delta.workers import ReusedWorkerTask
+from featurestore_connectors.spark_delta.sqltext import (
+    column,
+    of_feature_types,
+    quote,
+    timestamp,
+    with_colons,
+)
 
+Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 ENGINE = "spark"
-
 # Temporary columns; feature names cannot start with this prefix.
 _NUMBER, _ROW = "__fs_number", "__fs_row"
 # View names are global in a session: concurrent queries would see each other's tables.
@@ -112,6 +121,18 @@ def run_sql(
     return relation(native)
 
 
+def _register(session: Any, tables: Mapping[str, Relation]) -> dict[str, Any]:
+    """Register relations as temporary views; return the user's views that they hide."""
+    hidden = {}
+    for name in tables:
+        view = quote(name)
+        if session.catalog.tableExists(view) and session.catalog.getTable(view).isTemporary:
+            hidden[name] = session.table(view)
+    for name, table in tables.items():
+        table.native.createOrReplaceTempView(quote(name))
+    return hidden
+
+
 def last_per_key(source: Relation, key: Sequence[str]) -> Relation:
     """Return the last row of each key in partition order; keep all rows with null keys."""
     from pyspark.sql import functions as sf
@@ -124,26 +145,6 @@ def last_per_key(source: Relation, key: Sequence[str]) -> Relation:
     rows = last.select(*(sf.col(_ROW)[name].alias(name) for name in source.schema.names))
     others = source.native.where(has_null).select(*columns)
     return relation(rows.unionByName(others), source.schema)
-
-
-def map_in_arrow(frame: Any, names: Sequence[str], task: Any, fields: Any) -> Any:
-    """Return a frame with a task run over the Arrow batches of each partition.
-
-    ``names`` are the input columns of the task. Spark parses names as SQL, so those with dots or
-    backticks are replaced by numbers; the task restores them by position.
-    """
-    projected = frame.select(*map(column, names))
-    if any("." in name or "`" in name for name in names):
-        projected = projected.toDF(*map(str, range(len(names))))
-    return projected.mapInArrow(ReusedWorkerTask(task), fields)
-
-
-def explain(source: Relation) -> str:
-    """Return Spark's formatted physical plan."""
-    execution = source.native._jdf.queryExecution()
-    machine = source.native.sparkSession._jvm
-    with translated():
-        return str(machine.PythonSQLUtils.explainString(execution, "formatted"))
 
 
 def cast_to(frame: Any, target: Any) -> Any:
@@ -166,13 +167,52 @@ def cast_to(frame: Any, target: Any) -> Any:
     return frame.select(*columns)
 
 
-def _register(session: Any, tables: Mapping[str, Relation]) -> dict[str, Any]:
-    """Register relations as temporary views; return the user's views that they hide."""
-    hidden = {}
-    for name in tables:
-        view = quote(name)
-        if session.catalog.tableExists(view) and session.catalog.getTable(view).isTemporary:
-            hidden[name] = session.table(view)
-    for name, table in tables.items():
-        table.native.createOrReplaceTempView(quote(name))
-    return hidden
+def explain(source: Relation) -> str:
+    """Return Spark's formatted physical plan."""
+    execution = source.native._jdf.queryExecution()
+    machine = source.native.sparkSession._jvm
+    with translated():
+        return str(machine.PythonSQLUtils.explainString(execution, "formatted"))
+
+
+def map_in_arrow(frame: Any, names: Sequence[str], task: Any, fields: Any) -> Any:
+    """Return a frame with a task run over the Arrow batches of each partition.
+
+    ``names`` are the input columns of the task. Spark parses names as SQL, so those with dots or
+    backticks are replaced by numbers; the task restores them by position.
+    """
+    projected = frame.select(*map(column, names))
+    if any("." in name or "`" in name for name in names):
+        projected = projected.toDF(*map(str, range(len(names))))
+    return projected.mapInArrow(ReusedWorkerTask(task), fields)
+
+
+@dataclass(frozen=True)
+class ReusedWorkerTask:
+    """A task in a reused worker process, with cheaper garbage collection and imports.
+
+    Spark runs the garbage collector after each task; objects that existed before the first one,
+    mostly modules, are frozen and not traversed again.
+    """
+
+    task: Task
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the task on the batches of a partition."""
+        clear_archive_importers()
+        if not gc.get_freeze_count():
+            gc.freeze()
+        return self.task(batches)
+
+
+def clear_archive_importers() -> None:
+    """Remove the cached zip importers of the archives in Spark's PYTHONPATH.
+
+    Before each task Spark invalidates import caches; up to Python 3.11 every cached importer then
+    reads its archive's directory again, which takes 0.14 seconds of CPU time. The archives do not
+    change, and imports create the importers again as needed.
+    """
+    archives = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    for path, finder in list(sys.path_importer_cache.items()):
+        if isinstance(finder, zipimporter) and finder.archive in archives:
+            del sys.path_importer_cache[path]

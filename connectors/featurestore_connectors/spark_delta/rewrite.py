@@ -1,23 +1,46 @@
-"""Writes that rewrite existing files: upsert, delete, type widening and compaction."""
+"""Writes that rewrite existing files: upserts, deletes, type widening and compaction.
+
+Upserts are a MERGE of Delta, except small ones, which the driver prepares for a single Spark job, and
+those that advance several transaction numbers in one commit, which MERGE cannot.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
 
 from featurestore.arrow.fitting import widened_schema
-from featurestore.delta.presence import check_files
-from featurestore.delta.snapshot import read_snapshot
+from featurestore.delta.commits import overtaken
+from featurestore.delta.datafile import DataFile, has_bounds, ordinal
+from featurestore.delta.maintenance import check_files
+from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import InvalidSql
 from featurestore.plugins.engine import TableWrite
-from featurestore_connectors.spark_delta.commits import CommitSession, is_conflict
+from featurestore.storage import files
+from featurestore_connectors.spark_delta import row_buffer, scan, staged
+from featurestore_connectors.spark_delta.commits import (
+    NONE_YET,
+    CommitSession,
+    Transaction,
+    is_conflict,
+    removal,
+)
 from featurestore_connectors.spark_delta.failures import first_line
 from featurestore_connectors.spark_delta.relations import cast_to
-from featurestore_connectors.spark_delta.sqltext import quote
-from featurestore_connectors.spark_delta.transactions import Transaction
-from featurestore_connectors.spark_delta.types import spark_schema
+from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
+from featurestore_connectors.spark_delta.sqltext import column, quote, spark_schema
+
+_FILE = "__fs_file"
+# The maximum bytes of files that the driver reads and one task writes.
+_MAX_BYTES = 128 << 20
+COPIED, SOURCE = "numTargetRowsCopied", "operationNumSourceRows"
 
 
 def upsert(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, grows: bool) -> None:
@@ -38,6 +61,148 @@ def upsert(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, gr
     # of nulls.
     columns = {quote(name): f"new.{quote(name)}" for name in rows.columns}
     merge.whenMatchedUpdate(set=columns).whenNotMatchedInsert(values=columns).execute()
+
+
+def upsert_small(
+    commit: CommitSession, path: str, buffered: BufferedRelation, rows: Any, write: TableWrite
+) -> bool:
+    """Replace the rows whose key occurs among the buffered ones, and append these.
+
+    ``rows`` are those as a frame of the table's columns. Return False where MERGE has to do it:
+    nothing was written then.
+    """
+    if (
+        not staged.can_compare(buffered.schema, write.key)
+        or row_buffer.duplicates(buffered, write.key, limit=1)[0]
+    ):
+        return False
+    with Transaction(commit, path) as transaction:
+        snapshot = read_snapshot(path, transaction.version)
+        keys = buffered.stored().select(list(write.key))
+        candidates = _candidates(snapshot, keys)
+        if not scan.is_plain(snapshot) or sum(file.bytes for file in candidates) > _MAX_BYTES:
+            return False
+        check_files(snapshot, candidates)
+        affected, copied = _find_affected(candidates, keys)
+        # As in MERGE: concurrent appends may add some of these keys.
+        transaction.reads_everything()
+        if not transaction.carry(write.transaction):
+            return True
+        for file in affected:
+            transaction.act(removal(file))
+        old = scan.plain_frame(commit.session, snapshot, affected)
+        transaction.add(_merged(old, rows, write.key))
+        transaction.measure({COPIED: copied, SOURCE: keys.num_rows})
+        nothing, none = transaction.nothing(), transaction.sequence()
+        transaction.commit("Merge", nothing, nothing, nothing, nothing, none, none, none)
+    return True
+
+
+def _candidates(snapshot: Snapshot, keys: pa.Table) -> list[DataFile]:
+    """Return the files that may hold some of the keys, by the statistics in the log."""
+    may_match = np.ones(len(snapshot.files), dtype=np.bool_)
+    for name in keys.schema.names:
+        bounds = snapshot.bounds(name)
+        if bounds is None or not has_bounds(keys.schema.field(name).type):
+            continue
+        extremes = pc.min_max(keys[name]).as_py()
+        minimum, maximum = ordinal(extremes["min"]), ordinal(extremes["max"])
+        if minimum is None or maximum is None:  # null keys match nothing
+            return []
+        may_match &= bounds.may_contain(minimum, maximum)
+    return [snapshot.files[number] for number in np.flatnonzero(may_match)]
+
+
+def _find_affected(candidates: Sequence[DataFile], keys: pa.Table) -> tuple[list[DataFile], int]:
+    """Return the files that hold some of the keys, and how many of their rows have others."""
+    numbers = list(map(str, range(keys.num_columns)))
+    target_keys = keys.rename_columns(numbers)
+    affected, copied = [], 0
+    for file in candidates:
+        file_rows = parquet.read_table(
+            files.open_ranges(file.path), columns=keys.schema.names, partitioning=None
+        )
+        present = (
+            file_rows.select(keys.schema.names).rename_columns(numbers).cast(target_keys.schema)
+        )
+        matching = present.join(target_keys, numbers, join_type="left semi").num_rows
+        if matching:
+            affected.append(file)
+            copied += file.rows - matching
+    return affected, copied
+
+
+def _merged(old: Any, rows: Any, key: Sequence[str]) -> Any:
+    """Return the remaining and the new rows in one partition, which becomes one file."""
+    from pyspark.sql import functions as sf
+
+    new = sf.broadcast(rows.select(*map(column, key)).alias("new"))
+    same = sf.lit(True)
+    for name in key:
+        same = same & (sf.col(f"old.{quote(name)}") == sf.col(f"new.{quote(name)}"))
+    remaining = old.alias("old").join(new, same, "left_anti")
+    return remaining.select(*map(column, rows.columns)).union(rows).coalesce(1)
+
+
+def append_with_offsets(commit: CommitSession, path: str, rows: Any, write: TableWrite) -> None:
+    """Append rows and advance the applications of ``write.offsets``.
+
+    Raises:
+        StreamOvertaken: An application has another number by now; nothing was written.
+    """
+    machine = commit.session._jvm
+    with Transaction(commit, path) as transaction:
+        _move(transaction, write)
+        transaction.add(rows)
+        nothing = transaction.nothing()
+        mode = machine.org.apache.spark.sql.SaveMode.Append
+        transaction.commit("Write", mode, nothing, nothing, nothing)
+
+
+def upsert_with_offsets(
+    commit: CommitSession, path: str, rows: Any, write: TableWrite, deletes: Any | None
+) -> None:
+    """Replace rows by key, remove those of ``deletes``, and advance ``write.offsets``.
+
+    MERGE supports one transaction number, so the files with such keys are rewritten here.
+
+    Raises:
+        StreamOvertaken: An application has another number by now; nothing was written.
+    """
+    from pyspark.sql import functions as sf
+
+    keys = rows.select(*map(column, write.key))
+    if deletes is not None:
+        keys = keys.unionByName(deletes.select(*map(column, write.key)))
+    with Transaction(commit, path) as transaction:
+        _move(transaction, write)
+        snapshot = read_snapshot(path, transaction.version)
+        transaction.reads_everything()
+        delta = commit.session.read.format("delta").option("versionAsOf", snapshot.version)
+        old = delta.load(path).withColumn(_FILE, sf.input_file_name())
+        outgoing = old.join(keys, list(write.key), "left_semi").groupBy(_FILE).count()
+        removed_rows = dict(map(tuple, outgoing.collect()))
+        file_names = {os.path.basename(unquote(path)) for path in removed_rows}
+        affected = [file for file in snapshot.files if os.path.basename(file.path) in file_names]
+        copied = sum(file.rows for file in affected) - sum(removed_rows.values())
+        transaction.measure({COPIED: copied, SOURCE: rows.count()})
+        for file in affected:
+            transaction.act(removal(file))
+        if affected:
+            remaining = old.where(sf.col(_FILE).isin(list(removed_rows))).drop(_FILE)
+            remaining = remaining.join(keys, list(write.key), "left_anti")
+            rows = rows.unionByName(remaining.select(*map(column, rows.columns)))
+        transaction.add(rows)
+        nothing, none = transaction.nothing(), transaction.sequence()
+        transaction.commit("Merge", nothing, nothing, nothing, nothing, none, none, none)
+
+
+def _move(transaction: Transaction, write: TableWrite) -> None:
+    """Advance the offsets of a write; raise StreamOvertaken if one has another number by now."""
+    for app, (expected, number) in write.offsets.items():
+        if transaction.number(app) != (NONE_YET if expected is None else expected):
+            raise overtaken(app)
+        transaction.move(app, number)
 
 
 def delete(

@@ -1,28 +1,132 @@
-"""In-memory buffers of small streams in the driver, processed without Spark jobs.
+"""Arrow streams on Spark: small ones buffered in the driver, large ones shipped to executors as files.
 
-A buffered relation also has a Spark frame of the same rows, with the same functions applied, for
-operations that this module does not implement.
+A buffered relation is processed without Spark jobs. It also has a Spark frame of the same rows, with
+the same functions applied, for operations that this module does not implement.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
 
-from featurestore.arrow.types import storage_schema
+from featurestore.arrow.types import feature_schema, storage_schema
+from featurestore.errors import StorageError
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
 from featurestore.storage import files
-from featurestore_connectors.spark_delta import relations, repeated_keys, streams
+from featurestore_connectors.spark_delta import relations, staged, streams
+from featurestore_connectors.spark_delta.failures import translated
+from featurestore_connectors.spark_delta.relations import relation
+from featurestore_connectors.spark_delta.session import staging_directory
+from featurestore_connectors.spark_delta.sqltext import spark_schema, to_features, to_storage
+from featurestore_connectors.spark_delta.staged import staged_relation
 from featurestore_connectors.spark_delta.tasks import first_rows
-from featurestore_connectors.spark_delta.types import spark_schema, to_features, to_storage
 
+# Rows up to this size are sent inside the query plan, as a local relation.
+_LOCAL_RELATION_BYTES = 8 * 2**20
+_ROW_GROUP_BYTES = 32 * 2**20
 _FILE = "part-00000.parquet"
+
+
+class ParkedStreams:
+    """Arrow streams that are shipped to executors: small ones in the plan, large ones in a folder.
+
+    A folder is kept until its relation is released or the engine is closed: plans read it lazily,
+    so only the caller knows when it is no longer needed. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._folders: list[tuple[Any, str]] = []
+
+    def park(self, session: Any, reader: pa.RecordBatchReader) -> Relation:
+        """Return a relation with the rows of a stream, in order.
+
+        The stream is consumed batch by batch.
+
+        Raises:
+            UnsupportedType: A column has a type that cannot be stored.
+            StorageError: The staging folder is full.
+        """
+        schema = feature_schema(reader.schema)
+        batches = (to_features(batch, schema) for batch in reader)
+        buffered, size = [], 0
+        for batch in batches:
+            # Copy, since the caller may modify the arrays later.
+            buffered.append(pa.ipc.read_record_batch(batch.serialize(), schema))
+            size += batch.nbytes
+            if size > _LOCAL_RELATION_BYTES:
+                stored_batches = map(to_storage, chain(buffered, batches))
+                folder = _write_folder(session, stored_batches, storage_schema(schema))
+                frame = session.read.schema(spark_schema(schema)).parquet(folder)
+                self._folders.append((frame, folder))
+                return relation(frame, schema)
+        return buffer_rows(session, buffered, schema)
+
+    def release(self, parked_relation: Relation) -> None:
+        """Remove the folder that a relation reads, if it reads one."""
+        for entry in list(self._folders):
+            if entry[0] is parked_relation.native:
+                self._folders.remove(entry)
+                shutil.rmtree(entry[1], ignore_errors=True)
+
+    def release_all(self) -> None:
+        """Remove all folders; their relations become invalid."""
+        while self._folders:
+            shutil.rmtree(self._folders.pop()[1], ignore_errors=True)
+
+
+def _write_folder(session: Any, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> str:
+    """Write a stream to a new folder; remove the folder if the stream fails."""
+    folder = tempfile.mkdtemp(prefix="featurestore-stream-", dir=staging_directory(session))
+    try:
+        os.chmod(folder, 0o755)  # executors may run as another user
+        _write_file(os.path.join(folder, "stream.parquet"), batches, schema)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def _write_file(path: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
+    """Write one file with many row groups: Spark splits it by row group and keeps the row order."""
+    try:
+        with parquet.ParquetWriter(path, schema, compression="lz4") as writer:
+            for table in _row_groups(batches, schema):
+                writer.write_table(table, row_group_size=max(1, len(table)))
+    except OSError as error:
+        raise StorageError(
+            f"Cannot park the stream in {os.path.dirname(path)!r}: {error}",
+            hint="free space, or choose another TMPDIR",
+        ) from error
+
+
+def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    buffered: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        buffered.append(batch)
+        size += batch.nbytes
+        if size >= _ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(buffered, schema)
+            buffered, size = [], 0
+    if buffered:
+        yield pa.Table.from_batches(buffered, schema)
+
+
+def stage_frame(source: Relation, directory: str) -> Relation:
+    """Write the rows as Parquet and return a relation over the files."""
+    with translated():
+        source.native.write.mode("overwrite").parquet(directory)
+    reader = source.native.sparkSession.read.schema(spark_schema(source.schema))
+    return staged_relation(relation(reader.parquet(directory), source.schema), directory)
 
 
 @dataclass(frozen=True)
@@ -48,8 +152,13 @@ def buffer_rows(
 def selected(source: BufferedRelation, columns: Mapping[str, str]) -> BufferedRelation:
     """Return columns under new names."""
     chosen = relations.select(source, columns)
-    renamed = partial(_renamed, source, list(columns.values()), chosen.schema)
-    return BufferedRelation(chosen.engine, chosen.native, chosen.schema, batches=renamed)
+    names = list(columns.values())
+
+    def renamed_batches() -> Iterator[pa.RecordBatch]:
+        for batch in source.batches():
+            yield pa.RecordBatch.from_arrays(batch.select(names).columns, schema=chosen.schema)
+
+    return BufferedRelation(chosen.engine, chosen.native, chosen.schema, batches=renamed_batches)
 
 
 def mapped(
@@ -57,8 +166,12 @@ def mapped(
 ) -> BufferedRelation:
     """Return a lazy relation with a function applied to each batch."""
     frame = streams.map_batches(source, function, schema=schema).native
-    applied = partial(_applied, source, function, schema)
-    return BufferedRelation(source.engine, frame, schema, batches=applied)
+
+    def mapped_batches() -> Iterator[pa.RecordBatch]:
+        for batch in source.batches():
+            yield to_features(function(batch).select(schema.names), schema)
+
+    return BufferedRelation(source.engine, frame, schema, batches=mapped_batches)
 
 
 def stage(source: BufferedRelation, directory: str) -> BufferedRelation:
@@ -86,36 +199,20 @@ def count(source: BufferedRelation) -> int:
 
 
 def stream(source: BufferedRelation, *, batch_rows: int, limit: int | None) -> pa.RecordBatchReader:
-    """Return the rows in batches of a size, the first ones only where there is a limit."""
-    chosen = first_rows(source.batches(), limit)
-    return pa.RecordBatchReader.from_batches(source.schema, _in_pieces(chosen, batch_rows))
+    """Return the first ``limit`` rows (None: all) in batches of at most ``batch_rows``."""
+    slices = (
+        batch.slice(start, batch_rows)
+        for batch in first_rows(source.batches(), limit)
+        for start in range(0, batch.num_rows, batch_rows)
+    )
+    return pa.RecordBatchReader.from_batches(source.schema, slices)
 
 
 def duplicates(
     source: BufferedRelation, key: Sequence[str], *, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
     """Return how many keys occur more than once, and the first few of them with their count."""
-    if not repeated_keys.can_compare(source.schema, key):
+    if not staged.can_compare(source.schema, key):
         return streams.duplicates(source, key, limit=limit)
     keys = pa.Table.from_batches(source.batches(), source.schema).select(list(key))
-    return repeated_keys.duplicates(keys, key, limit=limit)
-
-
-def _renamed(
-    source: BufferedRelation, columns: Sequence[str], schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    for batch in source.batches():
-        yield pa.RecordBatch.from_arrays(batch.select(columns).columns, schema=schema)
-
-
-def _applied(
-    source: BufferedRelation, function: BatchFunction, schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    for batch in source.batches():
-        yield to_features(function(batch).select(schema.names), schema)
-
-
-def _in_pieces(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for start in range(0, batch.num_rows, rows):
-            yield batch.slice(start, rows)
+    return staged.find_repeated_keys(keys, key, limit=limit)

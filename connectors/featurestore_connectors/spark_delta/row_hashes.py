@@ -22,8 +22,8 @@ from featurestore.plugins.engine import Relation
 from featurestore.plugins.format import ColumnProfile
 from featurestore.plugins.row_hashes import HashCounts
 from featurestore_connectors.spark_delta.failures import translated
+from featurestore_connectors.spark_delta.jars import JVM_JAR, has_class
 from featurestore_connectors.spark_delta.relations import relation
-from featurestore_connectors.spark_delta.session import JVM_JAR, has_class
 from featurestore_connectors.spark_delta.sqltext import column
 
 _CLASS = "featurestore.hashing.RowHash"
@@ -117,15 +117,11 @@ def hashes_of_groups(
     groups_of_hashes = source.native.groupBy(column(group).alias("group"), leading.alias("hash"))
     with translated():
         table = groups_of_hashes.agg(sf.count(sf.lit(1)).alias("rows")).toArrow().sort_by("hash")
-    groups = table["group"].to_numpy()
-    hashes_by_group = {}
-    for number in np.unique(groups).tolist():
-        is_group = groups == number
-        hashes_by_group[number] = (
-            table["hash"].to_numpy()[is_group],
-            table["rows"].to_numpy()[is_group],
-        )
-    return hashes_by_group
+    groups, group_hashes, rows = (table[name].to_numpy() for name in ("group", "hash", "rows"))
+    return {
+        number: (group_hashes[groups == number], rows[groups == number])
+        for number in np.unique(groups).tolist()
+    }
 
 
 # -- hashes -------------------------------------------------------------------------------

@@ -18,17 +18,16 @@ from pyarrow import parquet
 
 from featurestore.arrow.untyped import refuse_untyped, sql_casts
 from featurestore.delta.datafile import DataFile
-from featurestore.delta.presence import check_files
+from featurestore.delta.maintenance import check_files
 from featurestore.delta.schema import requested_schema
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import ConfigurationError, EngineError, StorageError, TableDamaged
 from featurestore.plugins.engine import Relation
 from featurestore.storage import files
-from featurestore_connectors.spark_delta import parquet_relations
+from featurestore_connectors.spark_delta import staged
 from featurestore_connectors.spark_delta.failures import as_store_error, first_line, translated
 from featurestore_connectors.spark_delta.relations import cast_to, relation
-from featurestore_connectors.spark_delta.sqltext import column, quote
-from featurestore_connectors.spark_delta.types import spark_schema
+from featurestore_connectors.spark_delta.sqltext import column, quote, spark_schema
 
 # More paths than this are listed by a job (spark.sql.sources.parallelPartitionDiscovery.threshold).
 _FEW_FILES = 32
@@ -45,7 +44,7 @@ def read_table(
     schema: pa.Schema | None,
     columns: Sequence[str] | None,
 ) -> Relation:
-    """Return a Delta version; the latest one is pinned when it is asked for."""
+    """Return a Delta version; the latest one is pinned at the call."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -59,15 +58,15 @@ def read_table(
         else:
             frame = session.read.format("delta").option("versionAsOf", snapshot.version).load(path)
     except (PySparkException, Py4JError) as error:
-        found = as_store_error(error)
-        if isinstance(found, EngineError):
-            found = EngineError(
+        store_error = as_store_error(error)
+        if isinstance(store_error, EngineError):
+            store_error = EngineError(
                 f"Spark cannot read version {snapshot.version} of {path}: {first_line(error)}"
             )
-        raise found from error
+        raise store_error from error
     # Columns that the version does not have yet are null.
     read = relation(cast_to(frame, spark_schema(wanted)), wanted)
-    return parquet_relations.with_table_files(read, snapshot)
+    return staged.with_table_files(read, snapshot)
 
 
 def is_plain(snapshot: Snapshot) -> bool:

@@ -6,21 +6,25 @@ sessions that it started.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import tempfile
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-from featurestore.errors import ConfigurationError, EngineError, missing_extra
+from featurestore.errors import ConfigurationError, EngineError
 from featurestore.model.cores import usable_cores
 from featurestore.storage import files
 from featurestore.storage.location import HDFS, scheme_of
-from featurestore_connectors.spark_delta import s3a
-from featurestore_connectors.spark_delta.java import check_java
+from featurestore_connectors.spark_delta import jars
+from featurestore_connectors.spark_delta.jars import (
+    JVM_JAR,
+    check_java,
+    check_libraries,
+    delta_jars,
+    delta_package,
+    has_class,
+)
 
 MASTER = "FEATURESTORE_SPARK_MASTER"
 DRIVER_MEMORY = "FEATURESTORE_SPARK_DRIVER_MEMORY"
@@ -33,15 +37,12 @@ JARS = "FEATURESTORE_SPARK_JARS"
 LOG_STORES = {"file": "featurestore.delta.PosixLogStore", "s3": "featurestore.delta.S3LogStore"}
 # Delta's default log store for HDFS, which is safe: it renames without overwriting.
 _LOG_STORE_OF_HDFS = "io.delta.storage.HDFSLogStore"
-JVM_JAR = Path(__file__).parent / "jvm" / "featurestore-spark.jar"
 
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _DELTA = {"spark.sql.extensions": _EXTENSION, "spark.sql.catalog.spark_catalog": _CATALOG}
 _GLOBAL_LOG_STORE = "spark.delta.logStore.class"
 _UTC_NAMES = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
-# Spark's cache of downloaded packages, below the home directory.
-_JAR_FOLDER = os.path.join(".ivy2.5.2", "jars")
 _LOG_SETTINGS = os.path.join(os.path.dirname(__file__), "log4j2.properties")
 
 
@@ -171,19 +172,19 @@ def configure_session(builder: Any, *, location: str | None = None) -> Any:
     from delta import configure_spark_with_delta_pip
 
     user_jars = builder._options.get("spark.jars") or os.environ.get(JARS)
-    jars = [user_jars] if user_jars else []
-    jars.append(str(JVM_JAR))
+    jar_paths = [user_jars] if user_jars else []
+    jar_paths.append(str(JVM_JAR))
     builder = builder.config(map=session_settings())
     packages: list[str] = []
-    if location is not None and location.startswith("s3://") and not s3a.is_among(user_jars):
-        packages.extend(s3a.PACKAGES)
-        builder = builder.config(map=s3a.settings())
+    if location is not None and location.startswith("s3://") and not jars.includes_s3a(user_jars):
+        packages.extend(jars.S3A_PACKAGES)
+        builder = builder.config(map=jars.s3a_settings())
     fetched_jars = delta_jars()
     # Use downloaded Delta jars as files: no network access and no resolver output on every start.
     if not packages and all(files.is_file(str(jar)) for jar in fetched_jars):
-        jars.extend(map(str, fetched_jars))
-        return builder.config("spark.jars", ",".join(jars))
-    builder = builder.config("spark.jars", ",".join(jars))
+        jar_paths.extend(map(str, fetched_jars))
+        return builder.config("spark.jars", ",".join(jar_paths))
+    builder = builder.config("spark.jars", ",".join(jar_paths))
     return configure_spark_with_delta_pip(builder, extra_packages=packages)
 
 
@@ -211,8 +212,8 @@ def settings_for_builder(location: str) -> dict[str, str]:
     settings = {**session_settings(), "spark.jars": str(JVM_JAR)}
     packages = [delta_package()]
     if location.startswith("s3://"):
-        packages.extend(s3a.PACKAGES)
-        settings.update(s3a.settings())
+        packages.extend(jars.S3A_PACKAGES)
+        settings.update(jars.s3a_settings())
     return {**settings, "spark.jars.packages": ",".join(packages)}
 
 
@@ -237,28 +238,6 @@ def staging_directory(session: Any) -> str:
         "Data of this process must be shipped to the executors, but no shared folder is configured.",
         hint=f"set {STAGING} to a directory that the driver and all executors see",
     )
-
-
-def check_libraries() -> None:
-    """Raise MissingExtra when pyspark or delta-spark is not installed."""
-    for library, module in (("pyspark", "pyspark"), ("delta-spark", "delta")):
-        if importlib.util.find_spec(module) is None:
-            raise missing_extra(library, "spark")
-
-
-def delta_package() -> str:
-    """Return the Maven coordinates of Delta for the installed delta-spark."""
-    try:
-        return f"io.delta:delta-spark_2.13:{version('delta-spark')}"
-    except PackageNotFoundError:
-        raise missing_extra("delta-spark", "spark") from None
-
-
-def delta_jars() -> list[Path]:
-    """Return the paths of Delta's jars in Spark's download cache; they may not exist."""
-    folder = Path(os.path.expanduser("~"), _JAR_FOLDER)
-    names = ("delta-spark_2.13", "delta-storage")
-    return [folder / f"io.delta_{name}-{version('delta-spark')}.jar" for name in names]
 
 
 def _launch_settings() -> dict[str, str]:
@@ -314,19 +293,6 @@ def _check_delta_classes(session: Any) -> None:
             hint=f"spark-submit --packages {delta_package()} ...; "
             "if Python started Spark, restart Python",
         )
-
-
-def has_class(session: Any, name: str) -> bool:
-    """Return True if the JVM of a session has a class."""
-    from py4j.protocol import Py4JJavaError
-
-    machine = session._jvm
-    loader = machine.Thread.currentThread().getContextClassLoader()
-    try:
-        machine.java.lang.Class.forName(name, True, loader)
-    except Py4JJavaError:
-        return False
-    return True
 
 
 def _add_jar_to_driver(session: Any) -> None:

@@ -1,4 +1,8 @@
-"""Spark SQL text and expressions: identifiers, times, parameters. User text is only bound."""
+"""Spark SQL text, expressions and types: identifiers, times, parameters, casts, schemas.
+
+User text is only bound. Spark uses the storage types of ``featurestore.arrow.types``: no unsigned
+integers, no fixed-size lists. ``to_features`` and ``to_storage`` run where the rows are.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,22 @@ import re
 from datetime import datetime
 from typing import Any
 
-from featurestore.model.times import to_micros
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.arrow.casts import cast_batch
+from featurestore.arrow.types import (
+    TIMESTAMP,
+    decimal_places,
+    feature_schema,
+    is_nested,
+    storage_schema,
+    storage_type,
+)
+from featurestore.arrow.untyped import untyped_columns
+from featurestore.errors import UnsupportedType, listing
+from featurestore.model.callers import warn_caller
+from featurestore.model.times import NaiveTimeWarning, to_micros
 from featurestore.plugins.engine import TimeRange
 
 _QUOTED_OR_PARAMETER = re.compile(
@@ -72,3 +91,143 @@ def with_colons(query: str) -> str:
         return f":{name}"
 
     return _QUOTED_OR_PARAMETER.sub(replace, query)
+
+
+def label_key(name: str, label_type: pa.DataType, key_type: pa.DataType) -> Any:
+    """Return a label's key cast to the type of a group's key; null (no match) if out of range.
+
+    ``name`` is the column of the labels; the types are feature types.
+    """
+    from pyspark.sql import functions as F
+
+    if label_type == key_type:
+        return column(name)
+    kind = _name_of(key_type)
+    if pat.is_null(label_type):
+        return F.lit(None).cast(kind)
+    cast = f"try_cast({quote(name)} AS {kind})"
+    if decimal_places(label_type) <= decimal_places(key_type):
+        return F.expr(cast)
+    # The cast rounds, so compare the result with the original value.
+    round_trip = f"try_cast({cast} AS {_name_of(label_type)})"
+    return F.expr(f"CASE WHEN {round_trip} = {quote(name)} THEN {cast} END")
+
+
+def _name_of(kind: pa.DataType) -> str:
+    """Return the name of the Spark type of a feature type."""
+    return str(spark_schema(pa.schema([pa.field("key", kind)])).fields[0].dataType.simpleString())
+
+
+def spark_schema(features: pa.Schema) -> Any:
+    """Return the Spark schema (StructType) of a schema of feature types."""
+    from pyspark.sql.types import StructType
+
+    schema = StructType()
+    for field in features:
+        schema.add(field.name, _spark_type(storage_type(field.type)), True)
+    return schema
+
+
+def _spark_type(kind: pa.DataType) -> Any:
+    from pyspark.sql import types as spark
+
+    if pat.is_list(kind):
+        return spark.ArrayType(_spark_type(kind.value_type), True)
+    if pat.is_struct(kind):
+        struct = spark.StructType()
+        for index in range(kind.num_fields):
+            field = kind.field(index)
+            struct.add(field.name, _spark_type(field.type), True)
+        return struct
+    if pat.is_decimal(kind):
+        return spark.DecimalType(kind.precision, kind.scale)
+    primitive_types = {
+        pa.bool_(): spark.BooleanType,
+        pa.int8(): spark.ByteType,
+        pa.int16(): spark.ShortType,
+        pa.int32(): spark.IntegerType,
+        pa.int64(): spark.LongType,
+        pa.float32(): spark.FloatType,
+        pa.float64(): spark.DoubleType,
+        pa.string(): spark.StringType,
+        pa.binary(): spark.BinaryType,
+        pa.date32(): spark.DateType,
+        TIMESTAMP: spark.TimestampType,
+    }
+    if kind not in primitive_types:
+        raise UnsupportedType(
+            f"Spark cannot hold {kind}.", hint="convert the column before writing"
+        )
+    return primitive_types[kind]()
+
+
+def of_feature_types(frame: Any) -> tuple[Any, pa.Schema]:
+    """Return a DataFrame with supported column types, and its feature types.
+
+    Times without zone are interpreted as UTC.
+
+    Raises:
+        UnsupportedType: Lists every column that cannot be stored.
+    """
+    arrow_schema = _arrow_schema(frame)
+    schema = feature_schema(arrow_schema, language="pyspark")
+    naive_columns = [field.name for field in arrow_schema if _has_naive(field.type)]
+    if naive_columns:
+        warn_caller(
+            f"the times of {listing(naive_columns)} have no time zone and are interpreted as UTC",
+            NaiveTimeWarning,
+        )
+    if naive_columns or untyped_columns(schema):
+        casts = [
+            column(field.name).cast(field.dataType).alias(field.name)
+            for field in spark_schema(schema).fields
+        ]
+        frame = frame.select(*casts)
+    return frame, schema
+
+
+def _arrow_schema(frame: Any) -> pa.Schema:
+    """Return the Arrow schema of a DataFrame."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    fields, unsupported = [], []
+    # Arrow has no non-nullable null type, as in the items of an empty array().
+    for field in frame.schema.toNullable().fields:
+        try:
+            if "variant" in field.dataType.simpleString():  # would pass for a struct of bytes
+                raise UnsupportedType("variant")
+            fields.append(pa.field(field.name, to_arrow_type(field.dataType), nullable=True))
+        except (PySparkException, UnsupportedType):
+            unsupported.append(f"{field.name}: {field.dataType.simpleString()}")
+    if unsupported:
+        raise UnsupportedType(
+            f"These columns have types that a feature group cannot hold: {'; '.join(unsupported)}.",
+            hint="convert or drop them before writing",
+        )
+    return pa.schema(fields)
+
+
+def _has_naive(kind: pa.DataType) -> bool:
+    if pat.is_timestamp(kind):
+        return kind.tz is None
+    return is_nested(kind) and any(
+        _has_naive(kind.field(index).type) for index in range(kind.num_fields)
+    )
+
+
+def named(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Rename the columns of a batch to those of ``schema``, by position."""
+    if batch.schema.names == schema.names:
+        return batch
+    return pa.RecordBatch.from_arrays(batch.columns, names=schema.names)
+
+
+def to_features(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch of storage types as the feature types of ``schema``."""
+    return cast_batch(batch, schema)
+
+
+def to_storage(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch of feature types as storage types."""
+    return cast_batch(batch, storage_schema(batch.schema))

@@ -1,25 +1,35 @@
-"""Staged rows: Parquet files that are validated before they are committed.
+"""Relations over Parquet files: staged rows, validated before they are committed, and table files.
 
-The driver reads small columns and footers directly, without a Spark job.
+The driver reads small columns and footers directly, without a Spark job, and compares keys there.
+Data from Spark to Python is converted to rows and back to Arrow and sent through a socket, which
+costs more CPU time than decoding the files and aggregating their rows.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
 from pyarrow import parquet
 
+from featurestore.arrow.types import is_nested
+from featurestore.delta.snapshot import Snapshot
 from featurestore.plugins.engine import Relation
 from featurestore.storage import files
-from featurestore_connectors.spark_delta import relations, repeated_keys
+from featurestore_connectors.spark_delta import relations
 from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows, footer_of
 
+_COUNT = "n"
+# In higher reader versions the rows of a table depend on more than its files.
+_PLAIN_READER = 1
 # Memory: sorting numbers takes twice their bytes; an Arrow group takes 100 bytes.
 _MAX_SORTED_BYTES, _MAX_GROUPED_BYTES = 64 << 20, 32 << 20
 _BYTES_PER_VALUE = 8
@@ -73,6 +83,13 @@ class StagedFiles:
         return max(size, rows * len(columns) * _BYTES_PER_VALUE)
 
 
+def _has_old_times(footer: parquet.FileMetaData) -> bool:
+    if not set(_OLD_CALENDAR).isdisjoint(footer.metadata or ()):
+        return True
+    columns = range(footer.num_columns)
+    return any(footer.schema.column(number).physical_type == _OLD_TIMES for number in columns)
+
+
 @dataclass(frozen=True)
 class StagedRelation(Relation):
     """A relation over staged Parquet files.
@@ -106,7 +123,7 @@ class StagedRelation(Relation):
         return ParquetRows(sized_files, tuple(self.columns.values()), self.schema)
 
 
-def staged(source: Relation, folder: str) -> StagedRelation:
+def staged_relation(source: Relation, folder: str) -> StagedRelation:
     """Return a relation over the files of a staging folder."""
     names = source.schema.names
     return StagedRelation(
@@ -121,15 +138,12 @@ def staged(source: Relation, folder: str) -> StagedRelation:
 def selected(source: StagedRelation, columns: Mapping[str, str]) -> StagedRelation:
     """Return columns under new names."""
     selected_rows = relations.select(source, columns)
-    file_columns = {}
-    for name, old in columns.items():
-        file_columns[name] = source.columns[old]
     return StagedRelation(
         selected_rows.engine,
         selected_rows.native,
         selected_rows.schema,
         files=source.files,
-        columns=file_columns,
+        columns={name: source.columns[old] for name, old in columns.items()},
     )
 
 
@@ -148,15 +162,15 @@ def duplicates(
 
     None where Spark has to look for them.
     """
-    if not repeated_keys.can_compare(source.schema, key):
+    if not can_compare(source.schema, key):
         return None
     max_bytes = _MAX_GROUPED_BYTES
-    if repeated_keys.can_sort(source.schema, key):
+    if can_sort(source.schema, key):
         max_bytes = _MAX_SORTED_BYTES
     keys = _read(selected(source, {name: name for name in key}), max_bytes=max_bytes)
     if keys is None:
         return None
-    return repeated_keys.duplicates(keys, key, limit=limit)
+    return find_repeated_keys(keys, key, limit=limit)
 
 
 def _read(source: StagedRelation, *, max_bytes: int) -> pa.Table | None:
@@ -173,8 +187,97 @@ def _read(source: StagedRelation, *, max_bytes: int) -> pa.Table | None:
     return pa.Table.from_batches(batches, source.schema)
 
 
-def _has_old_times(footer: parquet.FileMetaData) -> bool:
-    if not set(_OLD_CALENDAR).isdisjoint(footer.metadata or ()):
-        return True
-    columns = range(footer.num_columns)
-    return any(footer.schema.column(number).physical_type == _OLD_TIMES for number in columns)
+def can_compare(schema: pa.Schema, key: Sequence[str]) -> bool:
+    """Return True if Arrow compares the values of the key as Spark does."""
+    kinds = [schema.field(name).type for name in key]
+    return not any(is_nested(kind) or pat.is_floating(kind) for kind in kinds)
+
+
+def can_sort(schema: pa.Schema, key: Sequence[str]) -> bool:
+    """Return True if a sort can detect duplicates, in a tenth of the memory of a group-by."""
+    return len(key) == 1 and bool(pat.is_integer(schema.field(key[0]).type))
+
+
+def find_repeated_keys(
+    keys: pa.Table, key: Sequence[str], *, limit: int
+) -> tuple[int, list[dict[str, Any]]]:
+    """Return how many keys occur more than once, and the first few of them with their count.
+
+    ``keys`` has only the columns of ``key``, for which ``can_compare`` is true; rows with nulls are
+    ignored.
+    """
+    # Numbered names, since a key column may have the name of the count column.
+    numbers = list(map(str, range(len(key))))
+    present = keys.select(list(key)).rename_columns(numbers).drop_null()
+    counts = _repeated_candidates(present).group_by(numbers).aggregate([([], "count_all")])
+    repeated = counts.filter(pc.greater(counts["count_all"], 1))
+    order = [("count_all", "descending"), *((number, "ascending") for number in numbers)]
+    first = repeated.sort_by(order).slice(0, limit)
+    examples = first.select([*numbers, "count_all"]).rename_columns([*key, _COUNT])
+    return len(repeated), examples.to_pylist()
+
+
+def _repeated_candidates(keys: pa.Table) -> pa.Table:
+    """Return a superset of the rows with repeated keys."""
+    if not can_sort(keys.schema, keys.schema.names):
+        return keys
+    column = keys.column(0)
+    numbers = np.empty(len(column), column.type.to_pandas_dtype())
+    start = 0
+    for chunk in column.chunks:
+        values = chunk.to_numpy(zero_copy_only=False)
+        numbers[start : start + len(values)] = values
+        start += len(values)
+    numbers.sort()
+    repeated_numbers = numbers[1:][numbers[1:] == numbers[:-1]]
+    if not len(repeated_numbers):
+        return keys.slice(0, 0)
+    return keys.filter(pc.is_in(column, pa.array(np.unique(repeated_numbers), column.type)))
+
+
+@dataclass(frozen=True)
+class ParquetRelation(Relation):
+    """A relation whose rows Python can read from their files."""
+
+    rows: ParquetRows = field(kw_only=True, repr=False, compare=False)
+
+
+def with_table_files(source: Relation, snapshot: Snapshot) -> Relation:
+    """Add the files of a version to its relation, if they alone determine the rows."""
+    if snapshot.protocol.reader > _PLAIN_READER or snapshot.partition_by:
+        return source
+    sized_files = tuple((file.path, file.bytes) for file in snapshot.files)
+    return _with_rows(source, ParquetRows(sized_files, tuple(source.schema.names), source.schema))
+
+
+def rows_of(source: Relation) -> ParquetRows | None:
+    """Return the file rows of a relation; None if Spark computes them."""
+    if isinstance(source, ParquetRelation):
+        return replace(source.rows, schema=source.schema)
+    return source.rows if isinstance(source, StagedRelation) else None
+
+
+def select_file_columns(
+    selected_rows: Relation, source: Relation, columns: Mapping[str, str]
+) -> Relation:
+    """Return columns of a relation, as Spark selected them, with the files that it had."""
+    if not isinstance(source, ParquetRelation):
+        return selected_rows
+    names = dict(zip(source.schema.names, source.rows.columns, strict=True))
+    file_columns = tuple(names[old] for old in columns.values())
+    return _with_rows(
+        selected_rows, replace(source.rows, columns=file_columns, schema=selected_rows.schema)
+    )
+
+
+def _with_rows(source: Relation, rows: ParquetRows) -> Relation:
+    # Fields that were added to a struct later are missing in older files.
+    if any(map(_has_fields, source.schema.types)):
+        return source
+    return ParquetRelation(source.engine, source.native, source.schema, rows=rows)
+
+
+def _has_fields(kind: pa.DataType) -> bool:
+    if pat.is_list(kind) or pat.is_fixed_size_list(kind):
+        return _has_fields(kind.value_type)
+    return bool(pat.is_struct(kind))

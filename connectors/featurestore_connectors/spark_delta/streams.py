@@ -14,11 +14,11 @@ from featurestore.model.cores import usable_cores
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
 from featurestore.storage.connections import options_of_connections
 from featurestore_connectors.spark_delta.failures import translated
-from featurestore_connectors.spark_delta.parquet_relations import rows_of
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
 from featurestore_connectors.spark_delta.relations import map_in_arrow, relation
 from featurestore_connectors.spark_delta.session import is_local
-from featurestore_connectors.spark_delta.sqltext import column
+from featurestore_connectors.spark_delta.sqltext import column, spark_schema
+from featurestore_connectors.spark_delta.staged import rows_of
 from featurestore_connectors.spark_delta.tasks import (
     MESSAGE_FIELDS,
     STATE_FIELDS,
@@ -32,7 +32,6 @@ from featurestore_connectors.spark_delta.tasks import (
     merge_table,
     read_message,
 )
-from featurestore_connectors.spark_delta.types import spark_schema
 
 # The number of states that one executor task merges.
 _STATES_AT_ONCE = 32

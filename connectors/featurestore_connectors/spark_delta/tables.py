@@ -1,4 +1,4 @@
-"""Writes to Delta tables: create, append and overwrite, and dispatch to the other writers."""
+"""Writes to Delta tables: create, append, overwrite, dispatch to the other writers, and vacuum."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -13,20 +14,15 @@ import pyarrow as pa
 
 from featurestore.arrow.types import storage_schema
 from featurestore.delta.log import commit_path, is_delta_table
-from featurestore.delta.protocol import check_writable
+from featurestore.delta.maintenance import remove_unneeded_files
+from featurestore.delta.schema import check_writable
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import SchemaMismatch, StorageError, listing
 from featurestore.model.times import to_micros, utc_now
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
 from featurestore.storage.files import read_bytes, write_new
 from featurestore.storage.publication import Publication, make_directory
-from featurestore_connectors.spark_delta import (
-    linked_files,
-    offsets,
-    rewrite,
-    small_upserts,
-    sqltext,
-)
+from featurestore_connectors.spark_delta import linked_files, rewrite, sqltext
 from featurestore_connectors.spark_delta.commits import (
     ATTEMPTS,
     CommitSession,
@@ -36,8 +32,8 @@ from featurestore_connectors.spark_delta.commits import (
 )
 from featurestore_connectors.spark_delta.relations import cast_to
 from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
+from featurestore_connectors.spark_delta.sqltext import spark_schema
 from featurestore_connectors.spark_delta.staged import StagedRelation
-from featurestore_connectors.spark_delta.types import spark_schema
 
 
 def create_table(
@@ -76,122 +72,6 @@ def create_table(
         write_new(summary, _empty_checksum(commit))
 
 
-def write(
-    session: Any, path: str, relation: Relation, write: TableWrite, *, durable: bool = True
-) -> int | None:
-    """Write one commit; return its version, None if its transaction is committed already."""
-    if is_repeat(path, write.transaction):
-        return None
-    with CommitSession(session, path, write.commit_metadata, durable=durable) as commit:
-        # Commit also writes without rows.
-        commit.set("spark.databricks.delta.skipRecordingEmptyCommits", "false")
-        return commit.run(lambda: _write_once(commit, path, relation, write))
-
-
-def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = True) -> None:
-    """Set table properties in a separate commit, without Spark."""
-    for attempt in range(ATTEMPTS):
-        state = read_snapshot(path)
-        check_writable(path, state.protocol)
-        commit = _properties_commit(state, properties)
-        try:
-            if _put(commit_path(path, state.version + 1), commit, durable=durable):
-                return
-        except OSError as error:
-            raise StorageError(
-                f"The properties of {path} cannot be set: {error}",
-                hint="is the disk full or read-only?",
-            ) from error
-        wait(attempt)
-    raise conflict_error(path)
-
-
-def _write_once(commit: CommitSession, path: str, relation: Relation, write: TableWrite) -> None:
-    """Write with Delta's writers, or with a cheaper equivalent."""
-    from pyspark.sql.types import StructType
-
-    if isinstance(relation, StagedRelation) and linked_files.append(commit, path, relation, write):
-        return
-    table = commit.session.read.format("delta").load(path)
-    columns = _with_columns(StructType(list(table.schema.fields)), write.add_columns)
-    _check_columns(relation, columns.names)
-    grows = len(columns) > len(table.schema)
-    rows = cast_to(commit.adopt(relation.native), columns)
-    if write.mode == "upsert":
-        _upsert_once(commit, path, relation, rows, write, grows=grows)
-    elif write.offsets:
-        if grows:  # the columns first: readers take them as null
-            _save(commit, path, rows.limit(0), TableWrite(mode="append"), grows=True)
-        offsets.append(commit, path, rows, write)
-    else:
-        _save(commit, path, rows, write, grows=grows)
-
-
-def _upsert_once(
-    commit: CommitSession,
-    path: str,
-    relation: Relation,
-    rows: Any,
-    write: TableWrite,
-    *,
-    grows: bool,
-) -> None:
-    """Replace rows by key with MERGE, or with an alternative if MERGE is slower or insufficient."""
-    from pyspark.sql.types import StructType
-
-    if write.offsets or write.deletes is not None:
-        if grows:  # the columns first: readers take them as null
-            _save(commit, path, rows.limit(0), TableWrite(mode="append"), grows=True)
-        deletes = None
-        if write.deletes is not None:
-            keys = StructType([rows.schema[name] for name in write.key])
-            deletes = cast_to(commit.adopt(write.deletes.native), keys)
-        offsets.upsert(commit, path, rows, write, deletes)
-        return
-    if isinstance(relation, BufferedRelation | StagedRelation):
-        # Repeated reads return the same rows, so Delta need not materialize the source.
-        commit.set("spark.databricks.delta.merge.materializeSource", "none")
-    is_merged = False
-    if isinstance(relation, BufferedRelation) and not grows:
-        is_merged = small_upserts.upsert(commit, path, relation, rows, write)
-    if not is_merged:
-        rewrite.upsert(commit, path, rows, write, grows=grows)
-
-
-def _with_columns(columns: Any, added: pa.Schema | None) -> Any:
-    """Return a Spark schema with the missing columns of ``added`` appended."""
-    known_names = {name.lower() for name in columns.names}
-    for field in spark_schema(added or pa.schema([])).fields:
-        if field.name.lower() not in known_names:
-            columns = columns.add(field)
-    return columns
-
-
-def _save(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, grows: bool) -> None:
-    """Append, overwrite the table, or overwrite a range of it."""
-    options = {"userMetadata": commit.note, "partitionOverwriteMode": "static"}
-    if grows:
-        options["mergeSchema"] = "true"
-    if write.replace is not None:
-        options["replaceWhere"] = sqltext.range_condition(write.replace)
-    if write.transaction is not None:
-        app, number = write.transaction
-        options |= {"txnAppId": app, "txnVersion": str(number)}
-    writer = rows.write.format("delta").options(**options)
-    writer.mode("append" if write.mode == "append" else "overwrite").save(path)
-
-
-def _check_columns(relation: Relation, known_names: Sequence[str]) -> None:
-    """Refuse rows with a column that the table does not hold: it would be left out."""
-    columns = {name.lower() for name in known_names}
-    unknown = [name for name in relation.schema.names if name.lower() not in columns]
-    if unknown:
-        raise SchemaMismatch(
-            f"The table has no columns {listing(unknown)}; it has {listing(known_names, limit=50)}.",
-            hint="schema_change='add' lets new nullable columns in",
-        )
-
-
 def _commit_zero(
     schema: pa.Schema,
     *,
@@ -216,6 +96,146 @@ def _commit_zero(
             commit_properties=CommitProperties(custom_metadata={"userMetadata": text}),
         )
         return read_bytes(commit_path(folder, 0))
+
+
+def _empty_checksum(commit: bytes) -> bytes:
+    """Return the version checksum file of an empty table.
+
+    With it Delta derives the next version's from the commit alone; without it Spark jobs replay the
+    log, which takes longer than a small group's rows. See "Version Checksum File" in Delta's
+    protocol.
+    """
+    actions: dict[str, Any] = {}
+    for line in commit.decode().rstrip("\n").split("\n"):
+        actions |= json.loads(line)
+    summary = {
+        "tableSizeBytes": 0,
+        "numFiles": 0,
+        "numMetadata": 1,
+        "numProtocol": 1,
+        "setTransactions": [],
+        "domainMetadata": [],
+        "allFiles": [],
+        "metadata": actions["metaData"],
+        "protocol": actions["protocol"],
+    }
+    return json.dumps(summary).encode()
+
+
+def write(
+    session: Any, path: str, relation: Relation, write: TableWrite, *, durable: bool = True
+) -> int | None:
+    """Write one commit; return its version, None if its transaction is committed already."""
+    if is_repeat(path, write.transaction):
+        return None
+    with CommitSession(session, path, write.commit_metadata, durable=durable) as commit:
+        # Commit also writes without rows.
+        commit.set("spark.databricks.delta.skipRecordingEmptyCommits", "false")
+        return commit.run(lambda: _write_once(commit, path, relation, write))
+
+
+def _write_once(commit: CommitSession, path: str, relation: Relation, write: TableWrite) -> None:
+    """Write with Delta's writers, or with a cheaper equivalent."""
+    from pyspark.sql.types import StructType
+
+    if isinstance(relation, StagedRelation) and linked_files.append(commit, path, relation, write):
+        return
+    table = commit.session.read.format("delta").load(path)
+    columns = _with_columns(StructType(list(table.schema.fields)), write.add_columns)
+    _check_columns(relation, columns.names)
+    grows = len(columns) > len(table.schema)
+    rows = cast_to(commit.adopt(relation.native), columns)
+    if write.mode == "upsert":
+        _upsert_once(commit, path, relation, rows, write, grows=grows)
+    elif write.offsets:
+        if grows:  # the columns first: readers take them as null
+            _save(commit, path, rows.limit(0), TableWrite(mode="append"), grows=True)
+        rewrite.append_with_offsets(commit, path, rows, write)
+    else:
+        _save(commit, path, rows, write, grows=grows)
+
+
+def _with_columns(columns: Any, added: pa.Schema | None) -> Any:
+    """Return a Spark schema with the missing columns of ``added`` appended."""
+    known_names = {name.lower() for name in columns.names}
+    for field in spark_schema(added or pa.schema([])).fields:
+        if field.name.lower() not in known_names:
+            columns = columns.add(field)
+    return columns
+
+
+def _check_columns(relation: Relation, known_names: Sequence[str]) -> None:
+    """Refuse rows with a column that the table does not hold: it would be left out."""
+    columns = {name.lower() for name in known_names}
+    unknown = [name for name in relation.schema.names if name.lower() not in columns]
+    if unknown:
+        raise SchemaMismatch(
+            f"The table has no columns {listing(unknown)}; it has {listing(known_names, limit=50)}.",
+            hint="schema_change='add' lets new nullable columns in",
+        )
+
+
+def _upsert_once(
+    commit: CommitSession,
+    path: str,
+    relation: Relation,
+    rows: Any,
+    write: TableWrite,
+    *,
+    grows: bool,
+) -> None:
+    """Replace rows by key with MERGE, or with an alternative if MERGE is slower or insufficient."""
+    from pyspark.sql.types import StructType
+
+    if write.offsets or write.deletes is not None:
+        if grows:  # the columns first: readers take them as null
+            _save(commit, path, rows.limit(0), TableWrite(mode="append"), grows=True)
+        deletes = None
+        if write.deletes is not None:
+            keys = StructType([rows.schema[name] for name in write.key])
+            deletes = cast_to(commit.adopt(write.deletes.native), keys)
+        rewrite.upsert_with_offsets(commit, path, rows, write, deletes)
+        return
+    if isinstance(relation, BufferedRelation | StagedRelation):
+        # Repeated reads return the same rows, so Delta need not materialize the source.
+        commit.set("spark.databricks.delta.merge.materializeSource", "none")
+    is_merged = False
+    if isinstance(relation, BufferedRelation) and not grows:
+        is_merged = rewrite.upsert_small(commit, path, relation, rows, write)
+    if not is_merged:
+        rewrite.upsert(commit, path, rows, write, grows=grows)
+
+
+def _save(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, grows: bool) -> None:
+    """Append, overwrite the table, or overwrite a range of it."""
+    options = {"userMetadata": commit.note, "partitionOverwriteMode": "static"}
+    if grows:
+        options["mergeSchema"] = "true"
+    if write.replace is not None:
+        options["replaceWhere"] = sqltext.range_condition(write.replace)
+    if write.transaction is not None:
+        app, number = write.transaction
+        options |= {"txnAppId": app, "txnVersion": str(number)}
+    writer = rows.write.format("delta").options(**options)
+    writer.mode("append" if write.mode == "append" else "overwrite").save(path)
+
+
+def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = True) -> None:
+    """Set table properties in a separate commit, without Spark."""
+    for attempt in range(ATTEMPTS):
+        state = read_snapshot(path)
+        check_writable(path, state.protocol)
+        commit = _properties_commit(state, properties)
+        try:
+            if _put(commit_path(path, state.version + 1), commit, durable=durable):
+                return
+        except OSError as error:
+            raise StorageError(
+                f"The properties of {path} cannot be set: {error}",
+                hint="is the disk full or read-only?",
+            ) from error
+        wait(attempt)
+    raise conflict_error(path)
 
 
 def _properties_commit(state: Snapshot, properties: Mapping[str, str]) -> bytes:
@@ -250,25 +270,9 @@ def _put(target: str, commit: bytes, *, durable: bool) -> bool:
         return publication.publish(target, commit)
 
 
-def _empty_checksum(commit: bytes) -> bytes:
-    """Return the version checksum file of an empty table.
+def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list[str]:
+    """Remove files that neither versions since ``retain`` nor ``keep_versions`` need.
 
-    With it Delta derives the next version's from the commit alone; without it Spark jobs replay the
-    log, which takes longer than a small group's rows. See "Version Checksum File" in Delta's
-    protocol.
+    Returns their paths.
     """
-    actions: dict[str, Any] = {}
-    for line in commit.decode().rstrip("\n").split("\n"):
-        actions |= json.loads(line)
-    summary = {
-        "tableSizeBytes": 0,
-        "numFiles": 0,
-        "numMetadata": 1,
-        "numProtocol": 1,
-        "setTransactions": [],
-        "domainMetadata": [],
-        "allFiles": [],
-        "metadata": actions["metaData"],
-        "protocol": actions["protocol"],
-    }
-    return json.dumps(summary).encode()
+    return remove_unneeded_files(path, keep_versions=keep_versions, retain=retain)

@@ -19,7 +19,7 @@ from featurestore.plugins.engine import Accumulator, BatchFunction, ShardFunctio
 from featurestore.storage.connections import use_options
 from featurestore_connectors.spark_delta.failures import packing_errors
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
-from featurestore_connectors.spark_delta.types import named, to_features, to_storage
+from featurestore_connectors.spark_delta.sqltext import named, to_features, to_storage
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -123,7 +123,8 @@ class StreamTask:
                 # Measure the converted rows: Spark's own batches may have lists of nulls without
                 # offsets.
                 features = _features(batch, self.input_schema)
-                rows = min(self.batch_rows, _rows_per_message(features))
+                message_rows = features.num_rows * _MESSAGE_BYTES // max(1, features.nbytes)
+                rows = min(self.batch_rows, max(1, message_rows))
                 for start in range(0, features.num_rows, rows):
                     message = _message(features.slice(start, rows), options)
                     yield pa.RecordBatch.from_arrays(
@@ -250,10 +251,6 @@ def _message(batch: pa.RecordBatch, options: Any) -> bytes:
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     return bytes(sink.getvalue())
-
-
-def _rows_per_message(batch: pa.RecordBatch) -> int:
-    return max(1, batch.num_rows * _MESSAGE_BYTES // max(1, batch.nbytes))
 
 
 def _split_at_shards(batches: Batches, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:

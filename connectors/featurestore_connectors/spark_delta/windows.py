@@ -15,8 +15,7 @@ from featurestore.arrow.types import width_of_columns
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.retrieval.point_in_time import label_columns, label_rows
-from featurestore_connectors.spark_delta import partitions
-from featurestore_connectors.spark_delta.label_keys import label_key
+from featurestore_connectors.spark_delta import shards
 from featurestore_connectors.spark_delta.point_in_time import (
     label_time,
     left_side,
@@ -24,9 +23,8 @@ from featurestore_connectors.spark_delta.point_in_time import (
     with_tie_hash,
 )
 from featurestore_connectors.spark_delta.relations import map_in_arrow, relation
-from featurestore_connectors.spark_delta.sqltext import column
+from featurestore_connectors.spark_delta.sqltext import column, label_key, spark_schema
 from featurestore_connectors.spark_delta.tasks import MapSortedTask
-from featurestore_connectors.spark_delta.types import spark_schema
 
 
 def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
@@ -52,7 +50,7 @@ def _with_aggregates(engine: Engine, side: WindowSide, left: Relation) -> Relati
     labels = _selected(left.native, schema, _label_values(side, left))
     rows = _selected(_read(engine, side), schema, _row_values(side))
     size = _bytes_of_stream(side, schema)
-    merged = partitions.by_key(labels.union(rows), GROUP, size=size)
+    merged = shards.by_key(labels.union(rows), GROUP, size=size)
     ordered = merged.sortWithinPartitions(column(GROUP), column(STREAM_TIME))
     features = side.features(left.schema)
     task = MapSortedTask(features, schema, features.schema)

@@ -15,18 +15,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.arrow.types import numpy_type
-from featurestore_connectors.tfrecord import framing, items, narrow, planes, wire
-from featurestore_connectors.tfrecord.checksums import Checksums
-from featurestore_connectors.tfrecord.items import profile_mismatch
-from featurestore_connectors.tfrecord.regions import (
+from featurestore_connectors.tfrecord import items, planes, wire
+from featurestore_connectors.tfrecord.items import (
     fill_lists,
     fill_region,
+    profile_mismatch,
     read_item_rows,
     read_lengths,
     read_lists,
     read_present,
 )
-from featurestore_connectors.tfrecord.template import Slot, Template
+from featurestore_connectors.tfrecord.template import Checksums, Slot, Template
 from featurestore_connectors.tfrecord.wire_columns import (
     BYTES,
     FLOAT,
@@ -41,6 +40,7 @@ from featurestore_connectors.tfrecord.wire_columns import (
     present,
     texts,
     to_arrow,
+    to_int8,
 )
 
 Records = npt.NDArray[np.uint8]
@@ -80,7 +80,7 @@ class Encoder:
         """Yield the records of a batch with checksums; the lengths are empty, since they are equal."""
         for _, records in self.blocks(batch):
             crcs = self._checksums.masked_checksums(records)
-            records[:, -framing.FOOTER :].view("<u4")[:, 0] = crcs
+            records[:, -wire.FOOTER :].view("<u4")[:, 0] = crcs
             yield records, _NO_LENGTHS
 
 
@@ -93,8 +93,8 @@ def _fill_column(records: Records, array: pa.Array, slot: Slot) -> None:
     values = leaves(array, column)
     write_nulls(records, slot, valid)
     start, size = slot.offset, slot.field.width * column.items
-    if narrow.is_narrow(slot.field):
-        _fill_narrow(records, narrow.to_int8(values), slot)
+    if slot.field.is_narrow:
+        _fill_narrow(records, to_int8(values), slot)
     elif column.wire == INT64:
         words = integers(values).reshape(len(records), column.items)
         if valid is not None and column.shape:
@@ -118,8 +118,8 @@ def _fill_column(records: Records, array: pa.Array, slot: Slot) -> None:
 
 
 def _fill_narrow(records: Records, numbers: npt.NDArray[np.int8], slot: Slot) -> None:
-    if narrow.is_signed(slot.field):
-        narrow.fill(records, slot.offset, numbers)
+    if slot.field.is_signed:
+        wire.write_int8(records, slot.offset, numbers)
         return
     if numbers.min(initial=0) < 0:
         raise profile_mismatch(slot.field.column, "a negative number, but the profile has none")
@@ -173,9 +173,6 @@ def _fill_bytes(records: Records, strings: BinaryParts, slot: Slot) -> None:
     fill_region(records, lengths, data, slot)
 
 
-# -- decoding -----------------------------------------------------------------
-
-
 def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[Any]]:
     """Return integers and floats in the numpy types of the features.
 
@@ -214,7 +211,7 @@ def read_bytes(records: Records, slot: Slot) -> pa.Array:
         data, valid = _padded_bytes(records, slot), read_present(records, slot)
         if valid is None:
             return items.binary(np.full(rows, width), data)
-        return items.binary(np.where(valid, width, 0), data[valid])
+        return items.binary(valid * width, data[valid])
     lengths = read_lengths(records, slot)
     step = max(1, CHUNK_BYTES // max(width, 1))
     chunks = [np.zeros(0, np.uint8)]

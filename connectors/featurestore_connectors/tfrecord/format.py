@@ -37,15 +37,18 @@ from featurestore_connectors.tfrecord import wire
 from featurestore_connectors.tfrecord.fixed import Encoder
 from featurestore_connectors.tfrecord.layout import (
     RecordLayout,
-    Tail,
     check_compression,
     choose_layout,
     read_layout,
 )
-from featurestore_connectors.tfrecord.reader import FixedAccess, FixedShard, VariableShard
+from featurestore_connectors.tfrecord.reader import (
+    FixedAccess,
+    FixedShard,
+    VariableShard,
+    verify_shard,
+)
 from featurestore_connectors.tfrecord.template import NullByte, OpenEntry, Slot
 from featurestore_connectors.tfrecord.variable import INDEX_SUFFIX, VariableEncoder, index_bytes
-from featurestore_connectors.tfrecord.verify import verify_shard
 from featurestore_connectors.tfrecord.wire_columns import wire_columns
 
 if TYPE_CHECKING:
@@ -56,8 +59,6 @@ if TYPE_CHECKING:
 
 SCHEMA_FILE = "schema.pbtxt"
 _TYPES = {"int64": "INT", "float32": "FLOAT", "bytes": "BYTES"}
-
-
 GZIP_LEVEL = 6
 
 
@@ -177,11 +178,6 @@ def _write_records(
     return rows, lengths
 
 
-if TYPE_CHECKING:
-    _contract: DatasetFormat = TFRecordFormat()
-    _describes_records: DescribesRecords = TFRecordFormat()
-
-
 def record_plan(layout: RecordLayout) -> RecordPlan | None:
     """Return the record plan of a layout, None for compressed layouts, lists and decimals."""
     if layout.compression is not None:
@@ -192,13 +188,21 @@ def record_plan(layout: RecordLayout) -> RecordPlan | None:
     return RecordPlan(
         layout.template.data,
         layout.fixed,
-        tuple(map(_record_place, layout.template.slots)),
-        tuple(map(_tail, layout.tails)),
+        tuple(map(_record_slot, layout.template.slots)),
+        tuple(
+            RecordTail(
+                tail.field.column.name,
+                tail.entry.head,
+                _null_mark(tail.null_byte),
+                _lengths(tail.entry, start=0),
+            )
+            for tail in layout.tails
+        ),
         "" if layout.fixed else INDEX_SUFFIX,
     )
 
 
-def _record_place(slot: Slot) -> RecordSlot:
+def _record_slot(slot: Slot) -> RecordSlot:
     lengths = None
     if slot.entry is not None:
         lengths = _lengths(slot.entry, start=slot.entry_offset)
@@ -210,16 +214,6 @@ def _record_place(slot: Slot) -> RecordSlot:
         lengths,
         wire.SKIPPED,
         slot.filler_width,
-    )
-
-
-def _tail(tail: Tail) -> RecordTail:
-    entry = tail.entry
-    return RecordTail(
-        tail.field.column.name,
-        entry.head,
-        _null_mark(tail.null_byte),
-        _lengths(entry, start=0),
     )
 
 
@@ -291,3 +285,8 @@ def _feature_text(column: ManifestColumn, *, nullable: bool) -> str:
         lines += [f"    dim {{\n      size: {size}\n    }}\n" for size in column.shape]
         lines.append("  }\n")
     return "".join([*lines, "}\n"])
+
+
+if TYPE_CHECKING:
+    _contract: DatasetFormat = TFRecordFormat()
+    _describes_records: DescribesRecords = TFRecordFormat()

@@ -19,7 +19,7 @@ from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.text_values import decimal_text_length
 from featurestore.errors import InvalidArgument, UnsupportedType, listing
 from featurestore.plugins.format import ColumnProfile, Layout
-from featurestore_connectors.tfrecord import framing, wire
+from featurestore_connectors.tfrecord import wire
 from featurestore_connectors.tfrecord.template import (
     Field,
     NullByte,
@@ -136,6 +136,135 @@ def choose_layout(
     return layout
 
 
+def _check_values(pairs: Sequence[tuple[WireColumn, ColumnProfile]]) -> None:
+    refused = []
+    for column, profile in pairs:
+        if column.wire == INT64 and profile.maximum is not None and profile.maximum > LARGEST:
+            remedy = "store it as a string or a float64"
+            refused.append(f"{column.name}: {profile.maximum} is above 2**63-1 ({remedy})")
+        if profile.inner_nulls:
+            refused.append(f"{column.name}: {profile.inner_nulls:,} nulls inside lists (fill them)")
+    if refused:
+        raise UnsupportedType(
+            f"TFRecord does not support values of these columns: {'; '.join(refused)}.",
+            hint="change these values, or use data_format='parquet'",
+        )
+
+
+def _column_field(column: WireColumn, profile: ColumnProfile) -> Field:
+    nullable, values = profile.nulls > 0, profile.rows - profile.nulls
+    if column.wire != BYTES:
+        width = _FLOAT_BYTES
+        if column.wire != FLOAT:
+            width = _varint_width(column, profile)
+        return Field(column, width, nullable, column.shape is not None, profile.longest)
+    if column.shape != ():
+        return Field(column, wire.varint_width(0, MOST_BYTES), nullable, False, profile.longest)
+    if pat.is_decimal(column.leaf):
+        return Field(column, decimal_text_length(column.leaf), nullable, False)
+    constant = profile.total_length == profile.longest * values
+    return Field(column, profile.longest, nullable, constant)
+
+
+def _varint_width(column: WireColumn, profile: ColumnProfile) -> int:
+    if profile.minimum is not None and profile.maximum is not None:
+        return wire.varint_width(min(profile.minimum, 0), profile.maximum)
+    if profile.rows == profile.nulls or pat.is_boolean(column.leaf):
+        return 1
+    if pat.is_unsigned_integer(column.leaf):
+        return wire.varint_width(0, min(2**column.leaf.bit_width - 1, LARGEST))
+    return wire.MAX_VARINT
+
+
+def _reserve_room(field: Field, profile: ColumnProfile) -> Field:
+    """Return a field with room for the longest list, if its length was declared."""
+    column = field.column
+    if not profile.declared or field.constant or column.shape == ():
+        return field
+    if pat.is_decimal(column.leaf):
+        return field
+    if column.wire != BYTES:
+        return replace(field, room=field.width * field.longest)
+    width = wire.varint_width(0, profile.longest_item)
+    items = profile.longest if column.shape is None else column.items
+    return replace(field, width=width, room=profile.longest_bytes + items * (1 + width))
+
+
+def _variable_reason(fields: Sequence[Field], profiles: Mapping[str, ColumnProfile]) -> str | None:
+    """Return the reason for the variable layout, None for the fixed layout."""
+    _, varying = _split_by_width(fields)
+    unbounded_lists, padding = [], {}
+    for field in varying:
+        name = field.column.name
+        if field.column.shape != () and field.room is None:
+            unbounded_lists.append(name)
+        elif not profiles[name].declared:
+            padding[name] = field.width - _mean_length(field, profiles)
+    if unbounded_lists:
+        return f"lists of different lengths or of strings: {listing(unbounded_lists)}"
+    record = len(framed_template(fields).data)
+    total = sum(padding.values())
+    cost = total / max(record - total, 1)
+    if cost <= MOST_PADDING:
+        return None
+    names = sorted(padding, key=lambda name: -padding[name])
+    worst = listing(names, limit=3)
+    return f"one width for all records would add {cost:.0%} of filling, most for {worst}"
+
+
+def _mean_length(field: Field, profiles: Mapping[str, ColumnProfile]) -> float:
+    profile = profiles[field.column.name]
+    if pat.is_decimal(field.column.leaf):
+        return field.width
+    return profile.total_length / max(profile.rows, 1)
+
+
+def _mean_bytes(record_layout: RecordLayout, profiles: Mapping[str, ColumnProfile]) -> float:
+    """Return the expected bytes of a record with its entry in the index."""
+    if record_layout.fixed:
+        return float(record_layout.record_bytes)
+    size = float(len(record_layout.template.data) + wire.FRAMING + INDEX_ENTRY)
+    for tail in record_layout.tails:
+        profile = profiles[tail.field.column.name]
+        items = 1.0
+        item_bytes = _mean_length(tail.field, profiles)
+        if tail.field.column.shape != ():
+            items = profile.total_length / max(profile.rows, 1)
+            item_bytes = tail.field.width
+        if tail.field.item_head:
+            # Profiles do not count the bytes of strings in lists. The estimate only affects the
+            # number of shards.
+            item_bytes += STRING_GUESS
+        size += len(tail.entry.head) + items * item_bytes
+    return size
+
+
+def _field_json(field: Field) -> dict[str, Any]:
+    field_json = {
+        "name": field.column.name,
+        "list": field.column.wire,
+        "width": field.width,
+        "items": None if field.column.shape is None else field.column.items,
+        "nullable": field.nullable,
+        "constant": field.constant,
+        "longest": field.longest,
+    }
+    if field.room is not None:
+        field_json["room"] = field.room
+    return field_json
+
+
+def _offsets_json(slot: Slot) -> dict[str, int]:
+    """Return the offsets of values, key, null byte and length in a record as JSON."""
+    offsets = {"offset": slot.offset, "key_offset": slot.key_offset}
+    if slot.null_byte is not None:
+        offsets["null_offset"] = slot.null_byte.offset
+    if slot.entry is not None:
+        offsets["length_offset"] = slot.entry_offset + slot.entry.lengths[-1][0]
+        offsets["length_width"] = slot.entry.length_width
+    return offsets
+
+
 def read_layout(layout: Layout) -> RecordLayout:
     """Parse the layout of a manifest."""
     for cached_layout, record_layout in _CACHED_LAYOUTS:
@@ -151,10 +280,6 @@ def read_layout(layout: Layout) -> RecordLayout:
     _CACHED_LAYOUTS.append((layout, record_layout))
     del _CACHED_LAYOUTS[:-8]
     return record_layout
-
-
-# Cache of parsed layouts by identity: all shards of a dataset pass the same object.
-_CACHED_LAYOUTS: list[tuple[Layout, RecordLayout]] = []
 
 
 def _parse_layout(layout: Layout) -> RecordLayout:
@@ -201,130 +326,5 @@ def _tail_entry(field: Field) -> OpenEntry:
     return open_entry(column, longest=field.longest * field.width, items=True)
 
 
-def _column_field(column: WireColumn, profile: ColumnProfile) -> Field:
-    nullable, values = profile.nulls > 0, profile.rows - profile.nulls
-    if column.wire != BYTES:
-        width = _FLOAT_BYTES
-        if column.wire != FLOAT:
-            width = _varint_width(column, profile)
-        return Field(column, width, nullable, column.shape is not None, profile.longest)
-    if column.shape != ():
-        return Field(column, wire.varint_width(0, MOST_BYTES), nullable, False, profile.longest)
-    if pat.is_decimal(column.leaf):
-        return Field(column, decimal_text_length(column.leaf), nullable, False)
-    constant = profile.total_length == profile.longest * values
-    return Field(column, profile.longest, nullable, constant)
-
-
-def _reserve_room(field: Field, profile: ColumnProfile) -> Field:
-    """Return a field with room for the longest list, if its length was declared."""
-    column = field.column
-    if not profile.declared or field.constant or column.shape == ():
-        return field
-    if pat.is_decimal(column.leaf):
-        return field
-    if column.wire != BYTES:
-        return replace(field, room=field.width * field.longest)
-    width = wire.varint_width(0, profile.longest_item)
-    items = profile.longest if column.shape is None else column.items
-    return replace(field, width=width, room=profile.longest_bytes + items * (1 + width))
-
-
-def _varint_width(column: WireColumn, profile: ColumnProfile) -> int:
-    if profile.minimum is not None and profile.maximum is not None:
-        return wire.varint_width(min(profile.minimum, 0), profile.maximum)
-    if profile.rows == profile.nulls or pat.is_boolean(column.leaf):
-        return 1
-    if pat.is_unsigned_integer(column.leaf):
-        return wire.varint_width(0, min(2**column.leaf.bit_width - 1, LARGEST))
-    return wire.MAX_VARINT
-
-
-def _variable_reason(fields: Sequence[Field], profiles: Mapping[str, ColumnProfile]) -> str | None:
-    """Return the reason for the variable layout, None for the fixed layout."""
-    _, varying = _split_by_width(fields)
-    unbounded_lists, padding = [], {}
-    for field in varying:
-        name = field.column.name
-        if field.column.shape != () and field.room is None:
-            unbounded_lists.append(name)
-        elif not profiles[name].declared:
-            padding[name] = field.width - _mean_length(field, profiles)
-    if unbounded_lists:
-        return f"lists of different lengths or of strings: {listing(unbounded_lists)}"
-    record = len(framed_template(fields).data)
-    total = sum(padding.values())
-    cost = total / max(record - total, 1)
-    if cost <= MOST_PADDING:
-        return None
-    names = sorted(padding, key=lambda name: -padding[name])
-    worst = listing(names, limit=3)
-    return f"one width for all records would add {cost:.0%} of filling, most for {worst}"
-
-
-def _mean_length(field: Field, profiles: Mapping[str, ColumnProfile]) -> float:
-    profile = profiles[field.column.name]
-    if pat.is_decimal(field.column.leaf):
-        return field.width
-    return profile.total_length / max(profile.rows, 1)
-
-
-def _mean_bytes(record_layout: RecordLayout, profiles: Mapping[str, ColumnProfile]) -> float:
-    """Return the expected bytes of a record with its entry in the index."""
-    if record_layout.fixed:
-        return float(record_layout.record_bytes)
-    size = float(len(record_layout.template.data) + framing.FRAMING + INDEX_ENTRY)
-    for tail in record_layout.tails:
-        profile = profiles[tail.field.column.name]
-        items = 1.0
-        item_bytes = _mean_length(tail.field, profiles)
-        if tail.field.column.shape != ():
-            items = profile.total_length / max(profile.rows, 1)
-            item_bytes = tail.field.width
-        if tail.field.item_head:
-            # Profiles do not count the bytes of strings in lists. The estimate only affects the
-            # number of shards.
-            item_bytes += STRING_GUESS
-        size += len(tail.entry.head) + items * item_bytes
-    return size
-
-
-def _check_values(pairs: Sequence[tuple[WireColumn, ColumnProfile]]) -> None:
-    refused = []
-    for column, profile in pairs:
-        if column.wire == INT64 and profile.maximum is not None and profile.maximum > LARGEST:
-            remedy = "store it as a string or a float64"
-            refused.append(f"{column.name}: {profile.maximum} is above 2**63-1 ({remedy})")
-        if profile.inner_nulls:
-            refused.append(f"{column.name}: {profile.inner_nulls:,} nulls inside lists (fill them)")
-    if refused:
-        raise UnsupportedType(
-            f"TFRecord does not support values of these columns: {'; '.join(refused)}.",
-            hint="change these values, or use data_format='parquet'",
-        )
-
-
-def _field_json(field: Field) -> dict[str, Any]:
-    field_json = {
-        "name": field.column.name,
-        "list": field.column.wire,
-        "width": field.width,
-        "items": None if field.column.shape is None else field.column.items,
-        "nullable": field.nullable,
-        "constant": field.constant,
-        "longest": field.longest,
-    }
-    if field.room is not None:
-        field_json["room"] = field.room
-    return field_json
-
-
-def _offsets_json(slot: Slot) -> dict[str, int]:
-    """Return the offsets of values, key, null byte and length in a record as JSON."""
-    offsets = {"offset": slot.offset, "key_offset": slot.key_offset}
-    if slot.null_byte is not None:
-        offsets["null_offset"] = slot.null_byte.offset
-    if slot.entry is not None:
-        offsets["length_offset"] = slot.entry_offset + slot.entry.lengths[-1][0]
-        offsets["length_width"] = slot.entry.length_width
-    return offsets
+# Cache of parsed layouts by identity: all shards of a dataset pass the same object.
+_CACHED_LAYOUTS: list[tuple[Layout, RecordLayout]] = []

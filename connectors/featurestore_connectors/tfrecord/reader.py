@@ -1,45 +1,31 @@
-"""Readers of shards with random access: row ranges as Arrow, and raw records."""
+"""Written shards: random access to row ranges and raw records, and verification.
+
+Verification checks framing and checksums of every record, the index, and the number of rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from crc32c import crc32c
 
 from featurestore.errors import DatasetDamaged
-from featurestore.plugins.format import Plane
+from featurestore.plugins.format import Plane, ShardProblem
 from featurestore.plugins.plain import select_fields
 from featurestore.storage import files
-from featurestore_connectors.tfrecord import fixed, regions
+from featurestore_connectors.tfrecord import fixed, items, wire
 from featurestore_connectors.tfrecord.layout import RecordLayout
 from featurestore_connectors.tfrecord.planes import FixedPlaneReader
 from featurestore_connectors.tfrecord.variable import INDEX_SUFFIX, Span
 
-
-def map_records(path: str, *, record_bytes: int) -> npt.NDArray[np.uint8]:
-    """Return a memory map of a shard, uint8 of shape (rows, record_bytes).
-
-    Raises:
-        DatasetDamaged: The file is missing, or its size is not a multiple of the record size.
-    """
-    try:
-        size = files.status(path).size
-    except OSError as error:
-        raise DatasetDamaged(
-            f"The shard {path!r} cannot be read: {error.strerror or error}."
-        ) from error
-    if size % record_bytes:
-        raise DatasetDamaged(
-            f"The shard {path!r} has {size:,} bytes, "
-            f"which is not a multiple of its records' {record_bytes:,}.",
-            hint="it was truncated or changed; featurestore td verify lists the damage",
-        )
-    if size == 0:
-        return np.zeros((0, record_bytes), np.uint8)
-    return np.memmap(path, np.uint8, "r").view(np.ndarray).reshape(-1, record_bytes)
+MAX_PROBLEMS = 10
+CHUNK_RECORDS = 4096
 
 
 class FixedShard:
@@ -103,20 +89,6 @@ class VariableShard:
         self._data = None
 
 
-def read_index(path: str, *, size: int) -> npt.NDArray[np.uint64]:
-    """Return the offsets of the records of a shard of ``size`` bytes, and its end."""
-    name = path + INDEX_SUFFIX
-    try:
-        index = np.fromfile(name, "<u8")
-    except OSError as error:
-        raise DatasetDamaged(
-            f"The index {name!r} cannot be read: {error.strerror or error}."
-        ) from error
-    if len(index) == 0 or index[0] != 0 or index[-1] != size or (index[1:] < index[:-1]).any():
-        raise DatasetDamaged(f"The index {name!r} does not belong to its shard of {size:,} bytes.")
-    return index
-
-
 class FixedAccess:
     """Random access to fixed-width records (``formats.RecordAccess``)."""
 
@@ -136,7 +108,7 @@ class FixedAccess:
         return fixed.decode(records, self._layout.template, columns)
 
     def present(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[np.bool_] | None:
-        return regions.read_present(records, self._layout.template.slot(column))
+        return items.read_present(records, self._layout.template.slot(column))
 
     def padded_texts(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[np.bytes_] | None:
         return fixed.read_padded(records, self._layout.template.slot(column))
@@ -146,3 +118,145 @@ class FixedAccess:
 
     def plane_reader(self, groups: Sequence[Sequence[Plane | None]]) -> FixedPlaneReader:
         return FixedPlaneReader(self._layout.template, groups)
+
+
+def map_records(path: str, *, record_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return a memory map of a shard, uint8 of shape (rows, record_bytes).
+
+    Raises:
+        DatasetDamaged: The file is missing, or its size is not a multiple of the record size.
+    """
+    try:
+        size = files.status(path).size
+    except OSError as error:
+        raise DatasetDamaged(
+            f"The shard {path!r} cannot be read: {error.strerror or error}."
+        ) from error
+    if size % record_bytes:
+        raise DatasetDamaged(
+            f"The shard {path!r} has {size:,} bytes, "
+            f"which is not a multiple of its records' {record_bytes:,}.",
+            hint="it was truncated or changed; featurestore td verify lists the damage",
+        )
+    if size == 0:
+        return np.zeros((0, record_bytes), np.uint8)
+    return np.memmap(path, np.uint8, "r").view(np.ndarray).reshape(-1, record_bytes)
+
+
+def read_index(path: str, *, size: int) -> npt.NDArray[np.uint64]:
+    """Return the offsets of the records of a shard of ``size`` bytes, and its end."""
+    name = path + INDEX_SUFFIX
+    try:
+        index = np.fromfile(name, "<u8")
+    except OSError as error:
+        raise DatasetDamaged(
+            f"The index {name!r} cannot be read: {error.strerror or error}."
+        ) from error
+    if len(index) == 0 or index[0] != 0 or index[-1] != size or (index[1:] < index[:-1]).any():
+        raise DatasetDamaged(f"The index {name!r} does not belong to its shard of {size:,} bytes.")
+    return index
+
+
+def verify_shard(path: str, layout: RecordLayout, *, rows: int) -> list[ShardProblem]:
+    """Return the first problems of a shard."""
+    try:
+        if layout.compression == "GZIP":
+            return _first_problems(_check_records(path, _inflate(path), rows=rows))
+        if layout.fixed:
+            return _first_problems(_check_fixed(path, layout, rows=rows))
+        data = map_records(path, record_bytes=1)[:, 0]
+        problems = _first_problems(_check_records(path, data, rows=rows))
+        return problems or _first_problems(_check_index(path, data))
+    except DatasetDamaged as error:
+        return [ShardProblem(path, error.message)]
+    except zlib.error as error:
+        return [ShardProblem(path, f"is not valid GZIP: {error}")]
+
+
+def _first_problems(problems: Iterator[ShardProblem]) -> list[ShardProblem]:
+    return [problem for problem, _ in zip(problems, range(MAX_PROBLEMS), strict=False)]
+
+
+def _inflate(path: str) -> npt.NDArray[np.uint8]:
+    compressed = map_records(path, record_bytes=1)[:, 0]
+    unpack = zlib.decompressobj(wbits=31)
+    data = unpack.decompress(compressed.tobytes()) + unpack.flush()
+    if not unpack.eof or unpack.unused_data:
+        raise DatasetDamaged(f"The shard {path!r} is not one complete GZIP stream.")
+    return np.frombuffer(data, np.uint8)
+
+
+def _check_fixed(path: str, layout: RecordLayout, *, rows: int) -> Iterator[ShardProblem]:
+    width = layout.record_bytes
+    data = map_records(path, record_bytes=1)[:, 0]
+    count = len(data) // width
+    head = np.frombuffer(layout.template.data[: wire.HEADER], np.uint8)
+    for first in range(0, count, CHUNK_RECORDS):
+        records = data[first * width : min(first + CHUNK_RECORDS, count) * width].reshape(-1, width)
+        has_valid_header = (records[:, : wire.HEADER] == head).all(axis=1)
+        checksums = records[:, -wire.FOOTER :].copy().view("<u4")[:, 0]
+        has_valid_payload = checksums == wire.payload_checksums(records)
+        for row in np.flatnonzero(~(has_valid_header & has_valid_payload)).tolist():
+            problem = (
+                "the payload does not match its checksum"
+                if has_valid_header[row]
+                else "the length or its checksum is wrong"
+            )
+            position = 0 if not has_valid_header[row] else wire.HEADER
+            yield ShardProblem(
+                path, problem, offset=(first + row) * width + position, row=first + row
+            )
+    if len(data) % width:
+        yield ShardProblem(path, "the last record is truncated", offset=count * width, row=count)
+    if count != rows:
+        yield ShardProblem(
+            path, f"has {count:,} rows, but {rows:,} in the manifest", offset=len(data)
+        )
+
+
+def _check_records(path: str, data: npt.NDArray[np.uint8], *, rows: int) -> Iterator[ShardProblem]:
+    """Check records in order, up to the first wrong length, which hides the next record."""
+    view, offset, row = memoryview(data), 0, 0  # type: ignore[arg-type]
+    while offset < len(data):
+        head = view[offset : offset + wire.HEADER]
+        if len(head) < wire.HEADER:
+            yield ShardProblem(path, "the last record is truncated", offset=offset, row=row)
+            return
+        length, checksum = struct.unpack("<QI", head)
+        if checksum != wire.mask(crc32c(head[:8])):
+            yield ShardProblem(path, "the length or its checksum is wrong", offset=offset, row=row)
+            return
+        end = offset + wire.HEADER + length
+        if end + wire.FOOTER > len(data):
+            yield ShardProblem(path, "the last record is truncated", offset=offset, row=row)
+            return
+        (payload_checksum,) = struct.unpack("<I", view[end : end + wire.FOOTER])
+        if payload_checksum != wire.mask(crc32c(view[offset + wire.HEADER : end])):
+            yield ShardProblem(
+                path,
+                "the payload does not match its checksum",
+                offset=offset + wire.HEADER,
+                row=row,
+            )
+        offset, row = end + wire.FOOTER, row + 1
+    if row != rows:
+        yield ShardProblem(
+            path, f"has {row:,} rows, but {rows:,} in the manifest", offset=len(data)
+        )
+
+
+def _check_index(path: str, data: npt.NDArray[np.uint8]) -> Iterator[ShardProblem]:
+    index = read_index(path, size=len(data)).astype(np.int64)
+    starts, offset = [], 0
+    while offset < len(data):
+        starts.append(offset)
+        offset += int.from_bytes(data[offset : offset + 8].tobytes(), "little") + wire.FRAMING
+    wrong_rows = np.flatnonzero(index[: len(starts)] != starts[: len(index)])
+    if len(index) != len(starts) + 1:
+        yield ShardProblem(
+            path, f"the index has {len(index) - 1:,} rows, the shard {len(starts):,}"
+        )
+    elif len(wrong_rows):
+        yield ShardProblem(
+            path, f"the index is wrong from row {wrong_rows[0]:,} on", row=int(wrong_rows[0])
+        )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore_connectors.tfrecord import framing, items, wire
+from featurestore_connectors.tfrecord import items, wire
 from featurestore_connectors.tfrecord.fixed import Encoder, Records, read_column
 from featurestore_connectors.tfrecord.items import profile_mismatch
 from featurestore_connectors.tfrecord.layout import RecordLayout, Tail
@@ -53,11 +53,11 @@ class VariableEncoder:
         offsets, data = binary_parts(payload)
         lengths = np.diff(offsets)
         bounds = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
-        footers = framing.checksums(data, bounds).astype("<u4")[:, None].view(np.uint8)
+        footers = wire.checksums(data, bounds).astype("<u4")[:, None].view(np.uint8)
         framed = pc.binary_join_element_wise(
             _headers(lengths), payload, items.binary_rows(footers), _NOTHING
         )
-        return binary_parts(framed)[1], lengths + framing.FRAMING
+        return binary_parts(framed)[1], lengths + wire.FRAMING
 
 
 def _split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -72,9 +72,9 @@ def _split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def _headers(lengths: npt.NDArray[np.int64]) -> pa.Array:
     distinct, length_index = np.unique(lengths, return_inverse=True)
-    headers = b"".join(framing.header(int(length)) for length in distinct)
+    headers = b"".join(wire.header(int(length)) for length in distinct)
     return items.binary_rows(
-        np.frombuffer(headers, np.uint8).reshape(-1, framing.HEADER)[length_index]
+        np.frombuffer(headers, np.uint8).reshape(-1, wire.HEADER)[length_index]
     )
 
 
@@ -98,9 +98,6 @@ def _encode(array: pa.Array, tail: Tail) -> list[pa.Array]:
     return [items.binary_rows(heads), items.binary(lengths, data)]
 
 
-# -- decoding -----------------------------------------------------------------
-
-
 class Span:
     """The bytes of records ``[start, stop)`` of a shard, with the start of each record."""
 
@@ -108,7 +105,7 @@ class Span:
         self, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], layout: RecordLayout
     ) -> None:
         self._data, self._layout = data, layout
-        self._starts = starts + framing.HEADER
+        self._starts = starts + wire.HEADER
         self._heads: Records | None = None
         self._tails: dict[str, tuple[Tail, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
         offsets = self._starts + len(layout.template.data)
@@ -119,7 +116,7 @@ class Span:
             ).view(np.int64)
             self._tails[tail.field.column.name] = tail, offsets, lengths
             offsets = offsets + len(entry.head) + lengths
-        self.ends = offsets + framing.FOOTER
+        self.ends = offsets + wire.FOOTER
 
     def column(self, name: str) -> pa.Array:
         """Return a column as its feature type."""
@@ -128,7 +125,7 @@ class Span:
                 # Include the footer's number of bytes after the head, which always exist: varints
                 # are read by words.
                 self._heads = items.take(
-                    self._data, self._starts, len(self._layout.template.data) + framing.FOOTER
+                    self._data, self._starts, len(self._layout.template.data) + wire.FOOTER
                 )
             return read_column(self._heads, self._layout.template.slot(name))
         tail, offsets, lengths = self._tails[name]

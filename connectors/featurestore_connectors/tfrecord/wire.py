@@ -1,16 +1,27 @@
-"""The wire format of ``tf.train.Example``: varints, also with padding, and tags.
+"""Bytes of records: the wire format of ``tf.train.Example`` and the framing of TFRecord.
 
-https://protobuf.dev/programming-guides/encoding defines varints and tags;
+https://protobuf.dev/programming-guides/encoding defines varints, also with padding, and tags;
 ``tensorflow/core/example/feature.proto`` defines the fields.
+
+A framed record is ``uint64 length | masked CRC of the length | payload | masked CRC of the payload``,
+little-endian. The masked checksum is CRC-32C (Castagnoli), rotated and shifted by a constant:
+https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
+HEADER = 12
+FOOTER = 4
+FRAMING = HEADER + FOOTER
 FEATURES = (
     0x0A  # Example.features, Features.feature, map key, BytesList.value: field 1, length-delimited
 )
@@ -21,7 +32,11 @@ BYTES_LIST = 0x0A  # Feature.bytes_list: field 1
 SKIPPED = 0x7A  # field 15 of Example, which no parser knows and every parser skips
 MASKED_KEY = 0x01  # first character of the keys of nulls in layouts before version 3
 MAX_VARINT = 10
-
+# The ten bytes of an 8-bit integer are its lowest seven bits, eight bytes of sign bits, and a last
+# byte for the sign. These are the bytes between the first and the last one.
+POSITIVE, NEGATIVE = 0x80, 0xFF
+# The last two bytes of a positive number, and the bits that differ for a negative one.
+_LAST, _LAST_OF_NEGATIVE = 0x0080, 0x017F
 _U64 = np.dtype("<u8")
 _CONTINUATION_BITS = 0x8080808080808080
 _SHIFTS = ((28, 4), (14, 2), (7, 1))
@@ -57,25 +72,65 @@ def delimited(tag: int, body: bytes) -> bytes:
     return bytes([tag]) + varint(len(body)) + body
 
 
-# Each step shifts the upper half of every field, so that 56 bits become eight groups of seven.
-_STEPS = tuple(
-    (stays, (stays << (bits + shift)) & (2**64 - 1), shift)
-    for bits, shift in _SHIFTS
-    # The low ``bits`` of every second field.
-    for stays in [sum(((1 << bits) - 1) << low for low in range(0, 64, 2 * (bits + shift)))]
-)
+def write_varints(target: npt.NDArray[Any], values: npt.NDArray[np.uint64], *, width: int) -> bool:
+    """Write varints of ``width`` bytes into a byte array of shape (..., width).
 
+    ``values`` are overwritten. The last axis of ``target`` must be contiguous.
 
-def spreading_steps(width: int) -> tuple[tuple[int, int, int], ...]:
-    """Return the steps that spread ``width <= 8`` bytes.
-
-    A step is a mask of the bits that stay, a mask of the shifted bits, and the shift.
+    Returns:
+        True if every value fits into ``width`` bytes.
     """
-    if width > 4:
-        return _STEPS
-    if width > 2:
-        return _STEPS[1:]
-    return _STEPS[2:]
+    fits = width == MAX_VARINT or not len(values) or int(values.max()) >> 7 * width == 0
+    if width == 1:
+        target[..., 0] = values
+    elif width < 9:
+        _store_words(target, spread(values, width=width), width=width)
+    else:
+        last_bytes = values >> np.uint64(56)
+        if width == MAX_VARINT:
+            last_bytes |= np.uint64(0x80)
+            target[..., 9] = (values >> np.uint64(63)).astype(np.uint8)
+        target[..., 8] = last_bytes.astype(np.uint8)
+        values &= np.uint64((1 << 56) - 1)
+        _store_words(target[..., :8], spread(values, width=8) | np.uint64(0x80 << 56), width=8)
+    return fits
+
+
+def write_int8(records: npt.NDArray[np.uint8], start: int, numbers: npt.NDArray[np.int8]) -> None:
+    """Write 8-bit integers as ten-byte varints at a byte offset of the records."""
+    words = numbers.astype(np.int64)
+    words |= np.int64(_CONTINUATION_BITS - 2**64)
+    records[:, start : start + 8].view("<i8")[:, 0] = words
+    ends = (numbers >> 7).astype(np.int16)
+    ends &= np.int16(_LAST_OF_NEGATIVE)
+    ends ^= np.int16(_LAST)
+    records[:, start + 8 : start + 10].view("<i2")[:, 0] = ends
+
+
+def read_varints(source: npt.NDArray[Any], *, width: int) -> npt.NDArray[np.uint64]:
+    """Decode varints of ``width`` bytes from a byte array of shape (..., width)."""
+    if width == 1:
+        return source[..., 0].astype(_U64)
+    words = np.zeros(source.shape[:-1], dtype=_U64)
+    head = min(width, 8)
+    _as_items(words[..., None].view(np.uint8), head)[...] = _as_items(source, head)
+    result = gather(words, width=head)
+    if width > 8:
+        result |= (source[..., 8] & np.uint8(0x7F)).astype(_U64) << np.uint64(56)
+    if width > 9:
+        result |= (source[..., 9] & np.uint8(1)).astype(_U64) << np.uint64(63)
+    return result
+
+
+def _store_words(target: npt.NDArray[Any], words: npt.NDArray[np.uint64], *, width: int) -> None:
+    _as_items(target, width)[...] = _as_items(
+        np.ascontiguousarray(words)[..., None].view(np.uint8), width
+    )
+
+
+def _as_items(array: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
+    """View the first ``width`` bytes of the last axis as one item, which numpy copies at once."""
+    return array[..., :width].view(f"V{width}")[..., 0]
 
 
 def spread(values: npt.NDArray[np.uint64], *, width: int) -> npt.NDArray[np.uint64]:
@@ -113,57 +168,71 @@ def join(words: npt.NDArray[Any], *, width: int) -> npt.NDArray[Any]:
     return words
 
 
-def write_varints(target: npt.NDArray[Any], values: npt.NDArray[np.uint64], *, width: int) -> bool:
-    """Write varints of ``width`` bytes into a byte array of shape (..., width).
+def spreading_steps(width: int) -> tuple[tuple[int, int, int], ...]:
+    """Return the steps that spread ``width <= 8`` bytes.
 
-    ``values`` are overwritten. The last axis of ``target`` must be contiguous.
-
-    Returns:
-        True if every value fits into ``width`` bytes.
+    A step is a mask of the bits that stay, a mask of the shifted bits, and the shift.
     """
-    if width == MAX_VARINT:
-        _write_long(target, values)
-        return True
-    fits = not len(values) or int(values.max()) >> 7 * width == 0
-    if width == 1:
-        target[..., 0] = values
-    elif width == 9:
-        target[..., 8] = (values >> np.uint64(56)).astype(np.uint8)
-        values &= np.uint64((1 << 56) - 1)
-        _store_words(target[..., :8], spread(values, width=8) | np.uint64(0x80 << 56), width=8)
-    else:
-        _store_words(target, spread(values, width=width), width=width)
-    return fits
+    if width > 4:
+        return _STEPS
+    if width > 2:
+        return _STEPS[1:]
+    return _STEPS[2:]
 
 
-def _write_long(target: npt.NDArray[Any], values: npt.NDArray[np.uint64]) -> None:
-    target[..., 8] = ((values >> np.uint64(56)) | np.uint64(0x80)).astype(np.uint8)
-    target[..., 9] = (values >> np.uint64(63)).astype(np.uint8)
-    values &= np.uint64((1 << 56) - 1)
-    _store_words(target[..., :8], spread(values, width=8) | np.uint64(0x80 << 56), width=8)
+# Each step shifts the upper half of every field, so that 56 bits become eight groups of seven.
+_STEPS = tuple(
+    (stays, (stays << (bits + shift)) & (2**64 - 1), shift)
+    for bits, shift in _SHIFTS
+    # The low ``bits`` of every second field.
+    for stays in [sum(((1 << bits) - 1) << low for low in range(0, 64, 2 * (bits + shift)))]
+)
 
 
-def read_varints(source: npt.NDArray[Any], *, width: int) -> npt.NDArray[np.uint64]:
-    """Decode varints of ``width`` bytes from a byte array of shape (..., width)."""
-    if width == 1:
-        return source[..., 0].astype(_U64)
-    words = np.zeros(source.shape[:-1], dtype=_U64)
-    head = min(width, 8)
-    _as_items(words[..., None].view(np.uint8), head)[...] = _as_items(source, head)
-    result = gather(words, width=head)
-    if width > 8:
-        result |= (source[..., 8] & np.uint8(0x7F)).astype(_U64) << np.uint64(56)
-    if width > 9:
-        result |= (source[..., 9] & np.uint8(1)).astype(_U64) << np.uint64(63)
-    return result
+def header(length: int) -> bytes:
+    """Return the first 12 bytes of a record whose payload has ``length`` bytes.
+
+    >>> header(41).hex()
+    '290000000000000037ff5f00'
+    """
+    packed = struct.pack("<Q", length)
+    return packed + struct.pack("<I", mask(crc32c(packed)))
 
 
-def _store_words(target: npt.NDArray[Any], words: npt.NDArray[np.uint64], *, width: int) -> None:
-    _as_items(target, width)[...] = _as_items(
-        np.ascontiguousarray(words)[..., None].view(np.uint8), width
+def record(payload: bytes) -> bytes:
+    """Return one framed record."""
+    return header(len(payload)) + payload + struct.pack("<I", mask(crc32c(payload)))
+
+
+def mask(crc: int) -> int:
+    """Return the masked form of a CRC-32C.
+
+    >>> hex(mask(crc32c(b"123456789")))
+    '0xc78ab0e5'
+    """
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def masks(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Return the masked forms of CRC-32C checksums."""
+    with np.errstate(over="ignore"):
+        return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(0xA282EAD8)
+
+
+def payload_checksums(records: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
+    """Return the masked CRCs of the payloads of records of shape (n, record_bytes).
+
+    The loop over records runs in C.
+    """
+    count, width = records.shape
+    data = memoryview(records.reshape(-1))  # type: ignore[arg-type]
+    payloads = struct.Struct(f"{HEADER}x{width - FRAMING}s{FOOTER}x").iter_unpack(data)
+    return masks(np.fromiter(map(crc32c, chain.from_iterable(payloads)), np.uint32, count))
+
+
+def checksums(data: Any, bounds: Sequence[tuple[int, int]]) -> npt.NDArray[np.uint32]:
+    """Return the masked CRCs of the ranges ``[start, end)`` of a buffer."""
+    view = memoryview(data).cast("B")
+    return masks(
+        np.fromiter((crc32c(view[start:end]) for start, end in bounds), np.uint32, len(bounds))
     )
-
-
-def _as_items(array: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
-    """View the first ``width`` bytes of the last axis as one item, which numpy copies at once."""
-    return array[..., :width].view(f"V{width}")[..., 0]

@@ -114,7 +114,7 @@ def _remedy(kind: pa.DataType) -> str:
 
 
 def present(array: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Return the mask of rows with a value, None if there are no nulls."""
+    """Return the mask of rows with a value, None without nulls."""
     if array.null_count == 0:
         return None
     result: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
@@ -180,6 +180,21 @@ def integers(values: pa.Array) -> npt.NDArray[np.uint64]:
     return numbers.astype(np.int64).view(np.uint64)
 
 
+def to_int8(values: pa.Array) -> npt.NDArray[np.int8]:
+    """Return booleans or 8-bit integers as int8, nulls as 0."""
+    if values.null_count:
+        values = values.fill_null(False if pat.is_boolean(values.type) else 0)
+    if not pat.is_boolean(values.type):
+        numbers: npt.NDArray[np.int8] = values.to_numpy()
+        return numbers
+    if len(values) == 0:
+        return np.zeros(0, np.int8)
+    first, skipped = divmod(values.offset, 8)
+    bits = np.frombuffer(values.buffers()[1], np.uint8, offset=first)
+    unpacked = np.unpackbits(bits, count=skipped + len(values), bitorder="little")
+    return unpacked[skipped:].view(np.int8)
+
+
 def floats(values: pa.Array) -> npt.NDArray[np.float32]:
     """Return floats as float32, nulls as 0."""
     if values.null_count:
@@ -187,7 +202,7 @@ def floats(values: pa.Array) -> npt.NDArray[np.float32]:
     numbers = values.to_numpy()
     if numbers.dtype == np.float32:
         return numbers
-    # Signalling NaN become quiet NaN, which is no reason for a warning.
+    # Signalling NaN become quiet NaN, without a warning.
     with np.errstate(over="ignore", invalid="ignore"):
         return numbers.astype(np.float32)
 

@@ -156,9 +156,9 @@ def fitting(store: Any, rows: pa.Table, rounds: int) -> None:
 
 def pass_memory(rows: int, distinct: int) -> dict[str, float]:
     """Return the memory that counting the values of a number and a text takes, and check them."""
-    from featurestore.transform.counting import ValueCounts, to_sample
-    from featurestore.transform.forms import Form
-    from featurestore.transform.sample import quantile
+    from featurestore.transform.fit import ValueCounts, to_sample
+    from featurestore.transform.rules.rule import quantile
+    from featurestore.transform.steps import Form
 
     counts = ValueCounts(("x", "s"))
     state = counts.start()

@@ -56,7 +56,7 @@ from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
 from featurestore.retrieval import FeatureFrame as FeatureFrame
 from featurestore.retrieval import LeakReport
-from featurestore.retrieval.join_keys import JoinKey
+from featurestore.retrieval.resolve import JoinKey
 from featurestore.sources import SourceFrame
 from featurestore.statistics import compare_statistics as compare_statistics
 from featurestore.store import FeatureStore as FeatureStore

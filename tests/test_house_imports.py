@@ -144,13 +144,10 @@ for group in ("featurestore.engines", "featurestore.formats", "featurestore.vali
 LAZY_CIRCLES = {
     ("featurestore._current", "featurestore.store"),
     ("featurestore.store", "featurestore.store.remote"),
-    ("featurestore.training.dataset", "featurestore.training.statistics"),
     ("featurestore.statistics.accumulator", "featurestore.statistics.codec"),
     ("featurestore.model.plan", "featurestore.model.plan_text"),
     ("featurestore.model.statistics", "featurestore.model.statistics_text"),
     ("featurestore.readers.checkpoint", "featurestore.readers.reader"),
-    ("featurestore.readers.evaluation", "featurestore.readers.keras_data"),
-    ("featurestore.transform.fitted", "featurestore.transform.batches"),
     ("featurestore.registry.search_documents", "featurestore.registry.window_features"),
 }
 

@@ -1,9 +1,8 @@
 """Aggregates over time windows as of every label, independent of the engines.
 
-``kernel`` aggregates rows and labels that are sorted by key and time. ``ranges`` computes which
-rows are in the windows of which labels, ``windows`` reduces them; ``counts``, ``sums`` and
-``extremes`` implement the functions; ``exact``, ``double_double``, ``rounding`` and ``variance``
-provide exact arithmetic. ``stream`` processes a sorted stream key by key, ``incremental`` keys that
-exceed memory. ``reference`` is an independent, slow implementation for tests and checks.
+``kernel`` aggregates rows and labels that are sorted by key and time. ``chunk`` computes which rows
+are in the windows of which labels, ``windows`` reduces them; ``counts`` and ``sums`` implement the
+functions; ``exact`` provides exact arithmetic. ``window_side`` processes a sorted ``stream`` key by
+key, ``incremental`` keys that exceed memory. ``reference`` is an independent, slow implementation for tests and checks.
 ``docs/window-aggregates.md`` explains the rules and proves the algorithms.
 """

@@ -1,19 +1,21 @@
 """Incremental aggregation of a group that exceeds memory, block by block.
 
-Between blocks only the state that later labels need is retained; ``docs/window-aggregates.md``
-explains which rows these are and why they are sufficient.
+Between blocks only the state that later labels need is retained: totals, for sums and counts, and
+the rows that suffice, for functions that select values. ``docs/window-aggregates.md`` explains
+which rows these are and why they are sufficient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
-from featurestore.aggregates.blocks import STREAM_TIME
-from featurestore.aggregates.chunk import Aggregate, Totals
+from featurestore.aggregates.chunk import NEVER, Aggregate, Chunk, Labels, Rows, Timeline, Totals
 from featurestore.aggregates.column_codes import (
     Flags,
     Integers,
@@ -21,10 +23,18 @@ from featurestore.aggregates.column_codes import (
     to_flags,
     to_integers,
 )
-from featurestore.aggregates.events import AggregateRequest, Events
-from featurestore.aggregates.ranges import NEVER, Labels, Rows
-from featurestore.aggregates.summaries import SELECTING, select_rows, sum_totals
+from featurestore.aggregates.counts import sort_codes, value_counts, value_groups
+from featurestore.aggregates.stream import STREAM_TIME, AggregateRequest, Events
+from featurestore.aggregates.sums import (
+    exact_integers,
+    finite_doubles,
+    finite_squares,
+    limb_sums,
+    non_finite_counts,
+)
 
+# A label time after all rows.
+_LABEL_TIME = int(np.iinfo(np.int64).max) // 4
 Condition = tuple[int, int | None]
 
 
@@ -78,7 +88,9 @@ class IncrementalGroup:
         self._key_names = list(keys)
         self._seen_keys: pa.Table | None = None
         self._key_states: list[_KeyState] = []
-        self._window_extent = _max_window_extent(request.aggregates)
+        # The maximum time for which a bounded window may contain a row.
+        extents = [each.offset + (each.over or 0) for each in request.aggregates]
+        self._window_extent = max(extents, default=0)
 
     def aggregate(
         self,
@@ -99,24 +111,22 @@ class IncrementalGroup:
         """
         table = block.select([name for name in block.column_names if name[0] not in "kc"])
         has_time = to_flags(block.column(STREAM_TIME).is_valid())
-        key_answers: list[list[pa.Array]] = []
+        arrays_by_key: list[list[pa.Array]] = []
         for key_number, state in self._states(block, keys):
             key_rows = row_numbers[keys[row_numbers] == key_number]
             times = time[label_numbers[keys[label_numbers] == key_number]]
             new_rows = table.take(pa.array(key_rows))
             if len(times):
-                key_answers.append(self._aggregate_key(state, new_rows, times))
+                arrays_by_key.append(self._aggregate_key(state, new_rows, times))
             if len(key_rows):
                 self._absorb(state, new_rows, int(time[has_time].max()))
-        empty_answers = self._run_kernel(
+        empty_arrays = self._run_kernel(
             [table.slice(0, 0)], np.zeros(1, np.int64), self._request.aggregates, {}
         )
-        answers = []
-        for position, empty_answer in enumerate(empty_answers):
-            answers.append(
-                pa.concat_arrays([*[each[position] for each in key_answers], empty_answer])
-            )
-        return answers
+        return [
+            pa.concat_arrays([*[each[position] for each in arrays_by_key], empty_array])
+            for position, empty_array in enumerate(empty_arrays)
+        ]
 
     def _states(self, block: pa.Table, keys: Integers) -> list[tuple[int, _KeyState]]:
         """Return the key numbers of a block, in order, with the state of each key."""
@@ -152,12 +162,12 @@ class IncrementalGroup:
         aggregates = self._request.aggregates
         if not state.segments:
             return self._run_kernel(tables, times, aggregates, {})
-        answers_by_number: dict[int, pa.Array] = {}
+        arrays_by_number: dict[int, pa.Array] = {}
         for numbers in self._by_window():
             window_aggregates = [aggregates[number] for number in numbers]
-            answers = self._aggregate_window(state.segments, tables, times, window_aggregates)
-            answers_by_number.update(zip(numbers, answers, strict=True))
-        return [answers_by_number[number] for number in range(len(aggregates))]
+            arrays = self._aggregate_window(state.segments, tables, times, window_aggregates)
+            arrays_by_number.update(zip(numbers, arrays, strict=True))
+        return [arrays_by_number[number] for number in range(len(aggregates))]
 
     def _by_window(self) -> list[list[int]]:
         """Group aggregate numbers by window, with separate groups for selecting functions."""
@@ -291,9 +301,99 @@ def _add_totals(
     return merged
 
 
-def _max_window_extent(aggregates: Sequence[Aggregate]) -> int:
-    """Return the maximum time for which a bounded window may contain a row."""
-    extent = 0
+def sum_totals(
+    rows: Rows,
+    *,
+    columns: Sequence[pa.Array],
+    conditions: Sequence[pa.Array],
+    aggregates: Sequence[Aggregate],
+) -> Totals:
+    """Return the totals of rows of one key for aggregates over one column and condition.
+
+    >>> rows = Rows(np.array([0, 0]), np.array([1, 5]))
+    >>> sum_totals(rows, columns=[pa.array([1.5, 2.0])], conditions=[],
+    ...           aggregates=[Aggregate("mean", 0, over=5)])
+    Totals(count=2, sums={'doubles': Fraction(7, 2)}, positive_infinities=0, negative_infinities=0, nans=0)
+    """
+    # A single label whose window contains all rows.
+    last_label = Labels(np.zeros(1, np.int64), np.array([_LABEL_TIME]))
+    chunk = Chunk(Timeline(rows, last_label, keys=1), rows, columns, conditions)
+    totals = Totals()
+    for windowed in aggregates:
+        each = replace(windowed, over=None, offset=0)
+        kind = columns[each.values].type
+        is_integer = not pat.is_floating(kind)
+        sums: dict[str, Fraction] = {}
+        if each.function in ("sum", "mean") and is_integer:
+            total = limb_sums(chunk, each, "whole numbers", exact_integers)
+            sums["whole numbers"] = total.as_fraction(0)
+        elif each.function != "count":
+            sums["doubles"] = limb_sums(chunk, each, "doubles", finite_doubles).as_fraction(0)
+        if each.function in ("std", "var"):
+            sums["squares"] = limb_sums(chunk, each, "squares", finite_squares).as_fraction(0)
+        non_finite = [0, 0, 0]
+        if each.function != "count" and not is_integer:
+            non_finite = [int(counts[0]) for counts in non_finite_counts(chunk, each)]
+        count = int(value_counts(chunk, each)[0])
+        totals = Totals(
+            count, {**totals.sums, **sums}, *map(max, non_finite, totals.non_finite_counts)
+        )
+    return totals
+
+
+def select_rows(
+    columns: Sequence[pa.Array],
+    conditions: Sequence[pa.Array],
+    aggregates: Sequence[Aggregate],
+) -> Integers:
+    """Return the numbers of rows that suffice: functions over them equal those over all rows.
+
+    The rows have one key and are in order; the functions select values.
+
+    >>> select_rows([pa.array([3, 1, 1, 2])], [],
+    ...                  [Aggregate("max", 0, over=5), Aggregate("last", 0, over=5)]).tolist()
+    [0, 3]
+    """
+    count = len(columns[0])
+    rows = Rows(np.zeros(count, np.int64), np.arange(count))
+    no_labels = Labels(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    chunk = Chunk(Timeline(rows, no_labels, keys=1), rows, columns, conditions)
+    selected = [np.zeros(0, np.int64)]
     for each in aggregates:
-        extent = max(extent, each.offset + (each.over or 0))
-    return extent
+        present = np.flatnonzero(chunk.present(each))
+        if len(present):
+            selected.append(present[_SELECTORS[each.function](chunk, each, present)])
+    return np.unique(np.concatenate(selected))
+
+
+def _select_extreme(chunk: Chunk, each: Aggregate, present: Integers) -> Integers:
+    order = sort_codes(chunk, each)
+    choose = np.argmax if each.function == "max" else np.argmin
+    return np.array([choose(order[present])])
+
+
+def _select_distinct(chunk: Chunk, each: Aggregate, present: Integers) -> Integers:
+    groups = chunk.cached_for_column(each, "groups", lambda: value_groups(chunk, each))
+    return np.unique(groups[present], return_index=True)[1].astype(np.int64)
+
+
+def _select_edge(chunk: Chunk, each: Aggregate, present: Integers) -> Integers:
+    """Return the first row, or the last rows."""
+    count = len(present)
+    if each.function == "first":
+        return np.zeros(1, np.int64)
+    return np.arange(max(count - max(each.n, 1), 0), count)
+
+
+_SELECTORS: dict[str, Callable[[Chunk, Aggregate, Integers], Integers]] = {
+    "all": _select_distinct,
+    "any": _select_distinct,
+    "count_distinct": _select_distinct,
+    "first": _select_edge,
+    "last": _select_edge,
+    "last_n": _select_edge,
+    "max": _select_extreme,
+    "min": _select_extreme,
+}
+# Functions that depend on the selected rows only.
+SELECTING = frozenset(_SELECTORS)

@@ -12,9 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.aggregates import counts, extremes, sums
-from featurestore.aggregates.chunk import Aggregate, Chunk, Function, Totals
-from featurestore.aggregates.ranges import AxisOverflow, Labels, Rows, Timeline
+from featurestore.aggregates import counts, sums
+from featurestore.aggregates.chunk import (
+    Aggregate,
+    AxisOverflow,
+    Chunk,
+    Function,
+    Labels,
+    Rows,
+    Timeline,
+    Totals,
+)
 from featurestore.arrow.types import is_nested
 
 
@@ -114,4 +122,4 @@ def result_type(function: Function, kind: pa.DataType, *, n: int = 0) -> pa.Data
     return pa.float64() if pat.is_floating(kind) else None
 
 
-_FUNCTIONS = {**counts.FUNCTIONS, **sums.FUNCTIONS, **extremes.FUNCTIONS}
+_FUNCTIONS = {**counts.FUNCTIONS, **sums.FUNCTIONS}

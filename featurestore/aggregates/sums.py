@@ -25,8 +25,7 @@ from featurestore.aggregates.column_codes import (
     masked_array,
 )
 from featurestore.aggregates.counts import as_summands, value_counts
-from featurestore.aggregates.exact import FixedPoint
-from featurestore.aggregates.rounding import Sums
+from featurestore.aggregates.exact import FixedPoint, Sums
 from featurestore.aggregates.windows import Summands
 from featurestore.errors import InvalidArgument
 
@@ -77,7 +76,7 @@ def _root(number: Fraction) -> float:
 def _in_doubles(
     counts: Integers, sums: tuple[Doubles, Doubles], squares: tuple[Doubles, Doubles]
 ) -> tuple[Doubles, Doubles]:
-    """Return variances, and which of them may not be correctly rounded."""
+    """Return variances, and whether each may not be correctly rounded."""
     n = counts.astype(np.float64)
     high, low = sums
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
@@ -146,7 +145,7 @@ def _sums_and_scale(chunk: Chunk, each: Aggregate) -> tuple[Doubles, float]:
     if pat.is_floating(kind):
         return _double_sums(chunk, each), 1.0
     scale = 10.0**kind.scale if pat.is_decimal(kind) else 1.0
-    return limb_sums(chunk, each, "whole numbers", to_integers).rounded(), scale
+    return limb_sums(chunk, each, "whole numbers", exact_integers).rounded(), scale
 
 
 def _double_sums(chunk: Chunk, each: Aggregate) -> Doubles:
@@ -249,7 +248,7 @@ def limb_sums(
     return window_sums
 
 
-def to_integers(chunk: Chunk, each: Aggregate) -> FixedPoint:
+def exact_integers(chunk: Chunk, each: Aggregate) -> FixedPoint:
     """Return the integers, or unscaled decimals, that count, in limbs."""
     column, present = chunk.columns[each.values], chunk.present(each)
     bits = exact.bits_for(len(column))
@@ -267,7 +266,7 @@ def to_integers(chunk: Chunk, each: Aggregate) -> FixedPoint:
 
 def _integer_sums(chunk: Chunk, each: Aggregate) -> Integers | list[int]:
     """Return sums of integers, as Python integers if they may exceed 64 bits."""
-    sums = limb_sums(chunk, each, "whole numbers", to_integers)
+    sums = limb_sums(chunk, each, "whole numbers", exact_integers)
     if len(sums.limbs) == 1:
         return sums.limbs[0]
     total = sums.limbs[0].astype(object)

@@ -12,18 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.aggregates.blocks import (
+from featurestore.aggregates.chunk import Aggregate, Labels
+from featurestore.aggregates.column_codes import Integers, combined_codes, to_flags, to_integers
+from featurestore.aggregates.incremental import IncrementalGroup
+from featurestore.aggregates.stream import (
     GROUP,
     STREAM_TIME,
+    AggregateRequest,
     StreamBlock,
+    is_sorted,
     split_stream,
     value_changes,
 )
-from featurestore.aggregates.chunk import Aggregate
-from featurestore.aggregates.column_codes import Integers, combined_codes, to_flags, to_integers
-from featurestore.aggregates.events import AggregateRequest, is_sorted
-from featurestore.aggregates.incremental import IncrementalGroup
-from featurestore.aggregates.ranges import Labels
 from featurestore.model.plan import FeaturePlan, WindowJoin
 
 
@@ -126,26 +126,26 @@ class WindowFeatures:
                 np.lexsort((stream_time[label_numbers], key[label_numbers]))
             ]
         if block.is_complete:
-            answers_by_aggregate = self._aggregate_groups(
+            values_by_aggregate = self._aggregate_groups(
                 chunk, key, stream_time >> 1, rows, label_numbers, keys
             )
         else:
-            answers_by_aggregate = incremental.aggregate(
+            values_by_aggregate = incremental.aggregate(
                 chunk, key, stream_time >> 1, rows, label_numbers
             )
-        # Labels without key or time have no rows: their answer is the last one.
-        answer_index = np.full(chunk.num_rows, len(label_numbers), np.int64)
-        answer_index[label_numbers] = np.arange(len(label_numbers))
-        answer_rows = answer_index[is_label]
-        is_in_order = np.array_equal(answer_rows, np.arange(len(label_numbers)))
+        # Labels without key or time have no rows: their value is the last one.
+        value_index = np.full(chunk.num_rows, len(label_numbers), np.int64)
+        value_index[label_numbers] = np.arange(len(label_numbers))
+        value_rows = value_index[is_label]
+        is_in_order = np.array_equal(value_rows, np.arange(len(label_numbers)))
         columns = list(labels.columns)
-        for answers, fill in zip(answers_by_aggregate, self.fills, strict=True):
+        for values, fill in zip(values_by_aggregate, self.fills, strict=True):
             if fill is not None:
-                answers = answers.fill_null(pa.scalar(fill, answers.type))
+                values = values.fill_null(pa.scalar(fill, values.type))
             if is_in_order:
-                columns.append(answers[: len(label_numbers)])
+                columns.append(values[: len(label_numbers)])
             else:
-                columns.append(answers.take(pa.array(answer_rows)))
+                columns.append(values.take(pa.array(value_rows)))
         return pa.table(columns, names=self.schema.names).cast(self.schema)
 
     def _aggregate_groups(

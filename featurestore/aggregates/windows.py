@@ -213,5 +213,5 @@ class LabelRangeWindow(Window):
 
     def totals(self, summands: Summands) -> Integers:
         """Return the sum of the summands of the rows in the window of each label."""
-        begun = summands.sums_up_to(self._begin, labels=self.labels)
-        return begun - summands.sums_up_to(self._end, labels=self.labels)
+        entered = summands.sums_up_to(self._begin, labels=self.labels)
+        return entered - summands.sums_up_to(self._end, labels=self.labels)

@@ -75,7 +75,7 @@ class RunReader:
         Raises:
             ReaderConfigError: Workers share a strategy, and Keras would distribute it again.
         """
-        from featurestore.readers.keras_data import refuse_undistributed
+        from featurestore.readers.keras import refuse_undistributed
 
         refuse_undistributed(
             hint="context.fit(model, epochs=2, validation=checks), "

@@ -43,7 +43,7 @@ class ReaderCheckpoint:
             in place.
         strategy: The ``tf.distribute`` strategy, for the number of this worker.
         keep: Number of checkpoints to keep.
-        position: (worker, workers) if there is no strategy.
+        position: (worker, workers) without a strategy.
         begin: Name of the checkpoint to restore, "" for none; None is the newest. Workers that are
             not synchronized need it, since the first worker may have saved another one already.
     """
@@ -217,7 +217,7 @@ class ReaderCheckpoint:
                 callbacks are added to ``callbacks``. ``validation_data=checks.distribute(strategy)``
                 is equivalent to ``validation=checks``.
         """
-        from featurestore.readers.keras_fit import (
+        from featurestore.readers.keras import (
             merged_history,
             restore_callbacks,
             take_validation_reader,
@@ -273,7 +273,7 @@ class ReaderCheckpoint:
         self, model: Any, callbacks: Sequence[Any], *, step: int, begins: bool, ends: bool
     ) -> list[Any]:
         """Return callbacks that see several fits as one training."""
-        from featurestore.readers.keras_fit import wrap_for_fit
+        from featurestore.readers.keras import wrap_for_fit
 
         if begins and ends:
             return list(callbacks)
@@ -287,8 +287,8 @@ class ReaderCheckpoint:
         self, model: Any, validation: Reader | None, *, frequency: int, step: int
     ) -> list[Any]:
         """Return the callbacks that correct the metrics of an epoch; they must come first."""
-        from featurestore.readers.keras_fit import validation_callback
-        from featurestore.readers.keras_losses import padding_callback
+        from featurestore.readers.evaluation import padding_callback
+        from featurestore.readers.keras import validation_callback
 
         order = self.reader.order
         steps = order.steps_per_epoch
@@ -366,7 +366,7 @@ class _Progress:
 
     def start(self) -> None:
         """Set the callbacks to their restored state: Keras resets them when a fit starts."""
-        from featurestore.readers.keras_fit import restore_callbacks
+        from featurestore.readers.keras import restore_callbacks
 
         restored = self.checkpoint._restored_states
         if restored is not None:
@@ -390,7 +390,7 @@ class _Progress:
             self._save()
 
     def _save(self) -> None:
-        from featurestore.readers.keras_fit import callback_states
+        from featurestore.readers.keras import callback_states
 
         states = callback_states(self.callbacks) if self.callbacks else None
         self.checkpoint._callback_states = states

@@ -13,13 +13,13 @@ import pyarrow.types as pat
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import InvalidArgument, ReaderConfigError, listing
 from featurestore.model.manifest import Manifest, ManifestColumn
-from featurestore.readers.selection import (
+from featurestore.readers.batches import Arrays
+from featurestore.readers.columns import (
     PADDING_WEIGHT,
     PRESENT,
     SAMPLE_WEIGHT,
     SelectedColumn,
 )
-from featurestore.readers.steps import Arrays
 from featurestore.readers.transformed import Transform, label_codes
 
 # Label values in manifests that are not classes.

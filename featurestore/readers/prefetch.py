@@ -1,4 +1,4 @@
-"""Prefetching: results of threads in order, and records of a split read by range requests.
+"""Prefetching: results of threads in order, records read by range requests, and pooled buffers.
 
 A request costs about as much as the transfer of some blocks, so neighboring blocks of a shard are
 fetched by one request. Blocks in the gaps between them are fetched too, and are cached for later
@@ -16,28 +16,26 @@ from functools import cached_property
 from itertools import groupby, pairwise
 from threading import Lock
 from typing import Any, TypeVar
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.readers.bufferpool import BufferPool
 from featurestore.readers.order import EpochOrder, Rows
 from featurestore.readers.shardfiles import ROW_BITS, ROW_MASK, ShardFiles
 from featurestore.storage import files
 
-_EPOCHS_KEPT = 2
-
-
+ALIGNMENT = 64  # bytes: TensorFlow copies arrays with a smaller alignment
+_CACHED_EPOCHS = 2
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Records = npt.NDArray[np.uint8]
 Fetch = Callable[[Sequence[int]], list[Records]]
-
+"""Fetches consecutive blocks of one shard by one request, each into its own buffer."""
 _FETCHES = 8
 _REQUEST_BYTES = 8 << 20
 # Blocks with smaller gaps between them are fetched by one request.
 _GAP_BYTES = 1 << 20
-"""Fetch consecutive blocks of one shard by one request, each into its own buffer."""
 
 
 def prefetched(
@@ -204,6 +202,68 @@ def _fetch_blocks(fetch: Fetch, keys: range, futures: dict[int, Future[Any]]) ->
             futures[key].set_result(block)
 
 
+class BufferPool:
+    """A pool of buffers by purpose, of about equal size per purpose. A pickled copy is empty.
+
+    Allocating new pages for every range of steps costs more time than decoding. A buffer returns to
+    the pool when the last array that refers to it is garbage-collected, also outside of readers:
+    TensorFlow keeps arrays as long as their tensors live.
+
+    Args:
+        free_limit: Most free buffers of each purpose; None keeps all of them, so that the pool never has
+            more buffers than were in use at one time.
+    """
+
+    def __init__(self, free_limit: int | None = 8) -> None:
+        self._free: dict[Any, list[npt.NDArray[np.uint8]]] = {}
+        self._free_limit = free_limit
+
+    def __reduce__(self) -> tuple[type[BufferPool], tuple[int | None]]:
+        return BufferPool, (self._free_limit,)
+
+    def borrow(
+        self, arrays: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], *, purpose: Any
+    ) -> list[npt.NDArray[Any]]:
+        """Return uninitialized arrays of these shapes and types, each aligned to ``ALIGNMENT`` bytes.
+
+        They share one buffer, which returns to the pool when the last array is garbage-collected.
+
+        >>> BufferPool().borrow([((2, 3), np.dtype(np.float32))], purpose="doctest")[0].ctypes.data % 64
+        0
+        """
+        offsets, sizes, end = [], [], 0
+        for shape, dtype in arrays:
+            size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            offsets.append(end)
+            sizes.append(size)
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+        block = self._take_free(end + ALIGNMENT, purpose)
+        # All views keep a reference to this array, because it owns its memory in numpy's eyes.
+        owner = np.frombuffer(block.data, dtype=np.uint8)
+        finalize(owner, self._release, purpose, block).atexit = False
+        aligned_bytes = owner[-owner.ctypes.data % ALIGNMENT :]
+        return [
+            aligned_bytes[offset : offset + size].view(dtype).reshape(shape)
+            for offset, size, (shape, dtype) in zip(offsets, sizes, arrays, strict=True)
+        ]
+
+    def _take_free(self, size: int, purpose: Any) -> npt.NDArray[np.uint8]:
+        free = self._free.setdefault(purpose, [])
+        while free:
+            try:
+                block = free.pop()
+            except IndexError:  # another thread was first
+                break
+            if len(block) >= size:  # smaller ones are from the first steps: drop them
+                return block
+        return np.empty(size, dtype=np.uint8)
+
+    def _release(self, purpose: Any, block: npt.NDArray[np.uint8]) -> None:
+        free = self._free[purpose]
+        if self._free_limit is None or len(free) < self._free_limit:
+            free.append(block)
+
+
 @dataclass(frozen=True)
 class _Source:
     """The objects of a split; without a reference to the reader, so that it can be collected."""
@@ -305,7 +365,7 @@ class RangedShardFiles(ShardFiles):
         if requested is None or window >= requested.stop:
             requested = _RequestedWindows(window, self._blocks_needed_from(epoch, lanes, window))
             self._requested_windows[key] = requested
-            if len(self._requested_windows) > _EPOCHS_KEPT:
+            if len(self._requested_windows) > _CACHED_EPOCHS:
                 self._requested_windows.popitem(last=False)
             self._request_windows(epoch, lanes, requested, stop=window + 1)
         order = epoch.order

@@ -17,14 +17,24 @@ from featurestore.model.arguments import suggest_arguments
 from featurestore.model.cores import usable_cores
 from featurestore.model.manifest import Manifest, ManifestSplit
 from featurestore.plugins.format import find_format
-from featurestore.readers.arrow_numpy import to_numpy, to_ragged
-from featurestore.readers.bufferpool import BufferPool
+from featurestore.readers.batches import Blocks, Iterations, StepRange, StepRanges
+from featurestore.readers.blocks import PackedBlocks, RecordBlocks, WindowBlocks
 from featurestore.readers.class_weights import (
     ClassWeighing,
     ClassWeights,
     class_weighing,
     weights_from_json,
     weights_to_json,
+)
+from featurestore.readers.columns import (
+    PADDING_WEIGHT,
+    SAMPLE_WEIGHT,
+    Nulls,
+    SelectedColumn,
+    select_columns,
+    to_numpy,
+    to_ragged,
+    value_form,
 )
 from featurestore.readers.order import (
     ORDER_VERSION,
@@ -34,18 +44,8 @@ from featurestore.readers.order import (
     default_lanes,
     is_integer,
 )
-from featurestore.readers.prefetch import RangedShardFiles, prefetched
-from featurestore.readers.recordblocks import PackedBlocks, RecordBlocks
-from featurestore.readers.selection import (
-    PADDING_WEIGHT,
-    SAMPLE_WEIGHT,
-    Nulls,
-    SelectedColumn,
-    select_columns,
-    value_form,
-)
+from featurestore.readers.prefetch import BufferPool, RangedShardFiles, prefetched
 from featurestore.readers.shardfiles import RowRanges, ShardFiles, check_shards
-from featurestore.readers.steps import Blocks, Iterations, StepRange, StepRanges
 from featurestore.readers.transformed import (
     ArraysFunction,
     Transform,
@@ -54,7 +54,6 @@ from featurestore.readers.transformed import (
     TransformedWindows,
     transformed_columns,
 )
-from featurestore.readers.windowblocks import WindowBlocks
 from featurestore.storage.selection import storage_for
 from featurestore.storage.shardcache import ShardCache
 
@@ -359,7 +358,7 @@ class Reader:
         [[100, 200], [200, 100]]
         [[200, 100], [100, 200]]
         """
-        from featurestore.readers.keras_data import dataset_for_keras, refuse_undistributed
+        from featurestore.readers.keras import dataset_for_keras, refuse_undistributed
         from featurestore.readers.tensorflow import tf_dataset
 
         if worker is None and workers is None:
@@ -404,7 +403,7 @@ class Reader:
         >>> len(list(reader.distribute(strategy, epochs=3)))  # as many steps as tf_dataset gives
         6
         """
-        from featurestore.readers.keras_data import distribute_for_keras
+        from featurestore.readers.keras import distribute_for_keras
 
         return distribute_for_keras(
             self, strategy, epochs, start_epoch=start_epoch, start_step=start_step

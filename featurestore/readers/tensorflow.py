@@ -19,12 +19,10 @@ import numpy as np
 
 from featurestore.errors import ReaderConfigError, missing_extra
 from featurestore.model.cores import usable_cores
-from featurestore.readers.arrow_numpy import to_ragged
+from featurestore.readers.batches import Blocks, Iterations, Packing
+from featurestore.readers.blocks import PackedBlocks
+from featurestore.readers.columns import PADDING_WEIGHT, to_ragged
 from featurestore.readers.exits import awaited_at_exit
-from featurestore.readers.outputs import Packing
-from featurestore.readers.recordblocks import PackedBlocks
-from featurestore.readers.selection import PADDING_WEIGHT
-from featurestore.readers.steps import Blocks, Iterations
 
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
@@ -432,3 +430,9 @@ def keras_module(model: Any) -> Any:
     packages = {each.__module__.split(".")[0] for each in type(model).__mro__}
     name = "tf_keras" if "tf_keras" in packages else "keras"
     return importlib.import_module(name)
+
+
+def has_parameter_servers(strategy: Any) -> bool:
+    """Return True if a strategy has parameter servers."""
+    kind = import_tensorflow().distribute.ParameterServerStrategy
+    return isinstance(strategy, kind)

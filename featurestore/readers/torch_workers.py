@@ -13,13 +13,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from featurestore.errors import ManifestMismatch, ReaderConfigError
-from featurestore.readers.arrow_numpy import Ragged
+from featurestore.errors import ManifestMismatch, ReaderConfigError, missing_extra
+from featurestore.readers.columns import Ragged
 from featurestore.readers.order import ORDER_VERSION
-from featurestore.readers.torch_library import torch
 
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
+
+# The readers' only import of PyTorch, which is optional; their classes call ``require_torch``.
+try:
+    import torch
+    from torch import distributed
+    from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+except ImportError:
+    torch = distributed = get_worker_info = None
+    DataLoader = IterableDataset = object
+
+__all__ = ["DataLoader", "IterableDataset", "distributed", "get_worker_info", "torch"]
+
+
+def require_torch() -> None:
+    """Raise MissingExtra unless PyTorch is installed."""
+    if torch is None:
+        raise missing_extra("torch", "torch")
+
 
 MAX_WORKERS = 128
 # Keys of a state that are not settings of its reader.

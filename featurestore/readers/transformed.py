@@ -15,17 +15,15 @@ import numpy.typing as npt
 
 from featurestore.errors import ReaderConfigError
 from featurestore.model.manifest import Manifest
-from featurestore.readers.outputs import Packing
-from featurestore.readers.recordblocks import RecordBlocks
-from featurestore.readers.selection import (
+from featurestore.readers.batches import Arrays, Packing, StepRange
+from featurestore.readers.blocks import RecordBlocks, WindowBlocks
+from featurestore.readers.columns import (
     PADDING_WEIGHT,
     PRESENT,
     Nulls,
     SelectedColumn,
     select_columns,
 )
-from featurestore.readers.steps import Arrays, StepRange
-from featurestore.readers.windowblocks import WindowBlocks
 
 Forms = dict[str, tuple[np.dtype[Any], tuple[int | None, ...]]]
 

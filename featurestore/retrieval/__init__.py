@@ -9,15 +9,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from featurestore.retrieval.checks import CoverageWarning
     from featurestore.retrieval.conversions import check_dataframe_type, convert
     from featurestore.retrieval.coverage import CoverageReport, GroupCoverage
     from featurestore.retrieval.execution import run
     from featurestore.retrieval.explain import ExplainedRow, Explanation, explain_value
-    from featurestore.retrieval.features import explain_features, get_feature, get_features
+    from featurestore.retrieval.features import (
+        explain_features,
+        get_feature,
+        get_features,
+        query_frame,
+    )
     from featurestore.retrieval.frame import FeatureFrame
     from featurestore.retrieval.leakage import Leak, LeakReport, check_leakage
-    from featurestore.retrieval.query import query_frame
-    from featurestore.retrieval.reader_warnings import CoverageWarning
     from featurestore.retrieval.window_rows import WindowExplanation, explain_window
 
 __all__ = [
@@ -27,14 +31,13 @@ __all__ = [
     "LeakReport", "Leak", "query_frame", "CoverageReport", "CoverageWarning", "GroupCoverage",
 ]  # fmt: skip
 
-_HOMES = {
+_EXPORTS = {
     "FeatureFrame": "frame",
-    "CoverageWarning": "reader_warnings",
+    "CoverageWarning": "checks",
     "run": "execution",
-    "query_frame": "query",
     **dict.fromkeys(("CoverageReport", "GroupCoverage"), "coverage"),
     **dict.fromkeys(("check_dataframe_type", "convert"), "conversions"),
-    **dict.fromkeys(("explain_features", "get_feature", "get_features"), "features"),
+    **dict.fromkeys(("explain_features", "get_feature", "get_features", "query_frame"), "features"),
     **dict.fromkeys(("ExplainedRow", "Explanation", "explain_value"), "explain"),
     **dict.fromkeys(("WindowExplanation", "explain_window"), "window_rows"),
     **dict.fromkeys(("Leak", "LeakReport", "check_leakage"), "leakage"),
@@ -42,6 +45,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)

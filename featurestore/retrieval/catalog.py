@@ -107,8 +107,7 @@ class Pins:
         for group in self._by_group:
             if parse_group_reference(group)[0] not in specs:
                 raise FeatureGroupNotFound(
-                    f"as_of names {group!r}, which is no feature group; there are "
-                    f"{listing(sorted(specs))}."
+                    f"Unknown feature group {group!r} in as_of. Available: {listing(sorted(specs))}."
                 )
 
     def specs(self) -> Specs:

@@ -20,12 +20,13 @@ import pyarrow.compute as pc
 from featurestore.errors import InvalidArgument
 from featurestore.model.plan import FeaturePlan, Join, Output, WindowJoin
 from featurestore.retrieval.coverage_advice import UnmatchedLabels, advise
-from featurestore.retrieval.execution import Labels, schema_of_all
-from featurestore.retrieval.sampled_labels import (
+from featurestore.retrieval.execution import (
+    Labels,
     joins_something,
     over_labels,
     run_over,
     sampled_labels,
+    schema_of_all,
 )
 from featurestore.session import Session
 
@@ -55,16 +56,12 @@ class GroupCoverage:
     advice: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        reasons = []
-        for name in REASONS:
-            count = getattr(self, name)
-            if count:
-                reasons.append(f"{count:,} {REASONS[name]}")
+        counts = {name: getattr(self, name) for name in REASONS}
+        reasons = [f"{count:,} {REASONS[name]}" for name, count in counts.items() if count]
         lines = [f"{self.group}: {self.found:,} of {self.labels:,} labels have a value"]
         if reasons:
             lines[0] += f"; {', '.join(reasons)}"
-        for each in self.advice:
-            lines.append(f"  {each}")
+        lines += [f"  {each}" for each in self.advice]
         return "\n".join(lines)
 
 

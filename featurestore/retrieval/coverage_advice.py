@@ -15,8 +15,8 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.model.durations import format_duration, format_ttl
 from featurestore.model.plan import FeaturePlan, Join
 from featurestore.model.times import from_micros, to_micros
-from featurestore.retrieval.rendering import cell
-from featurestore.retrieval.sampled_labels import NEVER, label_times, micros_of
+from featurestore.retrieval.conversions import cell
+from featurestore.retrieval.execution import NEVER, label_times, micros_of
 from featurestore.session import Session
 
 _PEEK_ROWS = 1000

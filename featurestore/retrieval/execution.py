@@ -1,20 +1,31 @@
-"""Runs a feature plan: the left side, the engine's joins, then the filters."""
+"""Run a feature plan: the left side, on-demand features, the engine's joins, then the filters.
+
+The planner types on-demand features, the run computes them. Checks of single labels (leaks,
+coverage) run the plan over a sample of the labels in memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from featurestore import usersql
+from featurestore.errors import InvalidArgument, InvalidSql
 from featurestore.hashing import row_hash
-from featurestore.model.plan import ROW, FeaturePlan, QuerySource, RowSample
+from featurestore.model.on_demand import OnDemandFeature, check_new_names
+from featurestore.model.plan import ROW, FeaturePlan, OnDemandOutput, QuerySource, RowSample
+from featurestore.model.times import to_micros
 from featurestore.plugins.engine import Engine, Relation
-from featurestore.retrieval.on_demand import compute_on_demand
 from featurestore.session import Session
 
+# The microseconds of a label without a time.
+NEVER = np.iinfo(np.int64).min
+_ROWS = "rows"
 Labels = Callable[[], Relation]
 _SAMPLE_SEED = 0x53414D504C45
 
@@ -146,3 +157,186 @@ def _with_row(plan: FeaturePlan) -> FeaturePlan:
         schema=plan.schema.append(position),
         keep_order=False,
     )
+
+
+def plan_on_demand(features: Sequence[OnDemandFeature], *, stored_plan: FeaturePlan) -> FeaturePlan:
+    """Return the plan that computes features from the rows of another plan.
+
+    Raises:
+        ColumnConflict: A name exists already.
+        InvalidSql: An expression is invalid or names an unknown column.
+    """
+    check_new_names(features, stored_plan.columns)
+    outputs = type_features(features, schema=stored_plan.schema)
+    fields = [*stored_plan.schema, *[pa.field(output.name, output.kind) for output in outputs]]
+    requested_names = None
+    if stored_plan.asked is not None:
+        requested_names = (*stored_plan.asked, *[output.name for output in outputs])
+    return FeaturePlan(
+        left_source=None,
+        left_schema=stored_plan.schema,
+        left_columns=stored_plan.columns,
+        left_time=stored_plan.left_time if stored_plan.left_time in stored_plan.columns else None,
+        fixed_time=None,
+        joins=(),
+        columns=tuple(field.name for field in fields),
+        schema=pa.schema(fields),
+        keep_order=stored_plan.keep_order,
+        left_plan=stored_plan,
+        left_rows=stored_plan.rows,
+        asked=requested_names,
+        on_demand=outputs,
+    )
+
+
+def type_features(
+    features: Sequence[OnDemandFeature], *, schema: pa.Schema
+) -> tuple[OnDemandOutput, ...]:
+    """Return features with the types that they have over the rows of a schema."""
+    outputs = []
+    for each in features:
+        try:
+            _, kind = usersql.column_expression(each.sql, schema=schema, dialect=usersql.DIALECT)
+        except InvalidSql as error:
+            raise InvalidSql(
+                f"The on-demand feature {each.name!r}: {error.message}",
+                hint=_sibling_hint(error, features, schema=schema) or error.hint,
+            ) from error
+        outputs.append(OnDemandOutput(each, kind))
+    return tuple(outputs)
+
+
+def _sibling_hint(
+    error: InvalidSql, features: Sequence[OnDemandFeature], *, schema: pa.Schema
+) -> str | None:
+    """Return the hint for an expression that names another on-demand feature; else None."""
+    for sibling in features:
+        is_absent = sibling.name not in schema.names
+        if is_absent and error.message.endswith(f"a column that does not exist: {sibling.name!r}."):
+            return (
+                f"{sibling.name!r} is computed in the same call: write ({sibling.sql}) in place of "
+                f"{sibling.name}, or ask for it first and pass that frame as labels="
+            )
+    return None
+
+
+def compute_on_demand(
+    engine: Engine, plan: FeaturePlan, labels: Relation
+) -> tuple[FeaturePlan, Relation]:
+    """Return labels with the on-demand features of a plan, and the plan without these."""
+    dialect = engine.dialect
+    columns = ["*"]
+    fields = list(plan.left_schema)
+    for output in plan.on_demand:
+        text, _ = usersql.column_expression(
+            output.feature.sql, schema=plan.left_schema, dialect=dialect
+        )
+        columns.append(f"{text} AS {usersql.quote(output.name, dialect=dialect)}")
+        fields.append(pa.field(output.name, output.kind))
+    query = f"SELECT {', '.join(columns)} FROM {_ROWS}"
+    rows = engine.sql(query, tables={_ROWS: labels}, parameters={})
+    names = [output.name for output in plan.on_demand]
+    remaining_plan = replace(
+        plan,
+        left_schema=pa.schema(fields),
+        left_columns=(*plan.left_columns, *names),
+        on_demand=(),
+    )
+    return remaining_plan, rows
+
+
+def joins_something(plan: FeaturePlan) -> bool:
+    """Return True if a plan, or one that feeds it, joins groups to labels."""
+    return bool(plan.every_join) or (plan.left_plan is not None and joins_something(plan.left_plan))
+
+
+def over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
+    """Return the plan over labels in memory: every output, no filter, one row for each label."""
+    schema = schema_of_all(plan, labels)
+    return replace(
+        plan,
+        left_source=None,
+        left_plan=None,
+        left_query=None,
+        left_schema=labels,
+        how="left",
+        filters=(),
+        samples=(),
+        keep_order=True,
+        columns=tuple(schema.names),
+        schema=schema,
+    )
+
+
+def sampled_labels(
+    session: Session, plan: FeaturePlan, labels: Labels | None, *, sample: int, seed: int
+) -> pa.Table:
+    """Return a sample of the left side of the first plan in the chain; only its columns are read."""
+    first = plan
+    while first.left_plan is not None:
+        first = first.left_plan
+    engine = session.engine
+    if first.left_source is not None:
+        source = first.left_source
+        relation = engine.read_table(
+            source.path, version=source.delta_version, schema=source.spec.schema
+        )
+    elif first.left_query is not None:
+        relation = run_query(session, first.left_query)
+    elif labels is not None:
+        relation = labels()
+    else:
+        raise InvalidArgument("The frame has no labels any more.")
+    return _reservoir(session, relation, sample=sample, seed=seed)
+
+
+def _reservoir(session: Session, relation: Relation, *, sample: int, seed: int) -> pa.Table:
+    """Return the rows with the smallest of seeded random numbers, in their order."""
+    random = np.random.default_rng(seed)
+    sampled_rows: pa.Table | None = None
+    priorities = np.zeros(0)
+    for batch in session.engine.stream(relation):
+        batch_priorities = random.random(batch.num_rows)
+        table = pa.Table.from_batches([batch])
+        if sampled_rows is None:
+            sampled_rows = table
+        else:
+            sampled_rows = pa.concat_tables([sampled_rows, table])
+        priorities = np.concatenate([priorities, batch_priorities])
+        if len(priorities) > sample:
+            smallest = np.sort(np.argpartition(priorities, sample)[:sample])
+            sampled_rows, priorities = sampled_rows.take(pa.array(smallest)), priorities[smallest]
+    if sampled_rows is None:
+        sampled_rows = pa.Table.from_batches([], relation.schema)
+    if ROW in sampled_rows.column_names:
+        return sampled_rows.drop([ROW])
+    return sampled_rows
+
+
+def label_times(plan: FeaturePlan, labels: pa.Table) -> np.ndarray[Any, Any]:
+    """Return the time of each label as microseconds since 1970, NEVER where it has none."""
+    if plan.fixed_time is not None:
+        return np.full(labels.num_rows, to_micros(plan.fixed_time))
+    if plan.left_time is None:
+        return np.full(labels.num_rows, NEVER)
+    return micros_of(labels.column(plan.left_time))
+
+
+def micros_of(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """Return times as microseconds since 1970; NEVER for null."""
+    if pat.is_date(column.type):
+        column = column.cast(pa.timestamp("us", tz="UTC"))
+    micros = column.cast(pa.int64()).combine_chunks()
+    return np.asarray(micros.fill_null(NEVER))
+
+
+def run_over(session: Session, plan: FeaturePlan, labels: pa.Table) -> pa.Table:
+    """Return the rows of a plan over labels in memory, one for each label in its order."""
+    numbered = labels.append_column(ROW, pa.array(np.arange(labels.num_rows), pa.int64()))
+    engine = session.engine
+    plan = with_compiled_conditions(plan, dialect=engine.dialect)
+    label_relation = engine.from_arrow(numbered.to_reader())
+    if plan.on_demand:
+        plan, label_relation = compute_on_demand(engine, plan, label_relation)
+    relation = engine.retrieve(plan, labels=label_relation)
+    return engine.stream(relation).read_all()

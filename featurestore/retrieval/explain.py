@@ -23,7 +23,7 @@ from featurestore.model.times import parse_moment, utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
 from featurestore.retrieval.catalog import group_source, pinned_source
-from featurestore.retrieval.rendering import cell
+from featurestore.retrieval.conversions import cell
 from featurestore.session import Session
 from featurestore.usersql import quote
 

@@ -20,17 +20,16 @@ from featurestore.model.source import SourceRead, SourceReads
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import conversions
-from featurestore.retrieval.conversions import suggest_replacement
-from featurestore.retrieval.coverage import CoverageReport, coverage
-from featurestore.retrieval.execution import Labels, run, sample_rows
-from featurestore.retrieval.reader_warnings import (
+from featurestore.retrieval.checks import (
     dropped_rows,
     drops,
     log_dropped_rows,
     warn_of_empty_groups,
     warn_of_export,
 )
-from featurestore.retrieval.rendering import as_html, as_text
+from featurestore.retrieval.conversions import as_html, as_text, suggest_replacement
+from featurestore.retrieval.coverage import CoverageReport, coverage
+from featurestore.retrieval.execution import Labels, run, sample_rows
 from featurestore.session import Session
 from featurestore.usersql import fix_clock, predicate
 

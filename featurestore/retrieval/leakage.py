@@ -28,9 +28,8 @@ from featurestore.hashing import tie_hash
 from featurestore.model.plan import FeaturePlan, Join, WindowJoin
 from featurestore.model.times import from_micros
 from featurestore.plugins.engine import Relation
-from featurestore.retrieval.frame import FeatureFrame
-from featurestore.retrieval.rendering import cell
-from featurestore.retrieval.sampled_labels import (
+from featurestore.retrieval.conversions import cell
+from featurestore.retrieval.execution import (
     NEVER,
     joins_something,
     label_times,
@@ -39,6 +38,7 @@ from featurestore.retrieval.sampled_labels import (
     run_over,
     sampled_labels,
 )
+from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.window_rows import window_values
 from featurestore.session import Session
 from featurestore.usersql import quote
@@ -261,7 +261,13 @@ class _LeakCheck:
                 time_text = _format_time(times[positions[index]])
                 before, after = cell(retrieved[index].as_py()), cell(expected[index].as_py())
                 examples.append(f"{key} at {time_text}: {before}, without later rows {after}")
-            leak = Leak(output.name, _group_label(join), len(changed), why, tuple(examples))
+            leak = Leak(
+                output.name,
+                f"{join.source.spec.name}@v{join.source.spec.version}",
+                len(changed),
+                why,
+                tuple(examples),
+            )
             self.leaks.append(leak)
 
 
@@ -411,10 +417,6 @@ def _leak_reason(join: Join | WindowJoin) -> str:
     if join.created_time is not None:
         return "rows count that became known after the label's time"
     return "rows of the future count"
-
-
-def _group_label(join: Join | WindowJoin) -> str:
-    return f"{join.source.spec.name}@v{join.source.spec.version}"
 
 
 def _format_time(time: Any) -> str:

@@ -21,8 +21,7 @@ from featurestore.model.durations import format_duration
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Join, JoinKind, Output, Source
 from featurestore.model.times import parse_moment
-from featurestore.retrieval.join_keys import JoinKey, Pairs, join_keys_by_group, key_pairs
-from featurestore.retrieval.resolve import Feature
+from featurestore.retrieval.resolve import Feature, JoinKey, Pairs, join_keys_by_group, key_pairs
 
 GroupId = tuple[str, int]
 LabelTime = str | datetime | date
@@ -140,7 +139,11 @@ def plan_without_labels(
     keys: list[Output] = []
     key_names: list[str] = []
     if options.include_keys:
-        keys = _unrequested_keys(spec, outputs)
+        requested_columns = {output.column for output in outputs}
+        names = list(spec.primary_key)
+        if spec.event_time is not None:
+            names.append(spec.event_time)
+        keys = [Output(name, name) for name in names if name not in requested_columns]
     for key in keys:
         if key.name not in requested:
             key_names.append(key.name)
@@ -162,15 +165,6 @@ def requested_names(names: Sequence[str], *, labels: LabelSide) -> tuple[str, ..
     if labels.plan is not None and labels.plan.asked is not None:
         earlier_names = labels.plan.asked
     return (*earlier_names, *names)
-
-
-def _unrequested_keys(spec: FeatureGroupSpec, outputs: Sequence[Output]) -> list[Output]:
-    """Return the keys and the time of a group that are not among the requested columns."""
-    requested_columns = {output.column for output in outputs}
-    names = list(spec.primary_key)
-    if spec.event_time is not None:
-        names.append(spec.event_time)
-    return [Output(name, name) for name in names if name not in requested_columns]
 
 
 def _plan(

@@ -1,16 +1,23 @@
-"""Resolution of feature references to groups, versions and columns."""
+"""Resolution of references: features to groups, versions and columns; ``join_key=`` to key columns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.arrow.cast_lines import key_line
+from featurestore.arrow.types import can_be_key, is_exact
 from featurestore.errors import (
     AmbiguousFeature,
     FeatureGroupNotFound,
     FeatureNotFound,
     InvalidArgument,
     InvalidReference,
+    NoJoinKey,
     did_you_mean,
     listing,
     meaning,
@@ -21,6 +28,9 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.references import FeatureReference, parse_reference, suggest_group
 from featurestore.model.time_limits import in_time
 
+Pairs = tuple[tuple[str, str], ...]
+Keys = str | Sequence[str] | Mapping[str, str]
+JoinKey = Keys | Mapping[str, Keys]
 # name -> version -> definition, for every group of the store
 Specs = Mapping[str, Mapping[int, FeatureGroupSpec]]
 
@@ -67,7 +77,9 @@ def resolve(
     if not reference_texts:
         raise no_features_error()
     pinned = dict(versions or {})
-    _check_versions(pinned, specs=specs)
+    for group, version in pinned.items():
+        number = check_version(version, argument=f"versions[{group!r}]")
+        find_spec(group, version=number, specs=specs)
     matches: list[Feature] = []
     for text in in_time(reference_texts):
         reference = parse_reference(text)
@@ -191,12 +203,6 @@ def _unknown_feature(name: str, *, specs: Specs, pinned: Mapping[str, int]) -> F
     )
 
 
-def _check_versions(pinned: Mapping[str, int], *, specs: Specs) -> None:
-    for group, version in pinned.items():
-        number = check_version(version, argument=f"versions[{group!r}]")
-        find_spec(group, version=number, specs=specs)
-
-
 def _suggest_other_group(column: str, spec: FeatureGroupSpec, specs: Specs) -> str | None:
     """Return the hint for a column that other groups have."""
     references = [
@@ -225,3 +231,215 @@ def _suggest_features(name: str, columns_by_reference: Mapping[str, str]) -> str
     if similar_references:
         return meaning(similar_references[:5])
     return "get_features_list() shows every feature, search(text) finds some"
+
+
+def join_keys_by_group(
+    join_key: JoinKey | None, *, label_schema: pa.Schema, groups: Sequence[FeatureGroupSpec]
+) -> dict[tuple[str, int], Keys | None]:
+    """Return the value of ``join_key=`` for each group.
+
+    Raises:
+        InvalidArgument: It names neither left columns nor joined groups.
+    """
+    if not isinstance(join_key, Mapping):
+        return dict.fromkeys([(spec.name, spec.version) for spec in groups], join_key)
+    by_group, columns = _split_by_group(join_key, label_schema=label_schema, groups=groups)
+    _check_columns(columns, label_schema=label_schema, groups=groups)
+    keys_by_group: dict[tuple[str, int], Keys | None] = {}
+    for spec in groups:
+        joinable_columns = _joinable_columns(spec)
+        shared = {column: key for column, key in columns.items() if key in joinable_columns}
+        group_keys: Keys | None = shared or None
+        for name in (spec.name, f"{spec.name}@v{spec.version}"):
+            group_keys = by_group.get(name, group_keys)
+        keys_by_group.setdefault((spec.name, spec.version), group_keys)
+    return keys_by_group
+
+
+def _split_by_group(
+    join_key: Mapping[str, Any], *, label_schema: pa.Schema, groups: Sequence[FeatureGroupSpec]
+) -> tuple[dict[str, Keys], dict[str, Any]]:
+    """Split ``join_key=`` into its entries for groups and its entries for label columns."""
+    group_names: set[str] = set()
+    for spec in groups:
+        group_names |= {spec.name, f"{spec.name}@v{spec.version}"}
+    by_group: dict[str, Keys] = {}
+    columns: dict[str, Any] = {}
+    for name, value in join_key.items():
+        # A left column may have the name of a group: then {name: key} is about the column.
+        is_column = isinstance(value, str) and name in label_schema.names
+        if name in group_names and not is_column:
+            by_group[name] = value
+        else:
+            columns[name] = value
+    return by_group, columns
+
+
+def _check_columns(
+    columns: Mapping[str, Any], *, label_schema: pa.Schema, groups: Sequence[FeatureGroupSpec]
+) -> None:
+    joinable_columns: set[str] = set()
+    for spec in groups:
+        joinable_columns.update(_joinable_columns(spec))
+    unknown, unused = [], []
+    for name, key in columns.items():
+        if name not in label_schema.names or not isinstance(key, str):
+            unknown.append(name)
+        elif key not in joinable_columns:
+            unused.append(f"{name}: {key}")
+    if unknown:
+        raise InvalidArgument(
+            f"join_key names {listing(unknown)}: neither a column of the left side "
+            f"({listing(label_schema.names)}) "
+            f"nor a joined group ({listing([spec.name for spec in groups])}).",
+            hint="join_key={'label column': 'key column'} or {'group': {'label column': 'key "
+            "column'}}",
+        )
+    if unused:
+        raise NoJoinKey(
+            f"join_key has {listing(unused)}, which is a key of no joined group. "
+            f"{show_keys(groups)}"
+        )
+
+
+def key_pairs(
+    spec: FeatureGroupSpec,
+    *,
+    label_schema: pa.Schema,
+    join_key: Keys | None,
+    groups: Sequence[FeatureGroupSpec] = (),
+    library: str | None = None,
+) -> Pairs:
+    """Return (label column, key column) for every primary-key column of a group.
+
+    A group without a primary key is joined on the columns that ``join_key=`` names. ``groups`` are
+    all joined groups: the error lists the key of each. ``library`` is the dataframe library of the
+    labels (``column_lines.language_of``), for the code in the hint; None for a group.
+
+    Raises:
+        NoJoinKey: A key column has no label column, or their types do not compare.
+    """
+    columns_by_key = _columns_by_key(spec, label_schema=label_schema, join_key=join_key)
+    if not spec.primary_key and not columns_by_key:
+        raise NoJoinKey(
+            f"Feature group {spec.name!r} declares no primary key. The left side has "
+            f"{listing(label_schema.names, limit=30)}, "
+            f"the group {listing(spec.schema.names, limit=30)}.",
+            hint=f"join_key={{{spec.name!r}: 'column'}} joins on a column that both have",
+        )
+    column_pairs = []
+    for key in spec.primary_key or tuple(columns_by_key):
+        column = columns_by_key.get(key, key)
+        if column not in label_schema.names:
+            raise NoJoinKey(
+                f"Feature group {spec.name!r} is joined on {listing(spec.primary_key)}; the left "
+                "side has no column "
+                f"{column!r}, it has {listing(label_schema.names, limit=30)}. "
+                f"{show_keys(groups or [spec])}.",
+                hint=f"join_key={{{spec.name!r}: {{'your column': {key!r}}}}}",
+            )
+        _check_comparable(spec, key=key, label_field=label_schema.field(column), library=library)
+        column_pairs.append((column, key))
+    return tuple(column_pairs)
+
+
+def show_keys(groups: Sequence[FeatureGroupSpec]) -> str:
+    """Return one sentence with the primary key of each group."""
+    keys = [
+        f"{spec.name}@v{spec.version} ({', '.join(spec.primary_key) or 'none'})" for spec in groups
+    ]
+    return f"Keys: {'; '.join(keys)}"
+
+
+def comparable(first: pa.DataType, second: pa.DataType) -> bool:
+    """Return True if values of two types can be compared without a lossy conversion.
+
+    Integers and decimals compare by value. Untyped nulls equal no key.
+
+    >>> comparable(pa.decimal128(2, 1), pa.decimal128(4, 2)), comparable(pa.float64(), pa.int64())
+    (True, False)
+    """
+    return bool(first == second) or pat.is_null(first) or (is_exact(first) and is_exact(second))
+
+
+def key_types(
+    label_schema: pa.Schema, groups: Sequence[FeatureGroupSpec], join_key: JoinKey | None
+) -> dict[str, pa.DataType]:
+    """Return the type of the key for each label column that is joined with one.
+
+    Raises:
+        NoJoinKey: A key column has no label column.
+    """
+    untyped_schema = pa.schema([pa.field(name, pa.null()) for name in label_schema.names])
+    keys_by_group = join_keys_by_group(join_key, label_schema=untyped_schema, groups=groups)
+    types: dict[str, pa.DataType] = {}
+    for spec in groups:
+        keys = keys_by_group[spec.name, spec.version]
+        for column, key in key_pairs(
+            spec, label_schema=untyped_schema, join_key=keys, groups=groups
+        ):
+            types.setdefault(column, spec.schema.field(key).type)
+    return types
+
+
+def _columns_by_key(
+    spec: FeatureGroupSpec, *, label_schema: pa.Schema, join_key: Keys | None
+) -> dict[str, str]:
+    """Return {key column: label column} for the columns that ``join_key=`` names."""
+    if join_key is None:
+        return {}
+    joinable_columns = _joinable_columns(spec)
+    if isinstance(join_key, Mapping):
+        columns_by_key: dict[str, Any] = dict(zip(join_key.values(), join_key.keys(), strict=True))
+        if len(columns_by_key) != len(join_key) or not set(columns_by_key) <= set(joinable_columns):
+            raise NoJoinKey(
+                f"join_key={dict(join_key)!r} does not fit feature group {spec.name!r}, "
+                f"whose key is {listing(spec.primary_key)}.",
+                hint="write {'label column': 'key column'}",
+            )
+        return columns_by_key
+    if isinstance(join_key, str):
+        names = [join_key]
+    else:
+        names = list(join_key)
+    keys, unknown_keys = [], []
+    for name in names:
+        if name in joinable_columns:
+            keys.append(name)
+        else:
+            unknown_keys.append(name)
+    if unknown_keys and len(names) == len(spec.primary_key) == 1 and names[0] in label_schema.names:
+        return {spec.primary_key[0]: names[0]}
+    unknown_columns = [name for name in unknown_keys if name not in label_schema.names]
+    if unknown_columns:
+        raise NoJoinKey(
+            f"join_key names {listing(unknown_keys)}, a column neither of the left side nor a key of "
+            f"{spec.name!r}. "
+            f"{show_keys([spec])}. The left side has {listing(label_schema.names, limit=30)}.",
+        )
+    return dict(zip(keys, keys, strict=True))
+
+
+def _joinable_columns(spec: FeatureGroupSpec) -> Sequence[str]:
+    return spec.primary_key or tuple(spec.schema.names)
+
+
+def _check_comparable(
+    spec: FeatureGroupSpec, *, key: str, label_field: pa.Field, library: str | None
+) -> None:
+    key_type = spec.schema.field(key).type
+    if not can_be_key(key_type):
+        raise NoJoinKey(
+            f"The column {key!r} of feature group {spec.name!r} is {key_type}, which cannot be a key.",
+            hint="keys are integers, strings, booleans, dates, timestamps, decimals or binary",
+        )
+    if comparable(label_field.type, key_type):
+        return
+    conversion_line = None
+    if library is not None:
+        conversion_line = key_line(library, label_field.name, label_field.type, key_type)
+    raise NoJoinKey(
+        f"The key {key!r} of feature group {spec.name!r} is {key_type}; the left column "
+        f"{label_field.name!r} is {label_field.type}.",
+        hint=conversion_line or f"convert the column {label_field.name!r} to {key_type} first",
+    )

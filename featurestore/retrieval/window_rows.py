@@ -20,13 +20,13 @@ from featurestore.model.times import from_micros, parse_moment, utc_now
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.registry import featuregroups
 from featurestore.retrieval.catalog import group_source
+from featurestore.retrieval.conversions import cell
 from featurestore.retrieval.explain import (
     convert_key,
     read_key_rows,
     version_of_source,
     version_text,
 )
-from featurestore.retrieval.rendering import cell
 from featurestore.retrieval.resolve import Feature
 from featurestore.retrieval.windows import window_join
 from featurestore.session import Session
@@ -252,10 +252,11 @@ def _as_timestamp(value: date | None) -> datetime | None:
 
 def matching_rows(session: Session, output: WindowOutput, rows: pa.Table) -> set[int]:
     """Return the numbers of the rows for which an aggregate's condition is true."""
-    if output.where is None:
+    condition_text = output.where
+    if condition_text is None:
         return set(range(rows.num_rows))
     engine = session.engine
     numbered = rows.append_column(ROW, pa.array(np.arange(rows.num_rows), pa.int64()))
-    condition = predicate(output.where, schema=rows.schema, dialect=engine.dialect)
+    condition = predicate(condition_text, schema=rows.schema, dialect=engine.dialect)
     relation = engine.filter(engine.from_arrow(numbered.to_reader()), condition)
     return set(engine.stream(relation).read_all().column(ROW).to_pylist())

@@ -14,7 +14,6 @@ from featurestore.errors import ColumnConflict, InvalidArgument, InvalidSql, NoJ
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Source, WindowJoin, WindowOutput
 from featurestore.model.window_features import WindowFeature
-from featurestore.retrieval.join_keys import Keys, Pairs, join_keys_by_group, key_pairs
 from featurestore.retrieval.planner import (
     GroupId,
     LabelSide,
@@ -22,7 +21,7 @@ from featurestore.retrieval.planner import (
     requested_names,
     resolve_label_time,
 )
-from featurestore.retrieval.resolve import Feature
+from featurestore.retrieval.resolve import Feature, Keys, Pairs, join_keys_by_group, key_pairs
 from featurestore.usersql import fix_clock, predicate
 
 RequestedWindow = tuple[Feature, WindowFeature]

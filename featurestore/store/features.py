@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from featurestore.model.window_features import WindowFeature
     from featurestore.retrieval import FeatureFrame, LeakReport
     from featurestore.retrieval.conversions import DataframeType
-    from featurestore.retrieval.join_keys import JoinKey
+    from featurestore.retrieval.resolve import JoinKey
 
 __all__ = ["FeatureCalls"]
 

@@ -238,7 +238,7 @@ class InsightCalls(StoreBase):
         """
         from featurestore.statistics import plots
         from featurestore.training.catalog import get
-        from featurestore.training.statistics import split_statistics
+        from featurestore.training.export.split_statistics import split_statistics
 
         dataset = get(self._session, name, version)
         statistics, other_statistics = split_statistics(dataset, split, compare_with)
@@ -271,7 +271,7 @@ class InsightCalls(StoreBase):
         """
         from featurestore.statistics import plots
         from featurestore.training.catalog import get
-        from featurestore.training.statistics import split_statistics
+        from featurestore.training.export.split_statistics import split_statistics
 
         dataset = get(self._session, name, version)
         statistics, other_statistics = split_statistics(dataset, split, compare_with)
@@ -297,7 +297,7 @@ class InsightCalls(StoreBase):
         from featurestore.statistics import plots
         from featurestore.statistics.clusters import find_clusters
         from featurestore.training.catalog import get
-        from featurestore.training.statistics import cluster_sample
+        from featurestore.training.export.split_statistics import cluster_sample
 
         dataset = get(self._session, name, version)
         sample, source = cluster_sample(dataset, split)
@@ -316,7 +316,7 @@ class InsightCalls(StoreBase):
         """
         from featurestore.statistics.describe import descriptive_stats
         from featurestore.training.catalog import get
-        from featurestore.training.statistics import split_statistics
+        from featurestore.training.export.split_statistics import split_statistics
 
         statistics, _ = split_statistics(get(self._session, name, version), split)
         return descriptive_stats(statistics)

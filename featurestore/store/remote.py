@@ -39,7 +39,7 @@ from featurestore.store.remote_writes import RemoteWriteCalls
 from featurestore.training import TrainingDataset
 from featurestore.training.download import download
 from featurestore.training.transformations import read_registered
-from featurestore.training.verification.problems import Problem, VerifyReport
+from featurestore.training.verification import Problem, VerifyReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from featurestore.model.featuregroup import Commit
     from featurestore.plugins.remote import Client
     from featurestore.retrieval.conversions import DataframeType
-    from featurestore.retrieval.join_keys import JoinKey
+    from featurestore.retrieval.resolve import JoinKey
     from featurestore.training import TrainingDataset
     from featurestore.transform import Transformations
 

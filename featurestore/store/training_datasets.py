@@ -230,7 +230,7 @@ class TrainingDatasetCalls(StoreBase):
         >>> sorted(store.get_dataframe_tf_record_schema([{"x": 1.0, "words": ["a", "b"]}]))
         ['words', 'x']
         """
-        from featurestore.training.record_schema import record_schema
+        from featurestore.training.export.manifest import record_schema
 
         return record_schema(self._session, df)
 
@@ -243,7 +243,7 @@ class TrainingDatasetCalls(StoreBase):
         >>> store.get_training_dataset_tags("late_flights")
         {'owner': 'ops'}
         """
-        from featurestore.training.describe import add_tag
+        from featurestore.training.catalog import add_tag
 
         add_tag(self._session, name, key, value, version=version)
 
@@ -253,7 +253,7 @@ class TrainingDatasetCalls(StoreBase):
         >>> store.get_training_dataset_tags("late_flights")
         {}
         """
-        from featurestore.training.describe import tags_of
+        from featurestore.training.catalog import tags_of
 
         return tags_of(self._session, name, version=version)
 
@@ -265,7 +265,7 @@ class TrainingDatasetCalls(StoreBase):
         >>> store.add_training_dataset_tag("late_flights", "owner", "ops")
         >>> store.remove_training_dataset_tag("late_flights", "owner")
         """
-        from featurestore.training.describe import remove_tag
+        from featurestore.training.catalog import remove_tag
 
         remove_tag(self._session, name, key, version=version)
 
@@ -277,7 +277,7 @@ class TrainingDatasetCalls(StoreBase):
         >>> store.update_training_dataset("late_flights", description="January").description
         'January'
         """
-        from featurestore.training.describe import describe
+        from featurestore.training.catalog import describe
 
         return describe(self._session, name, version=version, description=description)
 

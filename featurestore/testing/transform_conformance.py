@@ -16,9 +16,8 @@ import pyarrow as pa
 from featurestore import transform as t
 from featurestore.arrow.schemas import type_to_json
 from featurestore.transform import Chain
-from featurestore.transform.batches import TransformBatch
-from featurestore.transform.counting import ValueCounts, to_sample
-from featurestore.transform.fit import check_chains, fit_on_sample
+from featurestore.transform.apply import TransformBatch
+from featurestore.transform.fit import ValueCounts, check_chains, fit_on_sample, to_sample
 from featurestore.transform.fitted import FittedColumn, Transformations
 
 ROWS = 2000

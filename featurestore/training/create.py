@@ -1,25 +1,78 @@
-"""create_training_dataset: check, claim a version, export, register."""
+"""create_training_dataset: check the request, export the rows, publish and register the version.
+
+The rows are hashed once; the shards are planned from their counts, then written. A version exists
+once its manifest is written; before, after any error, its directory is not a dataset.
+"""
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
 from featurestore.arrow.column_lines import language_of
-from featurestore.errors import WriteConflict
+from featurestore.errors import InvalidArgument, WriteConflict
+from featurestore.model.featuregroup import VALIDATION_POLICIES
+from featurestore.model.manifest import Manifest
 from featurestore.model.names import check_name
+from featurestore.model.plan import Source
 from featurestore.model.requests import TrainingDatasetRequest
+from featurestore.model.validation import ValidationReport
+from featurestore.plugins.engine import Engine, Relation
+from featurestore.plugins.validator import Validator, find_validator
+from featurestore.readers.shardfiles import check_shards
 from featurestore.recovery import claims, datasets
-from featurestore.recovery.in_flight import in_flight
+from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import check_pinned, pin_sources
+from featurestore.registry import reports
+from featurestore.registry.training_datasets import KIND
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.failures import after_publication
+from featurestore.storage.manifests import write_manifest
+from featurestore.storage.selection import storage_for
 from featurestore.training.dataset import TrainingDataset
-from featurestore.training.export.audit import export_checks, register_report
-from featurestore.training.export.data import check_typed, export_data
-from featurestore.training.export.external import with_snapshots
-from featurestore.training.export.pipeline import ExportTarget, export
-from featurestore.training.export.progress import Report, open_progress
-from featurestore.training.export.request import check_request
+from featurestore.training.export.data import (
+    ExportData,
+    check_typed,
+    export_data,
+    with_snapshots,
+)
+from featurestore.training.export.hashed_rows import HashedRows, hash_rows
+from featurestore.training.export.manifest import (
+    build_manifest,
+    check_labels,
+    file_prefixes,
+    manifest_file,
+)
+from featurestore.training.export.progress import ExportProgress, Report, open_progress
+from featurestore.training.export.request import ExportRequest, check_request
+from featurestore.training.export.shard_plan import plan_shards
+from featurestore.training.export.shards import assigned_for_records, write_shards
+from featurestore.training.export.split_statistics import (
+    counting_writers,
+    fit_transformations,
+    split_states,
+    write_statistics,
+)
+from featurestore.validation import AuditOutcome, Subject, audit, report_to_json
+
+QUARANTINE = "_quarantine"
+
+
+@dataclass(frozen=True)
+class ExportChecks:
+    """The expectations of the rows and the policy for failing rows.
+
+    Without a validator the rows are not checked.
+    """
+
+    validation: str
+    validator: Validator | None = None
+    expectations: tuple[Mapping[str, Any], ...] = ()
 
 
 def create(
@@ -41,7 +94,7 @@ def create(
     request = check_request(
         options, schema=rows.schema, known_roles=rows.roles, default_key=rows.key
     )
-    checks = export_checks(options)
+    checks = check_expectations(options)
     with (
         in_flight(session, kind="export", name=request.name, version=options.version) as run,
         open_progress(progress) as reports,
@@ -50,26 +103,176 @@ def create(
         snapshot_data, reads = with_snapshots(session, data)
         rows = export_data(session, snapshot_data, reads=reads)
         pin_sources(session, run, rows.sources)
-
-        def check_publishable() -> None:
-            run.check_intent()
-            check_pinned(rows.sources)
-            if not claims.try_publish(directory):
-                raise WriteConflict(
-                    f"The claim of this export on {directory!r} expired: its heartbeat was not "
-                    "renewed for minutes.",
-                    hint="export again; omit version= to create the next version",
-                )
-
         directory = session.training_dataset_path(request.name, run.version)
-        target = ExportTarget(directory, run.staging, run.rows, run.version, check_publishable)
         manifest, report = export(
-            session.engine, rows, request, target, checks=checks, progress=reports
+            session.engine, rows, request, run, directory=directory, checks=checks, progress=reports
         )
+        manifest = publish(manifest, request, run, directory=directory, sources=rows.sources)
         run.committed_version = run.version
         with after_publication(f"Training dataset {request.name!r} version {run.version}"):
             with session.registry.transaction() as connection:
                 datasets.register(connection, manifest)
             run.registered = True
-            register_report(session, report, manifest)
+            _register_report(session, report, manifest)
     return TrainingDataset(directory, manifest, session)
+
+
+def check_expectations(options: TrainingDatasetRequest) -> ExportChecks:
+    """Return the checks of a request.
+
+    Raises:
+        InvalidArgument: The policy does not exist.
+        InvalidExpectation: An expectation does not exist, or lacks arguments.
+    """
+    if options.validation not in VALIDATION_POLICIES:
+        raise InvalidArgument(
+            f"Unknown validation policy {options.validation!r}.",
+            hint=f"one of {', '.join(VALIDATION_POLICIES)}",
+        )
+    if not options.expectations:
+        return ExportChecks(options.validation)
+    validator = find_validator()
+    return ExportChecks(options.validation, validator, validator.normalize(options.expectations))
+
+
+def export(
+    engine: Engine,
+    data: ExportData,
+    request: ExportRequest,
+    run: InFlight,
+    *,
+    directory: str,
+    checks: ExportChecks,
+    progress: ExportProgress,
+) -> tuple[Manifest, ValidationReport | None]:
+    """Write the files of a dataset, without the manifest, into its claimed directory.
+
+    Returns:
+        The manifest to publish, and the report of the audit if the rows were checked.
+    """
+    progress.phase("compute rows")
+    staged_rows = os.path.join(run.rows, "rows")
+    rows = hash_rows(engine, data.relation(), request, plan=data.plan, directory=staged_rows)
+    dropped_rows = None
+    if data.dropped_rows is not None:
+        dropped_rows = data.dropped_rows(engine.count(rows.source))
+    if dropped_rows:
+        progress.phase(f"compute rows, {dropped_rows:,} label rows dropped by join='inner'")
+    rows, audited = _audit_rows(engine, rows, request, checks)
+    progress.phase("plan shards")
+    plan = plan_shards(engine, rows, request)
+    records = assigned_for_records(engine, rows, request, plan, directory)
+    shard_statistics = None
+    if records is None:
+        shard_statistics = counting_writers(engine, request, plan)
+    bytes_per_row = request.format.bytes_per_row(plan.layout, ())
+    with progress.writing(directory, rows=sum(plan.rows), bytes_per_row=bytes_per_row):
+        summaries = write_shards(
+            engine,
+            rows,
+            request,
+            plan,
+            directory=directory,
+            statistics=shard_statistics,
+            records=records,
+        )
+    manifest = build_manifest(
+        request,
+        plan,
+        summaries,
+        version=run.version,
+        run_id=run.run_id,
+        provenance=data.provenance,
+        dropped_rows=dropped_rows,
+    )
+    if data.warn_of_nulls is not None:
+        nulls: Counter[str] = sum((Counter(split.nulls) for split in manifest.splits), Counter())
+        data.warn_of_nulls(sum(plan.rows), nulls)
+    check_labels(manifest, request.labels)
+    if audited is not None and audited.quarantined is not None:
+        _write_quarantined(engine, audited.quarantined, directory=directory)
+        reason = f"failing rows were put aside in {QUARANTINE}/"
+        manifest = replace(manifest, reproducible=False, reproducible_reason=reason)
+    if request.statistics:
+        states = split_states(engine, rows, request, plan, shard_statistics)
+        entries = write_statistics(directory, manifest, states)
+        manifest = replace(manifest, statistics=entries)
+    if request.transformations:
+        progress.phase("fit transformations")
+        entry = fit_transformations(engine, rows, plan.assignment, manifest, directory)
+        manifest = replace(manifest, transformations=entry)
+    return manifest, None if audited is None else audited.report
+
+
+def publish(
+    manifest: Manifest,
+    request: ExportRequest,
+    run: InFlight,
+    *,
+    directory: str,
+    sources: Sequence[Source],
+) -> Manifest:
+    """Write the format's own files, then the manifest atomically; return it.
+
+    Raises:
+        WriteConflict: This export may not be published any more.
+    """
+    format_files = request.format.finish(directory, manifest)
+    manifest = replace(
+        manifest,
+        files=tuple(map(manifest_file, format_files)),
+        prefixes={**manifest.prefixes, **file_prefixes(format_files)},
+    )
+    run.check_intent()
+    check_pinned(sources)
+    if not claims.try_publish(directory):
+        raise WriteConflict(
+            f"The claim of this export on {directory!r} expired: its heartbeat was not "
+            "renewed for minutes.",
+            hint="export again; omit version= to create the next version",
+        )
+    if storage_for(directory).needs_claims:
+        # Another registry may have removed shards before; from here on none is removed.
+        for split in manifest.splits:
+            check_shards(directory, split)
+    write_manifest(directory, manifest)
+    return manifest
+
+
+def _audit_rows(
+    engine: Engine, rows: HashedRows, request: ExportRequest, checks: ExportChecks
+) -> tuple[HashedRows, AuditOutcome | None]:
+    """Return the rows to export, and the outcome if the rows were checked.
+
+    Raises:
+        ValidationFailed: An expectation failed under "strict".
+    """
+    if not checks.expectations or checks.validation == "off":
+        return rows, None
+    relation = rows.relation(engine)
+    outcome = audit(
+        relation,
+        spec=Subject(request.name, 0, request.schema),
+        validation=checks.validation,
+        engine=engine,
+        expectations=checks.expectations,
+        validator=checks.validator,
+    )
+    if outcome.good is relation:
+        return rows, outcome
+    return HashedRows(outcome.good, None, request), outcome
+
+
+def _write_quarantined(engine: Engine, rows: Relation, *, directory: str) -> None:
+    """Write the quarantined rows as Parquet in the directory of the dataset."""
+    names = [name for name in rows.schema.names if not name.startswith("__fs_")]
+    columns = engine.select(rows, dict(zip(names, names, strict=True)))
+    engine.stage(columns, os.path.join(directory, QUARANTINE))
+
+
+def _register_report(session: Session, report: ValidationReport | None, manifest: Manifest) -> None:
+    if report is None:
+        return
+    report = replace(report, version=manifest.version, run_id=manifest.run_id)
+    with session.registry.transaction() as connection:
+        reports.add_validation(connection, KIND, report_to_json(report))

@@ -33,10 +33,9 @@ if TYPE_CHECKING:
     from featurestore.retrieval import FeatureFrame
     from featurestore.session import Session
     from featurestore.statistics import Statistics
-    from featurestore.training.drift import DatasetDrift
-    from featurestore.training.tabular import Matrix
-    from featurestore.training.verification.diff import DatasetDiff
-    from featurestore.training.verification.problems import VerifyReport
+    from featurestore.training.comparison import DatasetDiff, DatasetDrift
+    from featurestore.training.reading import Matrix
+    from featurestore.training.verification import VerifyReport
     from featurestore.transform.fitted import Transformations
 
 
@@ -168,7 +167,7 @@ class TrainingDataset(ModelInputs):
         >>> store.get_training_dataset("late_flights").label_proportions
         {'train': {'late': {'false': 0.5, 'true': 0.5}}}
         """
-        from featurestore.training.verification.label_shares import label_proportions
+        from featurestore.training.comparison import label_proportions
 
         return label_proportions(self.manifest)
 
@@ -208,7 +207,7 @@ class TrainingDataset(ModelInputs):
         >>> store.get_training_dataset("late_flights").class_weights
         {0: 1.0, 1: 1.0}
         """
-        from featurestore.training.tabular import class_weights
+        from featurestore.training.reading import class_weights
         from featurestore.training.transformations import resolve_transformations
 
         return class_weights(self.manifest, resolve_transformations(self, None))
@@ -233,13 +232,13 @@ class TrainingDataset(ModelInputs):
                 any; False returns the stored values; pass the result of ``fit`` to apply it.
 
         Raises:
-            UnsupportedType: Inputs are strings or times; lists all of them.
+            UnsupportedType: Inputs are strings or times; all are listed.
 
         >>> x, y, names = store.get_training_dataset("late_flights").matrix("train")
         >>> names, x.dtype, x.shape, y.shape
         (('temp', 'seats'), dtype('float32'), (4, 2), (4,))
         """
-        from featurestore.training.tabular import matrix
+        from featurestore.training.reading import matrix
         from featurestore.training.transformations import resolve_transformations
 
         fitted = resolve_transformations(self, transformed)
@@ -274,9 +273,13 @@ class TrainingDataset(ModelInputs):
         >>> print(store.get_training_dataset("late_flights").verify(recompute=True))
         late_flights version 1: ok, 4 rows, 2 files
         """
-        from featurestore.training.verification.verify import verify
+        if recompute:
+            from featurestore.training.recompute import verify_and_recompute
 
-        return verify(self.path, self.manifest, session=self.session, recompute=recompute)
+            return verify_and_recompute(self.path, self.manifest, session=self.session)
+        from featurestore.training.verification import verify
+
+        return verify(self.path, self.manifest)
 
     def download(self, path: str | os.PathLike[str]) -> TrainingDataset:
         """Copy the dataset to a local directory and open the copy.
@@ -313,7 +316,7 @@ class TrainingDataset(ModelInputs):
         Raises:
             InvalidArgument: The dataset was opened without a store.
         """
-        from featurestore.training.drift import dataset_drift
+        from featurestore.training.comparison import dataset_drift
 
         if self.session is None:
             raise InvalidArgument(
@@ -325,7 +328,7 @@ class TrainingDataset(ModelInputs):
     @property
     def stale(self) -> bool | None:
         """Whether a source changed since, from the logs only; None if opened by path."""
-        from featurestore.training.drift import is_stale
+        from featurestore.training.comparison import is_stale
 
         return None if self.session is None else is_stale(self.session, self.manifest)
 
@@ -337,7 +340,7 @@ class TrainingDataset(ModelInputs):
         late_flights version 1 -> late_flights version 1: the same rows
           train: +0 -0 ~0 =4 rows
         """
-        from featurestore.training.verification.diff import diff, drift_between
+        from featurestore.training.comparison import diff, drift_between
 
         return diff(
             self.path, self.manifest, other.path, other.manifest, drift=drift_between(self, other)
@@ -358,10 +361,11 @@ class TrainingDataset(ModelInputs):
         150.0
         """
         from featurestore.statistics import Statistics
-        from featurestore.training.statistics import count
 
         entry = self.manifest.statistics.get(self.manifest.split(split).name)
         if entry is None:
+            from featurestore.training.export.split_statistics import count
+
             return count(self, split)
         path = files.inside(self.path, entry["path"])
         if files.sha256(path) != entry["sha256"]:

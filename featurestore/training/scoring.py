@@ -12,7 +12,7 @@ from featurestore.retrieval.labels import typed_relation, typed_schema
 from featurestore.session import Session
 from featurestore.training.dataset import TrainingDataset
 from featurestore.training.transformations import resolve_transformations
-from featurestore.transform.batches import TransformBatch, check_frame
+from featurestore.transform.apply import TransformBatch, check_frame
 from featurestore.transform.fitted import Transformations
 
 

@@ -28,8 +28,15 @@ from featurestore.errors import (
 from featurestore.model.manifest import Manifest
 from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.storage import files
-from featurestore.transform.counting import ColumnState, ValueCounts, to_sample
-from featurestore.transform.fit import ColumnChain, check_chains, fit_on_sample, fit_without_rows
+from featurestore.transform.fit import (
+    ColumnChain,
+    ColumnState,
+    ValueCounts,
+    check_chains,
+    fit_on_sample,
+    fit_without_rows,
+    to_sample,
+)
 from featurestore.transform.fitted import TRANSFORMATIONS, FittedColumn, Transformations
 
 if TYPE_CHECKING:

@@ -298,7 +298,7 @@ def cast(dtype: str) -> Chain:
     >>> clip(0, 100) | cast("int32")
     clip(low=0.0, high=100.0) | cast(dtype='int32')
     """
-    from featurestore.transform.forms import DTYPES
+    from featurestore.transform.steps import DTYPES
 
     if dtype not in DTYPES:
         raise InvalidArgument(f"dtype={dtype!r} is not one of {listing(DTYPES)}.")

@@ -19,13 +19,12 @@ from featurestore.errors import DatasetDamaged, FeatureNotFound, InvalidArgument
 from featurestore.model import html
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.sealed import seal, unseal
-from featurestore.transform.apply import apply_chain
+from featurestore.transform.apply import apply_chain, apply_to_arrays, read_value
 from featurestore.transform.fit import output_form
-from featurestore.transform.forms import Form, arrow_type, form_of
 from featurestore.transform.ops import NumpyOps
 from featurestore.transform.rules import RULES
 from featurestore.transform.rules.functions import resolve_function
-from featurestore.transform.steps import Chain, Step
+from featurestore.transform.steps import Chain, Form, Step, arrow_type, form_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,7 +115,7 @@ class Transformations:
 
         Args:
             batch: ``{column: array of (rows, ...)}``. Missing numbers are NaN, missing strings
-                None. A boolean column ``<name>_present_integers`` also marks missing values.
+                None. A boolean column ``<name>_present`` also marks missing values.
 
         >>> from featurestore import transform as t
         >>> dataset = store.get_training_dataset("late_flights")
@@ -124,16 +123,12 @@ class Transformations:
         >>> fitted.apply({"seats": [100, None]})["seats"].tolist()
         [1, 0]
         """
-        from featurestore.transform.batches import apply_to_arrays
-
         return apply_to_arrays(self, batch)
 
     def apply_chain(
         self, name: str, data: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None
     ) -> npt.NDArray[Any]:
         """Transform the values of a column, as decoded by readers."""
-        from featurestore.transform.batches import read_value
-
         column = self[name]
         with np.errstate(all="ignore"):
             value = read_value(column.input_form, data, present)

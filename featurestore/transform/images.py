@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, missing_extra
 from featurestore.model.cores import usable_cores
-from featurestore.readers.bufferpool import BufferPool
+from featurestore.readers.prefetch import BufferPool
 
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 

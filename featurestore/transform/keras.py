@@ -16,10 +16,9 @@ import numpy as np
 from featurestore.errors import InvalidArgument, missing_extra
 from featurestore.transform.apply import transform_columns
 from featurestore.transform.fitted import Transformations
-from featurestore.transform.forms import Kind
-from featurestore.transform.ops import Value
+from featurestore.transform.ops import KEY, SEPARATORS, Value, siphash
 from featurestore.transform.rules import RULES
-from featurestore.transform.strings import KEY, SEPARATORS, siphash
+from featurestore.transform.steps import Kind
 
 _MANTISSA, _EXPONENT_OF_ONE, _EXPONENT_BIAS = (1 << 52) - 1, 1023 << 52, 1023
 _LARGEST = 2**63 - 1
@@ -165,7 +164,7 @@ class TensorFlowOps:
 def transform_tensors(transformations: Transformations, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Transform the columns of a batch that have a chain; return the others unchanged.
 
-    A tensor ``<name>_present_integers`` is the mask of a column; missing numbers may also be NaN.
+    A tensor ``<name>_present`` is the mask of a column; missing numbers may also be NaN.
     """
     return transform_columns(
         TensorFlowOps(), transformations, batch, lambda _, tensor: (tensor, None)

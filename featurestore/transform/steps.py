@@ -1,4 +1,4 @@
-"""Chains of steps, composed by ``|``.
+"""Chains of steps, composed by ``|``, and the forms of the values between two steps.
 
 A step is data: the name of its rule, the rule's options and, after fitting, the fitted values. The
 rules implement it.
@@ -7,10 +7,16 @@ rules implement it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from featurestore.errors import InvalidArgument
+from featurestore.errors import InvalidArgument, UnsupportedType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Kind = Literal["number", "whole", "text", "binary", "code", "vector", "list", "other"]
+DTYPES = ("float32", "float64", "int32", "int64")
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,12 @@ class Chain:
 
     steps: tuple[Step, ...]
 
-    def __or__(self, other: Chain) -> Chain:
-        if not isinstance(other, Chain):
+    def __or__(self, chain: Chain) -> Chain:
+        if not isinstance(chain, Chain):
             raise InvalidArgument(
-                f"{other!r} is not a transformation.", hint="t.log1p() | t.standardize()"
+                f"{chain!r} is not a transformation.", hint="t.log1p() | t.standardize()"
             )
-        return Chain((*self.steps, *other.steps))
+        return Chain((*self.steps, *chain.steps))
 
     def __repr__(self) -> str:
         return " | ".join(map(str, self.steps))
@@ -64,3 +70,103 @@ class Chain:
 def single_step(rule: str, **options: Any) -> Chain:
     """Return the chain of a single step."""
     return Chain((Step(rule, options),))
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a column between two steps of a chain.
+
+    Attributes:
+        kind: "number" (float64, missing is NaN), "whole" (int64), "text", "binary", "code"
+            (integers from 0, 0 is missing), "vector" (several numbers computed from one value,
+            which steps on numbers do not accept), "list" (of variable length), "other" (accepted
+            only by functions).
+        shape: The shape of one value.
+        dtype: The numpy type if the chain ends here, "" if it cannot end here.
+        size: The number of codes.
+        item: The kind of the items of lists.
+    """
+
+    kind: Kind
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    size: int | None = None
+    item: Kind | None = None
+
+    def with_shape(self, *more: int) -> Form:
+        """Return the form with additional dimensions."""
+        return replace(self, shape=(*self.shape, *more))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form of a result as JSON."""
+        data: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape)}
+        if self.size is not None:
+            data["size"] = self.size
+        return data
+
+    def __str__(self) -> str:
+        shape = ""
+        if self.shape:
+            shape = f" {list(self.shape)}"
+        codes = ""
+        if self.size is not None:
+            codes = f", {self.size} codes"
+        return f"{self.dtype}{shape}{codes}"
+
+
+def code_form(input_form: Form, size: int) -> Form:
+    """Return the form of ``size`` codes in the shape of an input."""
+    return Form("code", input_form.shape, "int32", size)
+
+
+def form_of(kind: pa.DataType) -> Form:
+    """Return the form of a column of a feature type, before any step.
+
+    >>> import pyarrow as pa
+    >>> form_of(pa.list_(pa.string())).item
+    'text'
+    """
+    import pyarrow.types as pat
+
+    if pat.is_list(kind) or pat.is_large_list(kind):
+        item = form_of(kind.value_type)
+        if item.kind in ("number", "whole", "text") and not item.shape:
+            return Form("list", (), "", item=item.kind)
+        return Form("other", (), "")
+    shape: tuple[int, ...] = ()
+    while pat.is_fixed_size_list(kind):
+        shape += (kind.list_size,)
+        kind = kind.value_type
+    if pat.is_floating(kind) or pat.is_uint64(kind):
+        return Form("number", shape, "float32")
+    if pat.is_boolean(kind) or pat.is_integer(kind) or pat.is_date(kind) or pat.is_timestamp(kind):
+        return Form("whole", shape, "int64")
+    if pat.is_string(kind) or pat.is_large_string(kind):
+        return Form("text", shape, "")
+    if pat.is_binary(kind) or pat.is_large_binary(kind):
+        return Form("binary", shape, "")
+    return Form("other", shape, "")
+
+
+def arrow_type(form: Form) -> pa.DataType:
+    """Return the feature type of a result.
+
+    >>> arrow_type(Form("vector", (2,)))
+    FixedSizeListType(fixed_size_list<item: float>[2])
+    """
+    import pyarrow as pa
+
+    from featurestore.arrow.types import shaped_type
+
+    names = {
+        "float32": pa.float32(),
+        "float64": pa.float64(),
+        "int32": pa.int32(),
+        "int64": pa.int64(),
+        "uint8": pa.uint8(),
+        "uint16": pa.uint16(),
+        "bool": pa.bool_(),
+    }
+    if form.dtype not in names:
+        raise UnsupportedType(f"A chain cannot end with {form.kind} values.")
+    return shaped_type(names[form.dtype], form.shape)

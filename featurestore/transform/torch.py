@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from featurestore.errors import missing_extra
-from featurestore.transform.apply import transform_columns
-from featurestore.transform.batches import decode_column, to_lists
+from featurestore.transform.apply import decode_column, to_lists, transform_columns
 from featurestore.transform.fitted import FittedColumn, Transformations
-from featurestore.transform.forms import Kind
 from featurestore.transform.ops import Lists, NumpyOps, Value, item_kind, padded_rows
+from featurestore.transform.steps import Kind
 
 
 def import_torch() -> Any:

@@ -1,4 +1,4 @@
-"""Definitions of feature views: checked, pinned to versions of groups, stored and looked up."""
+"""Definitions of feature views: checked, pinned to versions of groups, stored, looked up and run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ import pyarrow as pa
 
 from featurestore.arrow.schemas import type_from_json, type_to_json
 from featurestore.errors import (
+    FeatureGroupNotFound,
     FeatureNotFound,
     FeatureStoreError,
+    FeatureViewBroken,
     FeatureViewExists,
     InvalidArgument,
     listing,
 )
-from featurestore.model.feature_view import JOINS, FeatureViewSpec, ViewFeature, ViewStep
+from featurestore.model.feature_view import (
+    JOINS,
+    FeatureViewSpec,
+    ViewFeature,
+    ViewStep,
+    incompatible_features,
+)
 from featurestore.model.featuregroup import check_tags
 from featurestore.model.names import check_name
 from featurestore.model.on_demand import OnDemandFeature
@@ -28,7 +36,9 @@ from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.recovery import views
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import feature_views
-from featurestore.retrieval.catalog import RegisteredSpecs
+from featurestore.retrieval import FeatureFrame, get_features
+from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
+from featurestore.retrieval.planner import LabelTime
 from featurestore.retrieval.resolve import find_spec, resolve
 from featurestore.retrieval.windows import aggregate_type
 from featurestore.session import Session
@@ -38,7 +48,6 @@ from featurestore.storage.publication import Publication, make_directory
 from featurestore.transform.fit import chains_to_json
 from featurestore.transform.steps import Chain
 from featurestore.usersql import check_column_expression
-from featurestore.views.retrieval import rows_of
 
 FeatureItem = str | WindowFeature | OnDemandFeature
 Features = FeatureItem | Sequence[FeatureItem | Mapping[str, Any]]
@@ -70,7 +79,12 @@ def define(
     label_group = None
     if labels is not None:
         label_group = _label_side(labels, specs)
-    _check_label_time(label_time)
+    if label_time is not None and not isinstance(label_time, str):
+        raise InvalidArgument(
+            f"label_time={label_time!r} is one time for all rows, which a feature view does not "
+            "keep.",
+            hint="label_time='the time column'; one time goes to view.get_features(label_time=...)",
+        )
     transformation_records = chains_to_json(transformations, _feature_types(steps))
     return FeatureViewSpec(
         name=name,
@@ -201,15 +215,6 @@ def _label_side(labels: object, specs: RegisteredSpecs) -> str:
     return format_group_reference(spec.name, spec.version)
 
 
-def _check_label_time(label_time: object) -> None:
-    if label_time is not None and not isinstance(label_time, str):
-        raise InvalidArgument(
-            f"label_time={label_time!r} is one time for all rows, which a feature view does not "
-            "keep.",
-            hint="label_time='the time column'; one time goes to view.get_features(label_time=...)",
-        )
-
-
 def _label_names(label: str | Sequence[str] | None) -> tuple[str, ...]:
     if label is None:
         return ()
@@ -298,3 +303,81 @@ def datasets_of(session: Session, name: str, version: int) -> list[tuple[str, in
 
 def _read(session: Session, name: str, version: int) -> FeatureViewSpec:
     return views.read(session.paths.feature_view(name, version), name, version)
+
+
+def rows_of(
+    session: Session,
+    spec: FeatureViewSpec,
+    *,
+    labels: object | None = None,
+    label_time: LabelTime | None = None,
+    as_of: AsOfArgument | None = None,
+    label_types: Mapping[str, pa.DataType] | None = None,
+) -> FeatureFrame:
+    """Return the rows of a view lazily; all its calls read the same Delta versions.
+
+    Columns of labels without a type have that of ``label_types``, else of the view's label group.
+
+    Raises:
+        FeatureViewBroken: A group no longer has a feature of the view.
+    """
+    registered = RegisteredSpecs(session)
+    view_problems = problems(spec, registered)
+    if view_problems:
+        raise FeatureViewBroken(
+            f"Feature view {spec.name!r} version {spec.version} cannot be read: "
+            f"{'; '.join(view_problems)}.",
+            hint="restore the group, or make the next version of the view",
+        )
+    rows = labels
+    if rows is None:
+        rows = spec.labels
+    time = label_time
+    if time is None:
+        time = spec.label_time
+    pins = Pins(session, registered, as_of=as_of)
+    types = {**_types(spec, registered), **(label_types or {})}
+    for step in spec.steps:
+        rows = get_features(
+            session,
+            step.requests,
+            labels=rows,
+            label_time=time,
+            join_key=step.join_key,
+            join=step.join,
+            pins=pins,
+            label_types=types,
+        )
+    pins.check_used()
+    assert isinstance(rows, FeatureFrame)
+    return rows.of_view(spec.name, spec.version)
+
+
+def _types(spec: FeatureViewSpec, registered: RegisteredSpecs) -> dict[str, pa.DataType]:
+    """Return the types of the columns of the label group that a view names."""
+    if spec.labels is None:
+        return {}
+    name, version = parse_group_reference(spec.labels)
+    schema = find_spec(name, version=version, specs=registered).schema
+    return dict(zip(schema.names, schema.types, strict=True))
+
+
+def problems(spec: FeatureViewSpec, registered: RegisteredSpecs) -> list[str]:
+    """Return the missing features of a view, one line for each group."""
+    features_by_group: dict[tuple[str, int], list[ViewFeature]] = {
+        group: [] for group in spec.groups
+    }
+    for feature in spec.features:
+        features_by_group[feature.group, feature.version].append(feature)
+    messages = []
+    for (name, version), features in features_by_group.items():
+        reference = format_group_reference(name, version)
+        try:
+            group = find_spec(name, version=version, specs=registered)
+        except FeatureGroupNotFound:
+            messages.append(f"{reference} is gone")
+            continue
+        missing = incompatible_features(features, group)
+        if missing:
+            messages.append(f"of {reference} {', '.join(missing)}")
+    return messages

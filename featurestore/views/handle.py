@@ -15,8 +15,7 @@ from featurestore.retrieval import FeatureFrame, check_dataframe_type, convert
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.session import Session
 from featurestore.views import definition
-from featurestore.views.definition import check_label
-from featurestore.views.retrieval import problems, rows_of
+from featurestore.views.definition import check_label, problems, rows_of
 
 if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
@@ -150,8 +149,8 @@ class FeatureView:
         >>> view = store.get_feature_view("late_flights")
         >>> view.get_features().columns
         ['tailnum', 'origin', 'asked_at', 'late', 'temp', 'seats']
-        >>> asked = [{"tailnum": "N10", "origin": "JFK"}]
-        >>> rows = view.get_features(labels=asked, label_time=hour(7)).to_arrow()
+        >>> questions = [{"tailnum": "N10", "origin": "JFK"}]
+        >>> rows = view.get_features(labels=questions, label_time=hour(7)).to_arrow()
         >>> rows.column("temp").to_pylist()
         [39.0]
         >>> view.get_features(dataframe_type="pandas").shape
@@ -274,11 +273,11 @@ class FeatureView:
     def __repr__(self) -> str:
         return f"FeatureView({self.name!r}, version={self.version})"
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, FeatureView):
+    def __eq__(self, view: object) -> bool:
+        if not isinstance(view, FeatureView):
             return NotImplemented
         identity = (self._session.location, self.name, self.version)
-        return identity == (other._session.location, other.name, other.version)
+        return identity == (view._session.location, view.name, view.version)
 
     def __hash__(self) -> int:
         return hash((self._session.location, self.name, self.version))

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featurestore.aggregates import blocks
+from featurestore.aggregates import stream
 from featurestore.aggregates.chunk import Aggregate
+from featurestore.aggregates.exact import Sums
 from featurestore.aggregates.incremental import IncrementalGroup
 from featurestore.aggregates.kernel import result_type
-from featurestore.aggregates.rounding import Sums
 from featurestore.aggregates.window_side import WindowFeatures
 from featurestore.testing.oracle import bits
 
@@ -90,10 +90,10 @@ def streams(draw: Any) -> tuple[WindowFeatures, pa.Table, int]:
     timeless = label & (random.random(count) < 0.1)
     known = (moment >> 1) + random.integers(-2, 12, count)
     columns: dict[str, Any] = {
-        blocks.GROUP: pa.array(np.zeros(count, np.int64)),
-        blocks.STREAM_TIME: pa.array(moment, mask=timeless),
-        blocks.AVAILABLE: pa.array(known, mask=label | (random.random(count) < 0.1)),
-        blocks.TIE: random.integers(0, 1000, count),
+        stream.GROUP: pa.array(np.zeros(count, np.int64)),
+        stream.STREAM_TIME: pa.array(moment, mask=timeless),
+        stream.AVAILABLE: pa.array(known, mask=label | (random.random(count) < 0.1)),
+        stream.TIE: random.integers(0, 1000, count),
         "k0": pa.array(key, mask=nothing),
         "m0": random.integers(0, 2, count),
         "c0": np.arange(count),
@@ -116,8 +116,8 @@ def answers(
         yield from table.to_batches(batch_rows)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(blocks, "GROUP_ROWS", group_rows)
-        patched.setattr(blocks, "BLOCK_ROWS", max(group_rows // 2, 1))
+        patched.setattr(stream, "GROUP_ROWS", group_rows)
+        patched.setattr(stream, "BLOCK_ROWS", max(group_rows // 2, 1))
         found = pa.Table.from_batches(asked(batches()), asked.schema)
     return found.sort_by("row")
 
@@ -164,8 +164,8 @@ def test_a_number_is_added_to_sums_without_an_error(
 
 
 def test_what_is_carried_does_not_grow_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "GROUP_ROWS", 400)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 200)
+    monkeypatch.setattr(stream, "GROUP_ROWS", 400)
+    monkeypatch.setattr(stream, "BLOCK_ROWS", 200)
     held: list[int] = []
     absorb = IncrementalGroup._absorb
 
@@ -182,8 +182,8 @@ def test_what_is_carried_does_not_grow_with_the_rows(monkeypatch: pytest.MonkeyP
     count = 20_000
     table = pa.table(
         {
-            blocks.GROUP: np.zeros(count, np.int64),
-            blocks.STREAM_TIME: np.arange(count) * 2 + (np.arange(count) % 5 == 0),
+            stream.GROUP: np.zeros(count, np.int64),
+            stream.STREAM_TIME: np.arange(count) * 2 + (np.arange(count) % 5 == 0),
             "k0": np.zeros(count, np.int64),
             "m0": np.zeros(count, np.int64),
             "v0": np.random.default_rng(1).random(count),

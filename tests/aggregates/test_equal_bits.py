@@ -11,7 +11,7 @@ import pytest
 
 import featurestore
 from featurestore import FeatureStore
-from featurestore.aggregates import blocks, window_side
+from featurestore.aggregates import stream, window_side
 from featurestore.testing.oracle import bits
 from featurestore_connectors.duckdb_delta import windows
 from tests.on_spark import spark_in_soak
@@ -118,9 +118,9 @@ def test_chunks_threads_and_spilling_change_no_bit(
     create(duckdb_store, "own", [own], known=known)
     expected = answers(duckdb_store, "own", given)
     for chunk_rows, group_rows, threads in ((1, 10**6, 1), (50, 10**6, 3), (40, 60, 2), (1, 20, 1)):
-        monkeypatch.setattr(blocks, "CHUNK_ROWS", chunk_rows)
-        monkeypatch.setattr(blocks, "GROUP_ROWS", group_rows)
-        monkeypatch.setattr(blocks, "BLOCK_ROWS", group_rows // 2)
+        monkeypatch.setattr(stream, "CHUNK_ROWS", chunk_rows)
+        monkeypatch.setattr(stream, "GROUP_ROWS", group_rows)
+        monkeypatch.setattr(stream, "BLOCK_ROWS", group_rows // 2)
         monkeypatch.setattr(windows, "_threads", lambda engine, threads=threads: threads)
         assert answers(duckdb_store, "own", given) == expected, (chunk_rows, group_rows, threads)
     monkeypatch.setattr(windows, "_SPILLED_ROWS", 1)
@@ -137,7 +137,7 @@ def test_rows_that_no_label_can_see_are_left_out_before_they_are_sorted(
     sorted_rows: list[int] = []
     to_doubles = window_side.split_stream
 
-    def counting(batches: Iterator[pa.RecordBatch]) -> Iterator[blocks.StreamBlock]:
+    def counting(batches: Iterator[pa.RecordBatch]) -> Iterator[stream.StreamBlock]:
         for part in to_doubles(batches):
             sorted_rows.append(part.rows.num_rows)
             yield part

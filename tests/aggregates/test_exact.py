@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featurestore.aggregates import exact
-from featurestore.aggregates.exact import FixedPoint
-from featurestore.aggregates.rounding import Sums
+from featurestore.aggregates.exact import FixedPoint, Sums
 from featurestore.aggregates.sums import variances
 
 doubles = st.lists(

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featurestore.aggregates import blocks, kernel, reference, window_side
-from featurestore.aggregates.chunk import Aggregate, Function
+from featurestore.aggregates import kernel, reference, stream, window_side
+from featurestore.aggregates.chunk import NEVER, Aggregate, Function, Labels, Rows
 from featurestore.aggregates.kernel import aggregate
-from featurestore.aggregates.ranges import NEVER, Labels, Rows
 from featurestore.errors import InvalidArgument
 from featurestore.model.plan import WindowOutput
 
@@ -196,8 +195,8 @@ def test_answers_do_not_depend_on_how_the_stream_is_cut(monkeypatch: pytest.Monk
     table = pa.table(
         {
             # Hashes that collide: two keys a hash.
-            blocks.GROUP: key[order] // 2,
-            blocks.STREAM_TIME: moment[order],
+            stream.GROUP: key[order] // 2,
+            stream.STREAM_TIME: moment[order],
             "k0": key[order],
             "m0": np.arange(count),
             "v0": random.normal(size=count),
@@ -220,8 +219,8 @@ def test_answers_do_not_depend_on_how_the_stream_is_cut(monkeypatch: pytest.Monk
     def answers(
         batch_rows: int, chunk_rows: int, threads: int = 1, group_rows: int = 10**9
     ) -> pa.Table:
-        monkeypatch.setattr(blocks, "CHUNK_ROWS", chunk_rows)
-        monkeypatch.setattr(blocks, "GROUP_ROWS", group_rows)
+        monkeypatch.setattr(stream, "CHUNK_ROWS", chunk_rows)
+        monkeypatch.setattr(stream, "GROUP_ROWS", group_rows)
 
         def batches() -> Iterator[pa.RecordBatch]:
             yield from by_hash.to_batches(batch_rows)

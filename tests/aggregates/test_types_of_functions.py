@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 import featurestore
 from featurestore.aggregates.chunk import Function
-from featurestore.aggregates.exact import bits_for, from_doubles, from_squares
-from featurestore.aggregates.rounding import Sums
+from featurestore.aggregates.exact import Sums, bits_for, from_doubles, from_squares
 from featurestore.aggregates.sums import deviations, variances
 from featurestore.errors import InvalidArgument
 from featurestore.store import FeatureStore

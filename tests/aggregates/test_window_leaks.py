@@ -11,7 +11,7 @@ import pytest
 
 import featurestore
 from featurestore import FeatureStore
-from featurestore.aggregates.ranges import Timeline
+from featurestore.aggregates.chunk import Timeline
 from featurestore.aggregates.windows import Window
 
 START = datetime(2024, 1, 1, tzinfo=UTC)

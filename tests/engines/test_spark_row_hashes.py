@@ -11,14 +11,14 @@ import pytest
 
 import featurestore
 from featurestore.hashing import row_hash, tie_hash
-from featurestore.training.export import (
-    boundary_passes,
-    pipeline,
-    shard_plan,
-    split_statistics,
+from featurestore.training.export import shard_plan, split_statistics
+from featurestore.training.export.boundaries import (
+    GROUP,
+    HASH,
+    HashSumAccumulator,
+    HistogramAccumulator,
+    to_sortable,
 )
-from featurestore.training.export.boundaries import HashSumAccumulator, HistogramAccumulator
-from featurestore.training.export.hash_columns import GROUP, HASH, to_sortable
 from featurestore.training.export.profiles import ProfileAccumulator
 from tests.on_spark import on_executors
 
@@ -148,7 +148,7 @@ def test_jvm_export_equals_python_and_duckdb(
         assert (len(by_jvm), before > 6) == (3, True)
         monkeypatch.setattr(row_hashes, "has_functions", lambda session: False)
         passes: list[object] = []
-        monkeypatch.setattr(pipeline, "count_splits", passes.append)
+        monkeypatch.setattr(split_statistics, "count_splits", passes.append)
         export(store, "python")
         assert (len(by_jvm), len(by_engine), passes) == (3, before, [])
     assert written["embedded", "one"][1][1]["kind"] == "variable"
@@ -198,7 +198,7 @@ def test_many_hash_boundaries_give_equal_bytes(
 
     export("duckdb", "embedded", *asked)
     export("spark", "jvm", "plain")
-    monkeypatch.setattr(boundary_passes, "MAX_COUNTS", 32)
+    monkeypatch.setattr(shard_plan, "MAX_COUNTS", 32)
     export("duckdb", "refined", *asked)
     export("spark", "refined_jvm", *asked)
     monkeypatch.setattr(row_hashes, "has_functions", lambda session: False)

@@ -60,7 +60,7 @@ def test_what_a_training_job_returns_is_checked(city: FeatureStore, define: Defi
 DEATHS = {
     "in the function": (),
     "before the shards": ("featurestore.training.create:export",),
-    "before the manifest": ("featurestore.training.export.pipeline:publish",),
+    "before the manifest": ("featurestore.training.create:publish",),
     "before the registry": ("featurestore.recovery.datasets:register",),
     "before old versions go": ("featurestore.jobs.execution:_retire",),
     "while an old version goes": ("featurestore.registry.training_datasets:remove",),

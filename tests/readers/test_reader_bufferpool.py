@@ -13,7 +13,7 @@ import pytest
 
 from featurestore.readers import open_reader
 from featurestore.readers import reader as reader_module
-from featurestore.readers.bufferpool import BufferPool
+from featurestore.readers.prefetch import BufferPool
 from featurestore_connectors import parquet
 from tests.readers.conftest import Example
 from tests.readers.datasets import make_dataset

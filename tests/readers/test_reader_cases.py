@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from featurestore.model.manifest import Manifest
 from featurestore.readers import Reader, open_reader
+from featurestore.readers.columns import SAMPLE_WEIGHT
 from featurestore.readers.order import PADDING
-from featurestore.readers.selection import SAMPLE_WEIGHT
 from tests.readers.datasets import ROW, make_dataset
 from tests.readers.order_reference import global_batches
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from featurestore.errors import ReaderConfigError
 from featurestore.readers import Reader, open_reader
-from featurestore.readers.selection import SAMPLE_WEIGHT
+from featurestore.readers.columns import SAMPLE_WEIGHT
 from tests.readers.conftest import ROWS, Example
 from tests.readers.datasets import ROW
 

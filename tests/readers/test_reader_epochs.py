@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featurestore.readers import Reader
+from featurestore.readers.batches import Iterations, StepRanges
 from featurestore.readers.order import ReaderOrder
-from featurestore.readers.steps import Iterations, StepRanges
 from tests.readers.conftest import ROWS, Example
 from tests.readers.datasets import ROW
 from tests.readers.test_reader_contract import open_example

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from featurestore.errors import InvalidArgument, NullsInColumns
-from featurestore.readers.selection import PRESENT, SAMPLE_WEIGHT
+from featurestore.readers.columns import PRESENT, SAMPLE_WEIGHT
 from tests.readers.conftest import Example, plain
 from tests.readers.test_reader_contract import open_example
 

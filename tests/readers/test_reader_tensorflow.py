@@ -19,8 +19,8 @@ import pytest
 
 from featurestore.errors import ReaderConfigError
 from featurestore.readers import Reader
+from featurestore.readers.columns import SAMPLE_WEIGHT
 from featurestore.readers.reader import open_reader
-from featurestore.readers.selection import SAMPLE_WEIGHT
 from tests.readers.conftest import Example
 from tests.readers.datasets import make_dataset
 from tests.readers.test_reader_contract import open_example

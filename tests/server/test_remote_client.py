@@ -56,7 +56,7 @@ from featurestore.server.rows import ChunkProducer, stream_chunks
 from featurestore.store import FeatureStore
 from featurestore.store.remote import RemoteTrainingDataset
 from featurestore.store.remote_handles import record_as
-from featurestore.training.verification.problems import Problem, VerifyReport
+from featurestore.training.verification import Problem, VerifyReport
 from featurestore_connectors.duckdb_delta.failures import _COMPUTING
 from featurestore_connectors.duckdb_delta.relations import relation
 from featurestore_connectors.remote.client import HttpClient, request_body

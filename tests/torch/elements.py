@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from featurestore.readers import Reader, open_reader
-from featurestore.readers.selection import SAMPLE_WEIGHT
+from featurestore.readers.columns import SAMPLE_WEIGHT
 from tests.readers.conftest import Example
 from tests.torch.conftest import NUMBERS
 

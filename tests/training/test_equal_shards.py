@@ -17,18 +17,20 @@ from hypothesis import strategies as st
 from featurestore.hashing import canonical_bytes, row_hash
 from featurestore.model.splits import FractionSplit
 from featurestore.plugins.format import WrittenFile, WrittenShard
-from featurestore.training.export.assignment import SHARD, Assignment
+from featurestore.training.export.assignment import SHARD, Assignment, SplitRule
 from featurestore.training.export.boundaries import (
+    HASH,
+    HASH_COLUMNS,
     Boundary,
     BoundarySearch,
     HistogramAccumulator,
+    RangeAccumulator,
+    RowsInRanges,
     equal_sizes,
+    to_sortable,
 )
-from featurestore.training.export.hash_columns import HASH, HASH_COLUMNS, to_sortable
-from featurestore.training.export.hash_ranges import RangeAccumulator, RowsInRanges
 from featurestore.training.export.hashed_rows import HashRows
 from featurestore.training.export.shard_writer import PlannedShard, ShardWriter
-from featurestore.training.export.split_rules import SplitRule
 
 BITS = 4  # few bins, so that boundaries fall into full ones
 

@@ -32,9 +32,9 @@ from featurestore.errors import (
 from featurestore.hashing import canonical_bytes, row_hash
 from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.training.export.hashed_rows import HashedRows, hash_rows
-from featurestore.training.export.pipeline import write_shards
 from featurestore.training.export.request import check_request
 from featurestore.training.export.shard_plan import plan_shards
+from featurestore.training.export.shards import write_shards
 
 START = datetime(2024, 1, 1, tzinfo=UTC)  # of the example
 Example = Callable[..., pa.Table]

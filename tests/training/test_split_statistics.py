@@ -20,14 +20,15 @@ import featurestore
 from featurestore import FeatureStore
 from featurestore.statistics import (
     StatisticsAccumulator,
+    StatisticsState,
     finish,
     is_sample_short,
     statistics_accumulator,
 )
-from featurestore.training.export import pipeline, split_statistics
+from featurestore.training.export import shards, split_statistics
 from featurestore.training.export.assignment import Assignment
-from featurestore.training.export.hash_columns import GROUP, HASH
-from featurestore.training.export.split_statistics import SplitStatisticsAccumulator
+from featurestore.training.export.boundaries import GROUP, HASH
+from featurestore.training.export.split_statistics import SplitAccumulator
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
 Example = Callable[..., pa.Table]
@@ -47,18 +48,17 @@ def partition(number: int, *, rows: int = 5000, distinct: int | None = None) -> 
 
 def split_accumulator(
     accumulators: tuple[StatisticsAccumulator, ...],
-) -> SplitStatisticsAccumulator:
-    return SplitStatisticsAccumulator(Assignment((0, 1), ((), ())), accumulators)
+) -> SplitAccumulator[StatisticsState, StatisticsState]:
+    return SplitAccumulator(Assignment((0, 1), ((), ())), dict(enumerate(accumulators)))
 
 
 def test_partitions_hold_one_sample_together_and_not_one_each() -> None:
     rows = (PARTITIONS * 5000 * 3 // 4, PARTITIONS * 5000 // 4)
-    bounded = split_accumulator(
-        tuple(statistics_accumulator(SCHEMA, limit=LIMIT, rows=each) for each in rows)
-    )
-    unbounded = split_accumulator((statistics_accumulator(SCHEMA, limit=LIMIT),) * 2)
+    bounded = tuple(statistics_accumulator(SCHEMA, limit=LIMIT, rows=each) for each in rows)
+    unbounded = (statistics_accumulator(SCHEMA, limit=LIMIT),) * 2
     results = []
-    for accumulator, held_at_most in ((bounded, 1.6 * LIMIT), (unbounded, None)):
+    for accumulators, held_at_most in ((bounded, 1.6 * LIMIT), (unbounded, None)):
+        accumulator = split_accumulator(accumulators)
         states = [
             accumulator.update(accumulator.start(), partition(number))
             for number in range(PARTITIONS)
@@ -75,7 +75,7 @@ def test_partitions_hold_one_sample_together_and_not_one_each() -> None:
         merged = reduce(accumulator.merge, states)
         assert [merged[split].rows for split in range(2)] == list(rows)
         assert not any(
-            is_sample_short(each, merged[at]) for at, each in enumerate(accumulator.accumulators)
+            is_sample_short(each, merged[split]) for split, each in enumerate(accumulators)
         )
         results.append([finish(merged[split], source={}).to_json() for split in range(2)])
     assert results[0] == results[1]
@@ -146,7 +146,7 @@ def test_writers_count_what_a_pass_of_its_own_counts(
     by_itself = exported("a")
     monkeypatch.setattr(split_statistics, "_MIN_SHARD_ROWS", 0)
     counted = []
-    monkeypatch.setattr(pipeline, "count_splits", counted.append)
+    monkeypatch.setattr(split_statistics, "count_splits", counted.append)
     assert exported("b") == by_itself
     assert not counted, "no pass of its own"
     monkeypatch.undo()
@@ -173,8 +173,8 @@ def test_writers_in_other_processes_return_what_they_counted(
     monkeypatch.setattr(split_statistics, "_MIN_SHARD_ROWS", 0)
     here = exported("a")
     monkeypatch.setattr(DuckDBEngine, "write_shards", elsewhere)
-    monkeypatch.setattr(pipeline, "HoldsRows", type("NoEngine", (), {}))
+    monkeypatch.setattr(shards, "HoldsRows", type("NoEngine", (), {}))
     passes: list[object] = []
-    monkeypatch.setattr(pipeline, "count_splits", passes.append)
+    monkeypatch.setattr(split_statistics, "count_splits", passes.append)
     assert exported("b") == here
     assert not passes

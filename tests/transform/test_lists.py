@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import featurestore
 from featurestore import transform as t
 from featurestore.errors import FeatureNotFound, InvalidArgument, UnsupportedType
-from featurestore.transform.batches import to_lists
+from featurestore.transform.apply import to_lists
 from featurestore.transform.ops import padded_rows
 
 ROWS = 240
@@ -258,7 +258,7 @@ def test_lists_without_a_length_are_refused_with_what_to_write(dataset: Any) -> 
 
 def test_nulls_among_the_items_are_named(tmp_path: Path) -> None:
     from featurestore.errors import NullsInColumns
-    from featurestore.readers.arrow_numpy import to_numpy
+    from featurestore.readers.columns import to_numpy
 
     with pytest.raises(NullsInColumns, match="'words' have nulls inside"):
         to_numpy(pa.array([["a", None]], pa.list_(pa.string())), name="words")

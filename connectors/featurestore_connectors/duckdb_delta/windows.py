@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.aggregates.blocks import AVAILABLE, GROUP, STREAM_TIME, TIE
+from featurestore.aggregates.stream import AVAILABLE, GROUP, STREAM_TIME, TIE
 from featurestore.aggregates.window_side import WindowSide
 from featurestore.arrow.casts import cast_batch
 from featurestore.model.plan import ROW, FeaturePlan

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.aggregates.blocks import AVAILABLE, GROUP, STREAM_TIME, TIE
+from featurestore.aggregates.stream import AVAILABLE, GROUP, STREAM_TIME, TIE
 from featurestore.aggregates.window_side import WindowSide
 from featurestore.arrow.types import width_of_columns
 from featurestore.model.plan import ROW, FeaturePlan

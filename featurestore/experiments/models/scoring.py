@@ -36,13 +36,12 @@ from featurestore.model.registered_model import (
 )
 from featurestore.model.times import to_micros
 from featurestore.plugins.engine import Relation
-from featurestore.readers.arrow_numpy import to_numpy
-from featurestore.readers.selection import PRESENT
+from featurestore.readers.columns import PRESENT, to_numpy
 from featurestore.registry import featuregroups
 from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.labels import typed_relation, typed_schema, typed_table
 from featurestore.transform.fitted import Transformations
-from featurestore.views.retrieval import rows_of
+from featurestore.views.definition import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,17 +9,205 @@ rank r is a pair (hash, offset): the boundary before the ``offset``-th row with 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.plugins.engine import Accumulator
-from featurestore.training.export.hash_columns import Int64s, UInt64s, groups_and_hashes
-from featurestore.training.export.hash_ranges import HASH_BITS, HashRanges, RangeCounts
 
+Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
+HASH = "__fs_hash"
+GROUP = "__fs_group"
+HASH_COLUMNS = pa.schema([(HASH, pa.int64()), (GROUP, pa.int64())])
+_SIGN = np.uint64(1 << 63)
+Bools = npt.NDArray[np.bool_]
+HASH_BITS = 64
+_ROWS = "rows"
+_COUNTS = HASH_COLUMNS.append(pa.field(_ROWS, pa.int64()))
+_MAX_LOOSE_TABLES, _MAX_LOOSE_ROWS = 256, 1 << 20
 Histograms = dict[int, Int64s]
 HashSums = dict[int, int]
+
+
+def to_sortable(hashes: UInt64s) -> Int64s:
+    """Return hashes as signed integers in the same order, which every engine can sort."""
+    flipped: Int64s = (hashes ^ _SIGN).view(np.int64)
+    return flipped
+
+
+def from_sortable(values: Int64s) -> UInt64s:
+    """Invert ``to_sortable``."""
+    return values.view(np.uint64) ^ _SIGN
+
+
+def row_hashes(batch: pa.RecordBatch) -> UInt64s:
+    """Return the row hashes of a hashed batch."""
+    column = batch.column(batch.schema.get_field_index(HASH))
+    return from_sortable(np.ascontiguousarray(column.to_numpy(zero_copy_only=False)))
+
+
+def groups_and_hashes(batch: pa.RecordBatch) -> tuple[Int64s, UInt64s]:
+    """Return groups and row hashes of a hashed batch."""
+    column = batch.column(batch.schema.get_field_index(GROUP))
+    return column.to_numpy(zero_copy_only=False), row_hashes(batch)
+
+
+@dataclass(frozen=True)
+class RangeCounts:
+    """The number of rows of hash ranges, identified by their first hash, in ascending order.
+
+    Empty ranges may be missing.
+    """
+
+    starts: UInt64s
+    rows: Int64s
+
+    @classmethod
+    def of_histogram(cls, histogram: Int64s) -> RangeCounts:
+        """Return the counts of a histogram by leading bits."""
+        bits = len(histogram).bit_length() - 1
+        bins = np.arange(len(histogram), dtype=np.uint64)
+        return cls(bins << np.uint64(HASH_BITS - bits), histogram)
+
+
+@dataclass(frozen=True)
+class HashRanges:
+    """Ranges of the hashes that share their leading ``bits``, by group: sorted first hashes."""
+
+    bits: int
+    starts: Mapping[int, UInt64s]
+
+    @cached_property
+    def all_starts(self) -> UInt64s:
+        """The first hashes of all groups' ranges, sorted, each once."""
+        return np.unique(np.concatenate(list(self.starts.values())))
+
+    @cached_property
+    def _groups(self) -> Int64s:
+        return np.array(sorted(self.starts), dtype=np.int64)
+
+    @cached_property
+    def _pairs(self) -> Int64s:
+        """The (group, range) pairs as numbers: group index * number of starts + start index."""
+        pairs = []
+        for index, group in enumerate(self._groups.tolist()):
+            numbers = np.searchsorted(self.all_starts, self.starts[group])
+            pairs.append(index * len(self.all_starts) + numbers)
+        return np.concatenate(pairs)
+
+    def rows_inside(self, groups: Int64s, hashes: UInt64s) -> Int64s:
+        """Return the indexes of the rows in a range of their group."""
+        starts = first_hashes(hashes, self.bits)
+        numbers, is_known = _positions(self.all_starts, starts)
+        rows = np.flatnonzero(is_known)
+        indexes, is_known = _positions(self._groups, groups[rows])
+        rows = rows[is_known]
+        pairs = indexes[is_known] * len(self.all_starts) + numbers[rows]
+        _, is_known = _positions(self._pairs, pairs)
+        return rows[is_known]
+
+
+@dataclass(frozen=True)
+class RowsInRanges:
+    """Filters the rows in some ranges and truncates their hashes to the leading ``bits``."""
+
+    ranges: HashRanges
+    bits: int
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return hash and group of the matching rows."""
+        groups, hashes = groups_and_hashes(batch)
+        rows = self.ranges.rows_inside(groups, hashes)
+        starts = first_hashes(hashes[rows], self.bits)
+        columns = [pa.array(to_sortable(starts)), pa.array(groups[rows].astype(np.int64))]
+        return pa.RecordBatch.from_arrays(columns, schema=HASH_COLUMNS)
+
+
+@dataclass
+class LooseCounts:
+    """Rows by hash and group: the sums so far, and tables that are not added yet."""
+
+    sums: pa.Table = field(default_factory=_COUNTS.empty_table)
+    loose: list[pa.Table] = field(default_factory=list)
+    loose_rows: int = 0
+
+    def add(self, table: pa.Table) -> None:
+        """Append a table; sum all tables once many are pending."""
+        self.loose.append(table)
+        self.loose_rows += table.num_rows
+        many_rows = self.loose_rows > max(_MAX_LOOSE_ROWS, self.sums.num_rows)
+        if many_rows or len(self.loose) > _MAX_LOOSE_TABLES:
+            self.sums = self.total()
+            self.loose, self.loose_rows = [], 0
+
+    def total(self) -> pa.Table:
+        """Return all sums, ordered by group and hash."""
+        tables = pa.concat_tables([self.sums, *self.loose])
+        if not tables.num_rows:
+            return tables
+        # Sorted instead of grouped: Arrow's group_by is slow for numbers whose last bits are all 0.
+        in_order = tables.sort_by([(GROUP, "ascending"), (HASH, "ascending")])
+        hashes, groups, rows = (in_order[name].to_numpy() for name in _COUNTS.names)
+        changes = (groups[1:] != groups[:-1]) | (hashes[1:] != hashes[:-1])
+        firsts = np.flatnonzero(np.concatenate(([True], changes)))
+        columns = [hashes[firsts], groups[firsts], np.add.reduceat(rows, firsts)]
+        return pa.table(columns, schema=_COUNTS)
+
+
+@dataclass(frozen=True)
+class RangeAccumulator(Accumulator[LooseCounts, dict[int, RangeCounts]]):
+    """Counts the rows in some ranges by group and the leading bits of their hash."""
+
+    rows: RowsInRanges
+
+    def start(self) -> LooseCounts:
+        """Return no counts."""
+        return LooseCounts()
+
+    def update(self, state: LooseCounts, batch: pa.RecordBatch) -> LooseCounts:
+        """Count the rows of a batch."""
+        inside = pa.table(self.rows(batch))
+        if inside.num_rows:
+            ones = np.ones(inside.num_rows, dtype=np.int64)
+            state.add(inside.append_column(_ROWS, pa.array(ones)))
+        return state
+
+    def merge(self, state: LooseCounts, other_state: LooseCounts) -> LooseCounts:
+        """Add the counts of two states."""
+        total = other_state.total()
+        if total.num_rows:
+            state.add(total)
+        return state
+
+    def finish(self, state: LooseCounts) -> dict[int, RangeCounts]:
+        """Return the counts of each group."""
+        total = state.total()
+        groups, first_rows = np.unique(total[GROUP].to_numpy(), return_index=True)
+        hashes, rows = from_sortable(total[HASH].to_numpy()), total[_ROWS].to_numpy()
+        ends = np.append(first_rows[1:], len(hashes))
+        counts = {
+            group: RangeCounts(hashes[first:end], rows[first:end])
+            for group, first, end in zip(groups.tolist(), first_rows, ends, strict=True)
+        }
+        return counts
+
+
+def first_hashes(hashes: UInt64s, bits: int) -> UInt64s:
+    """Return for each hash the first hash with the same leading bits."""
+    mask = (1 << HASH_BITS) - (1 << (HASH_BITS - bits))
+    return hashes & np.uint64(mask)
+
+
+def _positions(sorted_values: npt.NDArray[Any], values: npt.NDArray[Any]) -> tuple[Int64s, Bools]:
+    """Return the positions of values in sorted ones, and whether each was present."""
+    positions = np.searchsorted(sorted_values, values)
+    positions[positions == len(sorted_values)] = 0
+    return positions, sorted_values[positions] == values
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The data of an export: lazy rows and their provenance."""
+"""The data of an export: lazy rows, their provenance, and snapshots of external groups."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.arrow.untyped import refuse_untyped, sql_casts, typing_lines
-from featurestore.external import live_sources
+from featurestore.external import LiveSource, live_sources, take_snapshot
+from featurestore.external.groups import external_rows
 from featurestore.ingest import to_relation
 from featurestore.model.plan import FeaturePlan, Source
 from featurestore.model.roles import RoleRequest
 from featurestore.model.source import SourceRead, SourceReads
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import FeatureFrame
+from featurestore.retrieval.catalog import pinned_source
 from featurestore.retrieval.labels import refuse_times_outside
 from featurestore.session import Session
 
@@ -94,6 +96,33 @@ def check_typed(schema: pa.Schema, *, language: str) -> None:
     refuse_untyped(schema, subject="The training dataset", hint=casts)
 
 
+def with_snapshots(session: Session, data: object) -> tuple[object, list[SourceRead]]:
+    """Take snapshots of the external groups of a frame; return the pinned frame and the reads.
+
+    Groups without snapshots and data without a plan stay unchanged.
+    """
+    if not isinstance(data, FeatureFrame) or data.plan is None:
+        return data, []
+    snapshots: dict[LiveSource, Source] = {}
+    for live in live_sources(data.plan):
+        if external_rows(live.spec).snapshots == "training":
+            path = session.featuregroup_path(live.spec.name, live.spec.version)
+            snapshots[live] = pinned_source(path, delta_version=take_snapshot(session, live))
+    if not snapshots:
+        return data, []
+
+    def snapshot_of(source: Source) -> Source:
+        if isinstance(source, LiveSource):
+            return snapshots.get(source, source)
+        return source
+
+    plan = data.plan.with_sources(snapshot_of)
+    frame = FeatureFrame.planned(session, plan, labels=data.labels, reads=data.label_reads)
+    if data.view is not None:
+        frame = frame.of_view(*data.view)
+    return frame, [live.read for live in snapshots]
+
+
 def _planned_data(
     frame: FeatureFrame, plan: FeaturePlan, reads: Sequence[SourceRead]
 ) -> ExportData:
@@ -112,7 +141,8 @@ def _planned_data(
         reproducible=reason is None,
         reproducible_reason=reason,
         view=view,
-        reads=_reads(frame, reads),
+        # An empty list may grow while the rows are read.
+        reads=reads if frame.reads is None else SourceReads(frame.reads, reads),
     )
     return ExportData(
         relation=lambda: frame.relation,
@@ -124,13 +154,6 @@ def _planned_data(
         dropped_rows=frame.dropped if frame.drops else None,
         warn_of_nulls=frame.warn_of_nulls,
     )
-
-
-def _reads(frame: FeatureFrame, before: Sequence[SourceRead]) -> Sequence[SourceRead]:
-    """Return the earlier reads of sources and those of the frame itself."""
-    if frame.reads is None:  # an empty list may grow while the rows are read
-        return before
-    return SourceReads(frame.reads, before)
 
 
 def _plan_roles(plan: FeaturePlan, time: str | None) -> RoleRequest:

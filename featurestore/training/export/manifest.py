@@ -1,14 +1,25 @@
-"""Build the manifest of written shards."""
+"""The manifest of an export: built from the written shards, with checks of the label values.
+
+``record_schema`` builds one for a dataframe, without files, to learn its TFRecord schema.
+"""
 
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from typing import Any
 
-from featurestore.arrow.schemas import type_to_json
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.arrow.schemas import type_from_json, type_to_json
+from featurestore.errors import DataWarning, InvalidArgument, listing
+from featurestore.ingest import as_relation, with_language
+from featurestore.model.callers import warn_caller
 from featurestore.model.manifest import (
     Manifest,
     ManifestColumn,
@@ -16,13 +27,17 @@ from featurestore.model.manifest import (
     ManifestShard,
     ManifestSplit,
 )
+from featurestore.model.roles import Role
 from featurestore.model.times import utc_now
-from featurestore.plugins.format import WrittenFile
-from featurestore.training.export.data import Provenance
-from featurestore.training.export.request import ExportRequest
+from featurestore.plugins.format import ColumnEncoding, WrittenFile, find_format
+from featurestore.session import Session
+from featurestore.training.export.data import Provenance, check_typed
+from featurestore.training.export.profiles import ProfileAccumulator
+from featurestore.training.export.request import DEFAULT_BLOCK_ROWS, ExportRequest
 from featurestore.training.export.shard_plan import ShardPlan
 from featurestore.training.export.shard_writer import ShardSummary
 
+_ROWS_PER_CLASS = 10  # average from which on contiguous numbers count as class codes
 _LIBRARIES = ("featurestore", "numpy", "pyarrow", "petastorm")
 
 
@@ -49,7 +64,7 @@ def build_manifest(
         split_rule=request.rule.to_json(),
         block_rows=request.block_rows,
         compression=request.compression,
-        columns=_columns(request, plan),
+        columns=_columns(request.schema, request.format.encodings(plan.layout), request.roles),
         layout=plan.layout,
         splits=_splits(request, plan, summaries),
         files=(),
@@ -124,16 +139,17 @@ def library_versions(names: tuple[str, ...]) -> Mapping[str, str]:
     return versions
 
 
-def _columns(request: ExportRequest, plan: ShardPlan) -> tuple[ManifestColumn, ...]:
-    encodings = request.format.encodings(plan.layout)
+def _columns(
+    schema: pa.Schema, encodings: Mapping[str, ColumnEncoding], roles: Mapping[str, Role]
+) -> tuple[ManifestColumn, ...]:
     columns = []
-    for field in request.schema:
+    for field in schema:
         encoding = encodings[field.name]
         columns.append(
             ManifestColumn(
                 name=field.name,
                 type=type_to_json(field.type),
-                role=request.roles[field.name],
+                role=roles[field.name],
                 tf_type=encoding.tf_type,
                 shape=encoding.shape,
                 null=encoding.null,
@@ -210,3 +226,129 @@ def _sum_counts(all_counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
         for name, count in counts.items():
             total[name] = total.get(name, 0) + count
     return dict(sorted(total.items()))
+
+
+def check_labels(manifest: Manifest, labels: tuple[str, ...]) -> None:
+    """Refuse labels that are null in every row; warn about labels that no model can learn.
+
+    Warns about no rows, a single class, NaN, and classes that are missing in the training split.
+
+    Raises:
+        InvalidArgument: A label is null in every row.
+    """
+    rows = sum(split.rows for split in manifest.splits)
+    if not rows:
+        warn_caller(f"training dataset {manifest.name!r} has no rows", DataWarning)
+        return
+    for label in labels:
+        nulls = sum(split.nulls.get(label, 0) for split in manifest.splits)
+        if nulls == rows:
+            raise InvalidArgument(
+                f"The label {label!r} is null in all {rows:,} rows.",
+                hint=f"inspect the column: df[{label!r}].value_counts(dropna=False)",
+            )
+        counts: Counter[str] = Counter()
+        for split in manifest.splits:
+            counts.update(split.label_counts.get(label, {}))
+        if len(counts) == 1 and nulls == 0:
+            (value,) = counts
+            warn_caller(
+                f"the label {label!r} of training dataset {manifest.name!r} has a single value: "
+                f"{value} in {rows:,} rows",
+                DataWarning,
+            )
+        _warn_about_classes(manifest, label)
+
+
+def _warn_about_classes(manifest: Manifest, label: str) -> None:
+    """Warn about NaN labels, and about classes that are missing in the training split."""
+    nan_count = 0
+    training_classes: set[str] | None = None
+    training_split = next(
+        (each for each in manifest.splits if each.name == "train"), manifest.splits[0]
+    )
+    for split in manifest.splits:
+        counts = split.label_counts.get(label, {})
+        nan_count += sum(count for value, count in counts.items() if value.lower() == "nan")
+        if split is training_split:
+            training_classes = {value for value, count in counts.items() if count}
+    if nan_count:
+        warn_caller(
+            f"the label {label!r} of training dataset {manifest.name!r} is NaN in {nan_count:,} rows: "
+            f"the loss and then the model become NaN; df.dropna(subset=[{label!r}]) "
+            "removes them",
+            DataWarning,
+        )
+    totals: Counter[str] = Counter()
+    for split in manifest.splits:
+        totals.update(split.label_counts.get(label, {}))
+    kind = type_from_json(manifest.column(label).type)
+    if not training_classes or pat.is_temporal(kind) or not _are_classes(totals):
+        return
+    for split in manifest.splits:
+        counts = split.label_counts.get(label, {})
+        missing_classes = sorted(
+            value for value, count in counts.items() if count and value not in training_classes
+        )
+        if missing_classes:
+            warn_caller(
+                f"the label {label!r} of training dataset {manifest.name!r} has classes in split "
+                f"{split.name!r} that are missing in the training split: {listing(missing_classes)}; "
+                f"stratify={label!r} divides each class among the splits",
+                DataWarning,
+            )
+
+
+def _are_classes(counts: Mapping[str, int]) -> bool:
+    """Return whether values are classes: strings, booleans, or the codes 0..n or 1..n.
+
+    Times and other numbers are quantities. So are codes with few rows each, such as ages: it is
+    normal that a test split has some of them that the training split lacks.
+    """
+    try:
+        codes = sorted({float(value) for value in counts if value.lower() != "nan"})
+    except ValueError:
+        return True
+    contiguous = bool(codes) and codes[0] in (0, 1) and codes[-1] - codes[0] == len(codes) - 1
+    return contiguous and sum(counts.values()) >= _ROWS_PER_CLASS * len(codes)
+
+
+def record_schema(session: Session, df: object) -> dict[str, Any]:
+    """Return ``{column: tf.io feature}`` for the rows of a dataframe.
+
+    The rows are read once, for nulls and lengths; no file is written.
+
+    Raises:
+        UnsupportedType: TFRecord cannot hold some columns; all are listed.
+    """
+    tfrecord = find_format("tfrecord")
+    df, language = with_language(df)
+    with as_relation(df, engine=session.engine) as rows:
+        schema = rows.schema
+        check_typed(schema, language=language)
+        tfrecord.check(schema, compression=None)
+        profiles = session.engine.aggregate(rows, ProfileAccumulator(tuple(schema.names)))
+    layout = tfrecord.layout(schema, profiles, compression=None, block_rows=DEFAULT_BLOCK_ROWS)
+    roles: dict[str, Role] = dict.fromkeys(schema.names, "feature")
+    nulls = {profile.name: profile.nulls for profile in profiles if profile.nulls}
+    split = ManifestSplit("all", rows=profiles[0].rows, bytes=0, shards=(), nulls=nulls)
+    manifest = Manifest(
+        name="dataframe",
+        version=1,
+        data_format="tfrecord",
+        seed=0,
+        key=(),
+        split_rule={},
+        block_rows=DEFAULT_BLOCK_ROWS,
+        compression=None,
+        columns=_columns(schema, tfrecord.encodings(layout), roles),
+        layout=layout,
+        splits=(split,),
+        files=(),
+        plan=None,
+        plan_hash=None,
+        sources=(),
+        reproducible=False,
+        reproducible_reason="it is a dataframe",
+    )
+    return tfrecord.feature_spec(manifest)

@@ -1,9 +1,13 @@
-"""Profiles of columns, which decide the layout of a format, counted over Arrow batches."""
+"""Profiles of columns, which decide the layout of a format: counted over Arrow batches.
+
+Lengths of lists and strings may be declared (``max_lengths``). A format may reserve them in every
+record, so that all records have the same width.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -13,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.types import shape_of
+from featurestore.arrow.types import items_of, shape_of
+from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.plugins.engine import Accumulator
 from featurestore.plugins.format import ColumnProfile
 
@@ -95,6 +100,20 @@ def _item_counts(array: Any) -> npt.NDArray[np.int64]:
     return valid.astype(np.int64) * prod(shape_of(array.type))
 
 
+def _extremes(array: Any) -> tuple[int, int] | None:
+    """Return the minimum and maximum integer, day or microsecond; None without any."""
+    if pat.is_date32(array.type):
+        array = array.view(pa.int32())
+    elif pat.is_date(array.type) or pat.is_timestamp(array.type):
+        array = array.view(pa.int64())
+    if not pat.is_integer(array.type):
+        return None
+    extremes = pc.min_max(array).as_py()
+    if extremes["min"] is None:
+        return None
+    return extremes["min"], extremes["max"]
+
+
 @dataclass(frozen=True)
 class ProfileAccumulator(Accumulator[list[RunningProfile], tuple[ColumnProfile, ...]]):
     """Counts rows, nulls, integer extremes and lengths of each column."""
@@ -137,15 +156,60 @@ def every_profile(
     return tuple(all_profiles)
 
 
-def _extremes(array: Any) -> tuple[int, int] | None:
-    """Return the minimum and maximum integer, day or microsecond; None without any."""
-    if pat.is_date32(array.type):
-        array = array.view(pa.int32())
-    elif pat.is_date(array.type) or pat.is_timestamp(array.type):
-        array = array.view(pa.int64())
-    if not pat.is_integer(array.type):
-        return None
-    extremes = pc.min_max(array).as_py()
-    if extremes["min"] is None:
-        return None
-    return extremes["min"], extremes["max"]
+def check_max_lengths(max_lengths: object, schema: pa.Schema) -> dict[str, int]:
+    """Return the checked argument ``max_lengths=``.
+
+    Raises:
+        InvalidArgument: It is not ``{column: length}``, or the values of a column have no length.
+        FeatureNotFound: A column does not exist.
+
+    >>> check_max_lengths({"stops": 8}, pa.schema([("stops", pa.list_(pa.string()))]))
+    {'stops': 8}
+    """
+    if not isinstance(max_lengths, Mapping):
+        raise InvalidArgument(
+            f"max_lengths={max_lengths!r} is not a mapping.", hint='max_lengths={"stops": 8}'
+        )
+    lengths = {}
+    for name, length in max_lengths.items():
+        if name not in schema.names:
+            raise FeatureNotFound(
+                f"max_lengths names {name!r}; the columns are {listing(schema.names, limit=50)}.",
+                hint=did_you_mean(name, schema.names, write="{!r}"),
+            )
+        kind = schema.field(name).type
+        item = items_of(kind)
+        if not (pat.is_list(kind) or pat.is_string(item) or pat.is_binary(item)):
+            raise InvalidArgument(
+                f"max_lengths[{name!r}]: the column is {kind}, whose values have a fixed length.",
+                hint="lists, strings and binary columns have lengths",
+            )
+        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+            raise InvalidArgument(f"max_lengths[{name!r}]={length!r} is not a positive integer.")
+        lengths[str(name)] = length
+    return lengths
+
+
+def declared_profiles(
+    profiles: Sequence[ColumnProfile], max_lengths: Mapping[str, int]
+) -> tuple[ColumnProfile, ...]:
+    """Return the profiles, marked if a length was declared.
+
+    Raises:
+        InvalidArgument: Values are longer than declared; lists all such columns.
+    """
+    declared = []
+    longer = []
+    sufficient_lengths = dict(max_lengths)
+    for profile in profiles:
+        max_length = max_lengths.get(profile.name)
+        if max_length is not None and profile.longest > max_length:
+            longer.append(f"{profile.name!r} ({profile.longest:,}, declared {max_length:,})")
+            sufficient_lengths[profile.name] = profile.longest
+        declared.append(replace(profile, declared=max_length is not None))
+    if longer:
+        raise InvalidArgument(
+            f"Values of these columns exceed max_lengths: {', '.join(longer)}.",
+            hint=f"max_lengths={sufficient_lengths}, or truncate the values first",
+        )
+    return tuple(declared)

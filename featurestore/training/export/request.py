@@ -14,8 +14,8 @@ from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.model.roles import Role, RoleRequest, assign_roles
 from featurestore.model.splits import TimeSplit
 from featurestore.plugins.format import DatasetFormat, find_format
-from featurestore.training.export.lengths import check_max_lengths
-from featurestore.training.export.split_rules import SplitRule, as_columns, check_columns, make_rule
+from featurestore.training.export.assignment import SplitRule, as_columns, check_columns, make_rule
+from featurestore.training.export.profiles import check_max_lengths
 from featurestore.training.transformations import check_transformations
 from featurestore.transform.fit import ColumnChain
 
@@ -154,10 +154,10 @@ def _resolve_roles(
     features, exclude = as_columns(options.features), as_columns(options.exclude)
     for argument, names in (("features", features), ("exclude", exclude), ("weight", weights)):
         check_columns(names, schema=schema, argument=argument)
-    if weights and not _is_number(schema.field(weights[0]).type):
-        raise InvalidArgument(
-            f"weight={weights[0]!r} is {schema.field(weights[0]).type}; weights are numbers."
-        )
+    for name in weights:
+        kind = schema.field(name).type
+        if not pa.types.is_integer(kind) and not pa.types.is_floating(kind):
+            raise InvalidArgument(f"weight={name!r} is {kind}; weights are numbers.")
     split_time = None
     if isinstance(options.splits, TimeSplit):
         split_time = options.splits.column
@@ -170,7 +170,3 @@ def _resolve_roles(
         exclude=exclude,
         split_time=split_time,
     )
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind)

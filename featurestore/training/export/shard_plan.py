@@ -13,27 +13,43 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.errors import InvalidSplit
-from featurestore.plugins.engine import Accumulator, Engine
+from featurestore.plugins.engine import Accumulator, BatchFunction, Engine
 from featurestore.plugins.format import ColumnProfile, Layout, NarrowProfile, ShardFitting
-from featurestore.training.export.assignment import Assignment, ClassSplits
+from featurestore.plugins.row_hashes import HashesRows
+from featurestore.training.export.assignment import UNCOVERED, Assignment, ClassSplits, class_ends
 from featurestore.training.export.boundaries import (
+    GROUP,
+    HASH,
+    HASH_BITS,
     Boundary,
     BoundarySearch,
+    HashRanges,
     HashSumAccumulator,
     HashSums,
     HistogramAccumulator,
     Histograms,
+    RangeAccumulator,
+    RangeCounts,
+    RowsInRanges,
     equal_sizes,
+    groups_and_hashes,
+    to_sortable,
 )
-from featurestore.training.export.boundary_passes import find_boundaries
-from featurestore.training.export.engine_hashes import engine_counts
-from featurestore.training.export.hash_columns import GROUP, HASH, groups_and_hashes, to_sortable
-from featurestore.training.export.hashed_rows import HashedRows
-from featurestore.training.export.lengths import declared_profiles
-from featurestore.training.export.profiles import ProfileAccumulator, every_profile
+from featurestore.training.export.hashed_rows import (
+    HashedRows,
+    engine_counts,
+    engine_range_counts,
+    leading_bit_counts,
+)
+from featurestore.training.export.profiles import (
+    ProfileAccumulator,
+    declared_profiles,
+    every_profile,
+)
 from featurestore.training.export.request import ExportRequest
-from featurestore.training.export.split_rules import UNCOVERED, class_ends
 
+# A count takes 16 bytes, so a pass returns at most 128 MiB.
+MAX_COUNTS = 1 << 23
 MAX_CLASSES = 10_000
 # There may be many classes, each with its own histogram.
 _CLASS_BITS, _BITS = 10, 16
@@ -101,6 +117,20 @@ class Counts:
         if group not in self.histograms:
             return 0
         return int(self.histograms[group].sum())
+
+
+@dataclass(frozen=True)
+class SplitClasses:
+    """Replaces the class of each row by its split."""
+
+    classes: Mapping[int, ClassSplits]
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return hash and split of each row."""
+        groups, hashes = groups_and_hashes(batch)
+        splits = Assignment((), (), self.classes).split_of(groups, hashes)
+        columns = [pa.array(to_sortable(hashes)), pa.array(splits)]
+        return pa.RecordBatch.from_arrays(columns, names=[HASH, GROUP])
 
 
 def plan_shards(
@@ -262,20 +292,6 @@ def _split_start(end: int, boundaries: Mapping[int, Boundary]) -> int:
     return min(boundary.hash + 1, _LAST_HASH)
 
 
-@dataclass(frozen=True)
-class SplitClasses:
-    """Replaces the class of each row by its split."""
-
-    classes: Mapping[int, ClassSplits]
-
-    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return hash and split of each row."""
-        groups, hashes = groups_and_hashes(batch)
-        splits = Assignment((), (), self.classes).split_of(groups, hashes)
-        columns = [pa.array(to_sortable(hashes)), pa.array(splits)]
-        return pa.RecordBatch.from_arrays(columns, names=[HASH, GROUP])
-
-
 def _shard_boundaries(
     engine: Engine,
     rows: HashedRows,
@@ -294,3 +310,41 @@ def _shard_boundaries(
     search = BoundarySearch.among(counts.histograms, inner, bits=counts.bits)
     boundaries = find_boundaries(engine, rows, search, function=split_classes)
     return tuple(tuple(boundaries.get(split, ())) for split in range(len(shard_rows)))
+
+
+def find_boundaries(
+    engine: Engine,
+    rows: HashedRows,
+    search: BoundarySearch,
+    *,
+    function: BatchFunction | None = None,
+) -> dict[int, list[Boundary]]:
+    """Return the boundary at each rank, for each group with ranks.
+
+    ``function`` is applied to the batches of hashes and groups first.
+    """
+    while not search.is_over:
+        bits = search.next_bits(MAX_COUNTS)
+        counts = _range_counts(engine, rows, search.ranges, bits, function)
+        search = search.narrowed(counts, bits)
+    return search.boundaries()
+
+
+def _range_counts(
+    engine: Engine,
+    rows: HashedRows,
+    ranges: HashRanges,
+    bits: int,
+    function: BatchFunction | None,
+) -> dict[int, RangeCounts]:
+    """Count the rows in hash ranges by the leading bits of their hash."""
+    inside = RowsInRanges(ranges, bits)
+    counts = None
+    if rows.by_engine:
+        counts = engine_range_counts(engine, rows.source, ranges, bits)
+    elif bits < HASH_BITS and isinstance(engine, HashesRows):
+        # Each state of an accumulator would hold as many counts as the result.
+        counts = leading_bit_counts(engine, rows.hashes(engine, function, inside), bits)
+    if counts is None:
+        counts = rows.aggregate(engine, RangeAccumulator(inside), function=function)
+    return counts

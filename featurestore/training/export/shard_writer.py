@@ -15,7 +15,7 @@ from featurestore.arrow.types import is_nested
 from featurestore.hashing import canonical_bytes
 from featurestore.plugins.format import DatasetFormat, Layout, WrittenShard
 from featurestore.statistics import StatisticsState
-from featurestore.training.export.hash_columns import row_hashes
+from featurestore.training.export.boundaries import row_hashes
 from featurestore.training.export.split_statistics import ShardCounting
 
 MAX_LABEL_VALUES = 1000

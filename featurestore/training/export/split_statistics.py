@@ -1,12 +1,15 @@
-"""Statistics of the splits of an export, computed by its writers or in one pass over its rows."""
+"""Statistics of splits: computed by the writers of an export, in one pass over its rows, or later.
+
+Transformations are fitted with them, and with the value counts of another pass if they need some.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,39 +28,55 @@ from featurestore.statistics import (
     is_sample_short,
     statistics_accumulator,
 )
-from featurestore.statistics.clusters import cluster_rows, rows_to_bytes
+from featurestore.statistics.clusters import cluster_rows, rows_from_bytes, rows_to_bytes
 from featurestore.storage import files
 from featurestore.training.export.assignment import Assignment
-from featurestore.training.export.hash_columns import groups_and_hashes
+from featurestore.training.export.boundaries import groups_and_hashes
 from featurestore.training.export.hashed_rows import HashedRows
 from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.shard_plan import ShardPlan
+from featurestore.training.transformations import (
+    fit_columns,
+    statistics_by_column,
+    write_transformations,
+)
+from featurestore.transform.fit import ColumnState, ValueCounts
+from featurestore.transform.fitted import Transformations
+
+if TYPE_CHECKING:
+    from featurestore.training.dataset import TrainingDataset
+
 
 STATISTICS = "_statistics"
 # The batch size of the engines, so that both ways of counting see the same batches.
 _BATCH_ROWS = 65_536
 _MIN_SHARD_ROWS = 32_768
 _MAX_RETURNED_SHARDS = 256
-# Below this number of rows distinct values are no evidence of a row number.
+# With fewer rows, distinct values do not suggest a row number.
 _MIN_ROWS = 20
 SplitStates = dict[int, StatisticsState]
+State = TypeVar("State")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class SplitStatisticsAccumulator(Accumulator[SplitStates, SplitStates]):
-    """Counts each split with its own accumulator; splits without rows have no state."""
+class SplitAccumulator(Accumulator[dict[int, State], dict[int, Result]]):
+    """Aggregates each split with its own accumulator.
+
+    Splits without an accumulator are skipped; those without rows have no state and no result.
+    """
 
     assignment: Assignment
-    accumulators: tuple[StatisticsAccumulator, ...]
+    accumulators: Mapping[int, Accumulator[State, Result]]
 
-    def start(self) -> SplitStates:
+    def start(self) -> dict[int, State]:
         """Return the state of no rows."""
         return {}
 
-    def update(self, state: SplitStates, batch: pa.RecordBatch) -> SplitStates:
-        """Add each row to its split's statistics."""
+    def update(self, state: dict[int, State], batch: pa.RecordBatch) -> dict[int, State]:
+        """Add each row to its split."""
         row_splits = self.assignment.split_of(*groups_and_hashes(batch))
-        for split, accumulator in enumerate(self.accumulators):
+        for split, accumulator in self.accumulators.items():
             rows = np.flatnonzero(row_splits == split)
             if not len(rows):
                 continue
@@ -69,7 +88,7 @@ class SplitStatisticsAccumulator(Accumulator[SplitStates, SplitStates]):
             state[split] = accumulator.update(state[split], split_batch)
         return state
 
-    def merge(self, state: SplitStates, other_state: SplitStates) -> SplitStates:
+    def merge(self, state: dict[int, State], other_state: dict[int, State]) -> dict[int, State]:
         """Merge split by split."""
         for split, split_state in other_state.items():
             if split in state:
@@ -78,10 +97,9 @@ class SplitStatisticsAccumulator(Accumulator[SplitStates, SplitStates]):
                 state[split] = split_state
         return state
 
-    def finish(self, state: SplitStates) -> SplitStates:
-        """Return the counted state of each split that has rows."""
-        finished = {split: self.accumulators[split].finish(each) for split, each in state.items()}
-        return finished
+    def finish(self, state: dict[int, State]) -> dict[int, Result]:
+        """Return the result of each split that has rows."""
+        return {split: self.accumulators[split].finish(each) for split, each in state.items()}
 
 
 @dataclass(frozen=True)
@@ -167,6 +185,22 @@ def counting_writers(
     return ShardStatistics(request, plan)
 
 
+def split_states(
+    engine: Engine,
+    rows: HashedRows,
+    request: ExportRequest,
+    plan: ShardPlan,
+    shard_statistics: ShardStatistics | None,
+) -> list[StatisticsState]:
+    """Return the statistics of each split, from the writers if they counted, else from a pass."""
+    if shard_statistics is None:
+        return count_splits(engine, rows, request, plan)
+    states = shard_statistics.states()
+    if states is None:
+        states = count_splits(engine, rows, request, plan, with_copies=True)
+    return states
+
+
 def count_splits(
     engine: Engine,
     rows: HashedRows,
@@ -196,7 +230,7 @@ def _states(
     plan: ShardPlan,
     accumulators: tuple[StatisticsAccumulator, ...],
 ) -> SplitStates:
-    accumulator = SplitStatisticsAccumulator(plan.assignment, accumulators)
+    accumulator = SplitAccumulator(plan.assignment, dict(enumerate(accumulators)))
     columns = rows.request.columns
     return rows.aggregate(engine, accumulator, columns=columns, threads=accumulator.threads)
 
@@ -266,3 +300,71 @@ def _is_row_id(column: ColumnStatistics, split: Statistics) -> bool:
 
 def _manifest_entry(directory: str, path: str) -> dict[str, Any]:
     return {"path": path, "sha256": files.sha256(os.path.join(directory, path))}
+
+
+def fit_transformations(
+    engine: Engine,
+    rows: HashedRows,
+    assignment: Assignment,
+    manifest: Manifest,
+    directory: str,
+) -> dict[str, str]:
+    """Fit and write the transformations of an export; return their manifest entry."""
+    request = rows.request
+    split = request.rule.names.index(request.fit_on)
+
+    def count(names: Sequence[str]) -> dict[str, ColumnState]:
+        counts = ValueCounts(tuple(names))
+        accumulator = SplitAccumulator(assignment, {split: counts})
+        states = rows.aggregate(engine, accumulator, columns=names, threads=accumulator.threads)
+        return states.get(split) or counts.finish(counts.start())
+
+    statistics = statistics_by_column(directory, manifest, request.fit_on)
+    fitted = Transformations(
+        dataset=manifest.name,
+        version=manifest.version,
+        fit_on=request.fit_on,
+        rows=manifest.split(request.fit_on).rows,
+        columns=fit_columns(request.transformations, manifest, statistics, count),
+    )
+    return write_transformations(directory, fitted)
+
+
+def split_statistics(
+    dataset: TrainingDataset, split: str | None, compare_with: str | None = None
+) -> tuple[Statistics, Statistics | None]:
+    """Return the statistics of a split (by default the first) and of the one to compare with."""
+    statistics = dataset.statistics(split or dataset.splits[0])
+    if compare_with is None:
+        return statistics, None
+    return statistics, dataset.statistics(compare_with)
+
+
+def cluster_sample(
+    dataset: TrainingDataset, split: str | None
+) -> tuple[pa.RecordBatch, dict[str, Any]]:
+    """Return the sampled rows of a split (by default the first) for clustering, and their source.
+
+    If the export computed no statistics, the split is read.
+    """
+    name = split or dataset.splits[0]
+    source = {"training_dataset": dataset.name, "version": dataset.version, "split": name}
+    sample = dataset.manifest.statistics.get(name, {}).get("sample")
+    if sample is not None:
+        path = files.inside(dataset.path, sample["path"])
+        return rows_from_bytes(files.read_bytes(path)), source
+    return cluster_rows(_state(dataset, name)), source
+
+
+def count(dataset: TrainingDataset, split: str) -> Statistics:
+    """Return the statistics of a split, counted from its rows."""
+    return finish(_state(dataset, split), source={"training_dataset": dataset.name, "split": split})
+
+
+def _state(dataset: TrainingDataset, split: str) -> StatisticsState:
+    frame = dataset.read(split)
+    accumulator = statistics_accumulator(frame.schema, roles=dataset.roles)
+    state = accumulator.start()
+    for batch in frame.to_batches():
+        state = accumulator.update(state, batch)
+    return accumulator.finish(state)

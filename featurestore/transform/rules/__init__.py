@@ -11,11 +11,11 @@ from featurestore.transform.rules.codes import (
     Vocabulary,
 )
 from featurestore.transform.rules.functions import Function
-from featurestore.transform.rules.impute import Impute
 from featurestore.transform.rules.numbers import (
     Cast,
     Clip,
     Cyclical,
+    Impute,
     Log1p,
     MinMax,
     Robust,

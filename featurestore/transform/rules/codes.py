@@ -8,11 +8,9 @@ from typing import Any
 
 from featurestore.model.json_object import JsonObject
 from featurestore.model.statistics import ColumnStatistics
-from featurestore.transform.forms import Form, code_form
 from featurestore.transform.ops import Ops, Value
-from featurestore.transform.rules.rule import Rule, no_values_error
-from featurestore.transform.sample import Sample, most_frequent, quantile
-from featurestore.transform.steps import Step
+from featurestore.transform.rules.rule import Rule, Sample, most_frequent, no_values_error, quantile
+from featurestore.transform.steps import Form, Step, code_form
 
 _SHOWN_VALUES = 3
 

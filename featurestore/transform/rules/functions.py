@@ -17,11 +17,9 @@ import numpy.typing as npt
 from featurestore.errors import InvalidArgument, TransformationNotKnown
 from featurestore.model.json_object import JsonObject
 from featurestore.model.row_functions import source_hash
-from featurestore.transform.forms import Form
 from featurestore.transform.ops import NumpyOps, Ops, Value
-from featurestore.transform.rules.rule import Rule
-from featurestore.transform.sample import Sample
-from featurestore.transform.steps import Step
+from featurestore.transform.rules.rule import Rule, Sample
+from featurestore.transform.steps import Form, Step
 
 # The registered functions of this process, by the hash of their source.
 _REGISTERED: dict[str, Callable[..., Any]] = {}

@@ -1,17 +1,48 @@
-"""The interface of rules: output form, fitting, application."""
+"""The interface of rules: output form, fitting on a sample, application.
+
+A sample has the distinct values of a column in one split, with their counts. Values are sorted, so
+that computed statistics do not depend on batches or on the engine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.json_object import JsonObject
 from featurestore.model.statistics import ColumnStatistics
-from featurestore.transform.forms import Form
-from featurestore.transform.ops import Ops, Value
-from featurestore.transform.sample import Sample
-from featurestore.transform.steps import Step
+from featurestore.statistics.exactsum import sum_twofold
+from featurestore.transform.ops import NumpyOps, Ops, Value
+from featurestore.transform.steps import Form, Step
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+_OPS = NumpyOps()
+_KIND_NAMES = {
+    "number": "numbers",
+    "whole": "integers",
+    "text": "strings",
+    "binary": "bytes",
+    "code": "codes",
+    "vector": "vectors",
+    "list": "variable-length lists",
+    "other": "values of this type",
+}
+_HINTS = {
+    ("list", "number"): "t.pad(length) | ... pads lists to one length",
+    ("list", "text"): "t.pad(length) | ... pads lists to one length",
+    ("number", "list"): "remove t.pad(...): only variable-length lists need it",
+    ("text", "list"): "remove t.pad(...): only variable-length lists need it",
+    ("whole", "list"): "remove t.pad(...): only variable-length lists need it",
+    ("number", "text"): 't.cast("int64") makes integers, t.bins(edges) categories',
+    ("text", "number"): "t.vocabulary(), t.hash_bucket(n) or t.one_hot() encode strings as numbers",
+}
 
 
 class Rule:
@@ -82,30 +113,96 @@ class Rule:
             )
 
 
-_KIND_NAMES = {
-    "number": "numbers",
-    "whole": "integers",
-    "text": "strings",
-    "binary": "bytes",
-    "code": "codes",
-    "vector": "vectors",
-    "list": "variable-length lists",
-    "other": "values of this type",
-}
-_HINTS = {
-    ("list", "number"): "t.pad(length) | ... pads lists to one length",
-    ("list", "text"): "t.pad(length) | ... pads lists to one length",
-    ("number", "list"): "remove t.pad(...): only variable-length lists need it",
-    ("text", "list"): "remove t.pad(...): only variable-length lists need it",
-    ("whole", "list"): "remove t.pad(...): only variable-length lists need it",
-    ("number", "text"): 't.cast("int64") makes integers, t.bins(edges) categories',
-    ("text", "number"): "t.vocabulary(), t.hash_bucket(n) or t.one_hot() encode strings as numbers",
-}
-
-
 def no_values_error(step: Step) -> InvalidArgument:
     """Return the error for a column without values to fit a step on."""
     return InvalidArgument(
         f"{step} cannot be fitted: all values are missing or infinite.",
         hint="omit the column, or use t.impute(value) first",
     )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Distinct values after some steps of a chain, and the number of rows of each.
+
+    Missing values are included.
+    """
+
+    value: Value
+    counts: Counts
+
+    def numbers(self) -> tuple[Floats, Counts]:
+        """Return the finite numbers in ascending order, with their counts."""
+        data = _OPS.number(self.value)
+        data = data.reshape(-1)
+        is_finite = np.isfinite(data)
+        values, counts = data[is_finite], self._spread(data.size)[is_finite]
+        order = np.argsort(values, kind="stable")
+        return values[order], counts[order]
+
+    def by_frequency(self) -> list[tuple[Any, int]]:
+        """Return the values that are not missing, the most frequent first, ties in ascending order."""
+        data = np.asarray(self.value.data).reshape(-1)
+        present = np.ones(data.size, dtype=np.bool_)
+        if self.value.present is not None:
+            present = np.broadcast_to(
+                _mask_of_values(self.value.present, self.value.data), data.shape
+            )
+        if self.value.kind == "number":
+            present = present & ~np.isnan(data)
+        totals: dict[Any, int] = {}
+        counts = self._spread(data.size)
+        for value, count in zip(data[present].tolist(), counts[present].tolist(), strict=True):
+            totals[value] = totals.get(value, 0) + count
+        return sorted(totals.items(), key=lambda pair: (-pair[1], pair[0]))
+
+    def _spread(self, size: int) -> Counts:
+        """Return the counts of values if a row has several values."""
+        return np.repeat(self.counts, size // max(1, len(self.counts)))
+
+
+def _mask_of_values(present: Any, data: Any) -> Any:
+    """Return a mask of rows or of values as a flat mask of values."""
+    shape = np.shape(data)
+    widened = np.reshape(present, np.shape(present) + (1,) * (len(shape) - np.ndim(present)))
+    return np.broadcast_to(widened, shape).reshape(-1)
+
+
+def mean_and_deviation(values: Floats, counts: Counts) -> tuple[float, float]:
+    """Return mean and population standard deviation of values with counts.
+
+    >>> mean_and_deviation(np.array([1.0, 3.0]), np.array([2, 2]))
+    (2.0, 1.0)
+    """
+    rows = int(counts.sum())
+    total = sum_twofold(values * counts)
+    mean = (total[0] + total[1]) / rows
+    squares = sum_twofold((values - mean) ** 2 * counts)
+    return mean, math.sqrt(max(squares[0], 0.0) / rows)
+
+
+def quantile(values: Floats, counts: Counts, probability: float) -> float:
+    """Return a quantile of ascending values with linear interpolation.
+
+    >>> quantile(np.array([1.0, 3.0]), np.array([1, 1]), 0.5)
+    2.0
+    """
+    ends = np.cumsum(counts)
+    position = (int(ends[-1]) - 1) * probability
+    below = math.floor(position)
+    low = float(values[np.searchsorted(ends, below, side="right")])
+    if below == position:
+        return low
+    high = float(values[np.searchsorted(ends, below + 1, side="right")])
+    return low + (high - low) * (position - below)
+
+
+def round_factor(value: float) -> float:
+    """Round a factor to nine digits, so that it does not depend on the order of a summation."""
+    return float(f"{value:.9g}")
+
+
+def most_frequent(pairs: Sequence[tuple[Any, int]], limit: int | None) -> list[Any]:
+    """Return the first values of pairs by frequency, bytes as str."""
+    values = [value for value, _ in pairs[:limit]]
+    return [value.decode() if isinstance(value, bytes) else value for value in values]

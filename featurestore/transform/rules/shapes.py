@@ -8,7 +8,6 @@ import numpy as np
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.json_object import JsonObject, MalformedJson
-from featurestore.transform.forms import Form
 from featurestore.transform.images import (
     DTYPES,
     ENCODINGS,
@@ -19,7 +18,7 @@ from featurestore.transform.images import (
 )
 from featurestore.transform.ops import Ops, Value
 from featurestore.transform.rules.rule import Rule
-from featurestore.transform.steps import Step
+from featurestore.transform.steps import Form, Step
 
 KEEP = ("first", "last")
 _DTYPES = {"number": "float32", "whole": "int64", "text": ""}

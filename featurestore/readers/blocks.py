@@ -1,76 +1,47 @@
-"""Block reader of layouts with fixed-width records.
+"""Block readers: the columns of ranges of steps, from the shards of one split.
 
-Records are gathered from memory maps in any order and decoded together, some megabytes at a time.
-Numbers are decoded directly into packed arrays, one for each type.
+Fixed-width records are gathered from memory maps in any order and decoded together, some megabytes
+at a time. Numbers are decoded directly into packed arrays, one for each type.
+
+In other layouts the blocks of a window of every lane are read, decoded and shuffled once; batches
+are slices of these windows. While the current window is consumed, the next ones are loaded a few
+lanes at a time.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from featurestore.plugins.format import PlaneReader, RecordAccess
-from featurestore.readers.bufferpool import BufferPool
+from featurestore.readers.batches import (
+    Arrays,
+    Blocks,
+    Packing,
+    StepRange,
+    WorkerEpoch,
+    fill_nulls,
+    padding_values,
+    padding_weights,
+    with_masks,
+    write_values,
+)
+from featurestore.readers.columns import PADDING_WEIGHT, SelectedColumn, Values, to_numpy
 from featurestore.readers.order import PADDING, EpochOrder, Rows
-from featurestore.readers.outputs import Packing, fill_nulls
-from featurestore.readers.selection import PADDING_WEIGHT, SelectedColumn
+from featurestore.readers.prefetch import BufferPool
 from featurestore.readers.shardfiles import ShardFiles
-from featurestore.readers.steps import Arrays, Blocks, StepRange, WorkerEpoch
 
 _CACHED_WINDOWS = 3
 # Bytes of records that are gathered together: enough to visit each shard once.
 _GATHERED_BYTES = 8 * 1024 * 1024
-
 Records = npt.NDArray[np.uint8]
 ReadColumn = Callable[[Records, SelectedColumn], npt.NDArray[Any]]
-
-
-class ByteRows:
-    """The fixed-length binary columns of a range of steps.
-
-    ``arrays`` are uint8 of shape (rows, bytes); missing values are zeros.
-    """
-
-    def __init__(
-        self,
-        access: RecordAccess,
-        columns: tuple[SelectedColumn, ...],
-        memory: BufferPool,
-        *,
-        rows: int,
-    ) -> None:
-        self._access = access
-        self.arrays: dict[str, Records] = {}
-        no_records = np.empty((0, access.record_bytes), dtype=np.uint8)
-        for column in columns:
-            view = access.byte_rows(no_records, column.name) if column.byte_rows else None
-            if view is not None:
-                buffers = [((rows, view.shape[1]), np.dtype(np.uint8))]
-                self.arrays[column.name] = memory.borrow(buffers, purpose=column.name)[0]
-
-    def write(self, records: Records, rows: Rows) -> None:
-        """Copy the values of records to their yielded rows."""
-        for name, array in self.arrays.items():
-            view = self._access.byte_rows(records, name)
-            assert view is not None
-            cells: Any = np.dtype(f"V{view.shape[1]}")
-            # A row is one item, so that numpy copies it at once.
-            array.view(cells)[rows, 0] = view.view(cells)[:, 0]
-            present = self._access.present(records, name)
-            if present is not None:
-                array[rows[~present]] = 0
-
-    def clear(self, rows: Rows) -> None:
-        """Set rows to zeros."""
-        if len(rows):
-            for array in self.arrays.values():
-                array[rows] = 0
 
 
 @runtime_checkable
@@ -80,20 +51,6 @@ class PackedBlocks(Blocks, Protocol):
     def read_packed(self, steps: StepRange, packing: Packing) -> list[npt.NDArray[Any]]:
         """Return the columns as the arrays of a packing."""
         ...
-
-
-@dataclass(frozen=True)
-class _Decoding:
-    """The targets of the values of a range of steps."""
-
-    packing: Packing
-    read_column: ReadColumn
-    byte_rows: ByteRows
-
-    @property
-    def ungrouped(self) -> list[str]:
-        """The outputs that are neither single numbers nor byte rows."""
-        return [name for name in self.packing.ungrouped if name not in self.byte_rows.arrays]
 
 
 @dataclass
@@ -285,6 +242,62 @@ class RecordBlocks:
         return window_locations
 
 
+@dataclass(frozen=True)
+class _Decoding:
+    """The targets of the values of a range of steps."""
+
+    packing: Packing
+    read_column: ReadColumn
+    byte_rows: ByteRows
+
+    @property
+    def ungrouped(self) -> list[str]:
+        """The outputs that are neither single numbers nor byte rows."""
+        return [name for name in self.packing.ungrouped if name not in self.byte_rows.arrays]
+
+
+class ByteRows:
+    """The fixed-length binary columns of a range of steps.
+
+    ``arrays`` are uint8 of shape (rows, bytes); missing values are zeros.
+    """
+
+    def __init__(
+        self,
+        access: RecordAccess,
+        columns: tuple[SelectedColumn, ...],
+        memory: BufferPool,
+        *,
+        rows: int,
+    ) -> None:
+        self._access = access
+        self.arrays: dict[str, Records] = {}
+        no_records = np.empty((0, access.record_bytes), dtype=np.uint8)
+        for column in columns:
+            view = access.byte_rows(no_records, column.name) if column.byte_rows else None
+            if view is not None:
+                buffers = [((rows, view.shape[1]), np.dtype(np.uint8))]
+                self.arrays[column.name] = memory.borrow(buffers, purpose=column.name)[0]
+
+    def write(self, records: Records, rows: Rows) -> None:
+        """Copy the values of records to their yielded rows."""
+        for name, array in self.arrays.items():
+            view = self._access.byte_rows(records, name)
+            assert view is not None
+            cells: Any = np.dtype(f"V{view.shape[1]}")
+            # A row is one item, so that numpy copies it at once.
+            array.view(cells)[rows, 0] = view.view(cells)[:, 0]
+            present = self._access.present(records, name)
+            if present is not None:
+                array[rows[~present]] = 0
+
+    def clear(self, rows: Rows) -> None:
+        """Set rows to zeros."""
+        if len(rows):
+            for array in self.arrays.values():
+                array[rows] = 0
+
+
 def _join_chunks(
     chunks: list[npt.NDArray[Any]], column: SelectedColumn, real_rows: slice, *, rows: int
 ) -> npt.NDArray[Any]:
@@ -303,3 +316,149 @@ def _join_chunks(
     values = np.full((rows, *column.shape), zero, dtype=kind)
     values[real_rows] = np.concatenate(chunks)
     return values
+
+
+@dataclass
+class WindowBlocks:
+    """A reader of ranges of steps, window by window. Not thread-safe."""
+
+    files: ShardFiles
+    columns: tuple[SelectedColumn, ...]
+    _worker_epoch: WorkerEpoch | None = None
+    _windows: dict[tuple[int, int], Mapping[str, Values]] = field(default_factory=dict)
+
+    def read(self, steps: StepRange) -> Arrays:
+        """Return the columns as (steps * batch, ...)."""
+        if steps.worker_epoch is not self._worker_epoch:
+            self._worker_epoch = steps.worker_epoch
+            self._windows.clear()
+        read = self._read_lanes if steps.worker_epoch.order.shuffle else self._read_ranges
+        result = with_masks(self.columns, read(steps))
+        if steps.weighted:
+            result[PADDING_WEIGHT] = padding_weights(steps.rows())
+        return result
+
+    def _read_ranges(self, steps: StepRange) -> dict[str, Values]:
+        names = [column.name for column in self.columns]
+        table = self.files.read(*steps.canonical_ranges(), names)
+        columns: dict[str, Values] = {}
+        for column in self.columns:
+            # Padding is at the end of the last step.
+            values = to_numpy(table[column.name], name=column.name)
+            columns[column.name] = padding_values(column, steps.row_count)
+            write_values(columns[column.name], 0, fill_nulls(column, values))
+        return columns
+
+    def _read_lanes(self, steps: StepRange) -> dict[str, Values]:
+        lanes, b = steps.worker_epoch.lanes, steps.worker_epoch.order.lane_batch
+        shape = steps.steps, len(lanes), b
+        result: dict[str, Values] = {}
+        by_lane: dict[str, Values] = {}
+        for column in self.columns:
+            values, present = result[column.name] = padding_values(column, steps.row_count)
+            by_lane[column.name] = (
+                values.reshape(*shape, *values.shape[1:]),
+                None if present is None else present.reshape(shape),
+            )
+        for index, lane in enumerate(lanes):
+            for window_slice in self._window_slices(lane, steps.start * b, steps.stop * b):
+                for name, window_values in self._window(lane, window_slice.window).items():
+                    _write_slice(by_lane[name], index, window_slice, window_values)
+        self._advance(lanes, steps.stop * b)
+        return result
+
+    @property
+    def _epoch(self) -> EpochOrder:
+        if self._worker_epoch is None:
+            raise TypeError("windows belong to an epoch")
+        return self._worker_epoch.epoch
+
+    def _window_slices(self, lane: int, start: int, stop: int) -> Iterator[_WindowSlice]:
+        """Yield the slices of windows that make up rows ``[start, stop)`` of a lane."""
+        size = self._epoch.order.window_rows
+        low, high = self._epoch.order.lane_bounds(lane)
+        stop = min(stop, high - low)
+        row = start
+        while row < stop:
+            window = row // size
+            first = window * size
+            end = min(stop, first + size)
+            yield _WindowSlice(row - start, window, row - first, end - first)
+            row = end
+
+    def _window(self, lane: int, window: int) -> Mapping[str, Values]:
+        columns = self._windows.get((lane, window))
+        if columns is None:
+            columns = self._windows[lane, window] = self._load(lane, window)
+        return columns
+
+    def _load(self, lane: int, window: int) -> Mapping[str, Values]:
+        starts, stops = self._epoch.window_ranges(lane, window)
+        table = self.files.read(starts, stops, [column.name for column in self.columns])
+        order = self._epoch.window_permutation(lane, window)
+        result = {}
+        for column in self.columns:
+            values, present = fill_nulls(column, to_numpy(table[column.name], name=column.name))
+            if present is not None:
+                present = present[order]
+            result[column.name] = values[order], present
+        return result
+
+    def _advance(self, lanes: range, row: int) -> None:
+        """Drop consumed windows and load next ones.
+
+        The share of lanes whose next window is loaded is the consumed share of this window.
+        """
+        size = self._epoch.order.window_rows
+        window, used = divmod(row, size)
+        for key in list(self._windows):
+            if key[1] < window:
+                del self._windows[key]
+        ready = -(-used * len(lanes) // size)
+        for lane in lanes[:ready]:
+            if window + 1 < self._epoch.windows(lane):
+                self._window(lane, window + 1)
+
+
+class _WindowSlice(NamedTuple):
+    """Rows ``[begin, end)`` of a window that belong to a range of steps, at an offset of the lane."""
+
+    offset: int
+    window: int
+    begin: int
+    end: int
+
+
+def _write_slice(target: Values, lane: int, window_slice: _WindowSlice, source: Values) -> None:
+    """Write a slice of a window into the (steps, lanes, b, ...) arrays of a column."""
+    (values, present), (window_values, window_present) = target, source
+    _write_lane(
+        values, lane, window_slice.offset, window_values[window_slice.begin : window_slice.end]
+    )
+    if present is None:
+        return
+    if window_present is None:
+        flags = np.ones(window_slice.end - window_slice.begin, dtype=np.bool_)
+    else:
+        flags = window_present[window_slice.begin : window_slice.end]
+    _write_lane(present, lane, window_slice.offset, flags)
+
+
+def _write_lane(target: Any, lane: int, offset: int, values: npt.NDArray[Any]) -> None:
+    """Write values of a lane into a (steps, lanes, b, ...) array, from an offset on.
+
+    The first and the last step may be partial; the steps between are complete.
+    """
+    b = target.shape[2]
+    head = min(-offset % b, len(values))
+    if head:
+        target[offset // b, lane, offset % b : offset % b + head] = values[:head]
+    complete_steps = (len(values) - head) // b
+    first = (offset + head) // b
+    end = head + complete_steps * b
+    if complete_steps:
+        steps = values[head:end].reshape(complete_steps, b, *values.shape[1:])
+        target[first : first + complete_steps, lane] = steps
+    last_values = len(values) - end
+    if last_values:
+        target[first + complete_steps, lane, :last_values] = values[end:]

@@ -1,16 +1,19 @@
-"""Load the feature plan of a manifest, with its sources at the pinned Delta versions."""
+"""Run the plan of a dataset again at its pinned Delta versions and compare every shard."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from featurestore.aggregates.kernel import result_type
-from featurestore.errors import DatasetDamaged, FeatureStoreError, VersionNotFound
+from featurestore.errors import DatasetDamaged, FeatureStoreError, InvalidArgument, VersionNotFound
 from featurestore.model.json_object import JsonObject
+from featurestore.model.manifest import MANIFEST_FILE, Manifest
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.plan import (
     FeaturePlan,
@@ -24,10 +27,120 @@ from featurestore.model.plan import (
     WindowOutput,
 )
 from featurestore.model.window_json import value_from_json
+from featurestore.plugins.format import find_format
+from featurestore.recovery.in_flight import in_flight
+from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.catalog import pinned_source
-from featurestore.retrieval.execution import run_query
-from featurestore.retrieval.on_demand import type_features
+from featurestore.retrieval.execution import run_query, type_features
 from featurestore.session import Session
+from featurestore.storage import files
+from featurestore.training.export.assignment import SplitRule
+from featurestore.training.export.data import Provenance
+from featurestore.training.export.hashed_rows import hash_rows
+from featurestore.training.export.manifest import build_manifest
+from featurestore.training.export.request import ExportRequest
+from featurestore.training.export.shard_plan import plan_shards
+from featurestore.training.export.shards import write_shards
+from featurestore.training.reading import dataset_schema
+from featurestore.training.verification import Problem, VerifyReport, verify
+
+if TYPE_CHECKING:
+    from featurestore.session import Session
+
+
+def verify_and_recompute(
+    directory: str, manifest: Manifest, *, session: Session | None
+) -> VerifyReport:
+    """Return the problems of a dataset's files, and of the shards whose recomputed bytes differ.
+
+    Raises:
+        InvalidArgument: The dataset was opened without a store.
+    """
+    report = verify(directory, manifest)
+    problems = (*report.problems, *recompute_problems(manifest, session=session))
+    return replace(report, recomputed=True, problems=problems)
+
+
+def recompute_problems(manifest: Manifest, *, session: Session | None) -> Iterator[Problem]:
+    """Yield a problem for each shard whose recomputed bytes differ.
+
+    Raises:
+        InvalidArgument: The dataset was opened without a store.
+    """
+    if not manifest.reproducible or manifest.plan is None:
+        yield Problem(MANIFEST_FILE, f"cannot be recomputed: {manifest.reproducible_reason}")
+        return
+    if session is None:
+        raise InvalidArgument(
+            "verify(recompute=True) needs the store; this dataset was opened by its path alone.",
+            hint="featurestore.connect(...).get_training_dataset(name).verify(recompute=True)",
+        )
+    try:
+        with in_flight(session, kind="stage", name=manifest.name, version=manifest.version) as run:
+            recomputed = _export_again(session, manifest, staging=run.rows)
+            run.registered = True
+    except FeatureStoreError as error:
+        yield Problem(MANIFEST_FILE, f"cannot be recomputed: {error.message}")
+        return
+    yield from _differences(manifest, recomputed)
+
+
+def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Manifest:
+    assert manifest.plan is not None
+    plan = replay_plan(session, manifest.plan)
+    frame = FeatureFrame.planned(session, plan)
+    request = _request(manifest)
+    rows = os.path.join(staging, "rows")
+    hashed = hash_rows(session.engine, frame.relation, request, plan=plan, directory=rows)
+    shards = [len(split.shards) for split in manifest.splits]
+    shard_plan = plan_shards(session.engine, hashed, request, shard_counts=shards)
+    target = os.path.join(staging, "dataset")
+    files.make_directory(target)
+    summaries = write_shards(session.engine, hashed, request, shard_plan, directory=target)
+    return build_manifest(
+        request, shard_plan, summaries, version=manifest.version, run_id="", provenance=Provenance()
+    )
+
+
+def _request(manifest: Manifest) -> ExportRequest:
+    labels = []
+    roles = {}
+    for column in manifest.columns:
+        roles[column.name] = column.role
+        if column.role == "label":
+            labels.append(column.name)
+    return ExportRequest(
+        name=manifest.name,
+        schema=dataset_schema(manifest),
+        labels=tuple(labels),
+        key=manifest.key,
+        roles=roles,
+        rule=SplitRule.from_json(manifest.split_rule),
+        seed=manifest.seed,
+        format=find_format(manifest.data_format),
+        compression=manifest.compression,
+        shards=None,
+        rows_per_shard=None,
+        block_rows=manifest.block_rows,
+        max_lengths=manifest.max_lengths,
+    )
+
+
+def _differences(manifest: Manifest, recomputed: Manifest) -> Iterator[Problem]:
+    if recomputed.layout != manifest.layout:
+        yield Problem(MANIFEST_FILE, "recomputed rows need another layout")
+    for split, recomputed_split in zip(manifest.splits, recomputed.splits, strict=True):
+        if split.rows != recomputed_split.rows:
+            yield Problem(
+                split.name,
+                f"recomputed has {recomputed_split.rows:,} rows, the manifest says {split.rows:,}",
+            )
+        for shard, recomputed_shard in zip(split.shards, recomputed_split.shards, strict=True):
+            if shard.sha256 != recomputed_shard.sha256:
+                yield Problem(
+                    shard.path,
+                    f"recomputed bytes have SHA-256 {recomputed_shard.sha256}, the manifest says {shard.sha256}",
+                )
 
 
 def replay_plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
@@ -55,7 +168,9 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
     if left_source is not None:
         left_schema = left_source.spec.schema
     elif "left_query" in data:
-        left_query = _query(session, data["left_query"])
+        query = data["left_query"]
+        tables = [(name, _source(session, source)) for name, source in query["tables"].items()]
+        left_query = QuerySource(query["sql"], tuple(tables))
         left_schema = run_query(session, left_query).schema
     elif left_plan is not None:
         left_schema = left_plan.schema
@@ -67,6 +182,10 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
         for entry in data.get("on_demand", ())
     ]
     on_demand = type_features(definitions, schema=left_schema)
+    samples = [
+        RowSample(each["fraction"], each["seed"], tuple(each["by"]))
+        for each in data.get("samples", ())
+    ]
     aggregates: list[WindowOutput | OnDemandOutput] = [*on_demand]
     for window in windows:
         aggregates += window.outputs
@@ -83,7 +202,7 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
         created_time_filter=data["created_time_filter"],
         left_plan=left_plan,
         filters=tuple(data.get("filters", ())),
-        samples=_samples(data.get("samples", ())),
+        samples=tuple(samples),
         left_renames=_outputs(data.get("left_renames", ())),
         left_query=left_query,
         windows=windows,
@@ -126,19 +245,8 @@ def _window(session: Session, data: Mapping[str, Any]) -> WindowJoin:
     )
 
 
-def _query(session: Session, data: Mapping[str, Any]) -> QuerySource:
-    tables = [(name, _source(session, source)) for name, source in data["tables"].items()]
-    return QuerySource(data["sql"], tuple(tables))
-
-
-def _samples(listed: Iterable[Mapping[str, Any]]) -> tuple[RowSample, ...]:
-    samples = [RowSample(each["fraction"], each["seed"], tuple(each["by"])) for each in listed]
-    return tuple(samples)
-
-
 def _outputs(listed: Iterable[Mapping[str, Any]]) -> tuple[Output, ...]:
-    outputs = [Output(**each) for each in listed]
-    return tuple(outputs)
+    return tuple(Output(**each) for each in listed)
 
 
 def _source(session: Session, data: Mapping[str, Any]) -> Source:

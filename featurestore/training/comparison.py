@@ -1,0 +1,433 @@
+"""Compare a training dataset with another one, or its pinned sources with their present state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featurestore.delta import commits
+from featurestore.delta.log import is_delta_table, latest_version
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import FeatureStoreError
+from featurestore.hashing import row_hash
+from featurestore.model import html
+from featurestore.model.drift import DriftReport
+from featurestore.model.manifest import Manifest, ManifestColumn
+from featurestore.model.statistics import Statistics
+from featurestore.statistics import (
+    StatisticsFiles,
+    compare_statistics,
+    count_statistics,
+    finish,
+)
+from featurestore.training.reading import split_batches
+
+if TYPE_CHECKING:
+    from featurestore.session import Session
+    from featurestore.training.dataset import TrainingDataset
+
+_MAX_LISTED = 5
+Shares = dict[str, dict[str, float]]
+UInt64s = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class SplitDiff:
+    """The rows of a split, matched by key: added, removed, changed and unchanged."""
+
+    added: int
+    removed: int
+    changed: int
+    unchanged: int
+
+
+@dataclass(frozen=True)
+class DatasetDiff:
+    """The changes from one dataset to another; ``same`` if rows, columns and splits are equal."""
+
+    dataset: str
+    other: str
+    columns: tuple[str, ...]
+    sources: tuple[str, ...]
+    splits: Mapping[str, SplitDiff]
+    rules: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    drift: Mapping[str, Any] | None = None
+
+    @property
+    def same(self) -> bool:
+        """Whether both have the same columns, and the same rows in the same splits."""
+        if self.columns:
+            return False
+        return all(each.added == each.removed == each.changed == 0 for each in self.splits.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        splits = {name: vars(each) for name, each in self.splits.items()}
+        return {
+            "dataset": self.dataset,
+            "other": self.other,
+            "same": self.same,
+            "columns": list(self.columns),
+            "sources": list(self.sources),
+            "rules": list(self.rules),
+            "labels": list(self.labels),
+            "splits": splits,
+            "drift": self.drift,
+        }
+
+    def __str__(self) -> str:
+        outcome = "the same rows" if self.same else "different"
+        lines = [f"{self.dataset} -> {self.other}: {outcome}"]
+        lines += [f"  {change}" for change in (*self.columns, *self.sources, *self.rules)]
+        for name, each in self.splits.items():
+            counts = f"+{each.added:,} -{each.removed:,} ~{each.changed:,} ={each.unchanged:,}"
+            lines.append(f"  {name}: {counts} rows")
+        lines += [f"  {change}" for change in (*self.labels, *self._drifted())]
+        return "\n".join(lines)
+
+    def _drifted(self) -> list[str]:
+        lines = []
+        for split, report in (self.drift or {}).items():
+            for each in report["features"]:
+                if each["reasons"]:
+                    reasons = "; ".join(each["reasons"])
+                    lines.append(f"drift of {split}.{each['name']}: {reasons}")
+        return lines
+
+
+def diff(
+    directory: str,
+    manifest: Manifest,
+    other_directory: str,
+    other_manifest: Manifest,
+    *,
+    drift: Mapping[str, Any] | None = None,
+) -> DatasetDiff:
+    """Return the changes from one dataset to another.
+
+    Rows are matched by the key of the first dataset, or by all shared columns if the second one
+    lacks the key.
+    """
+    columns = _column_changes(manifest, other_manifest)
+    other_names = {column.name for column in other_manifest.columns}
+    shared = [column.name for column in manifest.columns if column.name in other_names]
+    key = list(manifest.key) if set(manifest.key) <= set(shared) else shared
+    splits = {}
+    names = [split.name for split in (*manifest.splits, *other_manifest.splits)]
+    for name in dict.fromkeys(names):
+        rows = _rows(directory, manifest, name, key=key, columns=shared)
+        other_rows = _rows(other_directory, other_manifest, name, key=key, columns=shared)
+        splits[name] = _compare(rows, other_rows)
+    return DatasetDiff(
+        dataset=f"{manifest.name} version {manifest.version}",
+        other=f"{other_manifest.name} version {other_manifest.version}",
+        columns=tuple(columns),
+        sources=tuple(_source_changes(manifest, other_manifest)),
+        rules=tuple(_rule_changes(manifest, other_manifest)),
+        labels=tuple(label_changes(manifest, other_manifest)),
+        splits=splits,
+        drift=drift,
+    )
+
+
+def drift_between(dataset: TrainingDataset, other: TrainingDataset) -> dict[str, Any] | None:
+    """Return the drift report of each common split with statistics; None without any."""
+    reports = {}
+    for split in dataset.splits:
+        if split in dataset.manifest.statistics and split in other.manifest.statistics:
+            report = compare_statistics(dataset.statistics(split), other.statistics(split))
+            reports[split] = report.to_json()
+    return reports or None
+
+
+def _column_changes(manifest: Manifest, other_manifest: Manifest) -> list[str]:
+    columns = {column.name: column for column in manifest.columns}
+    other_columns = {column.name: column for column in other_manifest.columns}
+    changes = _appearances("column", list(map(repr, columns)), list(map(repr, other_columns)))
+    for name, column in columns.items():
+        if name in other_columns and _kind(column) != _kind(other_columns[name]):
+            changes.append(f"column {name!r}: {_kind(column)} -> {_kind(other_columns[name])}")
+    return changes
+
+
+def _kind(column: ManifestColumn) -> str:
+    return f"{column.type} ({column.role})"
+
+
+def _source_changes(manifest: Manifest, other_manifest: Manifest) -> list[str]:
+    versions, other_versions = _delta_versions(manifest), _delta_versions(other_manifest)
+    changes = _appearances("source", list(versions), list(other_versions))
+    for name, version in versions.items():
+        if name in other_versions and version != other_versions[name]:
+            changes.append(f"source {name}: Delta version {version} -> {other_versions[name]}")
+    return changes
+
+
+def _delta_versions(manifest: Manifest) -> dict[str, int]:
+    """Return the Delta version of each source, by ``group@v1``."""
+    versions = {
+        f"{each['featuregroup']}@v{each['version']}": each["delta_version"]
+        for each in manifest.sources
+    }
+    return versions
+
+
+def _appearances(noun: str, names: Sequence[str], other_names: Sequence[str]) -> list[str]:
+    changes = [f"{noun} {name} removed" for name in names if name not in other_names]
+    for name in other_names:
+        if name not in names:
+            changes.append(f"{noun} {name} added")
+    return changes
+
+
+def _rule_changes(manifest: Manifest, other_manifest: Manifest) -> list[str]:
+    changes = []
+    for rule in ("seed", "key", "split_rule", "data_format", "compression"):
+        before, after = getattr(manifest, rule), getattr(other_manifest, rule)
+        if before != after:
+            changes.append(f"{rule}: {before!r} -> {after!r}")
+    return changes
+
+
+def _rows(
+    directory: str, manifest: Manifest, split: str, *, key: Sequence[str], columns: Sequence[str]
+) -> tuple[UInt64s, UInt64s, npt.NDArray[np.int64]]:
+    """Return the unique keys of a split, sorted, with sums and counts of their rows."""
+    if split not in {each.name for each in manifest.splits}:
+        return np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.int64)
+    keys, digests = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
+    for batch in split_batches(directory, manifest, split, columns=columns):
+        keys.append(row_hash(batch, columns=list(key), seed=0))
+        digests.append(row_hash(batch, columns=list(columns), seed=1))
+    unique, inverse, counts = np.unique(
+        np.concatenate(keys), return_inverse=True, return_counts=True
+    )
+    summed = np.zeros(len(unique), dtype=np.uint64)
+    np.add.at(summed, inverse.reshape(-1), np.concatenate(digests))
+    return unique, summed, counts
+
+
+def _compare(
+    rows: tuple[UInt64s, UInt64s, Any], other_rows: tuple[UInt64s, UInt64s, Any]
+) -> SplitDiff:
+    _, indexes, other_indexes = np.intersect1d(
+        rows[0], other_rows[0], assume_unique=True, return_indices=True
+    )
+    is_equal = (rows[1][indexes] == other_rows[1][other_indexes]) & (
+        rows[2][indexes] == other_rows[2][other_indexes]
+    )
+    common_counts = np.minimum(rows[2][indexes], other_rows[2][other_indexes])
+    return SplitDiff(
+        added=int(other_rows[2].sum() - common_counts.sum()),
+        removed=int(rows[2].sum() - common_counts.sum()),
+        changed=int(common_counts[~is_equal].sum()),
+        unchanged=int(common_counts[is_equal].sum()),
+    )
+
+
+def label_proportions(manifest: Manifest) -> dict[str, Shares]:
+    """Return the proportion of each label value: ``{split: {label: {value: proportion}}}``."""
+    proportions: dict[str, Shares] = {}
+    for split in manifest.splits:
+        proportions[split.name] = {}
+        for label, counts in split.label_counts.items():
+            proportions[split.name][label] = _shares(counts)
+    return proportions
+
+
+def label_changes(manifest: Manifest, other_manifest: Manifest) -> Iterator[str]:
+    """Yield a line for each label of each split whose proportions differ."""
+    proportions, other_proportions = label_proportions(manifest), label_proportions(other_manifest)
+    for split in proportions:
+        for label, before in proportions[split].items():
+            after = other_proportions.get(split, {}).get(label)
+            if after is None or before == after:
+                continue
+            yield f"label {label!r} in {split}: {_share_changes(before, after)}"
+
+
+def _share_changes(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    """Return the largest changes in the proportions of a label."""
+    changes = {
+        value: abs(before.get(value, 0.0) - after.get(value, 0.0)) for value in {*before, *after}
+    }
+    values = sorted(changes, key=lambda value: (-changes[value], value))
+    lines = [
+        f"{value}: {before.get(value, 0.0):.2%} -> {after.get(value, 0.0):.2%}"
+        for value in values[:_MAX_LISTED]
+    ]
+    if len(values) > _MAX_LISTED:
+        lines[-1] += f" and {len(values) - _MAX_LISTED} more"
+    return ", ".join(lines)
+
+
+def _shares(counts: Mapping[str, int]) -> dict[str, float]:
+    rows = sum(counts.values())
+    if not rows:
+        return {}
+    shares = {value: count / rows for value, count in counts.items()}
+    return shares
+
+
+@dataclass(frozen=True)
+class SourceDrift:
+    """One source of a dataset: its pinned Delta version and the present one.
+
+    ``commits`` counts the later commits that changed rows. ``report`` compares the statistics of
+    both versions; None if nothing changed, or if one cannot be read any more (``problem``).
+    """
+
+    featuregroup: str
+    version: int
+    delta_version: int
+    delta_version_now: int | None
+    commits: int = 0
+    report: DriftReport | None = None
+    problem: str | None = None
+
+    @property
+    def stale(self) -> bool:
+        """Whether the source changed since, or was deleted."""
+        return self.commits > 0 or self.delta_version_now is None
+
+    @property
+    def drifted(self) -> tuple[str, ...]:
+        """The features whose distributions changed."""
+        if self.report is None:
+            return ()
+        return tuple(each.name for each in self.report.drifted)
+
+
+@dataclass(frozen=True, repr=False)
+class DatasetDrift:
+    """The changes in the sources of a training dataset since its creation."""
+
+    name: str
+    version: int
+    sources: tuple[SourceDrift, ...] = field(default=())
+
+    @property
+    def stale(self) -> bool:
+        """Whether any source changed."""
+        return any(each.stale for each in self.sources)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no feature drifted and every source still exists."""
+        for each in self.sources:
+            changed = each.report is not None and not each.report.ok
+            if changed or each.problem is not None or each.delta_version_now is None:
+                return False
+        return True
+
+    def __str__(self) -> str:
+        if not self.sources:
+            return f"{self.name} v{self.version} has no feature groups as sources"
+        lines = [f"{self.name} v{self.version}: {'stale' if self.stale else 'up to date'}"]
+        lines += [
+            f"  {each.featuregroup}@v{each.version}: {_drift_text(each)}" for each in self.sources
+        ]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows: list[dict[str, object]] = [
+            {
+                "source": f"{each.featuregroup}@v{each.version}",
+                "delta_version": each.delta_version,
+                "now": each.delta_version_now,
+                "commits": each.commits,
+                "drifted": list(each.drifted),
+                "problem": each.problem,
+            }
+            for each in self.sources
+        ]
+        return html.records_table(rows, caption=str(self).partition("\n")[0])
+
+
+def is_stale(session: Session, manifest: Manifest) -> bool:
+    """Return whether any source of a dataset changed since, from the logs only."""
+    return any(_commits_since(session, source).stale for source in manifest.sources)
+
+
+def dataset_drift(session: Session, manifest: Manifest) -> DatasetDrift:
+    """Return the drift of each source of a dataset since its creation."""
+    drifts = []
+    for source in manifest.sources:
+        drift = _commits_since(session, source)
+        if drift.commits:
+            drift = _compared(session, drift)
+        drifts.append(drift)
+    return DatasetDrift(manifest.name, manifest.version, tuple(drifts))
+
+
+def _commits_since(session: Session, source: Mapping[str, Any]) -> SourceDrift:
+    name, version, pinned_version = (
+        source["featuregroup"],
+        source["version"],
+        source["delta_version"],
+    )
+    path = session.featuregroup_path(name, version)
+    if not is_delta_table(path):
+        return SourceDrift(name, version, pinned_version, None, problem="the group is gone")
+    latest = latest_version(path)
+    snapshot = read_snapshot(path, latest)
+    if source.get("live"):
+        return SourceDrift(
+            name, version, pinned_version, None, problem="external, and no snapshot was kept"
+        )
+    pinned_table_id = source.get("table_id")
+    if pinned_table_id is not None and pinned_table_id != snapshot.table_id:
+        return SourceDrift(
+            name, version, pinned_version, None, problem="another group has its name"
+        )
+    changed = 0
+    data_version = commits.latest_data_version(path, latest)
+    while data_version > pinned_version:
+        changed += 1
+        data_version = commits.latest_data_version(path, data_version - 1)
+    return SourceDrift(name, version, pinned_version, latest, changed)
+
+
+def _compared(session: Session, source: SourceDrift) -> SourceDrift:
+    try:
+        before = _statistics(session, source, source.delta_version)
+        now = _statistics(session, source, source.delta_version_now or 0)
+    except FeatureStoreError as error:
+        return replace(source, problem=error.message)
+    return replace(source, report=compare_statistics(before, now))
+
+
+def _statistics(session: Session, source: SourceDrift, delta_version: int) -> Statistics:
+    """Return the statistics of a source at a Delta version: stored ones, or computed now."""
+    path = session.featuregroup_path(source.featuregroup, source.version)
+    group_key = {"featuregroup": source.featuregroup, "version": source.version}
+    data_version = commits.latest_data_version(path, delta_version)
+    stored_statistics = StatisticsFiles(path, group_key).get(data_version)
+    snapshot = read_snapshot(path, delta_version)
+    spec = commits.spec_of(snapshot)
+    if (
+        stored_statistics is not None
+        and [each.name for each in stored_statistics.columns] == spec.schema.names
+    ):
+        return stored_statistics
+    rows = session.engine.read_table(path, version=delta_version, schema=spec.schema)
+    state = count_statistics(session.engine, rows, spec, rows=snapshot.rows)
+    return finish(state, source={**group_key, "delta_version": data_version})
+
+
+def _drift_text(source: SourceDrift) -> str:
+    if source.problem is not None:
+        return source.problem
+    if not source.commits:
+        return f"unchanged since Delta version {source.delta_version}"
+    drifted = "no feature drifted"
+    if source.drifted:
+        drifted = f"drifted: {', '.join(source.drifted)}"
+    return f"{source.commits} commits since Delta version {source.delta_version}; {drifted}"

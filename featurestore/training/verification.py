@@ -1,0 +1,373 @@
+"""Verify a training dataset: read all of its files again and report the differences.
+
+Checks of the files come first: missing, damaged and unknown ones. If they are intact, the rows are
+checked: their order and their splits, as far as the columns that determine both are stored without
+a loss.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from featurestore.errors import DatasetDamaged, FeatureStoreError, StorageError
+from featurestore.hashing import row_hash
+from featurestore.model.manifest import MANIFEST_FILE, Manifest, ManifestFile, ManifestShard
+from featurestore.plugins.format import DatasetFormat, find_format
+from featurestore.storage import files
+from featurestore.storage.manifests import read_manifest
+from featurestore.storage.shardcache import local_path
+from featurestore.storage.shardfile import PIECE_BYTES, digest_of, is_temporary
+from featurestore.training.export.assignment import SplitRule, assign_groups
+from featurestore.training.reading import split_batches
+from featurestore.transform.fitted import TRANSFORMATIONS
+
+if TYPE_CHECKING:
+    pass
+
+UInt64s = npt.NDArray[np.uint64]
+_DIGEST_DIFFERS = "its SHA-256 differs from the manifest's"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem in a file: its path relative to the dataset, and the byte offset if known.
+
+    >>> str(Problem("train/csv-00000-of-00001.csv", "is cut off", 1234))
+    'train/csv-00000-of-00001.csv at byte 1,234: is cut off'
+    """
+
+    file: str
+    message: str
+    offset: int | None = None
+
+    def __str__(self) -> str:
+        position = "" if self.offset is None else f" at byte {self.offset:,}"
+        return f"{self.file}{position}: {self.message}"
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The report of ``verify``."""
+
+    dataset: str
+    content_hash: str
+    rows: int
+    files: int
+    bytes: int
+    recomputed: bool
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        """Whether the files match the manifest."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        problems = [
+            {"file": each.file, "message": each.message, "offset": each.offset}
+            for each in self.problems
+        ]
+        return {
+            "dataset": self.dataset,
+            "ok": self.ok,
+            "content_hash": self.content_hash,
+            "rows": self.rows,
+            "files": self.files,
+            "bytes": self.bytes,
+            "recomputed": self.recomputed,
+            "problems": problems,
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        state = "ok" if self.ok else "DAMAGED"
+        lines = [f"{self.dataset}: {state}, {self.rows:,} rows, {self.files} files"]
+        lines += [f"  {finding}" for finding in (*self.problems, *self.notes)]
+        return "\n".join(lines)
+
+
+def verify(directory: str, manifest: Manifest) -> VerifyReport:
+    """Return the differences between a dataset's files and its manifest."""
+    problems = _file_problems(directory, manifest)
+    notes: list[str] = []
+    if not problems:
+        dataset_format = find_format(manifest.data_format)
+        notes += unchecked(manifest, dataset_format)
+        if dataset_format.refuse_reading(manifest.layout) is None:
+            problems += row_problems(directory, manifest)
+    rows, size, count = 0, 0, len(manifest.files)
+    for split in manifest.splits:
+        rows += split.rows
+        size += split.bytes
+        count += len(split.shards)
+    return VerifyReport(
+        dataset=f"{manifest.name} version {manifest.version}",
+        content_hash=manifest.content_hash,
+        rows=rows,
+        files=count,
+        bytes=size,
+        recomputed=False,
+        problems=tuple(problems),
+        notes=tuple(notes),
+    )
+
+
+def _file_problems(directory: str, manifest: Manifest) -> list[Problem]:
+    dataset_format = find_format(manifest.data_format)
+    problems = [*manifest_problems(directory, manifest), *unknown_files(directory, manifest)]
+    for split in manifest.splits:
+        for shard in split.shards:
+            problems += shard_problems(directory, manifest, shard, dataset_format)
+    for file in manifest.files:
+        problems += file_problems(directory, manifest, file)
+    problems += statistics_problems(directory, manifest)
+    problems += transformations_problems(directory, manifest)
+    return problems
+
+
+def manifest_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
+    """Check that the manifest has not changed since the dataset was opened."""
+    try:
+        stored_manifest = read_manifest(directory)
+    except FeatureStoreError as error:
+        yield Problem(MANIFEST_FILE, error.message)
+        return
+    if stored_manifest != manifest:
+        yield Problem(MANIFEST_FILE, "is not the manifest that was opened")
+
+
+def unknown_files(directory: str, manifest: Manifest) -> Iterator[Problem]:
+    """Yield files in split folders that the manifest does not list; plain globs would read them."""
+    known_paths = {file.path for file in manifest.files}
+    for split in manifest.splits:
+        for shard in split.shards:
+            known_paths.add(shard.path)
+            for sidecar in shard.sidecars:
+                known_paths.add(sidecar.path)
+    for split in manifest.splits:
+        for name in files.list_directory(os.path.join(directory, split.name)):
+            # A task attempt that was killed after the export had ended leaves a temporary file.
+            if f"{split.name}/{name}" not in known_paths and not is_temporary(name):
+                yield Problem(f"{split.name}/{name}", "is not in the manifest")
+
+
+def shard_problems(
+    directory: str, manifest: Manifest, shard: ManifestShard, dataset_format: DatasetFormat
+) -> Iterator[Problem]:
+    """Check the bytes of a shard and its sidecars, and the records of the shard."""
+    shard_file = ManifestFile(shard.path, shard.bytes, shard.sha256)
+    for file in (shard_file, *shard.sidecars):
+        yield from file_problems(directory, manifest, file)
+    if _absence(directory, shard.path) is not None:
+        return
+    with ExitStack() as stack:
+        try:
+            path = stack.enter_context(local_path(directory, shard))
+        except DatasetDamaged:
+            return  # its bytes differ, which is reported above
+        for finding in dataset_format.verify_shard(path, layout=manifest.layout, rows=shard.rows):
+            position = "" if finding.row is None else f" (row {finding.row})"
+            yield Problem(shard.path, f"{finding.message}{position}", finding.offset)
+
+
+def file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> Iterator[Problem]:
+    """Compare the size and SHA-256 of a file with the manifest; report the first difference."""
+    absent = _absence(directory, file.path)
+    if absent is not None:
+        yield Problem(file.path, absent)
+        return
+    path = os.path.join(directory, file.path)
+    size = files.size(path)
+    if size != file.bytes:
+        message = f"has {size:,} bytes where the manifest says {file.bytes:,}"
+        yield Problem(file.path, message, min(size, file.bytes))
+        return
+    digest = digest_of(path)
+    if digest.hexdigest() == file.sha256:
+        return
+    owner = _shard_with_digest(manifest, digest.hexdigest())
+    if owner is not None:
+        yield Problem(file.path, f"holds the bytes of {owner!r}", 0)
+        return
+    stated = manifest.prefixes.get(file.path, [])
+    first = PIECE_BYTES * _equal_prefixes(digest.prefixes, stated)
+    end = min(first + PIECE_BYTES, size) if stated else size
+    yield Problem(file.path, f"{_DIGEST_DIFFERS}, first before byte {end:,}", first)
+
+
+def statistics_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
+    """Compare the SHA-256 of the statistics files with the manifest."""
+    for statistics in manifest.statistics.values():
+        for entry in (statistics, statistics.get("sample")):
+            if not entry:
+                continue
+            absent = _absence(directory, entry["path"])
+            if absent is not None:
+                yield Problem(entry["path"], absent)
+            elif files.sha256(os.path.join(directory, entry["path"])) != entry["sha256"]:
+                yield Problem(entry["path"], _DIGEST_DIFFERS, 0)
+
+
+def transformations_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
+    """Compare the transformation files with their hashes, including those fitted later."""
+    expected = {
+        f"{TRANSFORMATIONS}/{name}": name.removesuffix(".json")
+        for name in files.list_directory(os.path.join(directory, TRANSFORMATIONS))
+        if not name.startswith(".")
+    }
+    if manifest.transformations is not None:
+        expected[manifest.transformations["path"]] = manifest.transformations["sha256"]
+    for path, sha256 in expected.items():
+        absent = _absence(directory, path)
+        if absent is not None:
+            yield Problem(path, absent)
+        elif files.sha256(os.path.join(directory, path)) != sha256:
+            yield Problem(path, "its SHA-256 differs from its file name", 0)
+
+
+def _absence(directory: str, relative: str) -> str | None:
+    """Return why a file cannot be checked; None if it can."""
+    try:
+        path = files.inside(directory, relative)
+    except StorageError as error:
+        return error.message
+    return None if files.exists(path) else "is missing"
+
+
+def _shard_with_digest(manifest: Manifest, sha256: str) -> str | None:
+    """Return the shard that has this SHA-256 in the manifest."""
+    for split in manifest.splits:
+        for shard in split.shards:
+            if shard.sha256 == sha256:
+                return shard.path
+    return None
+
+
+def _equal_prefixes(digests: list[str], expected_digests: list[str]) -> int:
+    """Return the number of blocks before the first that differs."""
+    for index, (digest, expected) in enumerate(zip(digests, expected_digests, strict=False)):
+        if digest != expected:
+            return index
+    return len(expected_digests)
+
+
+def unchecked(manifest: Manifest, dataset_format: DatasetFormat) -> Iterator[str]:
+    """Yield the checks that are not possible without running the plan again, with the reason."""
+    refusal = dataset_format.refuse_reading(manifest.layout)
+    if refusal is not None:
+        yield f"row order and splits not checked: {refusal}"
+        return
+    possible = _PossibleChecks.from_manifest(manifest)
+    lossy = ", ".join(column.name for column in manifest.columns if column.loss is not None)
+    if not possible.order:
+        yield f"row order not checked: the files store key columns with a loss ({lossy})"
+    if len(manifest.splits) > 1 and not possible.split and not possible.distinct:
+        yield f"splits not compared row by row: the files store columns with a loss ({lossy})"
+
+
+def row_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
+    """Check order and splits from the rows themselves."""
+    possible = _PossibleChecks.from_manifest(manifest)
+    digests: dict[str, UInt64s] = {}
+    for number, split in enumerate(manifest.splits):
+        scan = _SplitScan(manifest, possible, number, split.name)
+        try:
+            for batch in split_batches(directory, manifest, split.name):
+                yield from scan.problems(batch)
+        except FeatureStoreError as error:
+            yield Problem(split.name, f"cannot be read: {error.message}")
+        digests[split.name] = scan.distinct_rows()
+    yield from _overlaps(digests)
+
+
+@dataclass(frozen=True)
+class _PossibleChecks:
+    """The checks that are possible: rows can be hashed again only from columns without loss.
+
+    ``order``: the order of rows inside their split; ``split``: the split of each row by the rule;
+    ``distinct``: that no row is in two splits, if the rule cannot be evaluated.
+    """
+
+    rule: SplitRule
+    order: bool
+    split: bool
+    distinct: bool
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest) -> _PossibleChecks:
+        lossless = {column.name for column in manifest.columns if column.loss is None}
+        rule = SplitRule.from_json(manifest.split_rule)
+        order = set(manifest.key) <= lossless
+        split = order and not rule.stratify and set(rule.columns) <= lossless
+        return cls(rule, order, split, not split and len(lossless) == len(manifest.columns))
+
+
+class _SplitScan:
+    """One pass over the rows of a split, batch by batch."""
+
+    def __init__(
+        self, manifest: Manifest, possible: _PossibleChecks, number: int, name: str
+    ) -> None:
+        self._manifest = manifest
+        self._possible = possible
+        self._number = number
+        self._name = name
+        self._last_hash = 0
+        self._row = 0
+        self._sorted = True
+        self._digests: list[UInt64s] = []
+
+    def problems(self, batch: pa.RecordBatch) -> Iterator[Problem]:
+        """Yield the problems of the next rows."""
+        manifest = self._manifest
+        hashes = row_hash(batch, columns=manifest.key, seed=manifest.seed)
+        if self._possible.order and self._sorted and not self._follow(hashes):
+            self._sorted = False  # one break causes more; only the first is reported
+            yield self._near("rows are not in the order of their hash")
+        if self._possible.split and not self._belong(batch, hashes):
+            yield self._near("has rows that the split rule assigns to another split,")
+        if self._possible.distinct:
+            self._digests.append(row_hash(batch, seed=0))
+        self._row += batch.num_rows
+
+    def distinct_rows(self) -> UInt64s:
+        """Return the distinct digests of the scanned rows, sorted."""
+        if not self._digests:
+            return np.empty(0, dtype=np.uint64)
+        return np.unique(np.concatenate(self._digests))
+
+    def _follow(self, hashes: UInt64s) -> bool:
+        """Return whether rows follow the previous ones in the order of their hash."""
+        if not len(hashes):
+            return True
+        after_last = int(hashes[0]) >= self._last_hash
+        self._last_hash = int(hashes[-1])
+        return after_last and bool((hashes[1:] >= hashes[:-1]).all())
+
+    def _belong(self, batch: pa.RecordBatch, hashes: UInt64s) -> bool:
+        """Return whether the rule assigns all rows to this split."""
+        seed = self._manifest.seed
+        groups = assign_groups(batch, rule=self._possible.rule, hashes=hashes, seed=seed)
+        return bool((groups == self._number).all())
+
+    def _near(self, message: str) -> Problem:
+        return Problem(self._name, f"{message} near row {self._row:,}")
+
+
+def _overlaps(digests: dict[str, UInt64s]) -> Iterator[Problem]:
+    names = list(digests)
+    for index, name in enumerate(names):
+        for other_name in names[index + 1 :]:
+            shared = len(np.intersect1d(digests[name], digests[other_name], assume_unique=True))
+            if shared:
+                yield Problem(name, f"shares {shared:,} rows with split {other_name!r}")

@@ -1,1 +1,0 @@
-"""Verify training datasets: check files, recompute rows, compare datasets."""

@@ -20,7 +20,7 @@ from featurestore.experiments.launching import (
     check_request,
     new_record,
 )
-from featurestore.experiments.searching import finish_pool
+from featurestore.experiments.study import finish_pool
 from featurestore.experiments.tasks import Fold
 from featurestore.experiments.trials import Proposal, TrialPool
 from featurestore.model import html

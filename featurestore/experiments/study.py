@@ -1,17 +1,36 @@
-"""Study: the handle of a search and its trials."""
+"""Hyperparameter search: the handle of a study, and its trials, proposed by Optuna and resumed after a crash."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from featurestore.errors import InvalidArgument, InvalidTrainFunction, RunNotFound
-from featurestore.experiments import catalog, functions
+from featurestore.errors import (
+    InvalidArgument,
+    InvalidMetric,
+    InvalidTrainFunction,
+    RunFailed,
+    RunNotFound,
+    listing,
+)
+from featurestore.experiments import catalog, functions, spaces, status
+from featurestore.experiments.launching import (
+    LaunchRequest,
+    check_integer,
+    check_request,
+    new_record,
+)
 from featurestore.experiments.run import Run
+from featurestore.experiments.sampling import PastTrial, Sampling, check_names, name_of
+from featurestore.experiments.trials import Proposal, TrialPool
 from featurestore.model import html
 from featurestore.model.arguments import suggest_arguments
 from featurestore.model.run_record import RunRecord
+from featurestore.model.times import utc_now
+from featurestore.plugins.launcher import find_launcher
+from featurestore.storage import files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,15 +39,7 @@ if TYPE_CHECKING:
     from featurestore.plugins.launcher import Launcher
     from featurestore.session import Session
 
-
-def check_study(record: RunRecord) -> RunRecord:
-    """Return a record after checking that it is of a search."""
-    if record.kind != "search":
-        raise RunNotFound(
-            f"Run {record.id!r} is a {record.kind}, not a search.",
-            hint=f"experiments.get_run({record.id!r})",
-        )
-    return record
+_MAX_TRIALS = 1_000_000
 
 
 @suggest_arguments
@@ -75,8 +86,6 @@ class Study:
         Raises:
             RunNotFound: No trial has finished.
         """
-        from featurestore.experiments.searching import best_of
-
         trials = catalog.find(self.session, parent=self.id)
         best_record = best_of(trials, self.metric, str(self.record.settings["direction"]))
         if best_record is None:
@@ -124,7 +133,6 @@ class Study:
             progress: See ``launch``.
         """
         from featurestore.experiments.launching import LaunchRequest, dataset_of
-        from featurestore.experiments.searching import SearchRequest, resume_study
 
         settings = self.record.settings
         function = train_fn or functions.loaded_function(str(self.record.code.get("function")))
@@ -171,3 +179,217 @@ class Study:
 
     def _repr_html_(self) -> str:
         return html.records_table(self.to_records())
+
+
+def check_study(record: RunRecord) -> RunRecord:
+    """Return a record after checking that it is of a search."""
+    if record.kind != "search":
+        raise RunNotFound(
+            f"Run {record.id!r} is a {record.kind}, not a search.",
+            hint=f"experiments.get_run({record.id!r})",
+        )
+    return record
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """A search request: ``launch`` describes the runs, ``space`` the parameters."""
+
+    launch: LaunchRequest
+    space: Mapping[str, Any]
+    trials: int | None
+    parallel: int
+    sampler: Any
+    stop: Any
+    metric: str
+    direction: str
+
+
+def search(session: Session, request: SearchRequest) -> RunRecord:
+    """Run a search to its end and return the record of the study."""
+    launcher = find_launcher(request.launch.on)
+    space = spaces.check_space(request.space)
+    check_names(request.sampler, request.stop, request.direction)
+    size = len(spaces.grid(space)) if request.sampler == "grid" else _MAX_TRIALS
+    trials = size
+    if request.trials is not None:
+        check_integer("trials", request.trials, minimum=1, maximum=_MAX_TRIALS)
+        trials = min(request.trials, size)
+    elif request.sampler != "grid":
+        raise InvalidArgument(
+            "trials= is required: only a grid has a fixed number of trials.", hint="trials=20"
+        )
+    check_integer("parallel", request.parallel, minimum=1, maximum=4096)
+    if not isinstance(request.metric, str) or not request.metric.isidentifier():
+        raise InvalidArgument(
+            f"metric={request.metric!r} is not a valid name.", hint='metric="val_auc"'
+        )
+    duplicates = sorted(set(space) & set(request.launch.params))
+    if duplicates:
+        raise InvalidArgument(f"{listing(duplicates)} are in both space and params.")
+    fixed = functions.check_params(request.launch.params)
+    probe = {**fixed, **dict.fromkeys(space)}
+    dumped = check_request(
+        replace(request.launch, params=probe, workers=request.parallel), launcher
+    )
+    record = new_record(replace(request.launch, params=fixed), launcher)
+    settings = {
+        "on": launcher.name,
+        "retries": request.launch.retries,
+        "space": {name: parameter.to_json() for name, parameter in space.items()},
+        "trials": trials,
+        "parallel": request.parallel,
+        "sampler": name_of(request.sampler),
+        "stop": name_of(request.stop),
+        "metric": request.metric,
+        "direction": request.direction,
+    }
+    record = replace(record, kind="search", settings=settings)
+    catalog.save(session, record)
+    return run_study(session, record, request, dumped)
+
+
+def resume_study(session: Session, record: RunRecord, request: SearchRequest) -> RunRecord:
+    """Resume a study."""
+    launcher = find_launcher(request.launch.on)
+    probe = {**record.params, **dict.fromkeys(record.settings["space"])}
+    launch = replace(request.launch, params=probe, workers=request.parallel)
+    dumped = check_request(launch, launcher)
+    check_integer("trials", request.trials, minimum=1, maximum=_MAX_TRIALS)
+    settings = {**record.settings, "trials": request.trials, "parallel": request.parallel}
+    resumed = replace(record, state="running", ended=None, reason=None, settings=settings)
+    return run_study(session, resumed, request, dumped)
+
+
+def run_study(
+    session: Session, record: RunRecord, request: SearchRequest, dumped: bytes
+) -> RunRecord:
+    """Run the missing trials of a study and return its record."""
+    launcher = find_launcher(request.launch.on)
+    sampling = Sampling(
+        spaces.space_from_json(record.settings["space"]),
+        sampler=request.sampler,
+        stop=request.stop,
+        direction=request.direction,
+        seed=record.seed,
+    )
+    proposals = SearchProposals(
+        sampling, record.params, record.settings["trials"], request.metric, record.seed
+    )
+    directory = catalog.directory_of(session, record)
+    files.make_directory(directory)
+    with status.driving(directory):
+        past_trials = catalog.find(session, parent=record.id)
+        sampling.restore([_past_trial(session, each, request.metric) for each in past_trials])
+        proposals.next_number = len(past_trials)
+        template = replace(new_record(request.launch, launcher), kind="trial", parent=record.id)
+        pool = TrialPool(
+            session,
+            replace(template, name=record.name, dataset=record.dataset, seed=record.seed),
+            launcher,
+            dumped,
+            proposals,
+            request.parallel,
+            environment=request.launch.environment,
+            progress=request.launch.progress,
+            unfinished=unfinished(past_trials),
+        )
+        catalog.save(session, record)
+        finish_pool(session, record, pool)
+        final_record = _final_record(session, record)
+        catalog.save(session, final_record)
+    if final_record.state == "failed":
+        raise RunFailed(f"None of the trials of {record.id!r} finished; {final_record.reason}")
+    return final_record
+
+
+def finish_pool(session: Session, record: RunRecord, pool: TrialPool) -> None:
+    """Run the trial pool; on an exception, save the study as failed or interrupted."""
+    try:
+        pool.run()
+    except BaseException as error:
+        state: Any = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        now = utc_now().isoformat()
+        catalog.save(session, replace(record, state=state, reason=reason, ended=now))
+        raise
+
+
+def unfinished(past_trials: list[RunRecord]) -> deque[RunRecord]:
+    """Return the trials that were running when their driver ended, reset to run again."""
+    interrupted = [each for each in past_trials if each.state in ("running", "interrupted")]
+    return deque(replace(each, state="running", ended=None, reason=None) for each in interrupted)
+
+
+def best_of(trials: list[RunRecord], metric: str, direction: str) -> RunRecord | None:
+    """Return the finished trial with the best value of a metric, the first of equals."""
+    finished = [each for each in trials if each.state == "finished" and metric in each.metrics]
+    if not finished:
+        return None
+    sign = -1 if direction == "max" else 1
+    return min(finished, key=lambda each: sign * each.metrics[metric])
+
+
+def _final_record(session: Session, record: RunRecord) -> RunRecord:
+    metric, direction = record.settings["metric"], record.settings["direction"]
+    trials = catalog.find(session, parent=record.id)
+    best = best_of(trials, metric, direction)
+    now = utc_now().isoformat()
+    if best is None:
+        reasons = [each.reason or each.state for each in trials]
+        return replace(record, state="failed", ended=now, reason=f"the first one: {reasons[0]}")
+    settings = {**record.settings, "best": best.id}
+    metrics = {metric: best.metrics[metric]}
+    return replace(record, state="finished", ended=now, settings=settings, metrics=metrics)
+
+
+def _past_trial(session: Session, record: RunRecord, metric: str) -> PastTrial:
+    assert record.number is not None
+    values = catalog.read_metrics(catalog.directory_of(session, record))
+    history = {each.step: each.value for each in values if each.name == metric}
+    value = record.metrics.get(metric)
+    return PastTrial(record.number, record.params, record.state, value, history)
+
+
+@dataclass
+class SearchProposals:
+    """Trials proposed by Optuna; ``fixed`` are the parameters that all trials share."""
+
+    sampling: Sampling
+    fixed: Mapping[str, Any]
+    trials: int
+    metric: str
+    seed: int
+    next_number: int = 0
+    reported: set[str] = field(default_factory=set)
+
+    def next(self) -> Proposal | None:
+        """Return the next trial."""
+        if self.next_number >= self.trials:
+            return None
+        number, params = self.sampling.ask()
+        self.next_number = number + 1
+        return Proposal(number, {**self.fixed, **params}, seed=self.seed)
+
+    def report(self, number: int, step: int, metrics: Mapping[str, float]) -> bool:
+        """Report the objective metric to Optuna and return True to stop the trial."""
+        self.reported.update(metrics)
+        if self.metric not in metrics:
+            return False
+        return self.sampling.report(number, step, metrics[self.metric])
+
+    def ended(self, record: RunRecord) -> None:
+        """Report the end of a trial to Optuna.
+
+        Raises:
+            InvalidMetric: The trial finished without the objective metric.
+        """
+        assert record.number is not None
+        value = record.metrics.get(self.metric)
+        if record.state == "finished" and value is None:
+            raise InvalidMetric(
+                f"The trial {record.id!r} finished without metric {self.metric!r}; it reported "
+                f"{listing(sorted(record.metrics))}.",
+                hint=f"return {{{self.metric!r}: ...}}, or context.report(step, {self.metric}=...)",
+            )
+        self.sampling.tell(record.number, record.state, value)

@@ -82,9 +82,8 @@ def search(
     ({'lr': 0.1, 'units': 8}, 4)
     """
     from featurestore.experiments.launching import LaunchRequest
-    from featurestore.experiments.searching import SearchRequest
-    from featurestore.experiments.searching import search as run_search
-    from featurestore.experiments.study import Study
+    from featurestore.experiments.study import SearchRequest, Study
+    from featurestore.experiments.study import search as run_search
 
     session = session_of(store, dataset)
     launch_request = LaunchRequest(

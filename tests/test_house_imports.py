@@ -139,6 +139,30 @@ for group in ("featurestore.engines", "featurestore.formats", "featurestore.vali
     }
 
 
+def test_every_source_entry_point_loads_its_class() -> None:
+    answer = python(
+        """
+from importlib.metadata import entry_points
+for each in entry_points(group="featurestore.sources"):
+    if each.dist is not None and each.dist.name == "featurestore":
+        print(each.name, each.load().__name__)
+"""
+    )
+    names = {line.split()[0] for line in answer.splitlines()}
+    assert {"delta", "duckdb", "file", "iceberg", "postgresql", "sqlalchemy", "sqlite"} <= names
+
+
+def test_sqlite_source_loads_no_other_database() -> None:
+    answer = python(
+        """
+import sys
+from featurestore_connectors.sources import SQLiteSource
+print(SQLiteSource.__name__, sorted({"duckdb", "polars", "pyiceberg", "sqlalchemy"} & set(sys.modules)))
+"""
+    )
+    assert answer == "SQLiteSource []\n"
+
+
 # Imports inside functions that close a circle, by importer and imported module. Each one joins two
 # modules of one subject, or a handle and what it opens.
 LAZY_CIRCLES = {

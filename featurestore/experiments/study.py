@@ -1,4 +1,4 @@
-"""Hyperparameter search: the handle of a study, and its trials, proposed by Optuna and resumed after a crash."""
+"""Hyperparameter search: the handle of a study, and trials that Optuna proposes and prunes."""
 
 from __future__ import annotations
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from featurestore_connectors.sources.delta_table import DeltaSource
-from featurestore_connectors.sources.duckdb_rows import DuckDBSource
-from featurestore_connectors.sources.folder import FolderSource
-from featurestore_connectors.sources.iceberg import IcebergSource
-from featurestore_connectors.sources.postgres import PostgresSource
-from featurestore_connectors.sources.sqlalchemy_database import SQLAlchemySource
-from featurestore_connectors.sources.sqlite import SQLiteSource
+from importlib import import_module
+from typing import Any
 
+# Sources are imported on first use: each loads its own libraries, and a store uses few kinds.
+_EXPORTS = {
+    "DeltaSource": "delta_table",
+    "DuckDBSource": "duckdb_rows",
+    "FolderSource": "folder",
+    "IcebergSource": "iceberg",
+    "PostgresSource": "postgres",
+    "SQLAlchemySource": "sqlalchemy_database",
+    "SQLiteSource": "sqlite",
+}
 __all__ = [
     "DeltaSource",
     "DuckDBSource",
@@ -19,3 +24,9 @@ __all__ = [
     "SQLAlchemySource",
     "SQLiteSource",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)

@@ -41,7 +41,6 @@ from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import without_owner
 from featurestore.storage.selection import storage_for
 from featurestore_connectors.sources import duckdb_rows, locations
-from featurestore_connectors.sources.folders.bad_rows import BadRows, TableName
 from featurestore_connectors.sources.folders.csv_table import CsvTable
 from featurestore_connectors.sources.folders.json_table import JsonTable
 from featurestore_connectors.sources.folders.listing import (
@@ -54,10 +53,12 @@ from featurestore_connectors.sources.folders.options import (
     ENDINGS,
     NAMES,
     FolderOptions,
+    TableName,
     parse_options,
 )
 from featurestore_connectors.sources.folders.parquet_table import ParquetTable
 from featurestore_connectors.sources.folders.tables import (
+    BadRows,
     FolderTable,
     TableSchema,
     chosen_columns,

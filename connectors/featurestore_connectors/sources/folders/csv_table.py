@@ -11,12 +11,11 @@ from featurestore.arrow.text_values import arrow_type, parse_texts
 from featurestore.errors import InvalidArgument
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import BadRow
-from featurestore_connectors.sources.folders.bad_rows import BadRows
-from featurestore_connectors.sources.folders.csv_lines import CsvDialect
-from featurestore_connectors.sources.folders.csv_texts import CsvTexts
+from featurestore_connectors.sources.folders.csv_parsers import CsvDialect, CsvTexts
 from featurestore_connectors.sources.folders.listing import FolderFile
 from featurestore_connectors.sources.folders.scan import TextScan
 from featurestore_connectors.sources.folders.tables import (
+    BadRows,
     Column,
     FolderTable,
     TableSchema,

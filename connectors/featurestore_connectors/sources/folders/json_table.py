@@ -14,16 +14,18 @@ from featurestore.arrow.types import is_nested
 from featurestore.errors import FeatureStoreError, InvalidSourceFile
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import BadRow
-from featurestore_connectors.sources.folders.bad_rows import BadRows, TableName, unreadable
-from featurestore_connectors.sources.folders.csv_lines import CsvDialect, undecodable_line
+from featurestore_connectors.sources.folders.csv_parsers import CsvDialect, undecodable_line
 from featurestore_connectors.sources.folders.listing import FolderFile
+from featurestore_connectors.sources.folders.options import TableName
 from featurestore_connectors.sources.folders.scan import JsonScan
 from featurestore_connectors.sources.folders.tables import (
+    BadRows,
     Column,
     FolderTable,
     TableSchema,
     check_declared,
     rules_of,
+    unreadable,
     without_rows,
 )
 

@@ -18,7 +18,13 @@ from featurestore.arrow.json_text import JsonError, parse_json
 from featurestore.arrow.schemas import parse_type
 from featurestore.arrow.text_values import TextRules, check_format
 from featurestore.arrow.types import feature_type
-from featurestore.errors import InvalidArgument, UnsupportedType, did_you_mean, listing
+from featurestore.errors import (
+    InvalidArgument,
+    InvalidSourceFile,
+    UnsupportedType,
+    did_you_mean,
+    listing,
+)
 
 # Formats, and the endings of their file names, before the ending of a compression.
 ENDINGS: Mapping[str, Sequence[str]] = {
@@ -88,6 +94,38 @@ class FolderOptions:
             precision=self.timestamp_precision,
             declared=declared,
         )
+
+
+@dataclass(frozen=True)
+class TableName:
+    """The table that is read, for messages and the calls in their hints.
+
+    ``options`` are the options of the reading call, ``declared`` the types of ``dtypes``.
+    """
+
+    source: str
+    path: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    declared: Mapping[str, str] = field(default_factory=dict)
+
+    def call(self, **options: object) -> str:
+        """Return the call that reads the table with more options.
+
+        >>> TableName("lake", "orders").call(dtypes={"zip": "string"})
+        "read_source('lake', path='orders', dtypes={'zip': 'string'})"
+        """
+        arguments = [repr(self.source)]
+        if self.path is not None:
+            arguments.append(f"path={self.path!r}")
+        if isinstance(options.get("dtypes"), Mapping):
+            options["dtypes"] = {**self.declared, **options["dtypes"]}  # type: ignore[dict-item]
+        merged = {**self.options, **options}
+        arguments += [f"{name}={value!r}" for name, value in merged.items()]
+        return f"read_source({', '.join(arguments)})"
+
+    def refusal(self, message: str, *, hint: str | None = None) -> InvalidSourceFile:
+        """Return the error for invalid files."""
+        return InvalidSourceFile(f"Source {self.source!r}: {message}", hint=hint)
 
 
 def parse_options(options: Mapping[str, str]) -> FolderOptions:

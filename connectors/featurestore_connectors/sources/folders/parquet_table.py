@@ -17,10 +17,10 @@ from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore.storage import files
 from featurestore_connectors.sources import duckdb_rows, sqltext
-from featurestore_connectors.sources.folders.bad_rows import BadRows, TableName
 from featurestore_connectors.sources.folders.listing import FolderFile, FolderFiles
-from featurestore_connectors.sources.folders.options import FolderOptions
+from featurestore_connectors.sources.folders.options import FolderOptions, TableName
 from featurestore_connectors.sources.folders.tables import (
+    BadRows,
     Column,
     FolderTable,
     TableSchema,

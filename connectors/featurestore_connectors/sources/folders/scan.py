@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from featurestore.arrow.json_text import kind_of
 from featurestore.arrow.text_values import INFERRED, TextRules, arrow_type, fits, has_number
-from featurestore_connectors.sources.folders.bad_rows import TableName
+from featurestore_connectors.sources.folders.options import TableName
 
 _FIRST_VALUES = 64
 _TIMES = tuple(each for each in INFERRED if each.startswith(("date", "timestamp")))

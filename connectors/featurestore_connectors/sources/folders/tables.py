@@ -1,4 +1,4 @@
-"""Tables of files: the schema of all files, and the interface of each format's reader."""
+"""Tables of files: their schema, the interface of each format's reader, and invalid rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,21 @@ import pyarrow.compute as pc
 
 from featurestore.arrow.schemas import type_from_json, type_to_json
 from featurestore.arrow.text_values import TextRules, arrow_type, parse_texts
-from featurestore.errors import InvalidArgument, SourceTableNotFound, did_you_mean, listing
+from featurestore.errors import (
+    InvalidArgument,
+    InvalidSourceFile,
+    SourceTableNotFound,
+    did_you_mean,
+    listing,
+)
 from featurestore.plugins.engine import TimeRange
-from featurestore_connectors.sources.folders.bad_rows import BadRows, TableName
+from featurestore.plugins.source import BadRow
 from featurestore_connectors.sources.folders.listing import FolderFile, FolderFiles
-from featurestore_connectors.sources.folders.options import FolderOptions
+from featurestore_connectors.sources.folders.options import FolderOptions, TableName
 from featurestore_connectors.sources.folders.scan import TextScan
+
+_MAX_STORED = 10_000
+_SHOWN = 120
 
 
 @dataclass(frozen=True)
@@ -160,6 +169,37 @@ def _within(batch: pa.RecordBatch, window: TimeRange | None) -> pa.RecordBatch:
     return batch.filter(mask)
 
 
+@dataclass
+class BadRows:
+    """Handler of invalid rows: raises an error, or counts them in quarantine.
+
+    The first 10,000 are stored with their text.
+    """
+
+    table: TableName
+    quarantines: bool
+    count: int = 0
+    rows: list[BadRow] = field(default_factory=list)
+
+    def add(self, row: BadRow, *, hint: str | None = None) -> None:
+        """Count a row.
+
+        Raises:
+            InvalidSourceFile: The options do not quarantine rows.
+        """
+        if not self.quarantines:
+            column = "" if row.column is None else f", column {row.column!r}"
+            raise self.table.refusal(
+                f"{row.file} line {row.line}{column}: {row.reason}.",
+                hint=hint
+                or f"{self.table.call(on_bad_rows='quarantine')} leaves such rows out and counts "
+                "them",
+            )
+        self.count += 1
+        if len(self.rows) < _MAX_STORED:
+            self.rows.append(row)
+
+
 def without_rows(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
     """Return a batch without some of its rows."""
     if not rows:
@@ -167,6 +207,16 @@ def without_rows(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
     mask = np.ones(batch.num_rows, dtype=bool)
     mask[list(rows)] = False
     return batch.filter(pa.array(mask))
+
+
+def start_of(text: str) -> str:
+    """Return the beginning of a line, for messages."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def unreadable(file: FolderFile, table: TableName, error: Exception) -> InvalidSourceFile:
+    """Return the error for a file whose bytes cannot be read or decompressed."""
+    return table.refusal(f"{file.name} cannot be read, or is damaged: {error}.")
 
 
 def decision_key(path: str | None, options: Mapping[str, str]) -> str:

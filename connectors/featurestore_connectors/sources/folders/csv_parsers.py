@@ -1,36 +1,32 @@
-"""Fast parser of CSV files to batches of strings, by Arrow with an explicit dialect.
+"""Parsers of CSV files with an explicit dialect: a fast one by Arrow, a strict one by Python.
 
 Arrow's parser is lenient: it accepts an unclosed quote, which swallows lines. So the quotes of a
-file are checked first, and if they do not plainly follow RFC 4180, the strict parser of
-``csv_lines`` validates the file and names the line.
+file are checked first, and if they do not plainly follow RFC 4180, Python's parser validates the
+file and names the line: in strict mode an unclosed quote and text after a closing quote are errors.
 
 https://www.rfc-editor.org/rfc/rfc4180
 """
 
 from __future__ import annotations
 
+import csv
 import io
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, NoReturn, TextIO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyarrow import csv
+from pyarrow import csv as arrow_csv
 
 from featurestore.errors import FeatureStoreError
 from featurestore.plugins.source import BadRow
-from featurestore_connectors.sources.folders.bad_rows import BadRows, start_of, unreadable
-from featurestore_connectors.sources.folders.csv_lines import (
-    CsvDialect,
-    InvalidCsv,
-    Lines,
-    data_records,
-    undecodable_line,
-)
 from featurestore_connectors.sources.folders.listing import FolderFile
+from featurestore_connectors.sources.folders.tables import BadRows, start_of, unreadable
 
+_LONGEST = 2**31 - 1
 # Arrow reads many blocks ahead; a record that is longer than one is read with the next size.
 _BLOCK_BYTES = (2 << 20, 64 << 20)
 _CHUNK_BYTES = 4 << 20
@@ -38,6 +34,20 @@ _MANY_COLUMNS = 10_000
 # Read-ahead threads of Arrow release a stream after its reader is done. This reference frees Python
 # streams while the interpreter still runs.
 _open: deque[Any] = deque(maxlen=16)
+
+
+@dataclass(frozen=True)
+class CsvDialect:
+    """The dialect of CSV files. Lines that begin with ``comment`` are not records."""
+
+    delimiter: str = ","
+    quote: str = '"'
+    escape: str = ""
+    header: bool = True
+    encoding: str = "utf-8"
+    null_values: tuple[str, ...] = ()
+    skip_rows: int = 0
+    comment: str = ""
 
 
 class CsvTexts:
@@ -100,14 +110,14 @@ class CsvTexts:
             for _ in data_records(self.file, dialect, width=width):
                 pass
         strings = {f"f{number}": pa.string() for number in range(width or _MANY_COLUMNS)}
-        convert = csv.ConvertOptions(
+        convert = arrow_csv.ConvertOptions(
             column_types=strings,
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
             null_values=[""],
             include_columns=[] if columns is None else [f"f{number}" for number in columns],
         )
-        parse = csv.ParseOptions(
+        parse = arrow_csv.ParseOptions(
             delimiter=dialect.delimiter,
             quote_char=dialect.quote or False,
             escape_char=dialect.escape or False,
@@ -134,14 +144,14 @@ class CsvTexts:
             self._ragged = 0
 
     def _parsed(
-        self, block_bytes: int, parse: csv.ParseOptions, convert: csv.ConvertOptions
+        self, block_bytes: int, parse: arrow_csv.ParseOptions, convert: arrow_csv.ConvertOptions
     ) -> Iterator[pa.RecordBatch]:
         stream = self._stream()
         _open.append(stream)
-        read = csv.ReadOptions(autogenerate_column_names=True, block_size=block_bytes)
+        read = arrow_csv.ReadOptions(autogenerate_column_names=True, block_size=block_bytes)
         with stream:
             try:
-                reader = csv.open_csv(
+                reader = arrow_csv.open_csv(
                     stream, read_options=read, parse_options=parse, convert_options=convert
                 )
             except pa.ArrowInvalid as error:
@@ -171,7 +181,7 @@ class CsvTexts:
             stream = pa.transcoding_input_stream(stream, dialect.encoding, "utf-8")
         return stream
 
-    def _skip_or_fail(self, row: csv.InvalidRow) -> str:
+    def _skip_or_fail(self, row: arrow_csv.InvalidRow) -> str:
         self._ragged += 1
         return "skip" if self._bad_rows.quarantines else "error"
 
@@ -234,7 +244,7 @@ def _without_first(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.filter(pa.array(mask))
 
 
-def _skip(row: csv.InvalidRow) -> str:
+def _skip(row: arrow_csv.InvalidRow) -> str:
     return "skip"
 
 
@@ -317,3 +327,127 @@ class _KeptLines(io.RawIOBase):
         data = b"".join(lines)
         self._remainder = data[most:]
         return data[:most]
+
+
+class Lines:
+    """The lines of a file that are not skipped; ``number`` is the last line number, from 1."""
+
+    def __init__(self, text: TextIO, dialect: CsvDialect) -> None:
+        self._text = iter(text)
+        self._dialect = dialect
+        self._is_quoted = False
+        self.number = 0
+        self.first: int | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        while True:
+            line = next(self._text)
+            self.number += 1
+            if self.number > self._dialect.skip_rows and not self._is_comment(line):
+                break
+        if self.first is None:
+            self.first = self.number
+        self._is_quoted ^= self._toggles(line)
+        return line
+
+    def _is_comment(self, line: str) -> bool:
+        mark = self._dialect.comment
+        return bool(mark) and not self._is_quoted and line.startswith(mark)
+
+    def _toggles(self, line: str) -> bool:
+        quote, escape = self._dialect.quote, self._dialect.escape
+        if not quote or quote not in line:
+            return False
+        if escape:
+            line = line.replace(escape * 2, "").replace(escape + quote, "")
+        return line.count(quote) % 2 == 1
+
+
+class InvalidCsv(ValueError):
+    """A record is not CSV; ``line`` is its first line."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(reason)
+        self.line = line
+
+
+def data_records(
+    file: FolderFile, dialect: CsvDialect, *, width: int
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the first line and the fields of each record of data, of any number of fields.
+
+    An empty line is a null if there is one column, else it is skipped.
+    """
+    is_header = dialect.header
+    for line, fields in records(file, dialect):
+        if not fields and (is_header or width > 1):
+            continue
+        if is_header:
+            is_header = False
+            continue
+        yield line, fields or [""]
+
+
+def records(file: FolderFile, dialect: CsvDialect) -> Iterator[tuple[int, list[str]]]:
+    """Yield the first line and the fields of each record, header included; empty lines are [].
+
+    Raises:
+        InvalidCsv: A record is not CSV.
+        UnicodeDecodeError: The file does not have its encoding.
+    """
+    if csv.field_size_limit() < _LONGEST:
+        csv.field_size_limit(_LONGEST)
+    with file.open_text(dialect.encoding) as text:
+        lines = Lines(text, dialect)
+        reader = csv.reader(
+            lines,
+            delimiter=dialect.delimiter,
+            quotechar=dialect.quote or None,
+            quoting=csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE,
+            escapechar=dialect.escape or None,
+            strict=True,
+        )
+        while True:
+            lines.first = None
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise InvalidCsv(lines.first or lines.number, _reason(str(error))) from None
+            yield lines.first or lines.number, fields
+
+
+def _reason(message: str) -> str:
+    if "unexpected end" in message:
+        return "a quote is opened and never closed"
+    if "expected after" in message:
+        return "text follows a closing quote"
+    return message
+
+
+def undecodable_line(file: FolderFile, dialect: CsvDialect) -> int | None:
+    """Return the first line that cannot be decoded; None for encodings of 16 and 32 bits."""
+    if dialect.encoding.startswith(("utf-16", "utf-32")):
+        return None
+    number = 0
+    with file.open() as stream:
+        remainder = b""
+        while chunk := stream.read(1 << 20):
+            *lines, remainder = (remainder + chunk).split(b"\n")
+            for each in lines:
+                number += 1
+                if not _decodes(each, dialect.encoding):
+                    return number
+    return None if _decodes(remainder, dialect.encoding) else number + 1
+
+
+def _decodes(line: bytes, encoding: str) -> bool:
+    try:
+        line.decode(encoding)
+    except UnicodeDecodeError:
+        return False
+    return True

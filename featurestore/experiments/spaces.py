@@ -1,15 +1,81 @@
-"""Search spaces: which values a parameter may take."""
+"""Search spaces, and the sampling of their parameters with Optuna's ask-and-tell interface.
+
+Trials are stored as runs, and the in-memory Optuna study is rebuilt from them, so that a search
+continues after a crash. A sampler chosen by name is seeded per trial by the trial number, so that
+an interruption does not change its proposals.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
+import hashlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import random
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from featurestore.errors import InvalidArgument
+from featurestore.errors import InvalidArgument, did_you_mean, missing_extra
 from featurestore.experiments.functions import check_params
+
+POPULATION = 8
+_WEIGHT = 0.6
+_CROSSOVER = 0.8
+SAMPLERS = ("tpe", "random", "grid", "evolution")
+STOPS = ("asha", "median")
+DIRECTIONS = {"max": "maximize", "min": "minimize"}
+
+
+def uniform(low: float, high: float) -> Interval:
+    """Return the interval from ``low`` to ``high``, sampled uniformly.
+
+    >>> uniform(0.0, 0.5)
+    Interval(low=0.0, high=0.5, log=False, whole=False)
+    """
+    return _interval(low, high, log=False, whole=False)
+
+
+def loguniform(low: float, high: float) -> Interval:
+    """Return the interval from ``low`` to ``high``, sampled log-uniformly.
+
+    >>> loguniform(1e-4, 1e-1).value_at(0.5)
+    0.003162...
+    """
+    return _interval(low, high, log=True, whole=False)
+
+
+def integers(low: int, high: int, *, log: bool = False) -> Interval:
+    """Return the integers from ``low`` to ``high``.
+
+    >>> integers(1, 4).values()
+    (1, 2, 3, 4)
+    """
+    return _interval(low, high, log=log, whole=True)
+
+
+def choice(options: Sequence[Any]) -> Choice:
+    """Return a choice among values; a list in a space has the same meaning.
+
+    >>> choice(["relu", "tanh"]).values()
+    ('relu', 'tanh')
+    """
+    values = tuple(options)
+    if not values:
+        raise InvalidArgument("A choice needs at least one option.", hint="choice([16, 32])")
+    return Choice(values)
+
+
+def _interval(low: float, high: float, *, log: bool, whole: bool) -> Interval:
+    numbers = all(isinstance(each, int | float) for each in (low, high))
+    if not numbers or not math.isfinite(low) or not math.isfinite(high) or low > high:
+        raise InvalidArgument(f"{low!r} to {high!r} is not an interval.", hint="uniform(0.0, 0.5)")
+    if log and low <= 0:
+        raise InvalidArgument(f"low={low!r} has no logarithm.", hint="loguniform(1e-4, 1e-1)")
+    if whole and not all(isinstance(each, int) for each in (low, high)):
+        raise InvalidArgument(f"{low!r} to {high!r} are not integers.", hint="integers(1, 8)")
+    return Interval(low, high, log, whole)
 
 
 @dataclass(frozen=True)
@@ -91,45 +157,7 @@ class Choice:
 
 Parameter = Interval | Choice
 Space = Mapping[str, Parameter]
-
-
-def uniform(low: float, high: float) -> Interval:
-    """Return the interval from ``low`` to ``high``, sampled uniformly.
-
-    >>> uniform(0.0, 0.5)
-    Interval(low=0.0, high=0.5, log=False, whole=False)
-    """
-    return _interval(low, high, log=False, whole=False)
-
-
-def loguniform(low: float, high: float) -> Interval:
-    """Return the interval from ``low`` to ``high``, sampled log-uniformly.
-
-    >>> loguniform(1e-4, 1e-1).value_at(0.5)
-    0.003162...
-    """
-    return _interval(low, high, log=True, whole=False)
-
-
-def integers(low: int, high: int, *, log: bool = False) -> Interval:
-    """Return the integers from ``low`` to ``high``.
-
-    >>> integers(1, 4).values()
-    (1, 2, 3, 4)
-    """
-    return _interval(low, high, log=log, whole=True)
-
-
-def choice(options: Sequence[Any]) -> Choice:
-    """Return a choice among values; a list in a space has the same meaning.
-
-    >>> choice(["relu", "tanh"]).values()
-    ('relu', 'tanh')
-    """
-    values = tuple(options)
-    if not values:
-        raise InvalidArgument("A choice needs at least one option.", hint="choice([16, 32])")
-    return Choice(values)
+Params = Mapping[str, Any]
 
 
 def check_space(space: Mapping[str, Any]) -> dict[str, Parameter]:
@@ -181,12 +209,220 @@ def grid(space: Space) -> list[dict[str, Any]]:
     ]
 
 
-def _interval(low: float, high: float, *, log: bool, whole: bool) -> Interval:
-    numbers = all(isinstance(each, int | float) for each in (low, high))
-    if not numbers or not math.isfinite(low) or not math.isfinite(high) or low > high:
-        raise InvalidArgument(f"{low!r} to {high!r} is not an interval.", hint="uniform(0.0, 0.5)")
-    if log and low <= 0:
-        raise InvalidArgument(f"low={low!r} has no logarithm.", hint="loguniform(1e-4, 1e-1)")
-    if whole and not all(isinstance(each, int) for each in (low, high)):
-        raise InvalidArgument(f"{low!r} to {high!r} are not integers.", hint="integers(1, 8)")
-    return Interval(low, high, log, whole)
+class Sampling:
+    """Proposes the parameters of one search and prunes its trials.
+
+    Args:
+        space: The search space.
+        sampler: A name of ``SAMPLERS``, or a sampler of Optuna.
+        stop: A name of ``STOPS``, a pruner of Optuna, or None.
+        direction: "max" or "min".
+        seed: Seed of samplers chosen by name.
+    """
+
+    def __init__(self, space: Space, *, sampler: Any, stop: Any, direction: str, seed: int) -> None:
+        self._optuna = import_optuna()
+        check_names(sampler, stop, direction)
+        self._space, self._sampler, self._stop, self._seed = space, sampler, stop, seed
+        self._sign = 1.0 if direction == "min" else -1.0
+        self._first_step: int | None = None
+        self._finished: list[tuple[Mapping[str, Any], float]] = []
+        self._trials: dict[int, Any] = {}
+        self._grid = grid(space) if sampler == "grid" else []
+        self._distributions = {name: each.distribution() for name, each in space.items()}
+        logging = self._optuna.logging
+        previous_verbosity = logging.get_verbosity()
+        logging.set_verbosity(logging.WARNING)  # the in-memory study is an implementation detail
+        try:
+            self._study = self._optuna.create_study(direction=DIRECTIONS[direction])
+        finally:
+            logging.set_verbosity(previous_verbosity)
+        if not isinstance(sampler, str):
+            self._study.sampler = sampler
+        self._set_pruner()
+
+    @property
+    def size(self) -> int | None:
+        """Maximum number of trials, None for no limit."""
+        return len(self._grid) or None
+
+    def restore(self, past_trials: Iterable[PastTrial]) -> None:
+        """Add earlier trials and their reports to the study, ordered by number."""
+        for each in sorted(past_trials, key=lambda trial: trial.number):
+            optuna_trial = self._optuna.trial.create_trial(
+                state=self._optuna.trial.TrialState.RUNNING,
+                params={name: self._internal(name, each.params[name]) for name in self._space},
+                distributions=self._distributions,
+            )
+            optuna_trial.datetime_start = dt.datetime.now()
+            self._study.add_trial(optuna_trial)
+            trial_id = self._study.trials[each.number]._trial_id
+            self._trials[each.number] = self._optuna.trial.Trial(self._study, trial_id)
+            for step, value in each.history.items():
+                self.report(each.number, step, value)
+            if each.state in ("finished", "stopped", "failed"):
+                self.tell(each.number, each.state, each.value)
+
+    def ask(self) -> tuple[int, dict[str, Any]]:
+        """Return the number and parameters of the next trial."""
+        number = len(self._study.trials)
+        fixed = self._fixed(number)
+        if fixed is not None:
+            internal = {name: self._internal(name, value) for name, value in fixed.items()}
+            self._study.enqueue_trial(internal)
+        elif isinstance(self._sampler, str):
+            self._study.sampler = self._seeded_sampler(number)
+        trial = self._study.ask(self._distributions)
+        self._trials[trial.number] = trial
+        return trial.number, self._external(trial.params)
+
+    def report(self, number: int, step: int, value: float) -> bool:
+        """Record a value of a running trial and return True to prune it."""
+        trial = self._trials[number]
+        self._note_step({step: value})
+        if step not in self._study.trials[number].intermediate_values:
+            trial.report(value, step)
+        return bool(trial.should_prune())
+
+    def tell(self, number: int, state: str, value: float | None) -> None:
+        """Record the end of a trial."""
+        states = self._optuna.trial.TrialState
+        params = self._study.trials[number].params
+        if state == "finished" and value is not None:
+            self._study.tell(number, value)
+            self._finished.append((self._external(params), self._sign * value))
+        else:
+            is_stopped = state == "stopped"
+            self._study.tell(number, state=states.PRUNED if is_stopped else states.FAIL)
+        self._trials.pop(number, None)
+
+    def _fixed(self, number: int) -> dict[str, Any] | None:
+        """Return the proposal of a sampler that is not Optuna's, else None."""
+        if self._sampler == "grid":
+            return self._grid[number]
+        if self._sampler == "evolution":
+            return evolve(self._space, self._finished, seed=f"{self._seed}/{number}")
+        return None
+
+    def _seeded_sampler(self, number: int) -> Any:
+        digest = hashlib.sha256(f"{self._seed}/{number}".encode()).digest()
+        seed = int.from_bytes(digest[:4], "big")
+        if self._sampler == "random":
+            return self._optuna.samplers.RandomSampler(seed=seed)
+        return self._optuna.samplers.TPESampler(seed=seed)
+
+    def _note_step(self, history: Mapping[int, float]) -> None:
+        """Use the first reported step as the unit of successive halving."""
+        if history and self._first_step is None:
+            self._first_step = max(1, min(history))
+            self._set_pruner()
+
+    def _set_pruner(self) -> None:
+        pruners = self._optuna.pruners
+        if self._stop is None:
+            self._study.pruner = pruners.NopPruner()
+        elif self._stop == "asha":
+            min_resource = self._first_step or 1
+            self._study.pruner = pruners.SuccessiveHalvingPruner(
+                min_resource=min_resource, reduction_factor=3
+            )
+        elif self._stop == "median":
+            self._study.pruner = pruners.MedianPruner(n_startup_trials=4)
+        else:
+            self._study.pruner = self._stop
+
+    def _external(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert the parameters of Optuna to those of the training function."""
+        values = dict(params)
+        for name, parameter in self._space.items():
+            if isinstance(parameter, Choice):
+                values[name] = parameter.options[params[name]]
+        return values
+
+    def _internal(self, name: str, value: Any) -> Any:
+        """Convert a value to its Optuna representation: the index of a choice."""
+        parameter = self._space[name]
+        if isinstance(parameter, Choice):
+            return parameter.options.index(value)
+        return value
+
+
+@dataclass(frozen=True)
+class PastTrial:
+    """A trial read from its run; ``value`` is None until the trial has one."""
+
+    number: int
+    params: Mapping[str, Any]
+    state: str
+    value: float | None = None
+    history: Mapping[int, float] = field(default_factory=dict)
+
+
+def evolve(space: Space, finished: Sequence[tuple[Params, float]], *, seed: str) -> dict[str, Any]:
+    """Return the parameters of the next trial.
+
+    Args:
+        space: The search space.
+        finished: Parameters and values of trials that finished; lower is better.
+        seed: Seed of the random numbers.
+
+    >>> from featurestore.experiments.spaces import uniform
+    >>> finished = [({"x": x / 10}, (x / 10 - 0.3) ** 2) for x in range(10)]
+    >>> 0 <= evolve({"x": uniform(0, 1)}, finished, seed="7")["x"] <= 1
+    True
+    """
+    draw = random.Random(seed)
+    best = sorted(finished, key=lambda each: each[1])[:POPULATION]
+    if len(best) < min(4, POPULATION):
+        return {name: parameter.value_at(draw.random()) for name, parameter in space.items()}
+    parent = draw.choice(best)[0]
+    first, second = draw.sample(best, 2)
+    mutated_name = draw.choice(list(space))
+    params = {}
+    for name, parameter in space.items():
+        if name != mutated_name and draw.random() > _CROSSOVER:
+            params[name] = parent[name]
+            continue
+        base = parameter.position(best[0][0][name])
+        step = parameter.position(first[0][name]) - parameter.position(second[0][name])
+        position = base + _WEIGHT * step + draw.gauss(0, 0.02)
+        params[name] = parameter.value_at(min(max(position, 0.0), 1.0))
+    return params
+
+
+def check_names(sampler: Any, stop: Any, direction: str) -> None:
+    """Raise InvalidArgument for unknown names and for objects that are not Optuna's."""
+    optuna = import_optuna()
+    if direction not in DIRECTIONS:
+        raise InvalidArgument(f"direction={direction!r} is neither 'max' nor 'min'.")
+    arguments: tuple[tuple[str, Any, tuple[str, ...], type], ...] = (
+        ("sampler", sampler, SAMPLERS, optuna.samplers.BaseSampler),
+        ("stop", stop, STOPS, optuna.pruners.BasePruner),
+    )
+    for argument, value, names, kind in arguments:
+        if value in names or isinstance(value, kind) or (argument == "stop" and value is None):
+            continue
+        raise InvalidArgument(
+            f"Unknown {argument} {value!r}. Available: {', '.join(map(repr, names))}, or an Optuna "
+            f"{kind.__name__.removeprefix('Base').lower()}.",
+            hint=did_you_mean(value, names, write=f"{argument}={{!r}}"),
+        )
+
+
+def name_of(sampler: Any) -> str | None:
+    """Return the name of a sampler or pruner in a record."""
+    if sampler is None or isinstance(sampler, str):
+        return sampler
+    return type(sampler).__qualname__
+
+
+def import_optuna() -> Any:
+    """Return the module ``optuna``, or raise MissingExtra."""
+    try:
+        with warnings.catch_warnings():
+            # Raised in a notebook without widgets; Optuna's progress bar is never shown.
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            import optuna
+    except ImportError as error:
+        raise missing_extra("optuna", "experiments") from error
+    return optuna

@@ -15,7 +15,7 @@ from featurestore.errors import (
     RunNotFound,
     listing,
 )
-from featurestore.experiments import catalog, functions, spaces, status
+from featurestore.experiments import catalog, functions, status
 from featurestore.experiments.launching import (
     LaunchRequest,
     check_integer,
@@ -23,7 +23,15 @@ from featurestore.experiments.launching import (
     new_record,
 )
 from featurestore.experiments.run import Run
-from featurestore.experiments.sampling import PastTrial, Sampling, check_names, name_of
+from featurestore.experiments.spaces import (
+    PastTrial,
+    Sampling,
+    check_names,
+    check_space,
+    grid,
+    name_of,
+    space_from_json,
+)
 from featurestore.experiments.trials import Proposal, TrialPool
 from featurestore.model import html
 from featurestore.model.arguments import suggest_arguments
@@ -167,7 +175,7 @@ class Study:
         return Study(self.session, resume_study(self.session, self.record, request))
 
     def _sampler_or_pruner(self, argument: str, override: Any) -> Any:
-        from featurestore.experiments.sampling import SAMPLERS, STOPS
+        from featurestore.experiments.spaces import SAMPLERS, STOPS
 
         stored_name = self.record.settings[argument]
         if override is not None or stored_name is None or stored_name in (*SAMPLERS, *STOPS):
@@ -208,9 +216,9 @@ class SearchRequest:
 def search(session: Session, request: SearchRequest) -> RunRecord:
     """Run a search to its end and return the record of the study."""
     launcher = find_launcher(request.launch.on)
-    space = spaces.check_space(request.space)
+    space = check_space(request.space)
     check_names(request.sampler, request.stop, request.direction)
-    size = len(spaces.grid(space)) if request.sampler == "grid" else _MAX_TRIALS
+    size = len(grid(space)) if request.sampler == "grid" else _MAX_TRIALS
     trials = size
     if request.trials is not None:
         check_integer("trials", request.trials, minimum=1, maximum=_MAX_TRIALS)
@@ -267,7 +275,7 @@ def run_study(
     """Run the missing trials of a study and return its record."""
     launcher = find_launcher(request.launch.on)
     sampling = Sampling(
-        spaces.space_from_json(record.settings["space"]),
+        space_from_json(record.settings["space"]),
         sampler=request.sampler,
         stop=request.stop,
         direction=request.direction,

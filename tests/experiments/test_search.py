@@ -16,8 +16,7 @@ import pytest
 
 from featurestore import experiments
 from featurestore.errors import InvalidArgument, InvalidMetric, RunFailed, RunNotFound
-from featurestore.experiments.sampling import evolve
-from featurestore.experiments.spaces import check_space
+from featurestore.experiments.spaces import check_space, evolve
 from featurestore.experiments.study import Study
 from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset

@@ -698,7 +698,7 @@ def main() -> None:
             speed(shape, own, peers=arguments.peers)
             if arguments.memory:
                 memory(shape, own)
-            if arguments.memory and name == "wide":
+            if arguments.memory and name == "wide" and not arguments.quick:
                 spill(scale, own)
             if arguments.feast is not None and name in ("wide", "dense"):
                 feast(shape, own, Path(arguments.feast or place / "feast-environment"))

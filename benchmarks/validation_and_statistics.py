@@ -231,7 +231,7 @@ def bench_gate(rows: int, trials: int, folder: Path) -> None:
         return audit(
             relation,
             spec=subject,
-            policy="strict",
+            validation="strict",
             engine=engine,
             expectations=rules,
             validator=validator,

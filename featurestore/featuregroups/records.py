@@ -29,8 +29,8 @@ from featurestore.plugins.engine import Accumulator, Engine, Relation
 from featurestore.recovery.in_flight import InFlight
 from featurestore.session import Session
 from featurestore.validation import audit
+from featurestore.validation.checks import Subject
 from featurestore.validation.quarantine import quarantine_schema
-from featurestore.validation.subject import Subject
 
 PARTITION, OFFSET = "record_partition", "record_offset"
 REPEATED = "another record has the same key and times"

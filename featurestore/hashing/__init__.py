@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument, listing
-from featurestore.hashing.by_engines import row_hash_start, tie_hash_salt, value_kind
 from featurestore.hashing.canonical import canonical_array
-from featurestore.hashing.hashes import hash_array
+from featurestore.hashing.hashes import hash_array, row_hash_start, tie_hash_salt, value_kind
 from featurestore.hashing.mixing import Words, fold, mix, mix_all, tag
 from featurestore.hashing.values import ROW, check_types, valid_rows
 

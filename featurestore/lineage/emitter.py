@@ -1,7 +1,8 @@
-"""Sends events from a background thread, so that lineage never slows or fails a write.
+"""Emission of OpenLineage events, off until a transport is configured by OpenLineage's settings.
 
-Events wait in a bounded queue. If the receiver is down or too slow, events are dropped and one
-warning is logged, until an event is delivered again.
+A background thread sends them, so that lineage never slows or fails a write. Events wait in a bounded
+queue. If the receiver is down or too slow, events are dropped and one warning is logged, until an
+event is delivered again.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from featurestore.errors import missing_extra
+from featurestore.plugins import observers
 from featurestore.plugins.observers import Work
+from featurestore.storage import files
 
 if TYPE_CHECKING:
     from featurestore.plugins.observers import Observer
@@ -28,7 +33,62 @@ _log = logging.getLogger("featurestore.lineage")
 MAX_WAITING_EVENTS = 1000
 # How long the end of a process waits for events, unless the receiver has failed.
 CLOSE_SECONDS = 3.0
+_FILE = "openlineage.yml"
 Send = Callable[[Any], None]
+
+
+def start() -> None:
+    """Start sending OpenLineage events if a transport is configured, else stop.
+
+    The settings are those of OpenLineage: ``OPENLINEAGE_URL``, ``OPENLINEAGE_CONFIG``,
+    ``OPENLINEAGE__TRANSPORT__...``, ``openlineage.yml`` in the working directory or in
+    ``~/.openlineage``, and ``OPENLINEAGE_DISABLED``.
+    """
+    settings = _settings()
+    if (settings, os.getpid()) == (_Active.settings, _Active.process):
+        return
+    stop()
+    _Active.settings, _Active.process = settings, os.getpid()
+    if not settings:
+        return
+    if find_spec("openlineage") is None:
+        _log.warning("no lineage is sent: %s", missing_extra("openlineage", "lineage").hint)
+        return
+    _Active.emitter = Emitter()
+    observers.add_observer(_Active.emitter)
+
+
+def stop(*, seconds: float = 0.0) -> None:
+    """Stop sending events, after waiting at most ``seconds`` for queued ones."""
+    if _Active.emitter is not None:
+        observers.remove_observer(_Active.emitter)
+        _Active.emitter.close(seconds)
+    _Active.emitter, _Active.settings = None, ()
+
+
+def _settings() -> tuple[tuple[str, str], ...]:
+    """Return the settings of a transport, () without one."""
+    entries = [each for each in sorted(os.environ.items()) if each[0].startswith("OPENLINEAGE")]
+    variables = dict(entries)
+    if variables.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
+        return ()
+    for folder in (os.getcwd(), os.path.expanduser("~/.openlineage")):
+        path = os.path.join(folder, _FILE)
+        if files.exists(path):
+            entries.append((_FILE, path))
+    if not any(name in variables for name in ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")):
+        transports = [name for name, _ in entries if name.startswith("OPENLINEAGE__TRANSPORT")]
+        if not transports and not any(name == _FILE for name, _ in entries):
+            return ()
+    return tuple(entries)
+
+
+class _Active:
+    """The emitter of this process and its settings."""
+
+    emitter: Emitter | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+    process: int = 0
 
 
 class Emitter:
@@ -54,9 +114,9 @@ class Emitter:
         """Send the event of a start."""
         self._put(work, work.started, ended=False)
 
-    def ended(self, work: Work, at: datetime) -> None:
+    def ended(self, work: Work, end: datetime) -> None:
         """Send the event of an end."""
-        self._put(work, at, ended=True)
+        self._put(work, end, ended=True)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Accept no more events, and wait at most ``seconds`` for queued ones.
@@ -124,8 +184,8 @@ def _copy_work(work: Work) -> Work:
     >>> run = Work("job", "daily", "", "")
     >>> copy = _copy_work(run)
     >>> run.committed_version = 3
-    >>> copy.committed_version is None
-    True
+    >>> print(copy.committed_version)
+    None
     """
     parent = None if work.parent is None else _copy_work(work.parent)
     return replace(work, parent=parent)

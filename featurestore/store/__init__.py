@@ -96,7 +96,7 @@ def connect(
     """
     with uninterrupted():
         from featurestore import _current
-        from featurestore.lineage import settings as lineage
+        from featurestore.lineage import emitter as lineage
         from featurestore.recovery import recover
         from featurestore.registry import is_store, open_registry
 

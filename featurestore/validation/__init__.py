@@ -5,8 +5,8 @@ from typing import Any
 
 from featurestore.model.validation import ValidationReport, describe
 from featurestore.validation.audit import AuditOutcome, audit
+from featurestore.validation.checks import Subject
 from featurestore.validation.quarantine import REASONS, quarantine_schema
-from featurestore.validation.subject import Subject
 
 
 def report_to_json(report: ValidationReport) -> dict[str, Any]:

@@ -32,14 +32,15 @@ from featurestore.plugins.validator import Validator, find_validator
 from featurestore.validation.checks import (
     DUPLICATE_KEYS,
     CheckCounts,
+    RowAccumulator,
     RowCheck,
+    RowExpectations,
+    Subject,
     duplicates_result,
     row_check_result,
     row_checks,
 )
 from featurestore.validation.quarantine import QuarantineSplit, split_rows
-from featurestore.validation.rows import RowAccumulator, RowExpectations
-from featurestore.validation.subject import Subject
 from featurestore.validation.tables import check_table
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class AuditOutcome:
 
     ``good`` are the rows to commit, ``quarantined`` the failing rows with a column ``reasons``
     (None without failing rows, or under another policy). ``unique`` is True if the keys of the good
-    rows are unique, None without a key or a check of it.
+    rows are unique, None without a checked key.
     """
 
     report: ValidationReport
@@ -113,8 +114,8 @@ def audit(
         engine: The engine that holds the rows.
         expectations: Plain dicts; empty: built-in checks only.
         validator: Evaluates the expectations; None for the validator of the entry points.
-        mode: "create", "append", "upsert", "overwrite" or "replace"; an upsert takes no duplicate
-            keys whatever is asked for.
+        mode: "create", "append", "upsert", "overwrite" or "replace"; an upsert refuses
+            duplicate keys under every policy.
         now: The present, for event times in the future.
         event_time_tolerance: How far event times may be in the future.
         directory: Where marked rows are staged; None computes the marks at each read.
@@ -164,7 +165,10 @@ def _run_audit(
     if report.validation == "quarantine" and failed:
         split = _split_failed(run, relation, failed, directory)
         good, quarantined = split.good, split.quarantined
-    results += _check_table(run, good)
+    if run.by_table and run.validator is not None:
+        results += check_table(
+            good, run.subject, engine=run.engine, expectations=run.by_table, validator=run.validator
+        )
     report = replace(report, rows=rows, results=tuple(results))
     if quarantined is not None:
         report = replace(report, rows_quarantined=run.engine.count(quarantined))
@@ -229,29 +233,20 @@ def _check_rows(run: _Audit, relation: Relation) -> tuple[list[ExpectationResult
         )
     if run.validator is not None:
         for expectation, row_counts in zip(run.by_row, rule_counts, strict=True):
-            results.append(_row_result(expectation, row_counts, run.validator))
+            holds = run.validator.holds(
+                expectation, checked=row_counts.checked, unexpected=row_counts.unexpected
+            )
+            results.append(
+                ExpectationResult(
+                    expectation=expectation,
+                    success=holds,
+                    rows=row_counts.rows,
+                    unexpected=row_counts.unexpected,
+                    samples=tuple(row_counts.samples),
+                    warning=row_counts.warning,
+                )
+            )
     return results, rows
-
-
-def _row_result(
-    expectation: Mapping[str, Any], counts: CheckCounts, validator: Validator
-) -> ExpectationResult:
-    return ExpectationResult(
-        expectation=expectation,
-        success=validator.holds(expectation, checked=counts.checked, unexpected=counts.unexpected),
-        rows=counts.rows,
-        unexpected=counts.unexpected,
-        samples=tuple(counts.samples),
-        warning=counts.warning,
-    )
-
-
-def _check_table(run: _Audit, relation: Relation) -> list[ExpectationResult]:
-    if not run.by_table or run.validator is None:
-        return []
-    return check_table(
-        relation, run.subject, engine=run.engine, expectations=run.by_table, validator=run.validator
-    )
 
 
 def _split_failed(
@@ -284,7 +279,7 @@ def _raise_if_rejected(
     row_failures: Sequence[ExpectationResult],
     library: str,
 ) -> None:
-    """Raise when nothing may land."""
+    """Raise an error if no row may be committed."""
     failures = []
     for each in report.failed:
         if report.validation == "strict":

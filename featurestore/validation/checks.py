@@ -1,11 +1,12 @@
-"""Built-in checks, which need no validator.
+"""Checks of rows: the built-in ones, and the accumulator that also evaluates expectations.
 
-Null keys, duplicate keys, event times in the future.
+A call of a validator takes tens of milliseconds, so batches are buffered into chunks. A state is
+flushed before it is pickled (as the result of an executor): buffered rows are never sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,9 +19,11 @@ from numpy.typing import NDArray
 
 from featurestore.arrow.cast_lines import PLAUSIBLE_START
 from featurestore.model.durations import format_duration
+from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import python_rows, shifted
 from featurestore.model.validation import ExpectationResult
-from featurestore.validation.subject import Subject
+from featurestore.plugins.engine import Accumulator
+from featurestore.plugins.validator import Validator
 
 NULL_KEYS, DUPLICATE_KEYS, FUTURE_TIMES, EARLY_TIMES = (
     "no_null_keys",
@@ -29,6 +32,27 @@ NULL_KEYS, DUPLICATE_KEYS, FUTURE_TIMES, EARLY_TIMES = (
     "no_event_times_before_1980",
 )
 MOST_SAMPLES = 5
+_CHUNK_ROWS = 1 << 20
+_CHUNK_BYTES = 128 << 20
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A table to audit. ``key``: the columns that identify a row, () if rows need not be unique."""
+
+    name: str
+    version: int
+    schema: pa.Schema
+    key: tuple[str, ...] = ()
+    event_time: str | None = None
+
+    @classmethod
+    def of(cls, spec: FeatureGroupSpec) -> Subject:
+        """Return the subject for a feature group; without a primary key rows need not be unique."""
+        key: tuple[str, ...] = ()
+        if spec.primary_key:
+            key = spec.upsert_key
+        return cls(spec.name, spec.version, spec.schema, key, spec.event_time)
 
 
 @dataclass(frozen=True)
@@ -63,23 +87,17 @@ class RowCheck:
     def failing(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
         """Mark the rows that fail."""
         if self.type == FUTURE_TIMES and self.latest is not None:
-            return _later_than(self.latest, batch.column(self.columns[0]))
+            times = batch.column(self.columns[0])
+            return _mask(pc.greater(times, _limit(self.latest, times.type)))
         if self.type == EARLY_TIMES:
-            return _earlier_than(PLAUSIBLE_START, batch.column(self.columns[0]))
+            times = batch.column(self.columns[0])
+            return _mask(pc.less(times, _limit(PLAUSIBLE_START, times.type)))
         result = np.zeros(batch.num_rows, dtype=np.bool_)
         for name in self.columns:
             column = batch.column(name)
             if column.null_count:
                 result |= column.is_null().to_numpy(zero_copy_only=False)
         return result
-
-
-def _later_than(latest: datetime, column: pa.Array) -> NDArray[np.bool_]:
-    return _mask(pc.greater(column, _limit(latest, column.type)))
-
-
-def _earlier_than(earliest: datetime, column: pa.Array) -> NDArray[np.bool_]:
-    return _mask(pc.less(column, _limit(earliest, column.type)))
 
 
 def _limit(time: datetime, kind: pa.DataType) -> pa.Scalar:
@@ -89,13 +107,13 @@ def _limit(time: datetime, kind: pa.DataType) -> pa.Scalar:
 
 
 def _mask(marked: pa.Array) -> NDArray[np.bool_]:
-    known = pc.fill_null(marked, False)
-    return np.asarray(known.to_numpy(zero_copy_only=False), dtype=np.bool_)
+    mask = pc.fill_null(marked, False)
+    return np.asarray(mask.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 @dataclass
 class CheckCounts:
-    """What one check has found so far: rows looked at, rows that failed, a few of them."""
+    """The counts of one check: checked rows, failing rows, and samples of failing rows."""
 
     rows: int = 0
     checked: int = 0
@@ -106,7 +124,7 @@ class CheckCounts:
     def add(
         self, rows: int, checked: int, unexpected: int, samples: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Count what was found in a chunk of rows."""
+        """Add the counts of a chunk of rows."""
         self.rows += rows
         self.checked += checked
         self.unexpected += unexpected
@@ -128,22 +146,22 @@ def row_checks(subject: Subject, *, now: datetime, tolerance: timedelta) -> tupl
     return tuple(checks)
 
 
-def row_check_result(check: RowCheck, found: CheckCounts) -> ExpectationResult:
+def row_check_result(check: RowCheck, counts: CheckCounts) -> ExpectationResult:
     """Return the result of a built-in check of rows."""
     shown = ", ".join(check.columns)
     message = ""
-    if found.unexpected:
-        message = f"{found.unexpected:,} of {found.rows:,} rows have nulls in {shown}"
-    if found.unexpected and check.type == FUTURE_TIMES:
-        message = f"{found.unexpected:,} of {found.rows:,} rows have a {shown} in the future"
-    if found.unexpected and check.type == EARLY_TIMES:
-        message = f"{found.unexpected:,} of {found.rows:,} rows have a {shown} before 1980"
+    if counts.unexpected:
+        message = f"{counts.unexpected:,} of {counts.rows:,} rows have nulls in {shown}"
+    if counts.unexpected and check.type == FUTURE_TIMES:
+        message = f"{counts.unexpected:,} of {counts.rows:,} rows have a {shown} in the future"
+    if counts.unexpected and check.type == EARLY_TIMES:
+        message = f"{counts.unexpected:,} of {counts.rows:,} rows have a {shown} before 1980"
     return ExpectationResult(
         expectation=check.expectation,
-        success=not found.unexpected,
-        rows=found.rows,
-        unexpected=found.unexpected,
-        samples=tuple(found.samples),
+        success=not counts.unexpected,
+        rows=counts.rows,
+        unexpected=counts.unexpected,
+        samples=tuple(counts.samples),
         message=message,
         warning=check.warning,
     )
@@ -173,3 +191,104 @@ def sample_rows(
     """Return a few of the failing rows as plain dicts of the columns that matter."""
     first = pa.array(np.flatnonzero(failing)[:MOST_SAMPLES])
     return python_rows(batch.select(list(dict.fromkeys(columns))).take(first))
+
+
+@dataclass(frozen=True)
+class RowExpectations:
+    """Row-level expectations, the validator that knows them, and the key that samples show."""
+
+    expectations: tuple[Mapping[str, Any], ...]
+    validator: Validator | None
+    key: tuple[str, ...] = ()
+
+    def columns(self, expectation: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the columns that samples of an expectation show."""
+        if self.validator is None:
+            return self.key
+        return tuple(dict.fromkeys([*self.key, *self.validator.columns(expectation)]))
+
+
+@dataclass
+class RowState:
+    """Counts of all checks so far, and the buffered batches."""
+
+    rules: RowExpectations
+    rows: int = 0
+    checks: list[CheckCounts] = field(default_factory=list)
+    rule_counts: list[CheckCounts] = field(default_factory=list)
+    buffered: list[pa.RecordBatch] = field(default_factory=list)
+    buffered_rows: int = 0
+    buffered_bytes: int = 0
+
+    def gather(self, batch: pa.RecordBatch) -> None:
+        """Buffer a batch until a chunk is full."""
+        self.buffered.append(batch)
+        self.buffered_rows += batch.num_rows
+        self.buffered_bytes += batch.nbytes
+        if self.buffered_rows >= _CHUNK_ROWS or self.buffered_bytes >= _CHUNK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Check the buffered batches."""
+        if not self.buffered or self.rules.validator is None:
+            return
+        table = pa.Table.from_batches(self.buffered)
+        self.buffered, self.buffered_rows, self.buffered_bytes = [], 0, 0
+        outcomes = self.rules.validator.check(table, self.rules.expectations)
+        for expectation, counts, outcome in zip(
+            self.rules.expectations, self.rule_counts, outcomes, strict=True
+        ):
+            samples: list[dict[str, Any]] = []
+            if outcome.failing is not None:
+                samples = sample_rows(table, outcome.failing, self.rules.columns(expectation))
+            counts.warning = outcome.result.warning
+            counts.add(table.num_rows, outcome.checked, outcome.result.unexpected, samples)
+
+    def __reduce__(self) -> tuple[Callable[..., RowState], tuple[Any, ...]]:
+        self.flush()
+        return RowState, (self.rules, self.rows, self.checks, self.rule_counts)
+
+
+@dataclass(frozen=True)
+class RowAccumulator(Accumulator[RowState, RowState]):
+    """Accumulator that checks every row once."""
+
+    checks: tuple[RowCheck, ...]
+    rules: RowExpectations
+
+    def start(self) -> RowState:
+        """Return the state of no rows."""
+        check_counts = [CheckCounts() for _ in self.checks]
+        rule_counts = [CheckCounts() for _ in self.rules.expectations]
+        return RowState(self.rules, 0, check_counts, rule_counts)
+
+    def update(self, state: RowState, batch: pa.RecordBatch) -> RowState:
+        """Run built-in checks on a batch and buffer it for the expectations."""
+        state.rows += batch.num_rows
+        for check, counts in zip(self.checks, state.checks, strict=True):
+            failing = check.failing(batch)
+            unexpected = int(failing.sum())
+            samples: list[dict[str, Any]] = []
+            if unexpected:
+                samples = sample_rows(batch, failing, (*self.rules.key, *check.columns))
+            counts.add(batch.num_rows, batch.num_rows, unexpected, samples)
+        if self.rules.expectations and batch.num_rows:
+            state.gather(batch)
+        return state
+
+    def merge(self, first: RowState, second: RowState) -> RowState:
+        """Add the second state to the first one in place."""
+        first.flush()
+        second.flush()
+        first.rows += second.rows
+        first_counts = [*first.checks, *first.rule_counts]
+        second_counts = [*second.checks, *second.rule_counts]
+        for counts, added in zip(first_counts, second_counts, strict=True):
+            counts.warning = counts.warning or added.warning
+            counts.add(added.rows, added.checked, added.unexpected, added.samples)
+        return first
+
+    def finish(self, state: RowState) -> RowState:
+        """Check the buffered rows and return the state."""
+        state.flush()
+        return state

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from featurestore.model.validation import describe
 from featurestore.plugins.validator import Validator
-from featurestore.validation.checks import RowCheck
-from featurestore.validation.subject import Subject
+from featurestore.validation.checks import RowCheck, Subject
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine, Relation
@@ -58,7 +57,14 @@ class MarkReasons:
             for expectation, outcome in zip(self.expectations, outcomes, strict=True):
                 if outcome.failing is not None:
                     marks.append((describe(expectation), outcome.failing))
-        reasons, good = _list_reasons(marks, batch.num_rows)
+        failing = np.zeros((batch.num_rows, len(marks)), dtype=np.bool_)
+        for number, (_, mask) in enumerate(marks):
+            failing[:, number] = mask
+        texts = pa.array([reason for reason, _ in marks], pa.string())
+        offsets = np.concatenate(([0], np.cumsum(failing.sum(axis=1)))).astype(np.int32)
+        row_reasons = texts.take(pa.array(np.nonzero(failing)[1]))
+        reasons = pa.ListArray.from_arrays(pa.array(offsets), row_reasons)
+        good = pa.array(~failing.any(axis=1))
         return pa.RecordBatch.from_arrays(
             [*columns, reasons, good], schema=marked_schema(self.schema)
         )
@@ -133,17 +139,3 @@ def _count_copies(relation: Relation, key: Sequence[str], engine: Engine) -> Rel
         exp.to_table("rows", quoted=True)
     )
     return engine.sql(query.sql(dialect=engine.dialect), tables={"rows": relation}, parameters={})
-
-
-def _list_reasons(
-    marks: Sequence[tuple[str, NDArray[np.bool_]]], rows: int
-) -> tuple[pa.Array, pa.Array]:
-    """Return the list of reasons of each row, and which rows have none."""
-    texts = pa.array([reason for reason, _ in marks], pa.string())
-    failing = np.zeros((rows, len(marks)), dtype=np.bool_)
-    for number, (_, mask) in enumerate(marks):
-        failing[:, number] = mask
-    offsets = np.concatenate(([0], np.cumsum(failing.sum(axis=1)))).astype(np.int32)
-    row_reasons = texts.take(pa.array(np.nonzero(failing)[1]))
-    reasons = pa.ListArray.from_arrays(pa.array(offsets), row_reasons)
-    return reasons, pa.array(~failing.any(axis=1))

@@ -13,7 +13,7 @@ from featurestore.arrow.types import decimal_places
 from featurestore.errors import InvalidExpectation
 from featurestore.model.validation import ExpectationResult, describe
 from featurestore.plugins.validator import Measure, Validator
-from featurestore.validation.subject import Subject
+from featurestore.validation.checks import Subject
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -29,8 +29,10 @@ def measure(
 ) -> dict[Measure, Any]:
     """Return the value of each measure.
 
-    Integers are returned as int; a measure of no values is None.
+    Integers are returned as int, and None for a measure of no values.
     """
+    from sqlglot import exp
+
     distinct_measures = dict.fromkeys(measures)
     aggregated: list[Measure] = []
     expressions: list[exp.Expr] = []
@@ -43,7 +45,8 @@ def measure(
             aggregated.append(each)
             expressions += _measure_expressions(each, relation.schema)
     if aggregated:
-        row = _query_row(relation, _select(expressions), engine=engine)
+        query = exp.select(*expressions).from_(_rows())
+        row = _query_row(relation, query, engine=engine)
         for each in aggregated:
             values[each] = _measured_value(each, row)
     return values
@@ -62,12 +65,6 @@ def _query_row(relation: Relation, query: exp.Select, *, engine: Engine) -> Mapp
     result = engine.sql(query.sql(dialect=engine.dialect), tables={"rows": relation}, parameters={})
     rows: list[dict[str, Any]] = engine.stream(result).read_all().to_pylist()
     return rows[0]
-
-
-def _select(expressions: Sequence[exp.Expr]) -> exp.Select:
-    from sqlglot import exp
-
-    return exp.select(*expressions).from_(_rows())
 
 
 def _rows() -> exp.Table:
@@ -165,8 +162,8 @@ def _repeated_query(columns: Sequence[str], schema: pa.Schema) -> exp.Select:
         conditions.append(exp.column(key, quoted=True).is_(exp.null()).not_())
     inner = exp.select(*values).from_(_rows()).subquery("present")
     is_repeated = exp.GT(this=exp.Count(this=exp.Star()), expression=exp.Literal.number(1))
-    counted = exp.select(exp.alias_(exp.Count(this=exp.Star()), "copies", quoted=True))
-    grouped = counted.from_(inner).where(exp.or_(*conditions)).group_by(*keys).having(is_repeated)
+    copies = exp.select(exp.alias_(exp.Count(this=exp.Star()), "copies", quoted=True))
+    grouped = copies.from_(inner).where(exp.or_(*conditions)).group_by(*keys).having(is_repeated)
     total = exp.Coalesce(
         this=exp.Sum(this=exp.column("copies", quoted=True)), expressions=[exp.Literal.number(0)]
     )
@@ -224,7 +221,8 @@ def check_table(
                 source, columns, engine=engine, most_bytes=most_bytes, expectations=selected
             )
         else:
-            table = _empty_table(subject.schema)
+            # A table without rows, for expectations about column names.
+            table = pa.table({name: pa.nulls(0) for name in subject.schema.names})
         for index, outcome in zip(members, validator.check(table, selected), strict=True):
             results[index] = outcome.result
     return [results[index] for index in range(len(expectations))]
@@ -276,11 +274,3 @@ def _load(
                 "maximum, uniqueness and numbers of values are left to the engine",
             )
     return pa.Table.from_batches(batches, schema=selected.schema)
-
-
-def _empty_table(schema: pa.Schema) -> pa.Table:
-    """Return a table without rows, for expectations about column names."""
-    columns = {}
-    for name in schema.names:
-        columns[name] = pa.nulls(0)
-    return pa.table(columns)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.lineage import settings
+from featurestore.lineage import emitter
 from featurestore.store import FeatureStore
 from tests.monitoring.receivers import Received, web_server
 
@@ -34,7 +34,7 @@ class Lineage:
 
     def events(self) -> list[dict[str, Any]]:
         """Return the events so far, after all that are on their way."""
-        settings.stop(seconds=10)
+        emitter.stop(seconds=10)
         return self.received.messages
 
     def of(self, job: str) -> list[tuple[str, dict[str, Any]]]:
@@ -51,7 +51,7 @@ def lineage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lineage
         try:
             yield Lineage(received)
         finally:
-            settings.stop()
+            emitter.stop()
             # What it logs of its attempts is not to fall into other tests.
             for thread in threading.enumerate():
                 if thread.name == "lineage":

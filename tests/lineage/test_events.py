@@ -15,7 +15,7 @@ from openlineage.client.generated.base import EventType
 
 import featurestore
 from featurestore.errors import JobFailed, ValidationFailed
-from featurestore.lineage import settings
+from featurestore.lineage import emitter
 from featurestore.lineage.emitter import Emitter
 from featurestore.lineage.events import event_of
 from featurestore.plugins.observers import Work, add_observer, observed, remove_observer
@@ -270,7 +270,7 @@ def test_a_receiver_that_is_down_neither_fails_nor_slows_a_write(
             store.insert_into_featuregroup(WEATHER, "weather", mode="upsert")
         assert time.monotonic() - begun < 15  # an attempt of each write that hangs takes 5
         assert store.get_featuregroup_history("weather")[0].delta_version == 4
-    settings.stop()
+    emitter.stop()
     lineage.received.behavior = "well"
     lineage.received.stop.set()  # let go what hangs
 

@@ -73,7 +73,7 @@ def run_page(page: Path) -> None:
 
     What they set in the environment is gone afterwards, and with it the lineage that they asked for.
     """
-    from featurestore.lineage import settings as lineage
+    from featurestore.lineage import emitter as lineage
 
     namespace: dict[str, Any] = {"__name__": "__main__"}
     before = dict(os.environ)

@@ -267,7 +267,7 @@ def test_off_is_off(duckdb_store: FeatureStore) -> None:
 def test_mostly_is_over_all_chunks(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("featurestore.validation.rows._CHUNK_ROWS", 10)
+    monkeypatch.setattr("featurestore.validation.checks._CHUNK_ROWS", 10)
     mostly = {**AGE, "kwargs": {**AGE["kwargs"], "mostly": 0.9}}  # type: ignore[dict-item]
     create(duckdb_store, expectations=[mostly])
     batch = people(range(200, 300), [999] * 10 + [30] * 90)
@@ -348,7 +348,7 @@ def test_only_named_columns_are_looked_at_and_a_chunk_at_a_time(
         "expectations": [AGE, FEW],
     }
     duckdb_store.create_featuregroup(people([1], [30]).assign(unnamed=1.5), "people", **options)
-    monkeypatch.setattr("featurestore.validation.rows._CHUNK_ROWS", 20_000)
+    monkeypatch.setattr("featurestore.validation.checks._CHUNK_ROWS", 20_000)
     validator = type(find_validator())
     check, looked_at = validator.check, []
 

@@ -18,8 +18,8 @@ from featurestore.arrow.text_values import decimal_text
 from featurestore.plugins.format import ColumnEncoding
 from featurestore.testing.format_cases import (
     apply_losses,
+    is_identical,
     manifest_of,
-    same,
     supported,
     tables,
 )
@@ -131,7 +131,9 @@ def test_every_parser_reads_the_same(
             assert all(equal(a, b or []) for a, b in zip(found, expected[name], strict=True))
     if compression is None:
         reader = FORMAT.open_shard(path, layout=layout)
-        assert same(reader.read(0, reader.rows, table.schema.names), apply_losses(table, encodings))
+        assert is_identical(
+            reader.read(0, reader.rows, table.schema.names), apply_losses(table, encodings)
+        )
         reader.close()
 
 
@@ -163,7 +165,9 @@ def test_null_empty_nan_and_zero_stay_four_things(tmp_path: Path) -> None:
     assert (
         repr(tf.io.parse_example(records, chosen)["x"].numpy().tolist()) == "[-7.0, nan, 0.0, -0.0]"
     )
-    assert same(FORMAT.open_shard(path, layout=layout).read(0, 4, table.schema.names), table)
+    assert is_identical(
+        FORMAT.open_shard(path, layout=layout).read(0, 4, table.schema.names), table
+    )
 
 
 def test_float64_is_rounded_to_float32_with_warning(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import featurestore
 from featurestore.errors import EngineError
 from featurestore.plugins.engine import Relation
-from featurestore.testing.retrieval_cases import JoinShape
+from featurestore.testing.oracle import JoinShape
 from featurestore.testing.retrieval_conformance import (
     RetrievalCheck,
     check_cases,

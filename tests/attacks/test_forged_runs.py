@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from featurestore.errors import FeatureStoreError, RunDamaged, StorageError
 from featurestore.experiments import run_files
-from featurestore.model.json_object import MalformedJson
+from featurestore.model.json_object import MalformedJson, seal
 from featurestore.model.run_record import RUN_FILE, RunDataset, RunRecord
-from featurestore.model.sealed import seal
 from featurestore.recovery import record_files
 
 ID = "20240301-120000-abcdef"

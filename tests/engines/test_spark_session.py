@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from featurestore.errors import ConfigurationError, MissingExtra, MissingJava
-from featurestore.model.cores import usable_cores
+from featurestore.model.runtime import usable_cores
 from featurestore_connectors.spark_delta import jars, session
 from featurestore_connectors.spark_delta.engine import SparkEngine
 from tests.on_spark import QUICK_JAVA

@@ -25,7 +25,7 @@ from featurestore.errors import (
     InvalidSql,
 )
 from featurestore.model.feature_view import FeatureViewSpec
-from featurestore.model.sealed import seal
+from featurestore.model.json_object import seal
 from featurestore.store import FeatureStore
 
 START = datetime(2013, 1, 1, 22, tzinfo=UTC)

@@ -27,7 +27,7 @@ from featurestore.errors import (
     UnsupportedType,
 )
 from featurestore.external.reading import grant_address, grant_name
-from featurestore.model.secrets import parse_secret
+from featurestore.model.names import parse_secret
 from featurestore.model.source import SourceSpec, kind_of
 from featurestore.registry import lineage
 from featurestore.storage.secrets import resolve_secret

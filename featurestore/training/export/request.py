@@ -10,9 +10,8 @@ import pyarrow as pa
 from featurestore.arrow.column_names import check_feature_names
 from featurestore.errors import InvalidArgument
 from featurestore.model.names import check_name
-from featurestore.model.requests import TrainingDatasetRequest
+from featurestore.model.requests import TimeSplit, TrainingDatasetRequest
 from featurestore.model.roles import Role, RoleRequest, assign_roles
-from featurestore.model.splits import TimeSplit
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.training.export.assignment import SplitRule, as_columns, check_columns, make_rule
 from featurestore.training.export.profiles import check_max_lengths

@@ -103,7 +103,7 @@ def parsed_rows(tensor: Any, encoding: ColumnEncoding, rows: int) -> list[list[A
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_every_parser_reads_the_same(
+def test_all_parsers_read_equal_values(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     import tensorflow as tf
@@ -137,7 +137,7 @@ def test_every_parser_reads_the_same(
         reader.close()
 
 
-def test_null_empty_nan_and_zero_stay_four_things(tmp_path: Path) -> None:
+def test_null_empty_nan_and_zero_stay_distinct(tmp_path: Path) -> None:
     import tensorflow as tf
 
     table = pa.table(
@@ -220,7 +220,7 @@ def test_images_and_embeddings_keep_shapes(tmp_path: Path) -> None:
     assert (tf.io.decode_raw(batch["png"], tf.uint8).numpy().reshape(-1, 8, 8) == pixels).all()
 
 
-def test_the_schema_file_is_a_tensorflow_metadata_schema(tmp_path: Path) -> None:
+def test_schema_file_is_tensorflow_metadata_schema(tmp_path: Path) -> None:
     table = pa.table(
         {
             "sure": pa.array([1, 2]),

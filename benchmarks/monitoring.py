@@ -34,7 +34,8 @@ from report import COMPARISONS, Report
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import featurestore
-from featurestore.model.monitor import Baseline, MonitoredModel, MonitorSpec
+from featurestore.model.monitor import Baseline, MonitorSpec
+from featurestore.model.watched_model import MonitoredModel
 from featurestore.monitoring.metric_rules import metric_findings
 from tests.monitoring import changes
 from tests.monitoring import series as planted

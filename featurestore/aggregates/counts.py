@@ -7,6 +7,7 @@ values.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -81,16 +82,8 @@ def _true_counts(chunk: Chunk, each: Aggregate) -> Integers:
     return chunk.window(each).totals(chunk.cached_for_column(each, "true", compute))
 
 
-def _max(chunk: Chunk, each: Aggregate) -> pa.Array:
-    return _extreme(chunk, each, np.maximum, neutral=_MIN_INT64)
-
-
-def _min(chunk: Chunk, each: Aggregate) -> pa.Array:
-    return _extreme(chunk, each, np.minimum, neutral=_MAX_INT64)
-
-
 def _extreme(
-    chunk: Chunk, each: Aggregate, choose: Callable[..., Integers], *, neutral: int
+    chunk: Chunk, each: Aggregate, *, choose: Callable[..., Integers], neutral: int
 ) -> pa.Array:
     """Return the maximum or minimum value."""
     column = chunk.columns[each.values]
@@ -135,16 +128,8 @@ def _take_rows(column: pa.Array, rows: Integers, codes: Integers, *, neutral: in
     return column.take(pa.array(row_numbers, mask=empty))
 
 
-def _last(chunk: Chunk, each: Aggregate) -> pa.Array:
-    return _newest_or_oldest(chunk, each, np.maximum, neutral=_MIN_INT64)
-
-
-def _first(chunk: Chunk, each: Aggregate) -> pa.Array:
-    return _newest_or_oldest(chunk, each, np.minimum, neutral=_MAX_INT64)
-
-
 def _newest_or_oldest(
-    chunk: Chunk, each: Aggregate, choose: Callable[..., Integers], *, neutral: int
+    chunk: Chunk, each: Aggregate, *, choose: Callable[..., Integers], neutral: int
 ) -> pa.Array:
     """Return the value of the newest or oldest row; rows are in time order."""
     column = chunk.columns[each.values]
@@ -167,9 +152,9 @@ FUNCTIONS: dict[str, Callable[[Chunk, Aggregate], pa.Array]] = {
     "any": _any,
     "count": _count,
     "count_distinct": _count_distinct,
-    "first": _first,
-    "last": _last,
+    "first": partial(_newest_or_oldest, choose=np.minimum, neutral=_MAX_INT64),
+    "last": partial(_newest_or_oldest, choose=np.maximum, neutral=_MIN_INT64),
     "last_n": _last_n,
-    "max": _max,
-    "min": _min,
+    "max": partial(_extreme, choose=np.maximum, neutral=_MIN_INT64),
+    "min": partial(_extreme, choose=np.minimum, neutral=_MAX_INT64),
 }

@@ -33,7 +33,7 @@ from featurestore.experiments.spaces import (
     space_from_json,
 )
 from featurestore.experiments.trials import Proposal, TrialPool
-from featurestore.model import display
+from featurestore.model import html
 from featurestore.model.arguments import suggest_arguments
 from featurestore.model.run_record import RunRecord
 from featurestore.model.times import utc_now
@@ -186,7 +186,7 @@ class Study:
         )
 
     def _repr_html_(self) -> str:
-        return display.records_table(self.to_records())
+        return html.records_table(self.to_records())
 
 
 def check_study(record: RunRecord) -> RunRecord:

@@ -55,7 +55,10 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
     plan = with_compiled_conditions(plan, dialect=engine.dialect)
     if not plan.cuts_rows:
         return engine.retrieve(plan, labels=labels_relation)
-    relation = engine.retrieve(_without_filters(plan), labels=labels_relation)
+    # All columns: a filter may read some that are not returned.
+    schema = schema_of_all(plan, plan.left_schema)
+    every_row = replace(plan, columns=tuple(schema.names), schema=schema, filters=(), samples=())
+    relation = engine.retrieve(every_row, labels=labels_relation)
     for text in plan.filters:
         condition = usersql.predicate(text, schema=relation.schema, dialect=engine.dialect)
         relation = engine.filter(relation, condition)
@@ -103,15 +106,6 @@ class _SampledRows:
         if limit >= 2**64:
             return batch
         return batch.filter(pa.array(hashes < np.uint64(limit)))
-
-
-def _without_filters(plan: FeaturePlan) -> FeaturePlan:
-    """Return the plan with all columns and all rows.
-
-    A filter may read columns that are not returned.
-    """
-    schema = schema_of_all(plan, plan.left_schema)
-    return replace(plan, columns=tuple(schema.names), schema=schema, filters=(), samples=())
 
 
 def schema_of_all(plan: FeaturePlan, labels: pa.Schema) -> pa.Schema:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
 from typing import Any
@@ -16,9 +16,10 @@ from featurestore.delta.history import read_history
 from featurestore.errors import InvalidArgument, KeyRequired, StorageError, VersionNotFound, listing
 from featurestore.external import LiveSource
 from featurestore.hashing import tie_hash
+from featurestore.model.durations import format_duration
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import Source
-from featurestore.model.times import format_duration, parse_moment, utc_now
+from featurestore.model.times import parse_moment, utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
 from featurestore.retrieval.catalog import group_source, pinned_source
@@ -77,7 +78,9 @@ class Explanation:
         if self.row is None:
             lines.append("No row wins: every feature is null.")
             if not self.lost_rows:
-                lines.append(f"There is no row of this key; keys near it: {_or_none(self.near)}.")
+                lines.append(
+                    f"There is no row of this key; keys near it: {', '.join(self.near) or 'none'}."
+                )
         else:
             for name in self.features:
                 lines.append(f"  {name:<24} {cell(self.row.values[name])}")
@@ -162,10 +165,6 @@ def version_text(delta_version: int) -> str:
     if not delta_version:
         return "its source, now"
     return f"Delta version {delta_version}"
-
-
-def _or_none(keys: Sequence[str]) -> str:
-    return ", ".join(keys) or "none"
 
 
 def _similar_keys(session: Session, source: Source, key: Mapping[str, Any]) -> tuple[str, ...]:

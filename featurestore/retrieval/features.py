@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import pyarrow as pa
 
@@ -14,10 +13,10 @@ from featurestore.arrow.column_names import check_feature_names
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.untyped import refuse_untyped, sql_casts
 from featurestore.errors import InvalidArgument, InvalidName, InvalidReference, InvalidSql, listing
-from featurestore.model.arguments import warn_caller
-from featurestore.model.names import parse_group_reference
+from featurestore.model.callers import warn_caller
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.plan import FeaturePlan, JoinKind, QuerySource, Source, plan_of_query
+from featurestore.model.references import parse_group_reference
 from featurestore.model.times import SuspiciousTimeWarning
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
@@ -381,14 +380,17 @@ def query_frame(session: Session, text: str, *, as_of: AsOfArgument | None = Non
     schemas = [source.spec.schema for source in tables.values()]
     source = QuerySource(checked, tuple(tables.items()), usersql.why_rows_vary(checked, schemas))
     schema = run_query(session, source).schema
-    _check_columns(schema.names, text)
-    refuse_untyped(schema, subject="The query", hint=partial(_with_casts, checked, schema))
+    try:
+        check_feature_names(schema.names)
+    except InvalidName as error:
+        raise InvalidSql(
+            f"The columns of {short(text)} need names: {error.message}",
+            hint="select count(*) as n, b.temp as other_temp",
+        ) from error
+    refuse_untyped(
+        schema, subject="The query", hint=lambda _: f"select {sql_casts(schema)} from ({checked})"
+    )
     return FeatureFrame.planned(session, plan_of_query(source, schema))
-
-
-def _with_casts(query: str, schema: pa.Schema, _: pa.Schema) -> str:
-    """Return the query that gives all columns a type."""
-    return f"select {sql_casts(schema)} from ({query})"
 
 
 def _pinned_source(name: str, text: str, *, specs: Specs, pins: Pins) -> Source:
@@ -403,14 +405,3 @@ def _pinned_source(name: str, text: str, *, specs: Specs, pins: Pins) -> Source:
         ) from error
     spec = find_spec(group, version=version, specs=specs)
     return pins.source((spec.name, spec.version))
-
-
-def _check_columns(names: list[str], text: str) -> None:
-    """Refuse results with unnamed columns or duplicate names."""
-    try:
-        check_feature_names(names)
-    except InvalidName as error:
-        raise InvalidSql(
-            f"The columns of {short(text)} need names: {error.message}",
-            hint="select count(*) as n, b.temp as other_temp",
-        ) from error

@@ -21,8 +21,8 @@ from featurestore.arrow.fitting import can_fit
 from featurestore.arrow.types import is_nested
 from featurestore.arrow.untyped import typed_like, untyped_columns
 from featurestore.errors import ColumnConflict, OutOfRange
-from featurestore.model.names import parse_group_reference
 from featurestore.model.plan import ROW
+from featurestore.model.references import parse_group_reference
 from featurestore.model.source import SourceRead
 from featurestore.model.times import FIRST, LAST
 from featurestore.plugins.engine import Accumulator, Engine, Relation
@@ -155,7 +155,14 @@ def typed_relation(engine: Engine, relation: Relation, schema: pa.Schema) -> Rel
 
 def typed_table(table: pa.Table, types: TypesFor, library: str) -> pa.Table:
     """Return rows whose columns without values have the types of their join partners."""
-    blank = _blank_columns(table) if library == "pandas" else []
+    # pandas gives any column without a value the type of floats.
+    blank = [
+        field.name
+        for field in table.schema
+        if library == "pandas"
+        and pat.is_float64(field.type)
+        and table.column(field.name).null_count == table.num_rows
+    ]
     if not blank and not untyped_columns(table.schema):
         return table
     types_by_column = types(table.schema)
@@ -166,16 +173,6 @@ def typed_table(table: pa.Table, types: TypesFor, library: str) -> pa.Table:
     schema = typed_like(table.schema, types_by_column)
     batches = [cast_batch(batch, schema) for batch in table.to_batches()]
     return pa.Table.from_batches(batches, schema)
-
-
-def _blank_columns(table: pa.Table) -> list[str]:
-    """Return the columns of floats without a value: pandas gives any such column this type."""
-    names = []
-    for field in table.schema:
-        nulls = table.column(field.name).null_count
-        if pat.is_float64(field.type) and nulls == table.num_rows:
-            names.append(field.name)
-    return names
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from featurestore.errors import (
     meaning,
     names_near,
 )
-from featurestore.model.arguments import check_version
+from featurestore.model.counts import check_version
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.names import FeatureReference, parse_reference, suggest_group
-from featurestore.model.runtime import in_time
+from featurestore.model.references import FeatureReference, parse_reference, suggest_group
+from featurestore.model.time_limits import in_time
 
 Pairs = tuple[tuple[str, str], ...]
 Keys = str | Sequence[str] | Mapping[str, str]
@@ -154,7 +154,7 @@ def _find_in_group(
             f"{reference.feature!r}; "
             f"it has {listing(spec.schema.names, limit=20)}.",
             hint=_suggest_other_group(reference.feature, spec, specs)
-            or _suggest_name(reference.feature, spec.schema.names, prefix=f"{spec.name}."),
+            or did_you_mean(reference.feature, spec.schema.names, write=f"'{spec.name}.{{}}'"),
         )
     return [Feature(spec, reference.feature, reference.name)]
 
@@ -213,10 +213,6 @@ def _suggest_other_group(column: str, spec: FeatureGroupSpec, specs: Specs) -> s
     if not references:
         return None
     return f"another group has it: {' or '.join(map(repr, references[:5]))}"
-
-
-def _suggest_name(name: str, known_names: Iterable[str], *, prefix: str = "") -> str | None:
-    return did_you_mean(name, known_names, write=f"'{prefix}{{}}'")
 
 
 def _suggest_features(name: str, columns_by_reference: Mapping[str, str]) -> str:

@@ -130,7 +130,7 @@ def explain_window(
     values_counted, shown_rows = [], []
     for row in rows_with_value:
         values_counted.append(row.values[output.column])
-        shown_rows.append(_without_row_number(row))
+        shown_rows.append({name: value for name, value in row.values.items() if name != ROW})
     left_out = {reason: count for reason, count in reasons.items() if count}
     return WindowExplanation(
         window=aggregate,
@@ -172,10 +172,6 @@ def _reason(join: WindowJoin, row: EventRow, timestamp: datetime) -> str:
     if _has_created_time(join) and (row.created is None or row.created > timestamp):
         return "not known yet"
     return "replaced by a later version of the same event"
-
-
-def _without_row_number(row: EventRow) -> dict[str, Any]:
-    return {name: value for name, value in row.values.items() if name != ROW}
 
 
 def window_values(

@@ -14,9 +14,9 @@ from featurestore.delta.log import is_delta_table, latest_version
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureStoreError
 from featurestore.hashing import row_hash
-from featurestore.model import display
+from featurestore.model import html
 from featurestore.model.drift import DriftReport
-from featurestore.model.manifest import Manifest, ManifestColumn
+from featurestore.model.manifest import Manifest
 from featurestore.model.statistics import Statistics
 from featurestore.statistics import (
     StatisticsFiles,
@@ -113,7 +113,7 @@ def diff(
     Rows are matched by the key of the first dataset, or by all shared columns if the second one
     lacks the key.
     """
-    columns = _column_changes(manifest, other_manifest)
+    versions, other_versions = _delta_versions(manifest), _delta_versions(other_manifest)
     other_names = {column.name for column in other_manifest.columns}
     shared = [column.name for column in manifest.columns if column.name in other_names]
     key = list(manifest.key) if set(manifest.key) <= set(shared) else shared
@@ -126,8 +126,8 @@ def diff(
     return DatasetDiff(
         dataset=f"{manifest.name} version {manifest.version}",
         other=f"{other_manifest.name} version {other_manifest.version}",
-        columns=tuple(columns),
-        sources=tuple(_source_changes(manifest, other_manifest)),
+        columns=tuple(_changes("column", _columns(manifest), _columns(other_manifest))),
+        sources=tuple(_changes("source", versions, other_versions, prefix="Delta version ")),
         rules=tuple(_rule_changes(manifest, other_manifest)),
         labels=tuple(label_changes(manifest, other_manifest)),
         splits=splits,
@@ -145,43 +145,29 @@ def drift_between(dataset: TrainingDataset, other: TrainingDataset) -> dict[str,
     return reports or None
 
 
-def _column_changes(manifest: Manifest, other_manifest: Manifest) -> list[str]:
-    columns = {column.name: column for column in manifest.columns}
-    other_columns = {column.name: column for column in other_manifest.columns}
-    changes = _appearances("column", list(map(repr, columns)), list(map(repr, other_columns)))
-    for name, column in columns.items():
-        if name in other_columns and _kind(column) != _kind(other_columns[name]):
-            changes.append(f"column {name!r}: {_kind(column)} -> {_kind(other_columns[name])}")
-    return changes
-
-
-def _kind(column: ManifestColumn) -> str:
-    return f"{column.type} ({column.role})"
-
-
-def _source_changes(manifest: Manifest, other_manifest: Manifest) -> list[str]:
-    versions, other_versions = _delta_versions(manifest), _delta_versions(other_manifest)
-    changes = _appearances("source", list(versions), list(other_versions))
-    for name, version in versions.items():
-        if name in other_versions and version != other_versions[name]:
-            changes.append(f"source {name}: Delta version {version} -> {other_versions[name]}")
-    return changes
+def _columns(manifest: Manifest) -> dict[str, str]:
+    return {repr(column.name): f"{column.type} ({column.role})" for column in manifest.columns}
 
 
 def _delta_versions(manifest: Manifest) -> dict[str, int]:
     """Return the Delta version of each source, by ``group@v1``."""
-    versions = {
+    return {
         f"{each['featuregroup']}@v{each['version']}": each["delta_version"]
         for each in manifest.sources
     }
-    return versions
 
 
-def _appearances(noun: str, names: Sequence[str], other_names: Sequence[str]) -> list[str]:
-    changes = [f"{noun} {name} removed" for name in names if name not in other_names]
-    for name in other_names:
-        if name not in names:
-            changes.append(f"{noun} {name} added")
+def _changes(
+    noun: str, before: Mapping[str, Any], after: Mapping[str, Any], *, prefix: str = ""
+) -> list[str]:
+    """Return a line for each name that was removed or added, or whose value changed."""
+    changes = [f"{noun} {name} removed" for name in before if name not in after]
+    changes += [f"{noun} {name} added" for name in after if name not in before]
+    changes += [
+        f"{noun} {name}: {prefix}{value} -> {after[name]}"
+        for name, value in before.items()
+        if name in after and value != after[name]
+    ]
     return changes
 
 
@@ -348,7 +334,7 @@ class DatasetDrift:
             }
             for each in self.sources
         ]
-        return display.records_table(rows, caption=str(self).partition("\n")[0])
+        return html.records_table(rows, caption=str(self).partition("\n")[0])
 
 
 def is_stale(session: Session, manifest: Manifest) -> bool:

@@ -2,13 +2,19 @@
 
 The rows are hashed once; the shards are planned from their counts, then written. A version exists
 once its manifest is written; before, after any error, its directory is not a dataset.
+
+Progress reports phases, then written rows, estimated from file sizes: these are polled because on a
+cluster other machines write the rows.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,12 +41,6 @@ from featurestore.storage.failures import after_publication
 from featurestore.storage.manifests import write_manifest
 from featurestore.storage.selection import storage_for
 from featurestore.training.dataset import TrainingDataset
-from featurestore.training.export.data import (
-    ExportData,
-    check_typed,
-    export_data,
-    with_snapshots,
-)
 from featurestore.training.export.hashed_rows import HashedRows, hash_rows
 from featurestore.training.export.manifest import (
     build_manifest,
@@ -48,8 +48,14 @@ from featurestore.training.export.manifest import (
     file_prefixes,
     manifest_file,
 )
-from featurestore.training.export.progress import ExportProgress, Report, open_progress
-from featurestore.training.export.request import ExportRequest, check_request
+from featurestore.training.export.request import (
+    ExportData,
+    ExportRequest,
+    check_request,
+    check_typed,
+    export_data,
+    with_snapshots,
+)
 from featurestore.training.export.shard_plan import plan_shards
 from featurestore.training.export.shards import assigned_for_records, write_shards
 from featurestore.training.export.split_statistics import (
@@ -60,6 +66,9 @@ from featurestore.training.export.split_statistics import (
 )
 from featurestore.validation import AuditOutcome, Subject, audit, report_to_json
 
+Report = Callable[[str, int, int], None]
+_POLL_INTERVAL = 0.2
+_URI_POLL_INTERVAL = 2.0  # each poll makes one request per thousand shards
 QUARANTINE = "_quarantine"
 
 
@@ -276,3 +285,91 @@ def _register_report(session: Session, report: ValidationReport | None, manifest
     report = replace(report, version=manifest.version, run_id=manifest.run_id)
     with session.registry.transaction() as connection:
         reports.add_validation(connection, KIND, report_to_json(report))
+
+
+class ExportProgress:
+    """Reports ``(phase, completed rows, total rows)``; both are 0 in phases without row counts."""
+
+    def __init__(self, report: Report | None) -> None:
+        self._report = report
+
+    def phase(self, name: str) -> None:
+        """Begin a phase."""
+        if self._report is not None:
+            self._report(name, 0, 0)
+
+    @contextmanager
+    def writing(self, directory: str, *, rows: int, bytes_per_row: float) -> Iterator[None]:
+        """Report the written rows while the block runs, estimated from the bytes in ``directory``."""
+        if self._report is None:
+            yield
+            return
+        stop = threading.Event()
+        watcher = threading.Thread(
+            target=self._watch,
+            args=(stop, directory, rows, max(bytes_per_row, 1.0)),
+            name="export-progress",
+            daemon=True,
+        )
+        watcher.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            watcher.join()
+        self._report("write shards", rows, rows)
+
+    def _watch(
+        self, stop: threading.Event, directory: str, rows: int, bytes_per_row: float
+    ) -> None:
+        assert self._report is not None
+        interval = _URI_POLL_INTERVAL if storage_for(directory).prefers_listing else _POLL_INTERVAL
+        while not stop.wait(interval):
+            size = sum(status.size for _, status in files.statuses_below(directory))
+            self._report("write shards", min(rows, int(size / bytes_per_row)), rows)
+
+
+@contextmanager
+def open_progress(progress: bool | Report | None) -> Iterator[ExportProgress]:
+    """Report the progress of an export.
+
+    True draws a bar, None draws one on a terminal, a function is called.
+    """
+    if callable(progress):
+        yield ExportProgress(progress)
+    elif progress or (progress is None and sys.stderr.isatty()):
+        with _bar() as report:
+            yield ExportProgress(report)
+    else:
+        yield ExportProgress(None)
+
+
+@contextmanager
+def _bar() -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("export", total=None, speed="")
+
+        def report(phase: str, completed: int, total: int) -> None:
+            speed = bar.tasks[task].speed
+            text = f"{speed:,.0f} rows/s" if speed else ""
+            bar.update(
+                task, description=phase, completed=completed, total=total or None, speed=text
+            )
+
+        yield report

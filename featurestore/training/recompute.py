@@ -26,7 +26,7 @@ from featurestore.model.plan import (
     WindowJoin,
     WindowOutput,
 )
-from featurestore.model.window_features import value_from_json
+from featurestore.model.window_json import value_from_json
 from featurestore.plugins.format import find_format
 from featurestore.recovery.in_flight import in_flight
 from featurestore.retrieval import FeatureFrame
@@ -35,10 +35,9 @@ from featurestore.retrieval.execution import run_query, type_features
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.training.export.assignment import SplitRule
-from featurestore.training.export.data import Provenance
 from featurestore.training.export.hashed_rows import hash_rows
 from featurestore.training.export.manifest import build_manifest
-from featurestore.training.export.request import ExportRequest
+from featurestore.training.export.request import ExportRequest, Provenance
 from featurestore.training.export.shard_plan import plan_shards
 from featurestore.training.export.shards import write_shards
 from featurestore.training.reading import dataset_schema

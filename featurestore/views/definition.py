@@ -28,8 +28,9 @@ from featurestore.model.feature_view import (
     incompatible_features,
 )
 from featurestore.model.featuregroup import check_tags
-from featurestore.model.names import check_name, format_group_reference, parse_group_reference
+from featurestore.model.names import check_name
 from featurestore.model.on_demand import OnDemandFeature
+from featurestore.model.references import format_group_reference, parse_group_reference
 from featurestore.model.times import utc_now
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.recovery import views
@@ -44,6 +45,7 @@ from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.failures import after_publication
 from featurestore.storage.publication import Publication, make_directory
+from featurestore.training.export.assignment import as_columns
 from featurestore.transform.fit import chains_to_json
 from featurestore.transform.steps import Chain
 from featurestore.usersql import check_column_expression
@@ -90,7 +92,7 @@ def define(
         version=1,
         steps=tuple(steps),
         labels=label_group,
-        label=_label_names(label),
+        label=as_columns(label),
         label_time=label_time,
         description=description,
         tags=dict(tags),
@@ -212,14 +214,6 @@ def _label_side(labels: object, specs: RegisteredSpecs) -> str:
     name, version = parse_group_reference(labels)
     spec = find_spec(name, version=version, specs=specs)
     return format_group_reference(spec.name, spec.version)
-
-
-def _label_names(label: str | Sequence[str] | None) -> tuple[str, ...]:
-    if label is None:
-        return ()
-    if isinstance(label, str):
-        return (label,)
-    return tuple(label)
 
 
 def create(session: Session, spec: FeatureViewSpec, *, version: int | None) -> FeatureViewSpec:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featurestore.hashing import canonical_bytes, row_hash
-from featurestore.model.requests import FractionSplit
+from featurestore.model.splits import FractionSplit
 from featurestore.plugins.format import WrittenFile, WrittenShard
 from featurestore.training.export.assignment import SHARD, Assignment, SplitRule
 from featurestore.training.export.boundaries import (
@@ -30,7 +30,7 @@ from featurestore.training.export.boundaries import (
     to_sortable,
 )
 from featurestore.training.export.hashed_rows import HashRows
-from featurestore.training.export.shard_writer import PlannedShard, ShardWriter
+from featurestore.training.export.shards import PlannedShard, ShardWriter
 
 BITS = 4  # few bins, so that boundaries fall into full ones
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from featurestore import FeatureStore, TrainingDataset
 from featurestore.errors import DatasetDamaged, FeatureStoreError
-from featurestore.model.json_object import MalformedJson, _checksum, _render
+from featurestore.model.json_object import MalformedJson
 from featurestore.model.manifest import Manifest
+from featurestore.model.sealed import _checksum, _render
 
 Example = Callable[..., pa.Table]
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from featurestore import FeatureStore
-from featurestore.training.export import progress
-from featurestore.training.export.progress import ExportProgress, open_progress
+from featurestore.training import create
+from featurestore.training.create import ExportProgress, open_progress
 
 Example = Callable[..., pa.Table]
 
@@ -35,7 +35,7 @@ def test_a_listener_hears_the_phases_and_then_every_row(
 def test_rows_written_are_seen_from_the_bytes_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_INTERVAL", 0.01)
+    monkeypatch.setattr(create, "_POLL_INTERVAL", 0.01)
     heard: list[int] = []
 
     def listen(phase: str, done: int, total: int) -> None:

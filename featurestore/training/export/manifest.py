@@ -19,7 +19,7 @@ import pyarrow.types as pat
 from featurestore.arrow.schemas import type_from_json, type_to_json
 from featurestore.errors import DataWarning, InvalidArgument, listing
 from featurestore.ingest import as_relation, with_language
-from featurestore.model.arguments import warn_caller
+from featurestore.model.callers import warn_caller
 from featurestore.model.manifest import (
     Manifest,
     ManifestColumn,
@@ -31,11 +31,15 @@ from featurestore.model.roles import Role
 from featurestore.model.times import utc_now
 from featurestore.plugins.format import ColumnEncoding, WrittenFile, find_format
 from featurestore.session import Session
-from featurestore.training.export.data import Provenance, check_typed
 from featurestore.training.export.profiles import ProfileAccumulator
-from featurestore.training.export.request import DEFAULT_BLOCK_ROWS, ExportRequest
+from featurestore.training.export.request import (
+    DEFAULT_BLOCK_ROWS,
+    ExportRequest,
+    Provenance,
+    check_typed,
+)
 from featurestore.training.export.shard_plan import ShardPlan
-from featurestore.training.export.shard_writer import ShardSummary
+from featurestore.training.export.shards import ShardSummary, summaries_by_split
 
 _ROWS_PER_CLASS = 10  # average from which on contiguous numbers count as class codes
 _LIBRARIES = ("featurestore", "numpy", "pyarrow", "petastorm")
@@ -85,18 +89,6 @@ def build_manifest(
         reads=tuple(read.to_json() for read in provenance.reads),
         max_lengths=request.max_lengths,
     )
-
-
-def summaries_by_split(
-    plan: ShardPlan, summaries: Sequence[ShardSummary]
-) -> list[Sequence[ShardSummary]]:
-    """Return the summaries of each split's shards."""
-    result = []
-    first = 0
-    for sizes in plan.shard_rows:
-        result.append(summaries[first : first + len(sizes)])
-        first += len(sizes)
-    return result
 
 
 def file_prefixes(written_files: Iterable[WrittenFile]) -> dict[str, list[str]]:

@@ -20,10 +20,13 @@ from featurestore.experiments.launching import (
     LaunchRequest,
     check_integer,
     check_request,
+    dataset_of,
     new_record,
 )
 from featurestore.experiments.run import Run
 from featurestore.experiments.spaces import (
+    SAMPLERS,
+    STOPS,
     PastTrial,
     Sampling,
     check_names,
@@ -32,19 +35,18 @@ from featurestore.experiments.spaces import (
     name_of,
     space_from_json,
 )
+from featurestore.experiments.status import Listener
 from featurestore.experiments.trials import Proposal, TrialPool
 from featurestore.model import html
 from featurestore.model.arguments import suggest_arguments
 from featurestore.model.run_record import RunRecord
 from featurestore.model.times import utc_now
-from featurestore.plugins.launcher import find_launcher
+from featurestore.plugins.launcher import Launcher, find_launcher
 from featurestore.storage import files
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from featurestore.experiments.status import Listener
-    from featurestore.plugins.launcher import Launcher
     from featurestore.session import Session
 
 _MAX_TRIALS = 1_000_000
@@ -140,8 +142,6 @@ class Study:
             environment: Environment variables of the workers.
             progress: See ``launch``.
         """
-        from featurestore.experiments.launching import LaunchRequest, dataset_of
-
         settings = self.record.settings
         function = train_fn or functions.loaded_function(str(self.record.code.get("function")))
         if function is None:
@@ -175,8 +175,6 @@ class Study:
         return Study(self.session, resume_study(self.session, self.record, request))
 
     def _sampler_or_pruner(self, argument: str, override: Any) -> Any:
-        from featurestore.experiments.spaces import SAMPLERS, STOPS
-
         stored_name = self.record.settings[argument]
         if override is not None or stored_name is None or stored_name in (*SAMPLERS, *STOPS):
             return override or stored_name

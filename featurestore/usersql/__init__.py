@@ -7,10 +7,16 @@ and functions that are not on an allow-list are rejected.
 from __future__ import annotations
 
 from featurestore.usersql.conditions import fix_clock, predicate
-from featurestore.usersql.expressions import check_column_expression, column_expression
-from featurestore.usersql.metrics import MEAN_PARTS, Merge, merge_of, metrics_query, part_name
-from featurestore.usersql.queries import columns_read, parameters, query, tables_read
-from featurestore.usersql.repeatable import why_rows_vary
+from featurestore.usersql.expressions import (
+    MEAN_PARTS,
+    Merge,
+    check_column_expression,
+    column_expression,
+    merge_of,
+    metrics_query,
+    part_name,
+)
+from featurestore.usersql.queries import columns_read, parameters, query, tables_read, why_rows_vary
 from featurestore.usersql.text import DIALECT, quote
 
 __all__ = [

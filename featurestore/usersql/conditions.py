@@ -253,7 +253,9 @@ class _Writer:
             return TypedSql(text, "decimal", constant=Decimal(text))
         if re.fullmatch(r"(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}", text) and math.isfinite(float(text)):
             return TypedSql(f"CAST('{text}' AS DOUBLE)", "number", constant=Decimal(text))
-        raise InvalidSql(f"{short(self._text)}: {text} is no number.", hint="write 10, 0.5 or 1e-3")
+        raise InvalidSql(
+            f"{short(self._text)}: {text} is not a number.", hint="write 10, 0.5 or 1e-3"
+        )
 
     def _text_constant(self, value: str) -> TypedSql:
         from sqlglot import exp
@@ -534,7 +536,7 @@ class _Writer:
             value = datetime.fromisoformat(text)
         except ValueError as error:
             raise InvalidSql(
-                f"{short(self._text)}: {text!r} is no {kind}.",
+                f"{short(self._text)}: {text!r} is not a {kind}.",
                 hint="write '2024-01-31' or '2024-01-31 12:00:00+00:00'",
             ) from error
         if value.tzinfo is None:
@@ -542,7 +544,9 @@ class _Writer:
         try:
             return self._timestamp(value)
         except OverflowError as error:
-            raise InvalidSql(f"{short(self._text)}: {text!r} lies outside of time.") from error
+            raise InvalidSql(
+                f"{short(self._text)}: {text!r} is outside of the years 1 to 9999."
+            ) from error
 
     def _cast(self, node: exp.Expr) -> TypedSql:
         target = node.args["to"]
@@ -580,7 +584,9 @@ class _Writer:
             else:
                 value.append(ord(char) % 256)
         if not re.fullmatch(r"(?:\\x[0-9A-Fa-f]{2}|[\x20-\x5b\x5d-\x7e])*", text):
-            raise InvalidSql(f"{short(self._text)}: {text!r} are no bytes.", hint=r"'\xFF'::blob")
+            raise InvalidSql(
+                f"{short(self._text)}: {text!r} is not a binary text.", hint=r"'\xFF'::blob"
+            )
         if self._dialect == "spark":
             return TypedSql(f"X'{value.hex()}'", "binary", constant=bytes(value))
         return TypedSql(f"unhex('{value.hex()}')", "binary", constant=bytes(value))

@@ -1,14 +1,26 @@
-"""Column expressions over a row, with the same value on every engine."""
+"""SQL expressions over columns: features of one row, and metrics of the rows of a window.
+
+An expression has the same value on every engine. A metric is an aggregate, and a number; a mean is
+computed with its parts (rows, total, squares), so that windows can be merged.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
+from featurestore.arrow.column_names import RESERVED_PREFIX
 from featurestore.errors import InvalidSql
 from featurestore.usersql.conditions import expression, fix_clock
-from featurestore.usersql.text import parse_statement, short
+from featurestore.usersql.queries import query
+from featurestore.usersql.text import DIALECT, parse_statement, short
+
+if TYPE_CHECKING:
+    from sqlglot import exp
 
 # The feature type, and the SQL type in each dialect, of the kinds that a column can have.
 _TYPES: dict[str, tuple[pa.DataType, str, str]] = {
@@ -23,6 +35,9 @@ _TYPES: dict[str, tuple[pa.DataType, str, str]] = {
     "timestamp": (pa.timestamp("us", tz="UTC"), "TIMESTAMPTZ", "TIMESTAMP"),
 }
 _ANY_TIME = datetime(2000, 1, 1, tzinfo=UTC)
+
+Merge = Literal["mean", "sum", "min", "max"]
+MEAN_PARTS = ("rows", "total", "squares")
 
 
 def column_expression(text: str, *, schema: pa.Schema, dialect: str) -> tuple[str, pa.DataType]:
@@ -57,3 +72,92 @@ def check_column_expression(text: str) -> None:
             f"{short(text)} reads the clock, so that training and scoring would differ.",
             hint="name the time column of the labels instead",
         )
+
+
+def metrics_query(metrics: Mapping[str, str], *, dialect: str) -> str:
+    """Return the query over a table ``rows`` that computes each metric as a column.
+
+    >>> metrics_query({"most": "max(late)"}, dialect="duckdb")
+    'SELECT CAST(MAX(late) AS DOUBLE) AS "most" FROM rows'
+
+    Args:
+        metrics: ``{name: expression}``, expressions in DuckDB's SQL.
+        dialect: The dialect of the engine.
+
+    Raises:
+        InvalidSql: An expression is invalid, not an aggregate, or not allowed.
+    """
+    return _build_query(tuple(metrics.items()), dialect)
+
+
+def part_name(metric: str, part: str) -> str:
+    """Return the column of one of ``MEAN_PARTS`` of a metric."""
+    return f"{RESERVED_PREFIX}{part}_of_{metric}"
+
+
+@lru_cache(maxsize=256)
+def merge_of(name: str, text: str) -> Merge | None:
+    """Return how the metric of several windows is merged: "mean", "sum", "min", "max".
+
+    None if it cannot be computed from the metrics of the windows.
+
+    >>> merge_of("late", "avg(late)"), merge_of("n", "count(*)"), merge_of("x", "median(late)")
+    ('mean', 'sum', None)
+    """
+    from sqlglot import exp
+
+    expression = _parse_metric(name, text)
+    if isinstance(expression.this, exp.Distinct):
+        return None
+    merges: Mapping[type, Merge]
+    merges = {exp.Avg: "mean", exp.Sum: "sum", exp.Count: "sum", exp.Min: "min", exp.Max: "max"}
+    merge = merges.get(type(expression))
+    if merge in ("min", "max") and expression.expressions:
+        return None  # min(x, 3) is a list of the smallest values
+    return merge
+
+
+@lru_cache(maxsize=64)
+def _build_query(metrics: tuple[tuple[str, str], ...], dialect: str) -> str:
+    from sqlglot import exp
+
+    columns = []
+    for name, text in metrics:
+        expression = _parse_metric(name, text)
+        columns.append(exp.alias_(exp.cast(expression, "double"), name, quoted=True))
+        if merge_of(name, text) == "mean":
+            value = exp.cast(expression.this.copy(), "double")
+            square = exp.Mul(this=value.copy(), expression=value.copy())
+            aggregates = (exp.Count(this=value.copy()), exp.Sum(this=value), exp.Sum(this=square))
+            for part, aggregate in zip(MEAN_PARTS, aggregates, strict=True):
+                number = exp.cast(aggregate, "double")
+                columns.append(exp.alias_(number, part_name(name, part), quoted=True))
+    statement = exp.select(*columns).from_("rows").sql(dialect=DIALECT)
+    return query(statement, tables=["rows"], dialect=dialect)
+
+
+def _parse_metric(name: str, text: str) -> exp.Condition:
+    from sqlglot import errors, exp, parse
+
+    try:
+        trees = [each for each in parse(text, read=DIALECT) if each is not None]
+    except (errors.ParseError, errors.TokenError) as error:
+        raise _invalid_metric(name, text) from error
+    if len(trees) != 1 or not isinstance(trees[0], exp.Condition):
+        raise _invalid_metric(name, text)
+    if name.startswith(RESERVED_PREFIX):
+        raise InvalidSql(
+            f"{name!r}: names that begin with {RESERVED_PREFIX!r} are the store's.",
+            hint=f"call it {name.removeprefix(RESERVED_PREFIX)!r}",
+        )
+    expression: exp.Condition = trees[0]
+    if expression.find(exp.Query) is not None:
+        raise _invalid_metric(name, text)
+    return expression
+
+
+def _invalid_metric(name: str, text: str) -> InvalidSql:
+    return InvalidSql(
+        f"The metric {name!r} is {short(text)}, not an expression over columns.",
+        hint='metrics={"late_share": "avg(late)"}',
+    )

@@ -40,16 +40,13 @@ def _portable(arguments: tuple[Kind, ...], result: Kind, text: str) -> Function:
     return Function(arguments, result, text, text)
 
 
-def _time_function(result: Kind, duckdb: str, spark: str) -> tuple[Function, ...]:
-    return (
-        Function(("timestamp",), result, duckdb, spark),
-        Function(("date",), result, duckdb, spark),
-    )
-
-
 def _date_part(name: str, spark: str) -> tuple[Function, ...]:
     """Return the overloads that extract an integer field of a date or time."""
-    return _time_function("integer", f"{name}({{0}})", spark)
+    duckdb = f"{name}({{0}})"
+    return (
+        Function(("timestamp",), "integer", duckdb, spark),
+        Function(("date",), "integer", duckdb, spark),
+    )
 
 
 def _clock_part(name: str) -> tuple[Function, ...]:

@@ -5,14 +5,22 @@ resolved in its scope: it is a table of the query, or of a visible WITH. Its fun
 on DuckDB those that depend on their arguments only, on Spark those that were compared with DuckDB
 (``tests/usersql``). And DuckDB runs the query in a separate database without access to files,
 network or settings (``Engine.user_sql``).
+
+A fourth check decides whether a query returns the same rows at each run over the same tables.
+Engines read tables with several threads, so that results that depend on the order of rows (the
+first of several rows, a limit between equal rows, the last bits of a sum of floats) may differ.
+Only functions that are listed as independent of the order are repeatable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.types as pat
 
 from featurestore.errors import InvalidSql, listing
 from featurestore.usersql.functions import CLOCK, REPLACEMENTS, SPARK_QUERY_FUNCTIONS
@@ -20,6 +28,38 @@ from featurestore.usersql.text import DIALECT, parse_statement, plain, short
 
 if TYPE_CHECKING:
     from sqlglot import exp
+
+# DuckDB's aggregates and window functions (a test compares them with DuckDB's list): independent of
+# the order, independent for integers and decimals only, and all others.
+_REPEATABLE_LISTED = """
+    bit_and bit_or bit_xor bitstring_agg bool_and bool_or count count_if count_star countif
+    dense_rank cume_dist mad max median min percent_rank quantile quantile_cont quantile_disc
+    rank regr_count
+"""
+_SUMS_LISTED = "avg mean sum sum_no_overflow"
+_VARYING_LISTED = """
+    any_value approx_count_distinct approx_quantile approx_top_k arbitrary arg_max arg_max_null
+    arg_max_nulls_last arg_min arg_min_null arg_min_nulls_last argmax argmin array_agg corr
+    covar_pop covar_samp decimal_average entropy favg fill first first_value fsum group_concat
+    histogram histogram_exact kahan_sum kurtosis kurtosis_pop lag last last_value lead list
+    listagg lttb max_by min_by mode nth_value ntile product regr_avgx regr_avgy regr_intercept
+    regr_r2 regr_slope regr_sxx regr_sxy regr_syy row_number sem skewness stddev stddev_pop
+    stddev_samp string_agg sumkahan var_pop var_samp variance
+"""
+REPEATABLE = frozenset(_REPEATABLE_LISTED.split())
+SUMS = frozenset(_SUMS_LISTED.split())
+VARYING = frozenset(_VARYING_LISTED.split())
+_CLAUSES = {
+    "Limit": "a limit may cut between equal rows",
+    "Offset": "an offset may cut between equal rows",
+    "TableSample": "a sample takes other rows each time",
+}
+# Nodes allowed in the argument of a sum: they keep integers and decimals exact.
+_EXACT_LISTED = """
+    Column Identifier Literal Boolean Null Add Sub Mul Neg Paren Distinct Case If And Or Not Is In
+    EQ NEQ LT LTE GT GTE Between
+"""
+_EXACT = frozenset(_EXACT_LISTED.split())
 
 # Allowed nodes of a query, by the names of sqlglot's classes.
 _NODE_NAMES = """
@@ -88,22 +128,6 @@ def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
     return _transpile(text, dialect)
 
 
-def parameters(text: str) -> tuple[str, ...]:
-    """Return the names of the parameters of a query, each once, in order.
-
-    >>> parameters("select * from trips where t >= $window_start and t < $window_end")
-    ('window_start', 'window_end')
-    """
-    from sqlglot import exp
-
-    tree = parse_statement(text, what="query")
-    names: dict[str, None] = {}
-    for node in tree.walk():
-        if isinstance(node, exp.Parameter | exp.Placeholder):
-            names[node.name] = None
-    return tuple(names)
-
-
 def tables_read(text: str) -> tuple[str, ...]:
     """Return the tables that a query reads, each once, in order, without a check for existence.
 
@@ -150,17 +174,80 @@ def columns_read(text: str, columns: Sequence[str]) -> list[str]:
     return read_columns or list(columns[:1])
 
 
+def parameters(text: str) -> tuple[str, ...]:
+    """Return the names of the parameters of a query, each once, in order.
+
+    >>> parameters("select * from trips where t >= $window_start and t < $window_end")
+    ('window_start', 'window_end')
+    """
+    from sqlglot import exp
+
+    tree = parse_statement(text, what="query")
+    names: dict[str, None] = {}
+    for node in tree.walk():
+        if isinstance(node, exp.Parameter | exp.Placeholder):
+            names[node.name] = None
+    return tuple(names)
+
+
+def why_rows_vary(text: str, schemas: Iterable[pa.Schema]) -> str | None:
+    """Return why the rows of a query may differ between runs; None if they cannot.
+
+    >>> trips = pa.schema([("zone", pa.string()), ("fare", pa.float64())])
+    >>> why_rows_vary("select zone, count(*) as n from trips group by zone", [trips])
+    >>> why_rows_vary("select zone, sum(fare) as fares from trips group by zone", [trips])
+    'the last bits of sum depend on the order in which rows are read'
+
+    Args:
+        text: A checked query.
+        schemas: The columns of the tables that it reads.
+    """
+    from sqlglot import exp
+
+    types = _column_types(schemas)
+    tree = parse_statement(text, what="query", calls_by_name=True)
+    for node in tree.walk():
+        clause = _CLAUSES.get(type(node).__name__)
+        if clause is not None:
+            return clause
+        if isinstance(node, exp.Distinct) and node.args.get("on") is not None:
+            return "distinct on takes one of several rows"
+        if isinstance(node, exp.Anonymous):
+            name = node.name.lower()
+            if name in VARYING:
+                return f"{name} depends on the order in which rows are read"
+            if name in SUMS and not _is_exact_sum(node, types):
+                return f"the last bits of {name} depend on the order in which rows are read"
+    return None
+
+
 def _check_nodes(tree: exp.Expr, text: str) -> None:
     for node in tree.walk():
         name = type(node).__name__
-        if _is_clock_or_session(name):
+        if name.startswith(("Current", "Localtime", "Session")):
             raise _function_error(name.lower(), text)
         if name not in _NODES:
             raise InvalidSql(
-                f"{short(text)} holds {short(node.sql(dialect=DIALECT))}, which a query cannot "
-                "say.",
+                f"{short(text)} holds {short(node.sql(dialect=DIALECT))}, which is not allowed in "
+                "a query.",
                 hint="a query is one SELECT over its tables",
             )
+
+
+def _function_error(name: str, text: str, dialect: str = DIALECT) -> InvalidSql:
+    if name in CLOCK or name.startswith(("current", "localtime")):
+        return InvalidSql(
+            f"{short(text)} asks the clock: {name} gives another answer at every run.",
+            hint="write the time as a constant; in a job, $window_end is the end of its window",
+        )
+    if dialect == DIALECT:
+        reason = "which does not compute from its arguments alone"
+        hint = REPLACEMENTS.get(name)
+    else:
+        reason = f"which was not shown to mean the same on {dialect}"
+        functions = listing(sorted(SPARK_QUERY_FUNCTIONS), limit=60)
+        hint = f"the functions are {functions}; or {_IN_PYTHON}"
+    return InvalidSql(f"{short(text)} uses {name}, {reason}.", hint=hint)
 
 
 def _check_portable(tree: exp.Expr, text: str, dialect: str) -> None:
@@ -182,10 +269,6 @@ def _check_portable(tree: exp.Expr, text: str, dialect: str) -> None:
             )
 
 
-def _is_clock_or_session(name: str) -> bool:
-    return name.startswith(("Current", "Localtime", "Session"))
-
-
 def _check_functions(tree: exp.Expr, text: str, dialect: str) -> None:
     from sqlglot import exp
 
@@ -198,22 +281,6 @@ def _check_functions(tree: exp.Expr, text: str, dialect: str) -> None:
             continue  # table functions are checked with their scopes
         if name not in allowed:
             raise _function_error(name, text, dialect)
-
-
-def _function_error(name: str, text: str, dialect: str = DIALECT) -> InvalidSql:
-    if name in CLOCK or name.startswith(("current", "localtime")):
-        return InvalidSql(
-            f"{short(text)} asks the clock: {name} gives another answer at every run.",
-            hint="write the time as a constant; in a job, $window_end is the end of its window",
-        )
-    if dialect == DIALECT:
-        reason = "which does not compute from its arguments alone"
-        hint = REPLACEMENTS.get(name)
-    else:
-        reason = f"which was not shown to mean the same on {dialect}"
-        functions = listing(sorted(SPARK_QUERY_FUNCTIONS), limit=60)
-        hint = f"the functions are {functions}; or {_IN_PYTHON}"
-    return InvalidSql(f"{short(text)} uses {name}, {reason}.", hint=hint)
 
 
 @lru_cache(maxsize=1)
@@ -294,3 +361,34 @@ def _transpile(text: str, dialect: str) -> str:
             f"{short(text)} has no equal in the SQL of {dialect}: {plain(error)}.",
             hint="use functions that both have",
         ) from error
+
+
+def _column_types(schemas: Iterable[pa.Schema]) -> dict[str, list[pa.DataType]]:
+    """Return the types of the columns of each name in all tables."""
+    types: dict[str, list[pa.DataType]] = {}
+    for schema in schemas:
+        for field in schema:
+            types.setdefault(field.name.lower(), []).append(field.type)
+    return types
+
+
+def _is_exact_sum(call: exp.Anonymous, types: Mapping[str, list[pa.DataType]]) -> bool:
+    """Return True if a sum is over integers and decimals only."""
+    from sqlglot import exp
+
+    for argument in call.expressions:
+        for node in argument.walk():
+            if type(node).__name__ not in _EXACT:
+                return False
+            if isinstance(node, exp.Literal) and "e" in node.name.lower():
+                return False
+            if isinstance(node, exp.Column) and not _have_exact_sums(
+                types.get(node.name.lower(), [])
+            ):
+                return False
+    return True
+
+
+def _have_exact_sums(types: list[pa.DataType]) -> bool:
+    """Return True if sums of all columns of a name are exact."""
+    return bool(types) and all(pat.is_integer(each) or pat.is_decimal(each) for each in types)

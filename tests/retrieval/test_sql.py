@@ -13,7 +13,7 @@ import pytest
 import featurestore
 from featurestore.errors import FeatureGroupNotFound, FeatureStoreError, InvalidSql
 from featurestore.store import FeatureStore
-from featurestore.usersql.repeatable import REPEATABLE, SUMS, VARYING
+from featurestore.usersql.queries import REPEATABLE, SUMS, VARYING
 
 START = datetime(2013, 1, 1, tzinfo=UTC)
 ONE_ROW_EACH = (

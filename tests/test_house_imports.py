@@ -168,7 +168,6 @@ print(SQLiteSource.__name__, sorted({"duckdb", "polars", "pyiceberg", "sqlalchem
 LAZY_CIRCLES = {
     ("featurestore._current", "featurestore.store"),
     ("featurestore.store", "featurestore.store.remote"),
-    ("featurestore.statistics.accumulator", "featurestore.statistics.codec"),
     ("featurestore.model.plan", "featurestore.model.plan_text"),
     ("featurestore.model.statistics", "featurestore.model.statistics_text"),
     ("featurestore.readers.checkpoint", "featurestore.readers.reader"),

@@ -22,7 +22,7 @@ from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
 from featurestore.monitoring.estimates import Estimate
 from featurestore.statistics.drift import Cumulative, as_number
-from featurestore.statistics.exactsum import Floats
+from featurestore.statistics.moments import Floats
 
 _FORMAT = 1
 # Profiles store every second of the 201 quantiles of statistics.

@@ -12,9 +12,10 @@ from featurestore.statistics.accumulator import (
     count_statistics,
     is_sample_short,
     merge,
+    state_from_bytes,
+    state_to_bytes,
     statistics_accumulator,
 )
-from featurestore.statistics.codec import state_from_bytes, state_to_bytes
 from featurestore.statistics.drift import compare_statistics
 from featurestore.statistics.storage import StatisticsFiles
 from featurestore.statistics.summary import finish

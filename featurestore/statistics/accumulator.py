@@ -1,30 +1,56 @@
-"""The accumulator of a table's statistics: counts and co-moments of all rows, and the sample."""
+"""The accumulator of a table's statistics, and the binary format of its state.
+
+A state has counts and co-moments of all rows, and the sample. Its format is stored with tables and
+sent between executors: magic, then three sections, each an 8-byte little-endian length and its bytes:
+a JSON header (columns, counts), the co-moments as an ``npz``, the sample as an Arrow IPC stream with
+its hashes and copies.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from featurestore.arrow.schemas import schema_from_json, schema_to_json
+from featurestore.errors import StorageError
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.json_object import MalformedJson, parsing
 from featurestore.model.roles import Role
 from featurestore.plugins.engine import Accumulator
-from featurestore.statistics.counts import ColumnCounts, count_measured, count_values
-from featurestore.statistics.kinds import CountedColumn, counted_columns, paired_columns
-from featurestore.statistics.moments import CoMoments, batch_moments, co_moments
+from featurestore.statistics.counts import (
+    ColumnCounts,
+    count_measured,
+    count_values,
+    counts_from_lists,
+    counts_to_lists,
+    with_dictionaries,
+)
+from featurestore.statistics.moments import CoMoments, Moments, batch_moments, co_moments
 from featurestore.statistics.sample import (
     Sample,
     hashable_rows,
     sample_limit,
     sample_schema,
     sampled_rows,
+    upper_halves,
+    with_lower_halves,
+    within_bound,
 )
-from featurestore.statistics.sampling_hash import upper_halves, with_lower_halves, within_bound
-from featurestore.statistics.value_counts import with_dictionaries
-from featurestore.statistics.values import Values, measured_values
+from featurestore.statistics.values import (
+    CountedColumn,
+    Values,
+    column_kind,
+    counted_columns,
+    measured_values,
+    paired_columns,
+)
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine, Relation
@@ -32,6 +58,11 @@ if TYPE_CHECKING:
 # On average this multiple of the sample size has hashes below the bound, so that random variation
 # rarely leaves the sample short.
 _MARGIN = 1.1
+_MAGIC = b"FSSTATE5"
+_DIGEST_BYTES = 32
+_LENGTH_BYTES = 8
+# Upper bound of the IPC framing around the schema and the rows.
+_FRAMING_BYTES = 1_024
 
 
 @dataclass
@@ -46,8 +77,6 @@ class StatisticsState:
     co_moments: CoMoments = field(default_factory=lambda: CoMoments.empty(0))
 
     def __reduce__(self) -> tuple[Callable[[bytes], StatisticsState], tuple[bytes]]:
-        from featurestore.statistics.codec import state_from_bytes, state_to_bytes
-
         return state_from_bytes, (state_to_bytes(self),)
 
 
@@ -118,9 +147,9 @@ class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
                 batch_counts[name].moments = pair_moments.column_moments(index)
             state.co_moments = state.co_moments.merge(pair_moments)
 
-    def merge(self, left: StatisticsState, right: StatisticsState) -> StatisticsState:
-        """Add the right state to the left one in place."""
-        return merge(left, right)
+    def merge(self, first: StatisticsState, second: StatisticsState) -> StatisticsState:
+        """Add the second state to the first one in place."""
+        return merge(first, second)
 
     def finish(self, state: StatisticsState) -> StatisticsState:
         """Return the state with its sample compacted."""
@@ -215,18 +244,18 @@ def empty_state(
     )
 
 
-def merge(left: StatisticsState, right: StatisticsState) -> StatisticsState:
-    """Add the right state to the left one, in place, and return it.
+def merge(first: StatisticsState, second: StatisticsState) -> StatisticsState:
+    """Add the second state to the first one, in place, and return it.
 
     Both count the same columns with the same seed.
     """
-    left.rows += right.rows
+    first.rows += second.rows
     with np.errstate(over="ignore", invalid="ignore"):
-        for name, counts in right.counts.items():
-            left.counts[name] = left.counts[name].merge(counts)
-        left.co_moments = left.co_moments.merge(right.co_moments)
-    left.sample.merge(right.sample)
-    return left
+        for name, counts in second.counts.items():
+            first.counts[name] = first.counts[name].merge(counts)
+        first.co_moments = first.co_moments.merge(second.co_moments)
+    first.sample.merge(second.sample)
+    return first
 
 
 def _add_to_sample(
@@ -243,3 +272,185 @@ def _add_to_sample(
         hashes, rows = hashes[is_candidate], rows.filter(pa.array(is_candidate))
     rows = sampled_rows(rows)
     sample.add(with_lower_halves(hashes, rows, seed=seed), rows)
+
+
+_HASH, _COPIES = "__fs_hash", "__fs_copies"
+
+
+def state_to_bytes(state: StatisticsState) -> bytes:
+    """Encode a state for ``state_from_bytes``."""
+    state.sample.compact()
+    schema = pa.schema([(each.name, each.type) for each in state.columns])
+    roles = [each.role for each in state.columns]
+    counts = {}
+    for name, each in state.counts.items():
+        counts[name] = {**vars(each), "moments": vars(each.moments)}
+        counts[name]["values"] = counts_to_lists(each.values)
+    header = {
+        "schema": schema_to_json(schema),
+        "roles": roles,
+        "seed": state.seed,
+        "rows": state.rows,
+        "limit": state.sample.limit,
+        "bound": int(state.sample.bound),
+        "cut": state.sample.is_truncated,
+        "counts": counts,
+    }
+    sections = (
+        json.dumps(header).encode(),
+        _encode_co_moments(state.co_moments),
+        _encode_sample(state.sample),
+    )
+    digest = hashlib.sha256()
+    chunks = [_MAGIC, b""]
+    for section in sections:
+        chunks += [len(section).to_bytes(_LENGTH_BYTES, "little"), section]
+    for chunk in chunks[2:]:
+        digest.update(chunk)
+    chunks[1] = digest.digest()
+    return b"".join(chunks)
+
+
+def state_from_bytes(data: bytes) -> StatisticsState:
+    """Decode the state that ``state_to_bytes`` encoded.
+
+    Raises:
+        StorageError: The bytes are not a state of statistics, or are damaged.
+    """
+    try:
+        with parsing("a state of statistics"):
+            return _parse_state(*_split_sections(_verified_content(data)))
+    except MalformedJson as error:
+        raise _damaged(str(error)) from error
+
+
+def _parse_state(header_bytes: bytes, moment_bytes: bytes, sample_bytes: bytes) -> StatisticsState:
+    metadata = json.loads(header_bytes)
+    schema = schema_from_json(metadata["schema"])
+    columns = [
+        CountedColumn(field.name, field.type, column_kind(field.type), role)
+        for field, role in zip(schema, metadata["roles"], strict=True)
+    ]
+    sample = Sample(
+        sample_schema(tuple(columns)),
+        metadata["limit"],
+        np.uint64(metadata["bound"]),
+        metadata["cut"],
+    )
+    with pa.ipc.open_stream(pa.py_buffer(sample_bytes)) as reader:
+        for batch in reader:
+            if batch.num_rows:
+                rows = pa.RecordBatch.from_arrays(batch.columns[2:], schema=sample.schema)
+                sample.append(batch.column(0).to_numpy(), batch.column(1).to_numpy(), rows)
+    counts = {name: _parse_counts(each) for name, each in metadata["counts"].items()}
+    return StatisticsState(
+        tuple(columns),
+        metadata["seed"],
+        sample,
+        metadata["rows"],
+        counts,
+        _parse_co_moments(moment_bytes),
+    )
+
+
+def _verified_content(data: bytes) -> bytes:
+    """Verify magic bytes and checksum, and return the bytes after them."""
+    start = len(_MAGIC) + _DIGEST_BYTES
+    content = data[start:]
+    if data[: len(_MAGIC)] != _MAGIC:
+        raise _damaged("these bytes are something else")
+    if hashlib.sha256(content).digest() != data[len(_MAGIC) : start]:
+        raise _damaged("its checksum does not fit")
+    return content
+
+
+def _damaged(reason: str) -> StorageError:
+    return StorageError(
+        f"A state of statistics is damaged: {reason}.", hint="compute the statistics again"
+    )
+
+
+def _split_sections(data: bytes) -> list[bytes]:
+    sections = []
+    position = 0
+    for _ in range(3):
+        start = position + _LENGTH_BYTES
+        end = start + int.from_bytes(data[position:start], "little")
+        if len(data) < end or len(data) < start:
+            raise MalformedJson("it is truncated")
+        sections.append(data[start:end])
+        position = end
+    return sections
+
+
+def _parse_counts(data: dict[str, Any]) -> ColumnCounts:
+    moments = data.pop("moments")
+    total = data.pop("total")
+    values = counts_from_lists(data.pop("values"))
+    if isinstance(total, list):
+        total = tuple(total)
+    return ColumnCounts(
+        **data,
+        total=total,
+        values=values,
+        moments=Moments(moments["n"], tuple(moments["mean"]), tuple(moments["square"])),
+    )
+
+
+def _encode_co_moments(co_moments: CoMoments) -> bytes:
+    buffer = io.BytesIO()
+    arrays = {
+        "n": co_moments.n,
+        "mean": np.stack(co_moments.mean),
+        "square": np.stack(co_moments.square),
+        "product": np.stack(co_moments.product),
+    }
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def _parse_co_moments(data: bytes) -> CoMoments:
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        mean, square, product = arrays["mean"], arrays["square"], arrays["product"]
+        return CoMoments(
+            arrays["n"], (mean[0], mean[1]), (square[0], square[1]), (product[0], product[1])
+        )
+
+
+def _encode_sample(sample: Sample) -> pa.Buffer:
+    rows = sample.rows()
+    hashes = np.empty(0, dtype=np.uint64)
+    if sample.hashes:
+        hashes = sample.hashes[0]
+    table = pa.RecordBatch.from_arrays(
+        [pa.array(hashes), pa.array(sample.weights()), *rows.columns],
+        [_HASH, _COPIES, *rows.schema.names],
+    )
+    return batch_to_bytes(table)
+
+
+def batch_to_bytes(batch: pa.RecordBatch) -> pa.Buffer:
+    """Return a batch as an Arrow IPC stream, compressed with LZ4 unless it is mostly floats.
+
+    LZ4 does not shrink floating-point numbers.
+    """
+    float_bytes = 0
+    for column in batch.columns:
+        if pa.types.is_floating(column.type):
+            float_bytes += column.nbytes
+    if float_bytes > batch.nbytes // 2:
+        # Allocate the full size up front: a growing stream is copied at each growth.
+        size = pa.ipc.get_record_batch_size(batch) + batch.schema.serialize().size
+        buffer = pa.allocate_buffer(size + _FRAMING_BYTES)
+        sink = pa.FixedSizeBufferWriter(buffer)
+        _write_stream(sink, batch, None)
+        return buffer.slice(0, sink.tell())
+    sink = pa.BufferOutputStream()
+    _write_stream(sink, batch, "lz4")
+    return sink.getvalue()
+
+
+def _write_stream(sink: pa.NativeFile, batch: pa.RecordBatch, compression: str | None) -> None:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)

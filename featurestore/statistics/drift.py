@@ -20,7 +20,7 @@ from featurestore.model.arguments import with_suggestions
 from featurestore.model.drift import DriftReport, DriftThresholds, FeatureDrift
 from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Statistics, TopValue, Value
-from featurestore.statistics.exactsum import Floats
+from featurestore.statistics.moments import Floats
 from featurestore.statistics.summary import parse_seconds
 
 # Added to the rows of every bin: the logarithm of an empty bin is infinite.
@@ -70,7 +70,11 @@ def cumulative(column: ColumnStatistics) -> Cumulative | None:
     if column.top_complete and column.top:
         return _from_counts(column.top)
     if column.quantiles:
-        return _from_quantiles(column.quantiles)
+        values = np.array([as_number(each) for each in column.quantiles])
+        grid = np.linspace(0.0, 1.0, len(values))
+        points, first = np.unique(values, return_index=True)
+        last = np.append(first[1:], len(values)) - 1
+        return Cumulative(points, grid[first], grid[last], stepwise=False)
     return None
 
 
@@ -82,14 +86,6 @@ def _from_counts(top: Sequence[TopValue]) -> Cumulative:
     shares /= shares[-1]
     left_shares = np.concatenate(([0.0], shares[:-1]))
     return Cumulative(values[order], left_shares, shares, stepwise=True)
-
-
-def _from_quantiles(quantiles: Sequence[float | str]) -> Cumulative:
-    values = np.array([as_number(each) for each in quantiles])
-    grid = np.linspace(0.0, 1.0, len(values))
-    points, first = np.unique(values, return_index=True)
-    last = np.append(first[1:], len(values)) - 1
-    return Cumulative(points, grid[first], grid[last], stepwise=False)
 
 
 def kolmogorov_smirnov(a: Cumulative, b: Cumulative) -> float:

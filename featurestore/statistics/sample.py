@@ -3,21 +3,39 @@
 The sampled rows depend on the rows of the table only, not on their order, partitioning or engine,
 and two samples merge into the sample of both tables. A row in the sample has been in it since its
 first occurrence, so its copies are counted exactly. Below the limit the sample is the full table.
+
+The upper half of the hash takes one multiplication per word, over the measured numbers and the
+prefixes of texts. The lower half covers complete values and so separates different rows; it is
+computed only if the upper half is within the bound of the sample. Rows are hashed as the sample
+stores them: binaries and lists by their length.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from featurestore.arrow.batches import take_values
-from featurestore.statistics.kinds import CountedColumn
-from featurestore.statistics.values import text_prefix, value_lengths
+from featurestore.hashing.mixing import GOLDEN, byte_sums, mix, mix_all, tag, words_at
+from featurestore.hashing.values import FLOAT, ByteValues, WordValues, valid_rows, values_of
+from featurestore.statistics.counts import dictionary_codes
+from featurestore.statistics.values import (
+    Bools,
+    CountedColumn,
+    Values,
+    empty,
+    text_prefix,
+    value_lengths,
+)
 
+Hashes = NDArray[np.uint64]
 MAX_ROWS = 25_000
 # The sample of a wide table has fewer rows: each of its cells is sorted.
 _MAX_CELLS = 3_200_000
@@ -26,6 +44,19 @@ _MIN_ROWS = 10_000
 MAX_TEXT_BYTES = 256
 _TEXT_PREFIX = 200
 _ALL_HASHES = np.uint64(2**64 - 1)
+_HALF = np.uint64(32)
+_UPPER = np.uint64(0xFFFFFFFF << 32)
+# Bytes of a text that enter the upper half.
+_PREFIX_BYTES = 32
+_NAN = np.float64(np.nan)
+_NULL = np.uint64(tag(255))
+_FACTOR = np.uint64(GOLDEN)
+# The upper bits are folded into the lower ones after this many words: integers stored as floats
+# differ in the upper bits of a word only.
+_WORDS_PER_FOLD = 4
+_WORD_BYTES = 8
+# Rows of a block: it stays in the processor's caches together with the intermediate results.
+_BLOCK = 32_768
 
 
 def sample_limit(columns: int) -> int:
@@ -82,11 +113,11 @@ class Sample:
         if self.row_count > 2 * self.limit:
             self.compact()
 
-    def merge(self, other: Sample) -> None:
+    def merge(self, added: Sample) -> None:
         """Add another sample of the same schema."""
-        self.bound = min(self.bound, other.bound)
-        self.is_truncated = self.is_truncated or other.is_truncated
-        for hashes, copies, rows in zip(other.hashes, other.copies, other.batches, strict=True):
+        self.bound = min(self.bound, added.bound)
+        self.is_truncated = self.is_truncated or added.is_truncated
+        for hashes, copies, rows in zip(added.hashes, added.copies, added.batches, strict=True):
             self.append(hashes, copies, rows)
 
     def compact(self) -> None:
@@ -200,3 +231,199 @@ def _take_rows(batches: list[pa.RecordBatch], row_numbers: NDArray[np.int64]) ->
         column = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
         columns.append(take_values(column, indices))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def upper_halves(rows: pa.RecordBatch, measured: Mapping[str, Values], *, seed: int) -> Hashes:
+    """Return the upper half of each row's hash; the lower half is zero.
+
+    Numbers are hashed as measured: decimals as the nearest float, missing ones by their mask only.
+
+    >>> upper_halves(pa.record_batch([pa.array(["b", "b", "c"])], ["a"]), {}, seed=0).tolist()
+    [13897430751470682112, 13897430751470682112, 9398897622141370368]
+    """
+    words = list(_row_words(rows, measured))
+    state = empty(rows.num_rows, np.uint64)
+    state[:] = mix(seed + GOLDEN)
+    all_scratch = empty(min(len(state), _BLOCK), np.uint64)
+    for start in range(0, len(state), _BLOCK):
+        block = state[start : start + _BLOCK]
+        scratch = all_scratch[: len(block)]
+        for number, each in enumerate(words):
+            if number % _WORDS_PER_FOLD == 0:
+                np.right_shift(block, _HALF, out=scratch)
+                block ^= scratch
+            block += each.for_rows(slice(start, start + _BLOCK), scratch)
+            block *= _FACTOR
+    mix_all(state)
+    state &= _UPPER
+    return state
+
+
+@dataclass(frozen=True)
+class _Words:
+    """One word per row; 0 for rows that are not ``present``."""
+
+    words: Hashes
+    present: Bools | None = None
+    has_zeros: bool = False
+
+    def for_rows(self, rows: slice, scratch: Hashes) -> Hashes:
+        """Return the words of some rows, in ``scratch`` if they had to be computed."""
+        words = self.words[rows]
+        if self.has_zeros:  # -0.0 is 0.0
+            np.add(words.view(np.float64), 0.0, out=scratch.view(np.float64))
+            words = scratch
+        if self.present is not None:
+            words = np.multiply(words, self.present[rows], out=scratch)
+        return words
+
+
+def _row_words(rows: pa.RecordBatch, measured: Mapping[str, Values]) -> Iterator[_Words]:
+    """Yield the words of all columns; numbers of few bytes share words."""
+    narrow: list[_Lane] = []
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        if name in measured:
+            values = measured[name]
+            numbers, present = values.numbers, values.present
+            if numbers.dtype.itemsize == _WORD_BYTES:
+                yield _Words(numbers.view(np.uint64), present, _may_be_zero(values))
+            else:
+                narrow.append(_Lane(numbers.dtype, numbers, present))
+            # Columns without missing values have a lane, too: other batches may have missing ones.
+            missing = None if present is None else ~present
+            narrow.append(_Lane(np.dtype(np.bool_), missing))
+        elif pat.is_dictionary(column.type):
+            yield _Words(_text_words(column.dictionary)[_codes_with_null(column)])
+        elif pat.is_string(column.type) or pat.is_large_string(column.type):
+            yield _Words(_text_words(column)[:-1])
+        else:
+            words = _zeros(len(column))
+            _add_column(words, column, 1)
+            yield _Words(words)
+    yield from map(_Words, _pack_lanes(narrow, rows.num_rows))
+
+
+def _text_words(column: pa.Array) -> Hashes:
+    """Return a word per text from its length and prefix, then the word of nulls."""
+    values = values_of(column)
+    assert isinstance(values, ByteValues)
+    lengths = values.lengths
+    words = empty(len(lengths) + 1, np.uint64)
+    text_words = words[:-1]
+    np.multiply(lengths.view(np.uint64), _FACTOR, out=text_words)
+    hashed_bytes = min(int(lengths.max(initial=0)), _PREFIX_BYTES)
+    for offset in range(0, hashed_bytes, _WORD_BYTES):
+        skipped = np.minimum(lengths, offset)
+        each = words_at(values.data, values.starts + skipped, lengths - skipped)
+        each *= np.uint64(mix(offset) | 1)
+        text_words += each
+    words[-1] = _NULL
+    if values.valid is not None:
+        text_words[~values.valid] = _NULL
+    return words
+
+
+def _codes_with_null(column: pa.DictionaryArray) -> NDArray[np.int32]:
+    """Return dictionary indices; nulls have the index after the last value."""
+    codes = dictionary_codes(column.indices)
+    valid = valid_rows(column.indices)
+    if valid is not None:
+        codes = np.where(valid, codes, len(column.dictionary))
+    return codes
+
+
+def _may_be_zero(values: Values) -> bool:
+    if values.numbers.dtype.kind != "f" or values.extremes is None:
+        return False
+    low, high = values.extremes
+    return bool(low <= 0.0 <= high)
+
+
+class _Lane(NamedTuple):
+    """A number of few bytes per row: 0 where not present, 0 everywhere without ``numbers``."""
+
+    type: np.dtype[Any]
+    numbers: NDArray[Any] | None
+    present: Bools | None = None
+
+
+def _pack_lanes(lanes: Iterable[_Lane], rows: int) -> Iterator[Hashes]:
+    """Yield words that pack the numbers of several columns."""
+    words, used_bytes = _zeros(rows), 0
+    # The widest first, so that each is aligned to a multiple of its width.
+    for lane in sorted(lanes, key=lambda each: -each.type.itemsize):
+        width = lane.type.itemsize
+        if used_bytes + width > _WORD_BYTES:
+            yield words
+            words, used_bytes = _zeros(rows), 0
+        if lane.numbers is not None:
+            packed_column = words.view(lane.type).reshape(rows, -1)[:, used_bytes // width]
+            packed_column[:] = lane.numbers
+            if lane.present is not None:
+                packed_column *= lane.present
+        used_bytes += width
+    if used_bytes:
+        yield words
+
+
+def _zeros(rows: int) -> Hashes:
+    words = empty(rows, np.uint64)
+    words[:] = 0
+    return words
+
+
+def with_lower_halves(upper: Hashes, rows: pa.RecordBatch, *, seed: int) -> Hashes:
+    """Return the complete hashes of rows with these upper halves; texts enter with all bytes."""
+    state = np.full(rows.num_rows, mix(seed + GOLDEN), dtype=np.uint64)
+    for number, column in enumerate(rows.columns):
+        _add_column(state, column, mix((number + 1) * GOLDEN) | 1)
+    mix_all(state)
+    state >>= _HALF
+    state |= upper
+    return state
+
+
+def within_bound(upper: Hashes, bound: np.uint64) -> NDArray[np.bool_]:
+    """Return which upper halves may belong to a hash within a bound."""
+    return upper <= (np.uint64(bound) & _UPPER)
+
+
+def _add_column(state: Hashes, column: Any, factor: int) -> None:
+    """Add the values of a column, times an odd factor, to the state; texts with all bytes."""
+    values = values_of(column)
+    if isinstance(values, ByteValues):
+        byte_hashes = byte_sums(values.data, values.starts, values.lengths)
+        words, is_float = [byte_hashes, values.lengths.view(np.uint64)], False
+    elif isinstance(values, WordValues):
+        words = list(values.words)
+        is_float = isinstance(values.kinds, int) and values.kinds == FLOAT
+    else:
+        return
+    valid = values.valid
+    scratch = np.empty((2, min(len(state), _BLOCK)), dtype=np.uint64)
+    for number, each in enumerate(words):
+        multiplier = np.uint64(mix(factor + number) | 1)
+        for start in range(0, len(state), _BLOCK):
+            rows = slice(start, start + _BLOCK)
+            block = each[rows]
+            product, shifted = scratch[:, : len(block)]
+            if is_float:
+                block = _float_bits(block, product, shifted)
+            np.multiply(block, multiplier, out=product)
+            if valid is not None:  # _NULL for nulls, without a branch per row
+                product -= _NULL
+                product *= valid[rows]
+                product += _NULL
+            state[rows] += product
+
+
+def _float_bits(words: Hashes, bits: Hashes, shifted: Hashes) -> Hashes:
+    """Return the bits of floats, with 0.0 and -0.0 equal, all NaN equal, and folded lower halves."""
+    floats = bits.view(np.float64)
+    with np.errstate(invalid="ignore"):  # the bits under a null may be those of a signalling NaN
+        np.add(words.view(np.float64), 0.0, out=floats)
+        if np.isnan(floats.max(initial=0.0)):
+            floats[np.isnan(floats)] = _NAN
+    np.right_shift(bits, _HALF, out=shifted)
+    bits ^= shifted
+    return bits

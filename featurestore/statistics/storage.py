@@ -23,8 +23,12 @@ from typing import Any, NamedTuple
 from featurestore.errors import StorageError
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.statistics import Statistics
-from featurestore.statistics.accumulator import StatisticsState, merge
-from featurestore.statistics.codec import state_from_bytes, state_to_bytes
+from featurestore.statistics.accumulator import (
+    StatisticsState,
+    merge,
+    state_from_bytes,
+    state_to_bytes,
+)
 from featurestore.statistics.summary import finish
 from featurestore.storage import files
 

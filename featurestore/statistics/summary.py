@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
+from featurestore.errors import missing_extra
 from featurestore.model.statistics import (
     ColumnStatistics,
     Correlations,
@@ -29,18 +30,25 @@ from featurestore.statistics.distribution import (
     distribution_of_numbers,
     distribution_of_texts,
 )
-from featurestore.statistics.kinds import CountedColumn, correlated_columns, paired_columns
 from featurestore.statistics.moments import CoMoments, Moments, co_moments, weighted_moments
-from featurestore.statistics.values import Values, measured_values
+from featurestore.statistics.values import (
+    CountedColumn,
+    Values,
+    correlated_columns,
+    measured_values,
+    paired_columns,
+)
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Integers that may be missing.
+_NULLABLE_INTEGERS = ("count", "nulls", "nan", "distinct", "top_count", "length_min", "length_max")
 _MICROS_PER_DAY = 86_400_000_000
 _FIRST_DAY = (date.min - date(1970, 1, 1)).days
 _LAST_DAY = (date.max - date(1970, 1, 1)).days
 _FIRST_MICROS = to_micros(datetime.min.replace(tzinfo=UTC))
 _LAST_MICROS = to_micros(datetime.max.replace(tzinfo=UTC))
-_INT64 = np.iinfo(np.int64)
-
-
 _MAX_TEXT_CHARACTERS = 120
 _SECONDS_PER_DAY = 86_400
 _MICROS_PER_SECOND = 1_000_000
@@ -347,3 +355,66 @@ def _instant_text(micros: int) -> str:
         return from_micros(micros).isoformat()
     micros = min(max(micros, int(_INT64.min) + 1), int(_INT64.max))
     return f"{np.datetime64(micros, 'us')}+00:00"
+
+
+def descriptive_stats(statistics: Statistics) -> pd.DataFrame:
+    """Return a data frame indexed by column name; undefined statistics are missing, never 0.
+
+    Columns: type, kind, role, count, nulls, nan, missing (share of rows), mean, std, min, 25%, 50%,
+    75%, max, sum, distinct, top, top_count, top_share (share of rows with one of the frequent
+    values of ``ColumnStatistics.top``; 1.0 if these are all values), length_min, length_mean,
+    length_max.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise missing_extra("pandas", "pandas") from error
+    rows = []
+    names = []
+    for column in statistics.columns:
+        rows.append(_row(column, statistics.rows))
+        names.append(column.name)
+    frame = pd.DataFrame(rows, index=pd.Index(names, name="feature"))
+    if frame.empty:
+        return frame
+    return frame.astype(dict.fromkeys(_NULLABLE_INTEGERS, "Int64"))
+
+
+def _row(column: ColumnStatistics, rows: int) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "type": column.type,
+        "kind": column.kind,
+        "role": column.role,
+        "count": column.count,
+        "nulls": column.nulls,
+        "nan": column.nan,
+        "missing": None,
+        "mean": column.mean,
+        "std": column.std,
+        "min": column.minimum,
+        "25%": column.quantile(0.25),
+        "50%": column.quantile(0.5),
+        "75%": column.quantile(0.75),
+        "max": column.maximum,
+        "sum": column.sum,
+        "distinct": column.distinct,
+        "top": None,
+        "top_count": None,
+        "top_share": column.top_share,
+        "length_min": None,
+        "length_mean": None,
+        "length_max": None,
+    }
+    if rows:
+        row["missing"] = column.missing / rows
+    if column.top:
+        row["top"] = column.top[0].value
+        row["top_count"] = column.top[0].count
+    if column.lengths is not None:
+        row["length_min"] = column.lengths.minimum
+        row["length_mean"] = column.lengths.mean
+        row["length_max"] = column.lengths.maximum
+    return row
+
+
+_INT64 = np.iinfo(np.int64)

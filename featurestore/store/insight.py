@@ -213,7 +213,7 @@ class InsightCalls(StoreBase):
         37.625
         """
         from featurestore.featuregroups.quality import statistics_of
-        from featurestore.statistics.describe import descriptive_stats
+        from featurestore.statistics.summary import descriptive_stats
 
         return descriptive_stats(statistics_of(self._session, name, version=version))
 
@@ -314,7 +314,7 @@ class InsightCalls(StoreBase):
         >>> store.visualize_training_dataset_descriptive_stats("late_flights").loc["seats", "mean"]
         150.0
         """
-        from featurestore.statistics.describe import descriptive_stats
+        from featurestore.statistics.summary import descriptive_stats
         from featurestore.training.catalog import get
         from featurestore.training.export.split_statistics import split_statistics
 

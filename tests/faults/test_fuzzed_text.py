@@ -35,7 +35,7 @@ from featurestore.model import manifest, sealed
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import alerts
-from featurestore.statistics.codec import state_from_bytes
+from featurestore.statistics.accumulator import state_from_bytes
 from featurestore.statistics.storage import StatisticsFiles
 from featurestore.transform.fit import chains_from_json
 from featurestore.transform.fitted import Transformations

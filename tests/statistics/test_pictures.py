@@ -25,8 +25,8 @@ from featurestore.statistics.clusters import (
     rows_from_bytes,
     rows_to_bytes,
 )
-from featurestore.statistics.describe import descriptive_stats
 from featurestore.statistics.plots.heatmap import clustered_order
+from featurestore.statistics.summary import descriptive_stats
 from featurestore.training import TrainingDataset
 from tests.statistics.tables import accumulator_of, count, statistics_of, varied_table
 

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from featurestore.statistics.bins import bin_counts
-from featurestore.statistics.distribution import ascending
+from featurestore.statistics.distribution import ascending, bin_counts
 
 FINITE = {"allow_nan": False, "allow_infinity": False}
 VALUES = st.one_of(

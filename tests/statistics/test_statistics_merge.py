@@ -26,7 +26,7 @@ from featurestore.statistics import (
     state_to_bytes,
     statistics_accumulator,
 )
-from featurestore.statistics.exactsum import sum_integers, sum_twofold
+from featurestore.statistics.moments import sum_integers, sum_twofold
 from featurestore.statistics.sample import sample_limit
 from tests.statistics.tables import accumulator_of, count, cut, statistics_of, varied_table
 

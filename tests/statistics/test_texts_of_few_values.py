@@ -40,9 +40,7 @@ def test_a_dictionary_changes_nothing(
         return count(accumulator_of(table, limit=limit), batches)
 
     looked_up = state()
-    monkeypatch.setattr(
-        "featurestore.statistics.value_counts._has_few_values", lambda column: False
-    )
+    monkeypatch.setattr("featurestore.statistics.counts._has_few_values", lambda column: False)
     plain = state()
     assert finish(looked_up) == finish(plain)
     assert looked_up.counts["text"].values == plain.counts["text"].values

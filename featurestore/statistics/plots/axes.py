@@ -15,9 +15,9 @@ import numpy as np
 from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.model.statistics_text import share_text, source_name
 from featurestore.model.statistics_text import short as shorten_middle
-from featurestore.statistics.bins import BINS, stepped_edges
-from featurestore.statistics.drift import Cumulative, as_number, cumulative
-from featurestore.statistics.exactsum import Floats
+from featurestore.statistics.distribution import BINS, stepped_edges
+from featurestore.statistics.drift import as_number, cumulative
+from featurestore.statistics.moments import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -226,7 +226,9 @@ def outside_text(column: ColumnStatistics, axis_range: AxisRange) -> str:
     lines = []
     distribution = cumulative(column)
     if distribution is not None:
-        below, above = _shares_outside(distribution, axis_range)
+        ends = np.array([axis_range.low, axis_range.high])
+        below = float(distribution.below(ends)[0])
+        above = 1.0 - float(distribution.up_to(ends)[1])
         if below > _MIN_REPORTED_SHARE:
             lines.append(
                 f"{_format_share(below)} below, from {_format_value(column, distribution.points[0])}"
@@ -276,12 +278,6 @@ def _snap_to_full_range(
     if full_range[1] - high <= tolerance:
         high = full_range[1]
     return low, high
-
-
-def _shares_outside(distribution: Cumulative, axis_range: AxisRange) -> tuple[float, float]:
-    ends = np.array([axis_range.low, axis_range.high])
-    below, above = distribution.below(ends)[0], 1.0 - distribution.up_to(ends)[1]
-    return float(below), float(above)
 
 
 def _format_share(share: float) -> str:

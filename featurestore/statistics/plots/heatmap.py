@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from featurestore.errors import InvalidArgument, StatisticsNotFound, missing_extra
 from featurestore.model.statistics import Correlations, Statistics
 from featurestore.model.statistics_text import source_name
-from featurestore.statistics.exactsum import Floats
+from featurestore.statistics.moments import Floats
 from featurestore.statistics.plots.axes import font_size, shorten_name
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from featurestore.model.printable import printable_line
 from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Histogram, Statistics, Value
 from featurestore.statistics.drift import Cumulative, as_number, cumulative
-from featurestore.statistics.exactsum import Floats
+from featurestore.statistics.moments import Floats
 from featurestore.statistics.plots.axes import (
     AxisRange,
     is_integer_column,

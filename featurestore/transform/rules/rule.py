@@ -17,7 +17,7 @@ import numpy.typing as npt
 from featurestore.errors import InvalidArgument
 from featurestore.model.json_object import JsonObject
 from featurestore.model.statistics import ColumnStatistics
-from featurestore.statistics.exactsum import sum_twofold
+from featurestore.statistics.moments import sum_twofold
 from featurestore.transform.ops import NumpyOps, Ops, Value
 from featurestore.transform.steps import Form, Step
 

@@ -20,8 +20,8 @@ from featurestore import config as configuration
 from featurestore.cli.output import show_record, show_rows, show_text
 from featurestore.cli.state import Settings, settings, store
 from featurestore.errors import FeatureStoreError, MissingExtra
+from featurestore.plugins import plugin_names
 from featurestore.plugins.engine import find_engine
-from featurestore.plugins.lookup import plugin_names
 from featurestore.storage import files
 from featurestore.storage.inspection import inspect as inspect_location
 from featurestore.storage.selection import storage_for

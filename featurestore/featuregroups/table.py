@@ -26,7 +26,7 @@ from featurestore.model.html import Listing
 from featurestore.model.names import check_name
 from featurestore.model.plan import Source, plan_of_group
 from featurestore.plugins.engine import Relation
-from featurestore.plugins.stream import STORED_COLUMNS
+from featurestore.plugins.source import STORED_COLUMNS
 from featurestore.registry import featuregroups
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session

@@ -15,7 +15,7 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
-from featurestore.plugins.lookup import find_plugin, load_plugin, plugin_names
+from featurestore.plugins import find_plugin, load_plugin, plugin_names
 
 if TYPE_CHECKING:
     import pyarrow as pa

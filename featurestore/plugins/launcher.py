@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from featurestore.errors import LauncherNotFound, did_you_mean, listing
-from featurestore.plugins.lookup import find_plugin, load_plugin, plugin_names
+from featurestore.plugins import find_plugin, load_plugin, plugin_names
 
 # The module that a worker process runs; it reads the task and the function from standard input.
 WORKER_MODULE = "featurestore.experiments.worker"

@@ -130,22 +130,22 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
 
 def plain_encodings(schema: pa.Schema, *, null: str) -> dict[str, ColumnEncoding]:
     """Return the encodings of a format that preserves every feature type."""
-    return {field.name: _plain_encoding(field.type, null=null) for field in schema}
-
-
-def _plain_encoding(kind: pa.DataType, *, null: str) -> ColumnEncoding:
     import pyarrow.types as pat
 
-    sizes: list[int] = []
-    is_ragged = False
-    while pat.is_fixed_size_list(kind) or pat.is_list(kind):
-        if pat.is_fixed_size_list(kind):
-            sizes.append(kind.list_size)
-        else:
-            is_ragged = True
-        kind = kind.value_type
-    shape = None if is_ragged else tuple(sizes)
-    return ColumnEncoding(_tf_type(kind), shape, null)
+    encodings = {}
+    for field in schema:
+        kind = field.type
+        sizes: list[int] = []
+        is_ragged = False
+        while pat.is_fixed_size_list(kind) or pat.is_list(kind):
+            if pat.is_fixed_size_list(kind):
+                sizes.append(kind.list_size)
+            else:
+                is_ragged = True
+            kind = kind.value_type
+        shape = None if is_ragged else tuple(sizes)
+        encodings[field.name] = ColumnEncoding(_tf_type(kind), shape, null)
+    return encodings
 
 
 def _tf_type(kind: pa.DataType) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from featurestore.errors import ConfigurationError, listing
-from featurestore.plugins.lookup import find_plugin, load_plugin, plugin_names
+from featurestore.plugins import find_plugin, load_plugin, plugin_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,7 +56,7 @@ class Client(Protocol):
         """Request a change, optionally with rows, and return the server's record."""
         ...
 
-    def pieces(self, path: str) -> Iterator[bytes]:
+    def file_chunks(self, path: str) -> Iterator[bytes]:
         """Yield the bytes of a file below ``/api/v1``, in order.
 
         If the connection breaks, the remaining bytes are requested on a new connection.

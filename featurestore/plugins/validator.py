@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from featurestore.errors import missing_extra
-from featurestore.plugins.lookup import find_plugin, load_plugin
+from featurestore.plugins import find_plugin, load_plugin
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,7 @@ MeasureKind = Literal[
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """The outcome of one expectation on a table or on a chunk of it.
+    """The outcome of one expectation on a table or a chunk of rows.
 
     ``checked`` is the number of evaluated rows (nulls are often skipped). ``failing`` is a mask of
     the failing rows; None if no row fails or the expectation is not row-level.

@@ -76,7 +76,7 @@ def connect(
             ``http://host:8787`` of ``featurestore serve``; else ``$FEATURESTORE_LOCATION``,
             featurestore.toml found upwards, ``./featurestore-data``.
         engine: "duckdb" (default), "spark" or any entry point of
-            ``featurestore.plugins.lookup.engine``.
+            ``featurestore.plugins.engine``.
         registry: SQLAlchemy URL; default is SQLite in the location. A URI needs one: Postgres, or
             a SQLite file of this machine, which is a cache: ``featurestore registry rebuild`` makes
             it from the files at the URI.

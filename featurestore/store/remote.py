@@ -109,13 +109,13 @@ class RemoteTrainingDataset(TrainingDataset):
         if noted is None:
             return None
         with tempfile.TemporaryDirectory() as folder:
-            content = self.client.pieces(f"{self._address}/files/{noted['path']}")
+            content = self.client.file_chunks(f"{self._address}/files/{noted['path']}")
             write_checked(content, files.inside(folder, noted["path"]), sha256=noted["sha256"])
             return read_registered(folder, self.manifest)
 
     def download(self, path: str | os.PathLike[str]) -> TrainingDataset:
         def file_content(file: str) -> Iterator[bytes]:
-            return self.client.pieces(f"{self._address}/files/{file}")
+            return self.client.file_chunks(f"{self._address}/files/{file}")
 
         return TrainingDataset(
             download(self.manifest, file_content, os.fspath(path)), self.manifest

@@ -24,7 +24,7 @@ from featurestore.featuregroups.write import Write, insert
 from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
-from featurestore.plugins.stream import MicroBatch, StreamSource, Topic
+from featurestore.plugins.source import MicroBatch, StreamSource, Topic
 from featurestore.registry import featuregroups
 from featurestore.registry import streams as registered
 from featurestore.session import Session

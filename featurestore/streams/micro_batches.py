@@ -20,7 +20,7 @@ from featurestore.featuregroups.write import Write, insert
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import BatchFunction, TableWrite
-from featurestore.plugins.stream import (
+from featurestore.plugins.source import (
     RECORD_DELETES,
     RECORD_ERROR,
     STORED_COLUMNS,

@@ -11,7 +11,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import BatchFunction
-from featurestore.plugins.stream import RECORD_COLUMNS, DecoderRequest, HasStreams
+from featurestore.plugins.source import RECORD_COLUMNS, DecoderRequest, HasStreams
 from featurestore.registry import featuregroups, sources
 from featurestore.session import Session
 

@@ -9,7 +9,7 @@ from featurestore.delta.log import is_delta_table
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import OffsetsLost
 from featurestore.model.stream import StreamSpec
-from featurestore.plugins.stream import OffsetRange, Topic
+from featurestore.plugins.source import OffsetRange, Topic
 
 # The prefix of a partition's application id in a quarantine table, for bad records.
 BAD = "bad/"

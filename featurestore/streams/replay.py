@@ -29,7 +29,7 @@ from featurestore.featuregroups.write import Write, insert
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import BatchFunction, Engine, Relation, TableWrite
-from featurestore.plugins.stream import RECORD_DELETES, RECORD_ERROR, STORED_COLUMNS
+from featurestore.plugins.source import RECORD_DELETES, RECORD_ERROR, STORED_COLUMNS
 from featurestore.recovery.in_flight import in_flight
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session

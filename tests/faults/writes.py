@@ -261,7 +261,7 @@ def _misread(store: FeatureStore) -> None:
     from featurestore.featuregroups.write import get_or_create
     from featurestore.jobs.streams.run import stream_job
     from featurestore.jobs.target import declaration
-    from featurestore.plugins.stream import DecoderRequest, MicroBatch
+    from featurestore.plugins.source import DecoderRequest, MicroBatch
     from featurestore.registry import jobs
     from featurestore.streams.micro_batches import Decoding, commit_micro_batch
     from featurestore_connectors.kafka import decoding

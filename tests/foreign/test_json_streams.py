@@ -11,7 +11,7 @@ import pytest
 
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.model.stream import StreamSpec
-from featurestore.plugins.stream import DecoderRequest
+from featurestore.plugins.source import DecoderRequest
 from featurestore.sources import SourceFrame
 
 decoding = pytest.importorskip("featurestore_connectors.kafka.decoding")

@@ -403,7 +403,7 @@ def test_a_training_dataset_is_read_and_downloaded(
     assert isinstance(dataset, RemoteTrainingDataset)
     for path in ("../../../registry.db", "manifest.json.tmp", "train"):
         with pytest.raises((TrainingDatasetNotFound, ServerUnavailable)):
-            list(dataset.client.pieces(f"/training-datasets/wins/1/files/{path}"))
+            list(dataset.client.file_chunks(f"/training-datasets/wins/1/files/{path}"))
     with pytest.raises(TrainingDatasetNotFound, match="not found or not allowed"):
         remote.get_training_dataset("pays")
 

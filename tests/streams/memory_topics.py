@@ -14,7 +14,7 @@ from featurestore.jobs.target import declaration, find_target
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import BatchFunction, Engine
-from featurestore.plugins.stream import DecoderRequest, MicroBatch, OffsetRange, Topic
+from featurestore.plugins.source import DecoderRequest, MicroBatch, OffsetRange, Topic
 from featurestore.store import FeatureStore
 from featurestore.streams import Progress, StreamTarget, consume, loop
 from featurestore_connectors.kafka import decoding

@@ -11,7 +11,7 @@ import pytest
 
 import featurestore
 from featurestore.plugins.engine import Engine
-from featurestore.plugins.stream import MicroBatch
+from featurestore.plugins.source import MicroBatch
 
 pytest.importorskip("confluent_kafka")
 

@@ -21,7 +21,7 @@ from featurestore.arrow.schemas import schema_from_avro
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidJob
 from featurestore.model.stream import StreamSpec
-from featurestore.plugins.stream import DecoderRequest
+from featurestore.plugins.source import DecoderRequest
 
 decoding = pytest.importorskip("featurestore_connectors.kafka.decoding")
 pytest.importorskip("fastavro")

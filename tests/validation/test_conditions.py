@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from featurestore import FeatureStore
 from featurestore.errors import InvalidExpectation
 from featurestore.plugins.validator import Validator, find_validator
+from featurestore_connectors.great_expectations.aggregates import to_frame
 from featurestore_connectors.great_expectations.conditions import parse_condition
-from featurestore_connectors.great_expectations.frames import to_frame
 
 TABLE = pa.table(
     {
@@ -195,7 +195,7 @@ def test_conditions_choose_rows(validator: Validator, condition: object, met: li
 def test_conditions_are_taken_from_objects_of_the_library(validator: Validator) -> None:
     from great_expectations.expectations.row_conditions import Column
 
-    from featurestore_connectors.great_expectations.library import library
+    from featurestore_connectors.great_expectations.forms import library
 
     given = library().expectations.ExpectColumnValuesToBeBetween(
         column="n",

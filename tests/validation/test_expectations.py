@@ -130,7 +130,7 @@ def test_some_need_the_whole_table(
 
 
 def test_expectations_come_as_objects_suites_dicts_and_lists(validator: Validator) -> None:
-    from featurestore_connectors.great_expectations.library import library
+    from featurestore_connectors.great_expectations.forms import library
 
     gx = library()
     one = gx.expectations.ExpectColumnValuesToNotBeNull(column="n")
@@ -153,7 +153,7 @@ def test_expectations_come_as_objects_suites_dicts_and_lists(validator: Validato
 
 
 def test_times_in_objects_are_stored_and_compared_as_times(validator: Validator) -> None:
-    from featurestore_connectors.great_expectations.library import library
+    from featurestore_connectors.great_expectations.forms import library
 
     given = library().expectations.ExpectColumnValuesToBeBetween(
         column="at", min_value=datetime(2020, 1, 1, tzinfo=UTC)
@@ -226,7 +226,7 @@ def test_the_library_asks_for_no_network(
         raise AssertionError("the network was asked for")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    from featurestore_connectors.great_expectations.library import frames
+    from featurestore_connectors.great_expectations.forms import frames
 
     frames.cache_clear()
     assert validator.check(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from featurestore.errors import InvalidExpectation
 from featurestore.plugins.validator import find_validator
 from featurestore.store import FeatureStore
-from featurestore_connectors.great_expectations.library import library
+from featurestore_connectors.great_expectations.forms import library
 
 TABLE = pa.table({"n": [1, 2, None], "x": [1.0, None, 3.0], "word": ["a", None, "c"]})
 SCALARS = (

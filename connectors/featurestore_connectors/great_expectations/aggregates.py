@@ -1,21 +1,25 @@
-"""Expectations that are evaluated from aggregates, which engines compute without loading rows."""
+"""Values for expectations: aggregates, which engines compute without loading rows, and pandas frames."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from datetime import date, datetime
-from typing import Any
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.types import is_nested
 from featurestore.errors import InvalidExpectation
 from featurestore.model.validation import ExpectationResult
 from featurestore.plugins.validator import Measure, MeasureKind
-from featurestore_connectors.great_expectations.frames import with_times
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+_MAX_EXACT = 1 << 53
 ROWS = Measure("rows")
 _UNIQUE = "expect_column_values_to_be_unique"
 _COMPOUND_UNIQUE = "expect_compound_columns_to_be_unique"
@@ -166,3 +170,67 @@ def _is_between(expectation: Mapping[str, Any], observed: Any) -> bool:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind))
+
+
+def to_frame(table: pa.Table) -> pd.DataFrame:
+    """Convert a table without loss of nulls or precision.
+
+    Integers with nulls become floats if these are exact, else pandas' nullable integers, which some
+    expectations cannot compare.
+    """
+    import pandas as pd
+
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        mapper = None
+        if column.null_count and not _fits_float(column):
+            mapper = _nullable_dtype
+        columns[name] = column.to_pandas(types_mapper=mapper, date_as_object=False)
+    return pd.DataFrame(columns, index=range(table.num_rows), copy=False)
+
+
+def _fits_float(column: pa.ChunkedArray) -> bool:
+    if not pat.is_integer(column.type) or column.type.bit_width < 64:
+        return True
+    bounds = pc.min_max(column).as_py()
+    return bounds["min"] is None or (bounds["min"] >= -_MAX_EXACT and bounds["max"] <= _MAX_EXACT)
+
+
+def _nullable_dtype(kind: pa.DataType) -> Any:
+    import pandas as pd
+
+    if pat.is_unsigned_integer(kind):
+        return pd.UInt64Dtype()
+    return pd.Int64Dtype()
+
+
+def with_times(expectation: Mapping[str, Any], schema: pa.Schema) -> Mapping[str, Any]:
+    """Convert ISO texts in the arguments of an expectation to times if its column has times."""
+    kwargs = expectation["kwargs"]
+    name = kwargs.get("column")
+    if name is None or name not in schema.names:
+        return expectation
+    kind = schema.field(name).type
+    if not (pat.is_timestamp(kind) or pat.is_date(kind)):
+        return expectation
+    converted = dict(kwargs)
+    for key in ("min_value", "max_value", "value_set"):
+        if key in kwargs:
+            converted[key] = _parse_times(kwargs[key], kind)
+    return {**expectation, "kwargs": converted}
+
+
+def _parse_times(value: Any, kind: pa.DataType) -> Any:
+    if isinstance(value, list | tuple | set):
+        return [_parse_times(each, kind) for each in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError:
+        return value
+    if pat.is_date(kind):
+        return datetime(time.year, time.month, time.day)
+    if time.tzinfo is None:
+        return time.replace(tzinfo=UTC)
+    return time

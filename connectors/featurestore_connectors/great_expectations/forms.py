@@ -1,10 +1,17 @@
-"""Normalization of expectations to plain dicts: ``{"type": ..., "kwargs": {...}}``."""
+"""Expectations as plain dicts, ``{"type": ..., "kwargs": {...}}``, and as objects of the library.
+
+The library is imported with its warnings, log lines and progress bars suppressed.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import date
 from decimal import Decimal
 from functools import lru_cache
@@ -16,8 +23,8 @@ from featurestore.errors import (
     did_you_mean,
 )
 from featurestore_connectors.great_expectations.conditions import Condition, parse_condition
-from featurestore_connectors.great_expectations.library import library, quiet
 
+_is_quiet = ContextVar("is_quiet", default=False)
 # Map expectations whose outcome for a row depends on other rows: they cannot be checked in chunks.
 _NEED_ALL_ROWS = frozenset(
     {
@@ -65,6 +72,11 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _SINGLE_COLUMN = ("column", "column_A", "column_B")
 _STORED_KEYS = ("meta", "severity", "description", "notes")
 _DEFAULTS: dict[str, Any] = {"severity": "critical"}
+# Fields that all expectations have, which are not arguments of users.
+_COMMON_FIELDS = {
+    "id", "meta", "notes", "result_format", "description", "catch_exceptions", "rendered_content",
+    "windows", "batch_id", "severity", "strict_min", "strict_max",
+}  # fmt: skip
 
 
 def normalize_expectations(expectations: object) -> tuple[dict[str, Any], ...]:
@@ -158,13 +170,6 @@ def build(expectation: Mapping[str, Any]) -> Any:
     return built
 
 
-# Fields that all expectations have, which are not arguments of users.
-_COMMON_FIELDS = {
-    "id", "meta", "notes", "result_format", "description", "catch_exceptions", "rendered_content",
-    "windows", "batch_id", "severity", "strict_min", "strict_max",
-}  # fmt: skip
-
-
 def _argument_error(kind: str, kwargs: Mapping[str, Any], error: Exception) -> InvalidExpectation:
     """Return the error for unknown, missing or invalid arguments of an expectation."""
     from great_expectations.expectations.registry import get_expectation_impl
@@ -186,7 +191,9 @@ def _argument_error(kind: str, kwargs: Mapping[str, Any], error: Exception) -> I
             f"{call} lacks {', '.join(map(repr, missing))}; {available}.",
             hint=repr({"type": kind, "kwargs": example}),
         )
-    return InvalidExpectation(f"{call} cannot be read: {_first_line(error)}.", hint=available)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    problem = "; ".join(lines[:3]).rstrip(".")
+    return InvalidExpectation(f"{call} cannot be read: {problem}.", hint=available)
 
 
 def _reject_code(kind: str, kwargs: Mapping[str, Any]) -> None:
@@ -284,7 +291,9 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
             "{'type': 'expect_column_values_to_not_be_null', 'kwargs': {'column': 'age'}}",
         )
     column_list = kwargs.get("column_list")
-    if column_list is not None and not _are_names(column_list):
+    if column_list is not None and not (
+        isinstance(column_list, list | tuple) and all(isinstance(name, str) for name in column_list)
+    ):
         raise InvalidExpectation(
             f"{kind}: column_list={column_list!r} is not a list of names.",
             hint="column_list=['first', 'second']",
@@ -294,21 +303,16 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
         if expectation.get(key):
             plain[key] = expectation[key]
     parsed = build(plain).configuration.to_json_dict()
-    stored: dict[str, Any] = {"type": kind, "kwargs": {}}
+    normalized: dict[str, Any] = {"type": kind, "kwargs": {}}
     for key, value in parsed["kwargs"].items():
         # The library converts 3 to 3.0: keep the argument as written.
-        stored["kwargs"][key] = kwargs[key] if kwargs.get(key) == value else value
+        normalized["kwargs"][key] = kwargs[key] if kwargs.get(key) == value else value
     if row_condition(plain) is not None:
-        stored["kwargs"]["row_condition"] = kwargs["row_condition"]
+        normalized["kwargs"]["row_condition"] = kwargs["row_condition"]
     for key in _STORED_KEYS:
         if parsed.get(key) and parsed[key] != _DEFAULTS.get(key):
-            stored[key] = parsed[key]
-    return stored
-
-
-def _are_names(value: object) -> bool:
-    """Return True if an argument is a list of strings."""
-    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+            normalized[key] = parsed[key]
+    return normalized
 
 
 def _suggest_type(kind: str) -> str:
@@ -324,6 +328,57 @@ def _suggest_type(kind: str) -> str:
     )
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return "; ".join(lines[:3]).rstrip(".")
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress warnings, log lines and progress bars of the library, which repeat the results."""
+    token = _is_quiet.set(True)
+    logger = logging.getLogger("great_expectations")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+        _is_quiet.reset(token)
+
+
+@lru_cache(maxsize=1)
+def library() -> Any:
+    """Import and return ``great_expectations``, which takes seconds at the first call."""
+    with quiet():
+        import great_expectations
+        from great_expectations.validator import validation_graph
+
+        # Some expectations show progress bars even if the context disables them.
+        draw_bar: Any = validation_graph.tqdm
+
+        def bar_unless_quiet(*values: Any, **options: Any) -> Any:
+            if _is_quiet.get():
+                options["disable"] = True
+            return draw_bar(*values, **options)
+
+        validation_graph.tqdm = bar_unless_quiet
+    return great_expectations
+
+
+@lru_cache(maxsize=1)
+def frames() -> Any:
+    """Return a batch definition for data frames, in a context without files or network."""
+    gx = library()
+    from great_expectations.data_context.types.base import (
+        DataContextConfig,
+        InMemoryStoreBackendDefaults,
+        ProgressBarsConfig,
+    )
+
+    with quiet():
+        config = DataContextConfig(
+            store_backend_defaults=InMemoryStoreBackendDefaults(),
+            progress_bars=ProgressBarsConfig(globally=False),
+            analytics_enabled=False,
+        )
+        context = gx.get_context(mode="ephemeral", project_config=config)
+        asset = context.data_sources.add_pandas("rows").add_dataframe_asset("rows")
+        return asset.add_batch_definition_whole_dataframe("all")

@@ -23,8 +23,7 @@ from featurestore.model.validation import (
     outcome_text,
     plain_json,
 )
-from featurestore_connectors.great_expectations.forms import build
-from featurestore_connectors.great_expectations.library import library, quiet
+from featurestore_connectors.great_expectations.forms import build, library, quiet
 
 _BUILT_IN = {
     "no_null_keys": "{columns} must not be null.",

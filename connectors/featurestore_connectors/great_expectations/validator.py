@@ -14,16 +14,18 @@ from featurestore.errors import InvalidExpectation
 from featurestore.model.validation import ExpectationResult, ValidationReport, describe
 from featurestore.plugins.validator import CheckOutcome, Measure
 from featurestore_connectors.great_expectations import aggregates
+from featurestore_connectors.great_expectations.aggregates import to_frame, with_times
 from featurestore_connectors.great_expectations.conditions import Condition
 from featurestore_connectors.great_expectations.forms import (
     build,
+    frames,
     is_row_level,
+    library,
     needed_columns,
     normalize_expectations,
+    quiet,
     row_condition,
 )
-from featurestore_connectors.great_expectations.frames import to_frame, with_times
-from featurestore_connectors.great_expectations.library import frames, library, quiet
 
 if TYPE_CHECKING:
     import pandas as pd

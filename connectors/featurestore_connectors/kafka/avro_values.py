@@ -23,8 +23,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.schemas import is_logical_type_supported, time_units
 from featurestore.errors import InvalidJob, SourceUnavailable, missing_extra
-from featurestore_connectors.kafka.connect_types import named_types
-from featurestore_connectors.kafka.values import Decoded
+from featurestore_connectors.kafka.record_values import Decoded, named_types
 
 _HEADER = struct.Struct(">bI")
 _TIMEOUT_SECONDS = 10.0

@@ -18,10 +18,9 @@ from featurestore.arrow.json_text import NumberText, parse_number
 from featurestore.arrow.text_values import TextRules
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.model.stream import RECORD_FIELDS
-from featurestore_connectors.kafka import connect_types
+from featurestore_connectors.kafka import record_values
 from featurestore_connectors.kafka.avro_values import AvroError, read_datum
-from featurestore_connectors.kafka.json_values import check_fields
-from featurestore_connectors.kafka.values import Decoded, as_texts
+from featurestore_connectors.kafka.record_values import Decoded, as_texts, check_fields
 
 _WRITES = {"c": "create", "r": "read", "u": "update", "d": "delete"}
 # The placeholder of connectors for values that are not in the database's log.
@@ -114,7 +113,7 @@ class DebeziumValues:
             for side in ("before", "after"):
                 if side in envelope:
                     value = envelope[side]
-                    envelope[side] = connect_types.from_avro(
+                    envelope[side] = record_values.from_avro(
                         value, types[side], writer_schema.named_types
                     )
         return _parse_envelope(envelope)
@@ -127,7 +126,7 @@ def _parse_json_event(text: str | None) -> _Event:
     if reason is not None:
         return _Event(reason=reason)
     if envelope.keys() == {"schema", "payload"}:
-        envelope = connect_types.from_json(envelope["payload"], envelope["schema"])
+        envelope = record_values.from_json(envelope["payload"], envelope["schema"])
     return _parse_envelope(envelope)
 
 

@@ -25,17 +25,16 @@ from featurestore.arrow.text_values import TextRules
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import FeatureStoreError, InvalidJob, listing
 from featurestore.model.stream import RECORD_FIELDS, StreamSpec
-from featurestore.plugins.stream import (
+from featurestore.plugins.source import (
     RECORD_DELETES,
     RECORD_ERROR,
     STORED_COLUMNS,
     DecoderRequest,
 )
-from featurestore_connectors.kafka import connect_types
+from featurestore_connectors.kafka import record_values
 from featurestore_connectors.kafka.avro_values import AvroError, AvroValues, read_datum
 from featurestore_connectors.kafka.debezium import DebeziumValues
-from featurestore_connectors.kafka.json_values import JsonValues
-from featurestore_connectors.kafka.values import Decoded, Values, as_texts
+from featurestore_connectors.kafka.record_values import Decoded, JsonValues, Values, as_texts
 
 # The columns of records from both readers.
 RECORDS = pa.schema(
@@ -289,7 +288,7 @@ class KeyReader:
     def _value(self, key: bytes) -> Any:
         if self.registry is not None and key[:1] == b"\0":
             value, writer_schema = read_datum(key, self.registry)
-            return connect_types.from_avro(value, writer_schema.schema, writer_schema.named_types)
+            return record_values.from_avro(value, writer_schema.schema, writer_schema.named_types)
         text = key.decode()
         is_text = len(self.schema) == 1 and pa.types.is_string(self.schema.types[0])
         try:
@@ -297,7 +296,7 @@ class KeyReader:
         except JsonError:
             return text
         if isinstance(value, dict) and value.keys() == {"schema", "payload"}:
-            return connect_types.from_json(value["payload"], value["schema"])
+            return record_values.from_json(value["payload"], value["schema"])
         if is_text and not isinstance(value, str | dict):
             return text
         return value

@@ -13,8 +13,16 @@ from featurestore.errors import InvalidArgument, did_you_mean, listing
 from featurestore.model.source import SourceTable
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import BatchFunction
-from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore.plugins.stream import DecoderRequest, HasStreams, StreamSource, Topic
+from featurestore.plugins.source import (
+    DecoderRequest,
+    HasStreams,
+    Source,
+    SourceConfig,
+    SourceQuery,
+    SourceSnapshot,
+    StreamSource,
+    Topic,
+)
 from featurestore_connectors.kafka import decoding
 from featurestore_connectors.kafka.consumer import KafkaStream
 from featurestore_connectors.kafka.settings import check_config
@@ -69,10 +77,9 @@ class KafkaSnapshot:
             return decoding.RECORDS
         unknown = [name for name in query.columns if name not in decoding.RECORDS.names]
         if unknown:
-            known = decoding.RECORDS.names
             raise InvalidArgument(
-                f"Unknown columns {listing(unknown)} of records. Available: {listing(known)}.",
-                hint=did_you_mean(unknown[0], known),
+                f"Unknown columns {listing(unknown)} of records. Available: {listing(decoding.RECORDS.names)}.",
+                hint=did_you_mean(unknown[0], decoding.RECORDS.names),
             )
         return pa.schema([decoding.RECORDS.field(name) for name in query.columns])
 

@@ -18,8 +18,7 @@ from typing import Any
 from featurestore.errors import ConfigurationError, EngineError
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import Engine
-from featurestore.plugins.source import SourceConfig
-from featurestore.plugins.stream import MicroBatch
+from featurestore.plugins.source import MicroBatch, SourceConfig
 from featurestore_connectors.kafka.settings import TIMEOUT_SECONDS, check_config
 
 _CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
@@ -104,17 +103,13 @@ def _take_batches(
             if problem is not None:
                 raise EngineError(f"Spark could not read the topic {topic!r}: {problem}") from None
             return
-        end = {**offsets, **_ends(session, checkpoint, number, topic)}
+        # The last line of the batch's file in the checkpoint has the ends of the partitions.
+        lines = session.read.text(f"{checkpoint}/offsets/{number}").collect()
+        topic_ends = json.loads(lines[-1][0])[topic]
+        end = offsets | {int(partition): int(offset) for partition, offset in topic_ends.items()}
         yield MicroBatch(frame, dict(offsets), end)
         offsets = end
         handoff.processed.set()
-
-
-def _ends(session: Any, checkpoint: str, number: int, topic: str) -> dict[int, int]:
-    """Return the end of a micro-batch, from the last line of its file in the checkpoint."""
-    lines = session.read.text(f"{checkpoint}/offsets/{number}").collect()
-    offsets = json.loads(lines[-1][0])
-    return {int(partition): int(offset) for partition, offset in offsets[topic].items()}
 
 
 def _options(config: SourceConfig, spec: StreamSpec, start: Mapping[int, int]) -> dict[str, str]:
@@ -163,7 +158,7 @@ def _session(engine: Engine) -> Any:
     """Return the engine's session, if it has a reader of Kafka.
 
     Raises:
-        ConfigurationError: It has no reader of Kafka; the hint says how to install one.
+        ConfigurationError: It has no reader of Kafka; with a hint to install one.
     """
     from py4j.protocol import Py4JJavaError
 

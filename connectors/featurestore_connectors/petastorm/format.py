@@ -36,13 +36,11 @@ from featurestore.plugins.plain import PlainFormat, select_fields, variable_leng
 from featurestore.storage.shardfile import ShardFile
 from featurestore_connectors.petastorm.metadata import (
     METADATA_FILE,
-    petastorm,
-    schema_with_metadata,
-)
-from featurestore_connectors.petastorm.shapes import (
     flatten_batch,
     is_supported,
+    petastorm,
     restore_shape,
+    schema_with_metadata,
     stored_schema,
 )
 
@@ -95,9 +93,9 @@ class PetastormFormat(PlainFormat):
         compression: str | None,
         block_rows: int,
     ) -> Layout:
-        stored = stored_schema(schema)
+        flat_schema = stored_schema(schema)
         inner = find_format("parquet").layout(
-            stored, profiles, compression=compression, block_rows=block_rows
+            flat_schema, profiles, compression=compression, block_rows=block_rows
         )
         return {
             "schema": schema_to_json(schema),
@@ -205,7 +203,7 @@ def _check_columns(manifest: Manifest, split: ManifestSplit, options: Mapping[st
             f"petastorm's batch reader does not support these columns of split {split.name!r}: "
             f"{', '.join(unsupported)}.",
             hint="select the other columns with schema_fields=['...'], or use .reader(), which supports "
-            "all of them",
+            "all columns",
         )
 
 

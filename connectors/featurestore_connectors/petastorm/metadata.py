@@ -1,4 +1,7 @@
-"""petastorm metadata of a split: its pickled schema, and the row groups of each file."""
+"""Files of petastorm: metadata with a pickled schema and row groups, and the shapes of stored lists.
+
+petastorm reads lists of numbers, not lists of lists, so nested lists of fixed size are stored flat.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.arrays import flat_items
+from featurestore.arrow.casts import cast_array
 from featurestore.arrow.schemas import schema_from_json
 from featurestore.arrow.types import items_of, shape_of
 from featurestore.errors import missing_extra
 from featurestore.model.manifest import Manifest, ManifestSplit
-from featurestore_connectors.petastorm.shapes import stored_schema
 
 METADATA_FILE = "_common_metadata"
 _UNISCHEMA = "features"
@@ -104,3 +108,66 @@ def _numpy_type(kind: pa.DataType) -> Any:
     if pat.is_date(kind) or pat.is_timestamp(kind):
         return np.datetime64
     return np.dtype(kind.to_pandas_dtype()).type
+
+
+def stored_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of the files, with flat lists for nested lists of fixed size.
+
+    >>> image = pa.list_(pa.list_(pa.uint8(), 3), 2)
+    >>> stored_schema(pa.schema([("image", image)])).field("image").type
+    FixedSizeListType(fixed_size_list<item: uint8>[6])
+    """
+    fields = []
+    for field in schema:
+        sizes = shape_of(field.type)
+        flat_type = pa.list_(pa.field("item", items_of(field.type)), prod(sizes))
+        fields.append((field.name, flat_type if sizes else field.type))
+    return pa.schema(fields)
+
+
+def flatten_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with flat lists, as it is stored."""
+    schema = stored_schema(batch.schema)
+    arrays = []
+    for array, field in zip(batch.columns, schema, strict=True):
+        if shape_of(array.type):
+            array = _fixed_size_lists(flat_items(array), array, field.type)
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def restore_shape(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Convert a stored column to its feature type."""
+    sizes = shape_of(kind)
+    if len(sizes) < 2:
+        return cast_array(array, kind)
+    values = array.values.slice(array.offset * prod(sizes), len(array) * prod(sizes))
+    kinds = [kind]
+    while pat.is_fixed_size_list(kinds[-1].value_type):
+        kinds.append(kinds[-1].value_type)
+    for each in reversed(kinds[1:]):
+        values = pa.FixedSizeListArray.from_arrays(values, type=each)
+    return _fixed_size_lists(values, array, kind)
+
+
+def _fixed_size_lists(values: pa.Array, like: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return lists of fixed size with the nulls of another array."""
+    valid = None
+    if like.null_count:
+        present = like.is_valid().to_numpy(zero_copy_only=False)
+        valid = pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(like), [valid], like.null_count, children=[values])
+
+
+def is_supported(kind: pa.DataType) -> bool:
+    """Return True if petastorm's readers support a type.
+
+    Supported are scalars, and lists of booleans and numbers.
+    """
+    sizes, leaf = shape_of(kind), items_of(kind)
+    is_list = bool(sizes)
+    if pat.is_list(leaf) and not sizes:
+        is_list, leaf = True, leaf.value_type
+    if is_list:
+        return bool(pat.is_boolean(leaf) or pat.is_integer(leaf) or pat.is_floating(leaf))
+    return not pat.is_nested(leaf)

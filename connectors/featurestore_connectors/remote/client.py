@@ -178,7 +178,7 @@ class HttpClient:
         with closing(connection):
             return self._json(response)
 
-    def pieces(self, path: str) -> Iterator[bytes]:
+    def file_chunks(self, path: str) -> Iterator[bytes]:
         position, failures = 0, 0
         while True:
             try:

@@ -20,8 +20,13 @@ from featurestore.plugins.engine import (
     TableWrite,
     TimeRange,
 )
-from featurestore.plugins.records import RecordShard, RecordTask, WritesRecords
-from featurestore.plugins.row_hashes import HashCounts, HashesRows
+from featurestore.plugins.native import (
+    HashCounts,
+    HashesRows,
+    RecordShard,
+    RecordTask,
+    WritesRecords,
+)
 from featurestore.storage.location import scheme_of
 from featurestore.storage.publication import is_durable
 from featurestore.storage.selection import storage_for

@@ -20,7 +20,7 @@ import pyarrow.types as pat
 from featurestore.hashing import row_hash_start, tie_hash_salt, value_kind
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.format import ColumnProfile
-from featurestore.plugins.row_hashes import HashCounts
+from featurestore.plugins.native import HashCounts
 from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.jars import JVM_JAR, has_class
 from featurestore_connectors.spark_delta.relations import relation

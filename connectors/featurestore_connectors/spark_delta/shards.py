@@ -20,7 +20,7 @@ import pyarrow.types as pat
 from featurestore.hashing import value_kind
 from featurestore.plugins.engine import Relation, Result, ShardFunction
 from featurestore.plugins.format import WrittenFile, WrittenShard
-from featurestore.plugins.records import (
+from featurestore.plugins.native import (
     NullMark,
     RecordPlan,
     RecordShard,

@@ -24,7 +24,7 @@ from featurestore.plugins.format import (
     WrittenFile,
     WrittenShard,
 )
-from featurestore.plugins.records import (
+from featurestore.plugins.native import (
     DescribesRecords,
     NullMark,
     RecordPlan,

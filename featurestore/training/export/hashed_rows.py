@@ -21,7 +21,7 @@ from featurestore.hashing import row_hash
 from featurestore.model.plan import FeaturePlan
 from featurestore.model.splits import FractionSplit
 from featurestore.plugins.engine import Accumulator, BatchFunction, Engine, HoldsRows, Relation
-from featurestore.plugins.row_hashes import HashCounts, HashesRows
+from featurestore.plugins.native import HashCounts, HashesRows
 from featurestore.training.export.assignment import (
     SHARD,
     Assignment,

@@ -15,7 +15,7 @@ import pyarrow as pa
 from featurestore.errors import InvalidSplit
 from featurestore.plugins.engine import Accumulator, BatchFunction, Engine
 from featurestore.plugins.format import ColumnProfile, Layout, NarrowProfile, ShardFitting
-from featurestore.plugins.row_hashes import HashesRows
+from featurestore.plugins.native import HashesRows
 from featurestore.training.export.assignment import UNCOVERED, Assignment, ClassSplits, class_ends
 from featurestore.training.export.boundaries import (
     GROUP,

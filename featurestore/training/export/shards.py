@@ -21,7 +21,7 @@ from featurestore.errors import DatasetDamaged
 from featurestore.hashing import canonical_bytes
 from featurestore.plugins.engine import Engine, HoldsRows, Relation
 from featurestore.plugins.format import DatasetFormat, Layout, WrittenShard
-from featurestore.plugins.records import (
+from featurestore.plugins.native import (
     DescribesRecords,
     RecordPlan,
     RecordShard,

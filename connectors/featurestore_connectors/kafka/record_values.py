@@ -1,7 +1,11 @@
-"""Semantic types of Kafka Connect and Debezium as JSON values: times as ISO text, decimals as digits.
+"""Values of records: the interface of decoders, JSON values, and semantic types as JSON values.
 
-A schema names the type of a value (``io.debezium.time.MicroTimestamp``); the value itself is a
-number or bytes.
+JSON values are parsed in batches with an error for each record. The parser is that of JSON files
+(``arrow.json_columns``). Names that are not in the schema are ignored.
+
+A schema of Kafka Connect or Debezium names the semantic type of a value
+(``io.debezium.time.MicroTimestamp``); the value itself is a number or bytes. Times become ISO text,
+decimals digits.
 Names: https://debezium.io/documentation/reference/stable/connectors/postgresql.html
 """
 
@@ -9,13 +13,21 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
 
+from featurestore.arrow.column_names import check_feature_names
+from featurestore.arrow.json_columns import JsonColumns
 from featurestore.arrow.json_text import NumberText
+from featurestore.arrow.text_values import TextRules
+from featurestore.errors import InvalidJob
 
 _UNITS = {
     "io.debezium.time.Date": "D",
@@ -37,6 +49,96 @@ _LOGICAL_UNITS = {
 }
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Decoded columns of values, with the reason of each unreadable record (else null).
+
+    ``deletes`` marks records that delete their key; None for none. ``fields`` are record fields
+    that are part of the value (``model.stream.RECORD_FIELDS``).
+    """
+
+    columns: Mapping[str, pa.Array]
+    reasons: pa.Array
+    deletes: pa.Array | None = None
+    fields: Mapping[str, pa.Array] = field(default_factory=dict)
+
+
+class Values(Protocol):
+    """A decoder of one value format."""
+
+    def decode(self, values: pa.Array) -> Decoded:
+        """Decode binary values."""
+        ...
+
+
+def as_texts(values: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Convert binary values to texts; also return which of them are not text."""
+    try:
+        texts = values.cast(pa.string())
+        return texts, pa.array([False] * len(values), pa.bool_())
+    except pa.ArrowInvalid:
+        pass
+    texts_or_null: list[str | None] = []
+    broken = []
+    for value in values.to_pylist():
+        try:
+            text = None if value is None else value.decode()
+            is_broken = False
+        except UnicodeDecodeError:
+            text, is_broken = None, True
+        texts_or_null.append(text)
+        broken.append(is_broken)
+    return pa.array(texts_or_null, pa.string()), pa.array(broken, pa.bool_())
+
+
+@dataclass(frozen=True)
+class JsonValues:
+    """Decodes JSON objects to the columns of a schema."""
+
+    schema: pa.Schema
+
+    def __post_init__(self) -> None:
+        check_fields(self.schema)
+
+    def decode(self, values: pa.Array) -> Decoded:
+        texts, broken = as_texts(values)
+        parser = JsonColumns(self.schema, rules=TextRules(declared=True))
+        columns, reasons = parser.decode(texts)
+        errors = pc.if_else(
+            pc.is_null(texts), "the record has no value", pa.array(reasons, pa.string())
+        )
+        return Decoded(columns, pc.if_else(broken, "the value is not UTF-8 text", errors))
+
+
+def check_fields(fields: Iterable[pa.Field], prefix: str = "") -> None:
+    """Refuse columns of types that JSON cannot represent without loss.
+
+    Raises:
+        InvalidJob: A column has such a type.
+    """
+    fields = list(fields)
+    if prefix:  # top-level columns may be renamed
+        check_feature_names([each.name for each in fields])
+    for each in fields:
+        kind, path = each.type, f"{prefix}{each.name}"
+        while pat.is_list(kind) or pat.is_fixed_size_list(kind):
+            kind = kind.value_type
+        if pat.is_struct(kind):
+            check_fields([kind.field(n) for n in range(kind.num_fields)], f"{path}.")
+        elif not _is_representable(kind):
+            name = path.split(".")[0]
+            raise InvalidJob(
+                f"Column {path!r} of type {kind} cannot be read from JSON without loss.",
+                hint=f'"{name}": "string", or "double"; format="avro" supports more types',
+            )
+
+
+def _is_representable(kind: pa.DataType) -> bool:
+    is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind)
+    is_time = pat.is_timestamp(kind) or pat.is_date(kind)
+    return bool(is_number or is_time or pat.is_boolean(kind) or pat.is_string(kind))
 
 
 def from_json(value: Any, schema: Any) -> Any:
@@ -83,20 +185,6 @@ def from_avro(value: Any, schema: Any, types_by_name: Mapping[str, Any]) -> Any:
     return _convert_by_semantic_type(value, schema)
 
 
-def _convert_by_semantic_type(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Convert a raw Avro value by the semantic type of its schema."""
-    name, logical = schema.get("connect.name"), schema.get("logicalType")
-    unit = _UNITS.get(str(name)) or _LOGICAL_UNITS.get(str(logical))
-    if unit is not None:
-        return _to_iso_text(value, unit)
-    if name == _DECIMAL or logical == "decimal":
-        parameters = schema.get("connect.parameters") or {}
-        return _to_digits(value, schema.get("scale", parameters.get("scale", 0)))
-    if name == _VARIABLE_DECIMAL and isinstance(value, Mapping):
-        return _to_digits(value.get("value"), value.get("scale", 0))
-    return value
-
-
 def named_types(schema: Any, namespace: str = "") -> dict[str, Any]:
     """Return the records, enums and fixed types of an Avro schema by name."""
     types_by_name: dict[str, Any] = {}
@@ -115,6 +203,20 @@ def named_types(schema: Any, namespace: str = "") -> dict[str, Any]:
     for key in ("items", "values", "type"):
         types_by_name |= named_types(schema.get(key), namespace)
     return types_by_name
+
+
+def _convert_by_semantic_type(value: Any, schema: Mapping[str, Any]) -> Any:
+    """Convert a raw Avro value by the semantic type of its schema."""
+    name, logical = schema.get("connect.name"), schema.get("logicalType")
+    unit = _UNITS.get(str(name)) or _LOGICAL_UNITS.get(str(logical))
+    if unit is not None:
+        return _to_iso_text(value, unit)
+    if name == _DECIMAL or logical == "decimal":
+        parameters = schema.get("connect.parameters") or {}
+        return _to_digits(value, schema.get("scale", parameters.get("scale", 0)))
+    if name == _VARIABLE_DECIMAL and isinstance(value, Mapping):
+        return _to_digits(value.get("value"), value.get("scale", 0))
+    return value
 
 
 def _to_iso_text(value: Any, unit: str) -> Any:

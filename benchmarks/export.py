@@ -185,7 +185,7 @@ def compare(rows: int, columns: int, formats: tuple[str, ...], trials: int) -> N
 
 
 def check(export: Export, data_format: str) -> None:
-    from featurestore import TrainingDataset
+    from featurestore.training.dataset import TrainingDataset
 
     dataset = TrainingDataset.open(export.ours(data_format))
     found = dataset.read("train").to_arrow()

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from report import COMPARISONS, Report
 
-from featurestore.model.cores import usable_cores
+from featurestore.model.runtime import usable_cores
 
 TRIALS = 5
 EPOCH = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)

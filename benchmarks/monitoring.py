@@ -34,8 +34,7 @@ from report import COMPARISONS, Report
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import featurestore
-from featurestore.model.monitor import Baseline, MonitorSpec
-from featurestore.model.watched_model import MonitoredModel
+from featurestore.model.monitor import Baseline, MonitoredModel, MonitorSpec
 from featurestore.monitoring.metric_rules import metric_findings
 from tests.monitoring import changes
 from tests.monitoring import series as planted

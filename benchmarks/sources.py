@@ -125,7 +125,7 @@ def by_tasks(url: str, rows: int, jar: str, folder: str) -> None:
     from pyspark.sql import SparkSession
 
     from featurestore.plugins.source import SourceConfig, SourceQuery
-    from featurestore_connectors.sources import PostgresSource
+    from featurestore_connectors.sources.postgres import PostgresSource
     from featurestore_connectors.spark_delta import SparkEngine, configure_session
 
     options = {"partitions": "8", "partition_column": "id"}

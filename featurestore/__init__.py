@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "FeatureStore": "featurestore.store",
     "connect": "featurestore.store",
-    "TimeSplit": "featurestore.model.splits",
+    "TimeSplit": "featurestore.model.requests",
     "TrainingDataset": "featurestore.training",
     "FeatureGroup": "featurestore.featuregroups",
     "FeatureFrame": "featurestore.retrieval",

@@ -35,17 +35,16 @@ from featurestore.jobs.plan import JobPlan
 from featurestore.jobs.service import JobStatus
 from featurestore.model.alert import Channel
 from featurestore.model.featuregroup import Commit
-from featurestore.model.monitor_acceptance import Acceptance
-from featurestore.model.monitor_report import MonitorReport
+from featurestore.model.monitor_report import Acceptance, MonitorReport
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.on_demand import feature as feature
 from featurestore.model.plan import FeaturePlan
+from featurestore.model.requests import TimeSplit as TimeSplit
 from featurestore.model.source import SourceReport, SourceSpec
 from featurestore.model.source import source as source
-from featurestore.model.splits import TimeSplit as TimeSplit
 from featurestore.model.statistics import Statistics
+from featurestore.model.times import Window
 from featurestore.model.validation import ValidationReport
-from featurestore.model.window import Window
 from featurestore.model.window_features import WindowFeature
 from featurestore.model.window_features import window as window
 from featurestore.model.window_features import windows as windows

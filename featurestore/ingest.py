@@ -85,7 +85,7 @@ from featurestore.errors import (
     UnsupportedType,
     listing,
 )
-from featurestore.model.callers import warn_caller
+from featurestore.model.arguments import warn_caller
 from featurestore.model.times import NaiveTimeWarning
 
 if TYPE_CHECKING:

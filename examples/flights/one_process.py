@@ -17,7 +17,7 @@ from late_flights import datasets, features, network
 from late_flights.training import BATCH
 
 import featurestore
-from featurestore import TrainingDataset
+from featurestore.training.dataset import TrainingDataset
 
 
 def by_keras(dataset: TrainingDataset, framework: str, *, epochs: int) -> dict[str, float]:

@@ -29,7 +29,7 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.alert import Alert, Channel, validate_channel
-from featurestore.model.secrets import parse_secret
+from featurestore.model.names import parse_secret
 from featurestore.registry import alerts
 from featurestore.session import Session
 from featurestore.storage.grants import find_grant, write_grant

@@ -21,9 +21,8 @@ from featurestore.cli.output import (
 )
 from featurestore.cli.state import OutputFormat, settings, store
 from featurestore.errors import InvalidArgument
-from featurestore.model.durations import format_duration
-from featurestore.model.times import parse_moment
-from featurestore.model.window_job import WindowJob
+from featurestore.model.job import WindowJob
+from featurestore.model.times import format_duration, parse_moment
 
 if TYPE_CHECKING:
     from featurestore.registry.jobs import RegisteredJob

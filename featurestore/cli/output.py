@@ -20,8 +20,8 @@ import typer
 
 from featurestore.cli.state import OutputFormat, settings
 from featurestore.errors import FeatureStoreError
-from featurestore.model.durations import format_duration
-from featurestore.model.printable import printable, value_text
+from featurestore.model.display import printable, value_text
+from featurestore.model.times import format_duration
 
 ROWS_OF_A_PAGE = 50
 Limit = Annotated[

@@ -35,7 +35,7 @@ def start(
     """Run due jobs until SIGTERM; runs in progress are finished first."""
     from featurestore.jobs.metrics import serving_metrics
     from featurestore.jobs.scheduler import Options
-    from featurestore.model.durations import parse_duration
+    from featurestore.model.times import parse_duration
 
     if settings(context).log_format is None:
         log_to_stderr(LogFormat.TEXT)

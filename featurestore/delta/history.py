@@ -19,7 +19,7 @@ from featurestore.delta.datafile import file_path, rows_in_statistics, rows_of
 from featurestore.delta.log import Actions, FileState
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument, OutOfRange, VersionNotFound
-from featurestore.model.counts import check_count
+from featurestore.model.arguments import check_count
 from featurestore.model.times import from_micros, parse_moment, to_micros
 from featurestore.storage import files
 

@@ -21,7 +21,7 @@ import pyarrow.types as pat
 from featurestore.arrow.types import feature_schema
 from featurestore.arrow.untyped import refuse_untyped, sql_casts
 from featurestore.errors import SchemaMismatch, UnsupportedTable, listing
-from featurestore.model.callers import warn_caller
+from featurestore.model.arguments import warn_caller
 from featurestore.model.times import NaiveTimeWarning
 
 # Reader features that do not change the rows of listed files, or that have their own checks: a

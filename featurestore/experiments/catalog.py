@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from featurestore.errors import FeatureStoreError
 from featurestore.experiments import run_files
-from featurestore.model.callers import warn_caller
+from featurestore.model.arguments import warn_caller
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.run_record import METRICS_FILE, MetricValue, RunRecord, parse_metrics
 from featurestore.model.times import utc_now

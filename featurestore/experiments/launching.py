@@ -27,7 +27,7 @@ from featurestore.experiments.status import (
     watch,
 )
 from featurestore.experiments.tasks import CHIEF, PARAMETER_SERVER, Fold, Member, Task, members
-from featurestore.model.callers import warn_caller
+from featurestore.model.arguments import warn_caller
 from featurestore.model.run_record import RunDataset, RunRecord
 from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import Gang, Launcher, WorkerTask, find_launcher

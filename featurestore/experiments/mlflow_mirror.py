@@ -24,8 +24,8 @@ from featurestore.errors import (
 )
 from featurestore.experiments import catalog, run_files
 from featurestore.experiments.run import Run
+from featurestore.model.json_object import parse_object
 from featurestore.model.run_record import RunRecord
-from featurestore.model.sealed import parse_object
 from featurestore.storage import files
 
 RUN_TAG = "featurestore.run_id"

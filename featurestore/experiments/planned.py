@@ -23,7 +23,7 @@ from featurestore.experiments.launching import (
 from featurestore.experiments.study import finish_pool
 from featurestore.experiments.tasks import Fold
 from featurestore.experiments.trials import Proposal, TrialPool
-from featurestore.model import html
+from featurestore.model import display
 from featurestore.model.run_record import RunRecord
 from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import find_launcher
@@ -183,7 +183,7 @@ class CrossValidation:
         )
 
     def _repr_html_(self) -> str:
-        return html.records_table([dict(each) for each in self.folds])
+        return display.records_table([dict(each) for each in self.folds])
 
     def _by_metric(self) -> dict[str, list[float]]:
         values = {}
@@ -256,7 +256,7 @@ class Ablation:
         return "\n".join([header, *lines])
 
     def _repr_html_(self) -> str:
-        return html.records_table([row.to_json() for row in self.rows])
+        return display.records_table([row.to_json() for row in self.rows])
 
     def plot(self) -> Figure:
         """Return a bar for each component, with its interval."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from featurestore.errors import RunNotFound, listing
 from featurestore.experiments import catalog, status
 from featurestore.experiments.run_files import TENSORBOARD
-from featurestore.model import html
+from featurestore.model import display
 from featurestore.model.arguments import suggest_arguments
-from featurestore.model.printable import value_text
+from featurestore.model.display import value_text
 from featurestore.model.run_record import RunRecord
 from featurestore.storage.appending import last_lines
 
@@ -186,7 +186,7 @@ class Run:
             "reason": self.reason,
             "path": self.path,
         }
-        return html.properties_table(facts, caption=f"Run {self.id} of {self.name}")
+        return display.properties_table(facts, caption=f"Run {self.id} of {self.name}")
 
 
 @dataclass(frozen=True)

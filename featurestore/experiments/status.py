@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import RunDamaged, RunRunning
 from featurestore.experiments.tasks import CHIEF, Member, by_severity, is_over
+from featurestore.model.display import printable_line
 from featurestore.model.json_object import JsonObject, MalformedJson
-from featurestore.model.printable import printable_line
 from featurestore.plugins.launcher import RunningGang
 from featurestore.storage import files, locks
 from featurestore.storage.appending import last_lines

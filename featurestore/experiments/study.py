@@ -37,7 +37,7 @@ from featurestore.experiments.spaces import (
 )
 from featurestore.experiments.status import Listener
 from featurestore.experiments.trials import Proposal, TrialPool
-from featurestore.model import html
+from featurestore.model import display
 from featurestore.model.arguments import suggest_arguments
 from featurestore.model.run_record import RunRecord
 from featurestore.model.times import utc_now
@@ -184,7 +184,7 @@ class Study:
         )
 
     def _repr_html_(self) -> str:
-        return html.records_table(self.to_records())
+        return display.records_table(self.to_records())
 
 
 def check_study(record: RunRecord) -> RunRecord:

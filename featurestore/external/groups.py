@@ -19,10 +19,9 @@ from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import SourceNotFound, TableDamaged, VersionNotFound, listing
 from featurestore.external.reading import has_parts, read_batches, stage_parts
-from featurestore.model.external import ExternalRows
-from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.featuregroup import ExternalRows, FeatureGroupSpec
+from featurestore.model.names import RENAME
 from featurestore.model.plan import FeaturePlan, Source
-from featurestore.model.renames import RENAME
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.plugins.source import SourceQuery

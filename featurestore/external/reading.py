@@ -20,9 +20,8 @@ import pyarrow.compute as pc
 
 from featurestore.errors import SourceChanged, StorageError
 from featurestore.external.renaming import RenamedSnapshot
+from featurestore.model.names import RENAME, parse_secret
 from featurestore.model.paths import StorePaths
-from featurestore.model.renames import RENAME
-from featurestore.model.secrets import parse_secret
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.source import (

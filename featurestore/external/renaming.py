@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.model.renames import RENAME, renames_of
+from featurestore.model.names import RENAME, renames_of
 from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.source import (

@@ -39,7 +39,7 @@ from featurestore.featuregroups.conform import Batch
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.ingest import with_language
-from featurestore.model.callers import warn_caller
+from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import SuspiciousTimeWarning
 from featurestore.model.validation import ValidationReport

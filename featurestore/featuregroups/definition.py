@@ -22,9 +22,13 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.featuregroups.conform import Fit
-from featurestore.model.durations import format_duration, parse_duration, parse_ttl
-from featurestore.model.external import ExternalRows
-from featurestore.model.featuregroup import VALIDATION_POLICIES, FeatureGroupSpec, check_tags
+from featurestore.model.featuregroup import (
+    VALIDATION_POLICIES,
+    ExternalRows,
+    FeatureGroupSpec,
+    check_tags,
+)
+from featurestore.model.times import format_duration, parse_duration, parse_ttl
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.validator import find_validator
 

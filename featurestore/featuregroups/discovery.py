@@ -14,11 +14,11 @@ from featurestore.errors import FeatureNotFound, InvalidArgument, listing
 from featurestore.featuregroups.definition import check_descriptions, check_text
 from featurestore.featuregroups.maintenance import advance
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
-from featurestore.model.counts import check_count
+from featurestore.model.arguments import check_count
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec, check_tags
+from featurestore.model.names import parse_reference
 from featurestore.model.paths import FEATUREVIEWS, TRAININGDATASETS
-from featurestore.model.references import parse_reference
-from featurestore.model.window_lineage import WindowLineage
+from featurestore.model.window_features import WindowLineage
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import (
     feature_views,

@@ -23,12 +23,11 @@ from featurestore.featuregroups.table import (
     resolve,
 )
 from featurestore.featuregroups.write import Write, insert
-from featurestore.model import html
+from featurestore.model import display
 from featurestore.model.arguments import suggest_arguments
-from featurestore.model.durations import format_ttl
-from featurestore.model.external import ExternalRows
-from featurestore.model.featuregroup import Commit, FeatureGroupSpec
+from featurestore.model.featuregroup import Commit, ExternalRows, FeatureGroupSpec
 from featurestore.model.statistics import Statistics
+from featurestore.model.times import format_ttl
 from featurestore.model.window_features import WindowFeature
 from featurestore.registry import featuregroups, streams
 from featurestore.registry.lineage import LineageEdge
@@ -261,9 +260,9 @@ class FeatureGroup:
     def _repr_html_(self) -> str:
         properties = self._details()
         columns = properties.pop("columns")
-        return html.properties_table(
+        return display.properties_table(
             properties, caption=f"Feature group {self}"
-        ) + html.records_table(columns)
+        ) + display.records_table(columns)
 
     def __str__(self) -> str:
         return f"{self._name} v{self._version}"

@@ -19,10 +19,9 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.featuregroups.table import open_group, open_stored, resolve
-from featurestore.model.callers import warn_caller
-from featurestore.model.durations import parse_duration
+from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
-from featurestore.model.times import shifted, utc_now
+from featurestore.model.times import parse_duration, shifted, utc_now
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import RECLAIM, pinned_by, pinned_by_exports, pinned_versions

@@ -24,8 +24,8 @@ from featurestore.featuregroups.table import (
     resolve,
     rows_of,
 )
+from featurestore.model.display import Listing
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
-from featurestore.model.html import Listing
 from featurestore.model.statistics import Statistics
 from featurestore.model.validation import ExpectationResult, ValidationReport
 from featurestore.plugins.engine import Relation

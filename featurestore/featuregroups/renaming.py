@@ -16,9 +16,9 @@ from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.table import OpenGroup, open_stored, read
 from featurestore.featuregroups.write import Write, create
 from featurestore.ingest import library_of, open_stream
-from featurestore.model.durations import format_ttl
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.renames import check_rename, renames_of
+from featurestore.model.names import check_rename, renames_of
+from featurestore.model.times import format_ttl
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 

@@ -20,9 +20,9 @@ from featurestore.errors import (
     VersionNotFound,
 )
 from featurestore.external import LiveSource, check_snapshot
-from featurestore.model.counts import check_count, check_version, parse_version
+from featurestore.model.arguments import check_count, check_version, parse_version
+from featurestore.model.display import Listing
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
-from featurestore.model.html import Listing
 from featurestore.model.names import check_name
 from featurestore.model.plan import Source, plan_of_group
 from featurestore.plugins.engine import Relation

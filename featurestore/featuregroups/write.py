@@ -49,8 +49,7 @@ from featurestore.featuregroups.records import RecordOrder
 from featurestore.featuregroups.schema_change import declare_columns, widen, with_needed_digits
 from featurestore.featuregroups.table import open_group, open_stored
 from featurestore.ingest import as_relation, can_be_native, known_rows, schema_of, with_language
-from featurestore.model.callers import warn_caller
-from featurestore.model.counts import MAX_INT64, check_version
+from featurestore.model.arguments import MAX_INT64, check_version, warn_caller
 from featurestore.model.feature_view import incompatible_features
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
 from featurestore.model.names import check_name

@@ -36,8 +36,7 @@ from featurestore.jobs.query import Query, can_batch_windows, is_proven_per_wind
 from featurestore.jobs.source_inputs import SourceInputs
 from featurestore.jobs.window_jobs.rows import WindowRows
 from featurestore.model.job import JobSpec
-from featurestore.model.times import from_micros, to_micros
-from featurestore.model.window import Window
+from featurestore.model.times import Window, from_micros, to_micros
 from featurestore.plugins.engine import Engine, Relation, TimeRange
 from featurestore.retrieval.labels import typed_relation
 from featurestore.session import Session

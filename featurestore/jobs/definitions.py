@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 from featurestore.errors import InvalidJob, listing
 from featurestore.jobs import specs
-from featurestore.model.arguments import with_suggestions
-from featurestore.model.callers import calling_globals
+from featurestore.model.arguments import calling_globals, with_suggestions
 from featurestore.model.job import Closed, JobMode, JobSpec, OnError
 from featurestore.model.requests import FeatureJobRequest, TrainingJobRequest
 from featurestore.model.source import SourceInput

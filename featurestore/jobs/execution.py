@@ -23,11 +23,11 @@ from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.stale import changes
 from featurestore.jobs.streams.run import run_stream
 from featurestore.jobs.target import find_target
+from featurestore.model.display import printable
 from featurestore.model.job import JobSpec
 from featurestore.model.manifest import Manifest
-from featurestore.model.printable import printable
 from featurestore.model.requests import TrainingDatasetRequest
-from featurestore.model.window import Window
+from featurestore.model.times import Window
 from featurestore.plugins.engine import find_engine
 from featurestore.registry import jobs, runs, training_datasets
 from featurestore.registry.runs import Run

@@ -19,12 +19,10 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import ExternalRowsError, InvalidJob
 from featurestore.featuregroups.table import open_group
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.job import JobSpec
-from featurestore.model.references import parse_group_reference
-from featurestore.model.times import shifted, to_micros
-from featurestore.model.window import Window
-from featurestore.model.window_job import WindowJob, input_name
-from featurestore.model.window_lineage import WindowLineage
+from featurestore.model.job import JobSpec, WindowJob, input_name
+from featurestore.model.names import parse_group_reference
+from featurestore.model.times import Window, shifted, to_micros
+from featurestore.model.window_features import WindowLineage
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.session import Session
 from featurestore.sources.registration import get as source_of

@@ -16,9 +16,8 @@ from featurestore.jobs.inputs import (
     times_read_by,
 )
 from featurestore.jobs.service import find_complete_windows, find_due_windows, get_job
-from featurestore.model import html
-from featurestore.model.times import parse_moment
-from featurestore.model.window import Window
+from featurestore.model import display
+from featurestore.model.times import Window, parse_moment
 from featurestore.registry import runs
 from featurestore.registry.runs import Run
 from featurestore.session import Session
@@ -65,7 +64,7 @@ class JobPlan:
         return sum(each.bytes for each in self.inputs)
 
     def _repr_html_(self) -> str:
-        return html.preformatted(str(self))
+        return display.preformatted(str(self))
 
     def __str__(self) -> str:
         name = self.job

@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 
 from featurestore import usersql
 from featurestore.model.job import JobSpec
-from featurestore.model.times import to_micros
-from featurestore.model.window import Window
+from featurestore.model.times import Window, to_micros
 from featurestore.plugins.engine import Engine, Relation
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.target import JobCommit, commits_of_job, find_target, job_commits
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
-from featurestore.model.window import Window
+from featurestore.model.times import Window
 from featurestore.recovery import liveness
 from featurestore.recovery import recover as recover_writes
 from featurestore.recovery.liveness import hold_job_lease

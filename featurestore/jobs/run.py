@@ -48,7 +48,7 @@ from featurestore.jobs.target import (
 )
 from featurestore.model.job import JobSpec
 from featurestore.model.source import SourceRead
-from featurestore.model.window import Window
+from featurestore.model.times import Window
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.plugins.observers import Work, observed
 from featurestore.recovery import recover as recover_writes

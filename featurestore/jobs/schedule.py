@@ -26,8 +26,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from featurestore.errors import InvalidJob, OutOfRange, missing_extra
 from featurestore.model import times
-from featurestore.model.time_limits import in_time
-from featurestore.model.window import Window
+from featurestore.model.runtime import in_time
+from featurestore.model.times import Window
 
 # Windows compared to find overlaps: enough for a year of daily ones with daylight saving changes.
 _TIMES_COMPARED = 400

@@ -27,7 +27,7 @@ from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.streams.run import is_due
 from featurestore.model import times
 from featurestore.model.job import JobSpec
-from featurestore.model.window import Window
+from featurestore.model.times import Window
 from featurestore.registry import jobs, runs
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.session import Session

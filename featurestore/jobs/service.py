@@ -28,13 +28,12 @@ from featurestore.jobs.stale import stale_windows
 from featurestore.jobs.streams.run import is_due, window_of
 from featurestore.jobs.target import find_target
 from featurestore.jobs.window_jobs.rows import check_window_job, with_primary_key
-from featurestore.model import html, times
-from featurestore.model.callers import warn_caller
-from featurestore.model.cores import usable_cores
-from featurestore.model.html import Listing
+from featurestore.model import display, times
+from featurestore.model.arguments import warn_caller
+from featurestore.model.display import Listing
 from featurestore.model.job import JobSpec
-from featurestore.model.times import parse_moment
-from featurestore.model.window import Window
+from featurestore.model.runtime import usable_cores
+from featurestore.model.times import Window, parse_moment
 from featurestore.recovery import liveness
 from featurestore.recovery.liveness import hold_job_lease
 from featurestore.registry import alerts, jobs, monitors, runs, streams
@@ -77,7 +76,7 @@ class JobStatus:
         return summary
 
     def _repr_html_(self) -> str:
-        return html.properties_table(self._summary(), caption="Job")
+        return display.properties_table(self._summary(), caption="Job")
 
 
 def register_jobs(
@@ -290,7 +289,7 @@ class Backfill(Listing[Run]):
         return f"{text}\n{self.note}" if self.note else text
 
     def _repr_html_(self) -> str:
-        return super()._repr_html_() + (html.paragraph(self.note) if self.note else "")
+        return super()._repr_html_() + (display.paragraph(self.note) if self.note else "")
 
 
 def _backfill_note(session: Session, name: str, job_runs: Sequence[Run]) -> str:

@@ -22,7 +22,7 @@ from featurestore.external.renaming import RenamedSnapshot
 from featurestore.jobs.inputs import PinnedInput
 from featurestore.model.job import JobSpec
 from featurestore.model.source import SourceRead, SourceSpec
-from featurestore.model.window import Window
+from featurestore.model.times import Window
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.plugins.source import PartitionedSnapshot, SourceQuery
 from featurestore.session import Session

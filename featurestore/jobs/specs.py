@@ -9,14 +9,12 @@ from datetime import datetime, timedelta
 from featurestore import usersql
 from featurestore.errors import InvalidJob, listing
 from featurestore.jobs.schedule import Schedule, overlaps
-from featurestore.model.durations import parse_duration, parse_ttl
 from featurestore.model.featuregroup import VALIDATION_POLICIES
 from featurestore.model.job import MODES, ON_ERROR, JobKind, JobSpec, parse_on_error
-from featurestore.model.names import check_name
-from featurestore.model.references import parse_group_reference
+from featurestore.model.names import check_name, parse_group_reference
 from featurestore.model.requests import FeatureJobRequest, TrainingJobRequest
 from featurestore.model.source import SourceInput
-from featurestore.model.times import parse_moment
+from featurestore.model.times import parse_duration, parse_moment, parse_ttl
 
 _INPUT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PARAMETER = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")

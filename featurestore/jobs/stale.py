@@ -26,8 +26,7 @@ from featurestore.jobs.inputs import (
 )
 from featurestore.jobs.target import row_range
 from featurestore.model.job import JobSpec
-from featurestore.model.times import to_micros
-from featurestore.model.window import Window
+from featurestore.model.times import Window, to_micros
 from featurestore.registry import runs
 from featurestore.registry.runs import WindowState
 from featurestore.session import Session

@@ -20,9 +20,8 @@ from featurestore.errors import InvalidJob, SourceChanged
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.maintenance import delete_rows
 from featurestore.featuregroups.table import OpenGroup, open_group, open_stored
-from featurestore.model.durations import format_ttl
 from featurestore.model.job import JobSpec
-from featurestore.model.window import Window
+from featurestore.model.times import Window, format_ttl
 from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
 from featurestore.session import Session

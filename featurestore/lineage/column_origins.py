@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from featurestore.model.durations import format_duration
-from featurestore.model.window_job import WindowJob
-from featurestore.model.window_lineage import WindowLineage
+from featurestore.model.job import WindowJob
+from featurestore.model.times import format_duration
+from featurestore.model.window_features import WindowLineage
 
 Group = tuple[str, int | None]
 

@@ -39,12 +39,11 @@ from featurestore.lineage import column_origins, facets
 from featurestore.lineage.column_origins import ColumnOrigins
 from featurestore.lineage.facets import PRODUCER, Facets, dataset_identifier
 from featurestore.model.featuregroup import Commit
-from featurestore.model.job import JobSpec
+from featurestore.model.job import JobSpec, WindowJob
 from featurestore.model.manifest import Manifest
 from featurestore.model.monitor_report import MonitorReport
 from featurestore.model.paths import StorePaths
 from featurestore.model.validation import ExpectationResult, ValidationReport, describe
-from featurestore.model.window_job import WindowJob
 from featurestore.plugins.observers import Work
 from featurestore.storage.manifests import read_manifest
 

@@ -9,10 +9,9 @@ from datetime import datetime
 from typing import Any, Literal
 
 from featurestore.errors import InvalidArgument
+from featurestore.model.display import printable, printable_line
 from featurestore.model.json_object import parsing
-from featurestore.model.names import check_name
-from featurestore.model.printable import printable, printable_line
-from featurestore.model.secrets import parse_secret
+from featurestore.model.names import check_name, parse_secret
 from featurestore.model.times import parse_moment
 
 Event = Literal["begin", "reminder", "end"]
@@ -113,7 +112,7 @@ def validate_channel(name: str, uri: str, secret: str | None) -> Channel:
         parse_secret(secret)
     if scheme == "command" and not uri.removeprefix("command:").startswith("/"):
         raise InvalidArgument(
-            "A command channel needs an absolute path.", hint='"command:/usr/local/bin/tell"'
+            "A command channel needs an absolute path.", hint='"command:/usr/local/bin/notify"'
         )
     if scheme == "log" and uri != "log":
         raise InvalidArgument(f"{printable_line(uri)!r} is not a channel.", hint='uri="log"')

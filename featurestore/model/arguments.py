@@ -1,18 +1,36 @@
-"""Suggestions for unknown arguments of public calls, and range checks of counts.
+"""Arguments of public calls: suggestions for unknown ones, checks of counts, and the caller's position.
 
-The aliases are argument names of other feature stores and readers.
+Counts are versions, limits, offsets and numbers of rows.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import FrameType
 from typing import Any, TypeVar
 
-from featurestore.errors import UnknownArgument, did_you_mean, listing
-from featurestore.model.counts import COUNTS, check_counts
+from featurestore.errors import InvalidArgument, OutOfRange, UnknownArgument, did_you_mean, listing
+
+_INTERNAL_PREFIXES = ("featurestore.", "featurestore_connectors.", "functools", "contextlib")
+
+# The greatest whole number of SQLite, PostgreSQL, Delta and Arrow.
+MAX_INT64 = 2**63 - 1
+MAX_VERSION = 10**9 - 1
+
+# Arguments of public calls that are counts, with the least and the greatest that a call may take.
+# A call may narrow them.
+COUNTS: Mapping[str, tuple[int, int]] = {
+    "version": (1, MAX_VERSION),
+    "limit": (0, MAX_INT64),
+    "offset": (0, MAX_INT64),
+    "n": (0, MAX_INT64),
+}
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=type)
@@ -97,6 +115,115 @@ def with_suggestions(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
+def suggest_arguments(owner: T) -> T:
+    """Decorate the public methods of a class with argument suggestions."""
+    for name, member in list(vars(owner).items()):
+        if name.startswith("_"):
+            continue
+        if inspect.isfunction(member):
+            setattr(owner, name, with_suggestions(member))
+        elif isinstance(member, classmethod):
+            setattr(owner, name, classmethod(with_suggestions(member.__func__)))
+    return owner
+
+
+def check_count(value: object, *, argument: str, minimum: int = 0, maximum: int = MAX_INT64) -> int:
+    """Return a whole number of a range, of Python or NumPy, as an int.
+
+    >>> check_count(3, argument="limit")
+    3
+
+    Raises:
+        InvalidArgument: It is not a whole number.
+        OutOfRange: It is outside the range.
+    """
+    try:
+        # Python and NumPy take booleans for whole numbers.
+        if type(value).__name__ in ("bool", "bool_"):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise InvalidArgument(
+            f"{argument}={_short_repr(value)} is not a whole number.",
+            hint=f"{argument}={max(minimum, 1)}",
+        ) from error
+    if not minimum <= number <= maximum:
+        raise OutOfRange(
+            f"{argument}={_short_repr(number)} is not between {minimum} and {maximum}.",
+            hint=f"{argument}={minimum if number < minimum else maximum}",
+        )
+    return number
+
+
+def check_counts(arguments: Mapping[str, object]) -> None:
+    """Check the count arguments of a call; None is skipped."""
+    for name in COUNTS.keys() & arguments.keys():
+        value = arguments[name]
+        if value is not None:
+            minimum, maximum = COUNTS[name]
+            check_count(value, argument=name, minimum=minimum, maximum=maximum)
+
+
+def check_version(version: object, *, argument: str = "version") -> int:
+    """Return a version of a group, dataset, view or model: 1, 2, ...
+
+    >>> check_version(3)
+    3
+    """
+    return check_count(version, argument=argument, minimum=1, maximum=MAX_VERSION)
+
+
+def parse_version(text: str) -> int:
+    """Return the version in the digits of a reference.
+
+    >>> parse_version("12")
+    12
+    """
+    digits = text.lstrip("0")
+    # Python refuses to read numbers of more than 4,300 digits.
+    if len(digits) > len(str(MAX_VERSION)):
+        raise OutOfRange(
+            f"Version {digits:.20}... is not between 1 and {MAX_VERSION}.", hint="version=1"
+        )
+    return check_version(int(digits or "0"))
+
+
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn with the position of the first frame outside this library."""
+    frame, depth = sys._getframe(), 1
+    while frame.f_back is not None:
+        frame, depth = frame.f_back, depth + 1
+        name = frame.f_globals.get("__name__", "")
+        if name != "featurestore" and not name.startswith(_INTERNAL_PREFIXES):
+            break
+    warnings.warn(message, category, stacklevel=depth)
+
+
+def calling_globals() -> dict[str, Any]:
+    """Return the globals of the caller of the calling function."""
+    frame = sys._getframe(2)
+    # Skip the wrapper of public calls (``model.arguments``).
+    while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_globals
+
+
+def calling_frame(functions: Collection[str], packages: Collection[str]) -> FrameType | None:
+    """Return the nearest frame of one of these functions and packages.
+
+    Returns None if a frame of another package comes first.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        package = frame.f_globals.get("__name__", "").split(".")[0]
+        if package in packages and frame.f_code.co_name in functions:
+            return frame
+        if package not in packages and package != "featurestore":
+            return None
+        frame = frame.f_back
+    return None
+
+
 def _count_positions(function: Callable[..., Any]) -> dict[str, int | None]:
     """Return the positions of arguments that are counts; None for keyword-only arguments.
 
@@ -108,18 +235,6 @@ def _count_positions(function: Callable[..., Any]) -> dict[str, int | None]:
             is_positional = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
             positions[parameter.name] = position if is_positional else None
     return positions
-
-
-def suggest_arguments(owner: T) -> T:
-    """Decorate the public methods of a class with argument suggestions."""
-    for name, member in list(vars(owner).items()):
-        if name.startswith("_"):
-            continue
-        if inspect.isfunction(member):
-            setattr(owner, name, with_suggestions(member))
-        elif isinstance(member, classmethod):
-            setattr(owner, name, classmethod(with_suggestions(member.__func__)))
-    return owner
 
 
 def _argument_error(
@@ -156,9 +271,10 @@ def _argument_error(
         if each.default is inspect.Parameter.empty and not is_passed:
             missing_names.append(each.name)
     if missing_names:
+        more = ["..."] if keyword else []
         return UnknownArgument(
             f"{name}() needs {listing(missing_names)}.",
-            hint=f"{name}({_signature_text(positional, keyword)})",
+            hint=f"{name}({', '.join([*positional, *more])})",
         )
     return UnknownArgument(f"{name}() got an argument twice: {error}.")
 
@@ -190,8 +306,8 @@ def _too_many(
     return UnknownArgument(f"{name}() takes {accepted} without a name, not {len(args)}.", hint=hint)
 
 
-def _signature_text(positional: Sequence[str], keyword: Sequence[str]) -> str:
-    shown = list(positional)
-    if keyword:
-        shown.append("...")
-    return ", ".join(shown)
+def _short_repr(value: object) -> str:
+    # Python refuses to write numbers of more than 4,300 digits.
+    if isinstance(value, int) and abs(value) > 10**40:
+        return f"<a whole number of {value.bit_length()} bits>"
+    return f"{value!r:.80}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from featurestore.model import html
+from featurestore.model import display
 from featurestore.model.statistics_text import share_text
 
 _TUPLE_FIELDS = ("new_values", "gone_values", "reasons")
@@ -36,8 +36,8 @@ class FeatureDrift:
     (texts of more than 100 values), ``psi`` compares the 20 most frequent ones of each and all
     others as one, and ``new_values`` and ``gone_values`` may lack some.
 
-    ``reasons`` say what passed a threshold and is more than two samples of these sizes differ by
-    chance.
+    ``reasons`` name each measure that exceeds its threshold and the difference that two samples of
+    these sizes have by chance.
     """
 
     name: str
@@ -119,21 +119,20 @@ class DriftReport:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        rows: list[dict[str, object]] = []
-        for each in self.features:
-            rows.append(
-                {
-                    "feature": each.name,
-                    "drifted": each.drifted,
-                    "psi": each.psi,
-                    "ks": each.ks,
-                    "values": "all" if each.values_complete else "most frequent",
-                    "missing_before": share_text(each.missing_before),
-                    "missing_after": share_text(each.missing_after),
-                    "reasons": each.reasons,
-                }
-            )
-        return html.records_table(rows, caption=str(self).partition("\n")[0])
+        rows: list[dict[str, object]] = [
+            {
+                "feature": each.name,
+                "drifted": each.drifted,
+                "psi": each.psi,
+                "ks": each.ks,
+                "values": "all" if each.values_complete else "most frequent",
+                "missing_before": share_text(each.missing_before),
+                "missing_after": share_text(each.missing_after),
+                "reasons": each.reasons,
+            }
+            for each in self.features
+        ]
+        return display.records_table(rows, caption=str(self).partition("\n")[0])
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that ``from_json`` reads back equal."""

@@ -12,15 +12,16 @@ from featurestore.arrow.fitting import with_wider_decimals
 from featurestore.arrow.schemas import type_from_json, type_to_json
 from featurestore.errors import FeatureViewDamaged, InvalidName, InvalidReference
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.json_object import JsonObject, MalformedJson
-from featurestore.model.names import check_name
+from featurestore.model.json_object import JsonObject, MalformedJson, seal, unseal
+from featurestore.model.names import FeatureReference, check_name, parse_group_reference
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.paths import FEATUREVIEWS
-from featurestore.model.references import FeatureReference, parse_group_reference
-from featurestore.model.sealed import seal, unseal
-from featurestore.model.window_features import WindowFeature
-from featurestore.model.window_json import window_from_json, window_to_json
-from featurestore.model.window_lineage import WindowLineage
+from featurestore.model.window_features import (
+    WindowFeature,
+    WindowLineage,
+    window_from_json,
+    window_to_json,
+)
 
 VIEW_FILE = "view.json"
 VIEW_FORMAT = 1

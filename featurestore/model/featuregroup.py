@@ -1,4 +1,4 @@
-"""Feature groups: definition and commits."""
+"""Feature groups: definition, rows of external groups, and commits."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from featurestore.errors import (
     KeyRequired,
     did_you_mean,
 )
-from featurestore.model import html
-from featurestore.model.durations import format_duration, parse_duration
-from featurestore.model.external import ExternalRows
+from featurestore.model import display
 from featurestore.model.names import check_name
+from featurestore.model.times import format_duration, parse_duration
+
+# When the store keeps a copy of the rows: for each training dataset, or not at all.
+SNAPSHOTS = ("training", "never")
 
 VALIDATION_POLICIES = ("strict", "warn", "quarantine", "off")
 COMPACTIONS = ("auto",)
@@ -36,10 +38,10 @@ class FeatureGroupSpec:
     """The definition of one version of a feature group: table property ``featurestore.spec``.
 
     ``schema`` holds feature types (see ``arrow.types``). ``expectations`` are plain dicts
-    ``{"type": ..., "kwargs": {...}}``. ``event_time_tolerance`` is how far ahead of the clock an
-    event time may lie before it is warned about. ``compact`` "auto" merges small files as they
-    come. ``external`` says where the rows of an external group are; None for a group of the store.
-    Tags and description live elsewhere (``featurestore.meta``): they change without a new version.
+    ``{"type": ..., "kwargs": {...}}``. Event times that are ahead of the clock by more than
+    ``event_time_tolerance`` cause a warning. ``compact`` "auto" merges small files after writes.
+    ``external`` is the location of the rows of an external group; None for a group of the store.
+    Tags and description are stored in ``featurestore.meta``: they change without a new version.
     """
 
     name: str
@@ -172,6 +174,57 @@ class FeatureGroupSpec:
 
 
 @dataclass(frozen=True)
+class ExternalRows:
+    """The rows of an external feature group: a table, a query or files of a registered source.
+
+    ``snapshots`` "training" copies the rows into the store for each training dataset that uses
+    them, so that the dataset can be created again; "never" stores no copy. ``rename`` is the option
+    of that name.
+    """
+
+    source: str
+    table: str | None = None
+    sql: str | None = None
+    path: str | None = None
+    snapshots: str = "training"
+    rename: str | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.source, noun="source")
+        if self.snapshots not in SNAPSHOTS:
+            raise InvalidArgument(
+                f"snapshots={self.snapshots!r} is not known. 'training' copies the rows that a "
+                "training dataset uses into the store, 'never' does not.",
+                hint=did_you_mean(self.snapshots, SNAPSHOTS, write="snapshots={!r}")
+                or "snapshots='training'",
+            )
+
+    def __str__(self) -> str:
+        for name in ("table", "sql", "path"):
+            value = getattr(self, name)
+            if value is not None:
+                return f"source {self.source!r}, {name}={' '.join(value.split())!r}"
+        return f"source {self.source!r}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the definition as a JSON object that ``from_json`` reads back equal."""
+        data: dict[str, Any] = {"source": self.source, "snapshots": self.snapshots}
+        for name in ("table", "sql", "path", "rename"):
+            if getattr(self, name) is not None:
+                data[name] = getattr(self, name)
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ExternalRows:
+        """Return the definition that ``to_json`` wrote; ValueError when it is anything else."""
+        rows = cls(**dict(data))
+        for value in vars(rows).values():
+            if not isinstance(value, str | None):
+                raise ValueError(f"{value!r} is not a string")
+        return rows
+
+
+@dataclass(frozen=True)
 class Commit:
     """One commit of a group's data.
 
@@ -205,7 +258,9 @@ class Commit:
         }
 
     def _repr_html_(self) -> str:
-        return html.properties_table({**self._summary(), "applied": self.applied}, caption="Commit")
+        return display.properties_table(
+            {**self._summary(), "applied": self.applied}, caption="Commit"
+        )
 
 
 def normalize_tags(tags: object) -> dict[str, str]:
@@ -224,7 +279,7 @@ def check_tags(tags: Mapping[str, str]) -> None:
     for key, value in tags.items():
         if not (isinstance(key, str) and isinstance(value, str) and 0 < len(key) <= MAX_TAG_KEY):
             raise InvalidArgument(
-                f"Tag {key!r}: {value!r} is no pair of texts "
+                f"Tag {key!r}: {value!r} is not a pair of strings "
                 f"(keys have 1 to {MAX_TAG_KEY} characters).",
                 hint="tags={'team': 'traffic'}",
             )

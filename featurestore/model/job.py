@@ -1,22 +1,35 @@
-"""Job definitions and their hash."""
+"""Job definitions and their hash; window jobs with their aggregates, instants and keys."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import NoneType
 from typing import Any, Literal
 
 from featurestore.errors import InvalidJob
-from featurestore.model.durations import format_duration, parse_duration
+from featurestore.model.json_object import JsonObject, MalformedJson, parsing
 from featurestore.model.monitor import MonitorSpec
-from featurestore.model.names import check_name
+from featurestore.model.names import FeatureReference, check_name
 from featurestore.model.plan import canonical_hash
 from featurestore.model.source import SourceInput
 from featurestore.model.stream import StreamSpec
-from featurestore.model.times import parse_moment
+from featurestore.model.times import (
+    Window,
+    duration_from_json,
+    duration_to_json,
+    parse_moment,
+    to_micros,
+)
+from featurestore.model.window_features import (
+    WindowFeature,
+    WindowLineage,
+    micros,
+    window_from_json,
+    window_to_json,
+)
 
 JobMode = Literal["replace_window", "upsert", "append"]
 JobKind = Literal["python", "sql", "window", "training", "monitor", "stream"]
@@ -27,6 +40,20 @@ MODES = ("replace_window", "upsert", "append")
 # The interval of reminders of an alert that continues.
 REMIND = timedelta(days=1)
 
+# What the fields of a stored definition hold; those that are parsed or made anew are not named.
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "name kind target schedule code timezone closed mode validation description on_error": str,
+    "event_time created_time on_failure tombstone": (str, NoneType),
+    "statistics delete_missing": bool,
+    "retries": int,
+    "catchup keep": (int, NoneType),
+}
+
+_MICROSECOND = timedelta(microseconds=1)
+_ALWAYS = (-(2**63), 2**63 - 1)
+# Counts that decide whether a key has a row; they are not written.
+_PRESENT = "__fs_present"
+
 
 @dataclass(frozen=True)
 class JobSpec:
@@ -36,11 +63,11 @@ class JobSpec:
     or the training dataset. ``inputs`` maps the name under which the transform sees an input to a
     group reference (``trips``, ``trips@v2``) or a path (of a Delta table or a folder of Parquet
     files); ``input_times`` names the time column of inputs that are paths or sources; ``sources``
-    says what is read of inputs that are registered sources (``source:shop`` in ``inputs``).
+    are the tables, queries or files of registered sources (``source:shop`` in ``inputs``).
     Rows whose column ``tombstone`` is set delete their key, and ``delete_missing`` deletes keys
-    that the source no longer has. ``on_error`` says whether later windows wait for a failed one.
-    ``alert`` names the channels that are told of failures, and again after ``remind``; ``watched``
-    is what a monitor watches, ``stream`` what a stream job reads.
+    that the source no longer has. With ``on_error`` "wait", later windows wait for a failed one.
+    Failures are sent to the channels ``alert``, and again after ``remind``. ``watched`` is the
+    definition of a monitor, ``stream`` the input of a stream job.
     """
 
     name: str
@@ -104,10 +131,10 @@ class JobSpec:
             "schedule": self.schedule,
             "inputs": dict(self.inputs),
             "code": self.code,
-            "window": _time_text(self.window),
+            "window": duration_to_json(self.window),
             "start": start,
-            "lookback": _time_text(self.lookback),
-            "allowed_lateness": _time_text(self.allowed_lateness),
+            "lookback": duration_to_json(self.lookback),
+            "allowed_lateness": duration_to_json(self.allowed_lateness),
             "timezone": self.timezone,
             "closed": self.closed,
             "mode": self.mode,
@@ -116,7 +143,7 @@ class JobSpec:
             "event_time": self.event_time,
             "created_time": self.created_time,
             "partition_by": list(self.partition_by),
-            "ttl": _time_text(self.ttl),
+            "ttl": duration_to_json(self.ttl),
             "expectations": list(map(dict, self.expectations)),
             "statistics": self.statistics,
             "description": self.description,
@@ -133,11 +160,12 @@ class JobSpec:
         if self.alert:
             data["alert"] = list(self.alert)
         if self.remind != REMIND:
-            data["remind"] = _time_text(self.remind)
+            data["remind"] = duration_to_json(self.remind)
         if self.watched is not None:
             data["watched"] = self.watched.to_json()
         if self.sources:
-            data["sources"] = _sources_json(self.sources)
+            sources: Any = {name: each.to_json() for name, each in self.sources.items()}
+            data["sources"] = sources
         if self.tombstone is not None:
             data["tombstone"] = self.tombstone
         if self.delete_missing:
@@ -156,11 +184,11 @@ class JobSpec:
         try:
             values = {
                 **data,
-                "window": _duration(data["window"]),
+                "window": duration_from_json(data["window"]),
                 "start": _start(data["start"]),
-                "lookback": _duration(data["lookback"]) or timedelta(0),
-                "allowed_lateness": _duration(data["allowed_lateness"]) or timedelta(0),
-                "ttl": _duration(data["ttl"]),
+                "lookback": duration_from_json(data["lookback"]) or timedelta(0),
+                "allowed_lateness": duration_from_json(data["allowed_lateness"]) or timedelta(0),
+                "ttl": duration_from_json(data["ttl"]),
                 "primary_key": tuple(data["primary_key"]),
                 "partition_by": tuple(data["partition_by"]),
                 "expectations": tuple(map(dict, data["expectations"])),
@@ -169,7 +197,10 @@ class JobSpec:
                 "tags": _texts(data["tags"]),
                 "on_error": parse_on_error(data["on_error"]),
                 **_optional_fields(data),
-                "sources": _sources(data.get("sources", {})),
+                "sources": {
+                    str(name): SourceInput.from_json(each)
+                    for name, each in dict(data.get("sources", {})).items()
+                },
             }
             spec = cls(**values)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -200,19 +231,140 @@ class JobSpec:
         return canonical_hash(definition)
 
 
-# What the fields of a stored definition hold; those that are parsed or made anew are not named.
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "name kind target schedule code timezone closed mode validation description on_error": str,
-    "event_time created_time on_failure tombstone": (str, NoneType),
-    "statistics delete_missing": bool,
-    "retries": int,
-    "catchup keep": (int, NoneType),
-}
-
-
 def parse_on_error(value: Any) -> Any:
     """Return a value of ``on_error``: "go_on" is the former name of "continue"."""
     return "continue" if value == "go_on" else value
+
+
+@dataclass(frozen=True)
+class WindowJob:
+    """The aggregates of a window job.
+
+    It has rows at the end of each window of its schedule and, counted back from there, every
+    ``every`` in between. ``keep_empty`` retains keys without rows in any window.
+    """
+
+    windows: tuple[WindowFeature, ...]
+    every: timedelta
+    keep_empty: bool
+
+    @property
+    def code(self) -> str:
+        """The text that a job's definition holds, which ``of`` reads back."""
+        data = {
+            "windows": list(map(window_to_json, self.windows)),
+            "every_us": micros(self.every),
+            "keep_empty": self.keep_empty,
+        }
+        return json.dumps(data, indent=1)
+
+    @classmethod
+    def from_spec(cls, spec: JobSpec) -> WindowJob:
+        """Return what the definition of a window job holds.
+
+        Raises:
+            InvalidJob: It is anything else: registries may come from elsewhere.
+        """
+        try:
+            with parsing("the aggregates"):
+                data = JsonObject.from_value(json.loads(spec.code))
+                windows = tuple(map(window_from_json, data.objects("windows")))
+                every = timedelta(microseconds=data.number("every_us", minimum=1))
+                return cls(windows, every, data.flag("keep_empty"))
+        except (MalformedJson, RecursionError) as error:
+            raise InvalidJob(
+                f"The stored definition of job {spec.name!r} cannot be read: {error}.",
+                hint="featurestore job register path/to/jobs.py writes it anew",
+            ) from error
+
+    @property
+    def lineage(self) -> list[WindowLineage]:
+        """The inputs of the aggregates that the definition names."""
+        return [
+            WindowLineage.from_feature(each, version=each.reference.version)
+            for each in self.windows
+        ]
+
+    def instants(self, window: Window) -> list[datetime]:
+        """Return the times at which a window has rows, the oldest first.
+
+        A day of 23 or 25 hours has the instants of its hours, and one where ``every`` is a day.
+
+        >>> from datetime import UTC
+        >>> job = WindowJob((), timedelta(hours=6), keep_empty=False)
+        >>> day = Window(datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 2, tzinfo=UTC))
+        >>> [at.hour for at in job.instants(day)]
+        [6, 12, 18, 0]
+        """
+        count = max(1, round((window.end - window.start) / self.every))
+        times = [window.end - number * self.every for number in range(count)]
+        return times[::-1]
+
+    @property
+    def lookback(self) -> timedelta | None:
+        """The maximum age of the rows that count at an instant; None without limit."""
+        if self.keep_empty:
+            return None
+        longest = timedelta(0)
+        for each in self.windows:
+            if each.over is None:
+                return None
+            longest = max(longest, each.over + each.offset)
+        return longest
+
+    def event_time_range(self, window: Window) -> tuple[int, int]:
+        """Return the range of event times, ``[first, last)`` in microseconds, that a window sees."""
+        instants = self.instants(window)
+        first = _ALWAYS[0]
+        if self.lookback is not None:
+            # Windows are open where they begin.
+            first = to_micros(instants[0] - self.lookback + _MICROSECOND)
+        return first, to_micros(instants[-1] + _MICROSECOND)
+
+    def presence(
+        self, event_times: dict[FeatureReference, FeatureReference]
+    ) -> list[WindowFeature]:
+        """Return counts of which one is positive where a key has rows to be written.
+
+        Args:
+            event_times: For the feature of each aggregate the event time of its group.
+        """
+        longest: dict[WindowFeature, WindowFeature] = {}
+        for each in self.windows:
+            count = replace(
+                each, reference=event_times[each.reference], function="count", name="",
+                fill_value=None, n=0,
+            )  # fmt: skip
+            if self.keep_empty:
+                count = replace(count, over=None, offset=timedelta(0), where=None)
+            same = replace(count, over=None)
+            longest_count = longest.get(same)
+            if longest_count is None or _longer(count, longest_count):
+                longest[same] = count
+        counts = [
+            replace(each, name=f"{_PRESENT}_{number}")
+            for number, each in enumerate(longest.values())
+        ]
+        return counts
+
+
+def input_name(feature: WindowFeature) -> str:
+    """Return what a window job calls the group of an aggregate among its inputs.
+
+    >>> from featurestore.model.window_features import parse_window
+    >>> input_name(parse_window("transactions@v2.amount|sum|7d"))
+    'transactions_v2'
+    """
+    group, version = str(feature.reference.group), feature.reference.version
+    return group if version is None else f"{group}_v{version}"
+
+
+def _start(value: str | None) -> datetime | None:
+    return None if value is None else parse_moment(value, argument="start", warn=False)
+
+
+def _texts(value: Mapping[str, object]) -> dict[str, str]:
+    return {key: str(each) for key, each in dict(value).items()}
 
 
 def _optional_fields(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,7 +373,7 @@ def _optional_fields(data: Mapping[str, Any]) -> dict[str, Any]:
     if "alert" in data:
         fields["alert"] = tuple(map(str, data["alert"]))
     if "remind" in data:
-        fields["remind"] = _duration(data["remind"])
+        fields["remind"] = duration_from_json(data["remind"])
     if "watched" in data:
         fields["watched"] = MonitorSpec.from_json(data["watched"])
     if "stream" in data:
@@ -236,25 +388,7 @@ def _damaged(reason: str) -> InvalidJob:
     )
 
 
-def _texts(value: Mapping[str, object]) -> dict[str, str]:
-    return {key: str(each) for key, each in dict(value).items()}
-
-
-def _sources_json(sources: Mapping[str, SourceInput]) -> Any:
-    return {name: each.to_json() for name, each in sources.items()}
-
-
-def _sources(value: Mapping[str, object]) -> dict[str, SourceInput]:
-    return {str(name): SourceInput.from_json(each) for name, each in dict(value).items()}
-
-
-def _start(value: str | None) -> datetime | None:
-    return None if value is None else parse_moment(value, argument="start", warn=False)
-
-
-def _time_text(value: timedelta | None) -> str | None:
-    return None if value is None else format_duration(value)
-
-
-def _duration(value: str | None) -> timedelta | None:
-    return None if value is None else parse_duration(value)
+def _longer(first: WindowFeature, second: WindowFeature) -> bool:
+    if second.over is None:
+        return False
+    return first.over is None or first.over > second.over

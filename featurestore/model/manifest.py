@@ -16,13 +16,12 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
-from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.model.json_object import JsonObject, MalformedJson, parse_object, seal, unseal
 from featurestore.model.names import check_name
 from featurestore.model.paths import is_relative_path
 from featurestore.model.plan import canonical_hash
 from featurestore.model.roles import ROLES, Role
-from featurestore.model.sealed import parse_object, seal, unseal
-from featurestore.model.window_lineage import WindowLineage, windows_of_plan
+from featurestore.model.window_features import WindowLineage, windows_of_plan
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_FORMAT = 1
@@ -98,11 +97,11 @@ class Manifest:
     ``content_hash`` is what proves the data: the same rows, rules and seed give the same hash in
     any store, whichever engine wrote the files. Where the rows came from (plan, sources) has its
     own ``plan_hash``. ``view`` is name and version of the feature view that the rows are of.
-    ``uncovered_rows`` lie in no range of a TimeSplit; ``dropped_rows`` are label rows that an inner
+    ``uncovered_rows`` are in no range of a TimeSplit; ``dropped_rows`` are label rows that an inner
     join left out, None without such a join. ``prefixes``: for each file longer than a MiB the first
     digits of the SHA-256 of its first 1, 2, ... MiB, by which ``verify`` finds where a damaged file
     begins to differ. ``transformations`` is the file of the transformations that the dataset was made
-    with, by path and SHA-256. ``reads`` tells what was read of registered sources: for the labels,
+    with, by path and SHA-256. ``reads`` are the reads of registered sources: for the labels,
     and of external feature groups. ``max_lengths`` are the greatest lengths that were declared.
     """
 
@@ -170,7 +169,7 @@ class Manifest:
     def content_hash(self) -> str:
         """SHA-256 over what decides the bytes and the bytes' own hashes."""
         data = self.to_json()
-        return canonical_hash({part: data[part] for part in _CONTENT_FIELDS})
+        return canonical_hash({name: data[name] for name in _CONTENT_FIELDS})
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that ``from_json`` reads back equal."""

@@ -1,19 +1,44 @@
-"""Monitor definitions: the monitored group, its baseline and thresholds."""
+"""Monitor definitions: the monitored group or model, its baseline and thresholds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 from featurestore.errors import InvalidJob, did_you_mean
-from featurestore.model.durations import format_duration, parse_duration
-from featurestore.model.times import parse_moment
-from featurestore.model.watched_model import MonitoredModel
+from featurestore.model.times import (
+    duration_from_json,
+    duration_to_json,
+    format_duration,
+    parse_duration,
+    parse_moment,
+)
 
-# What a distribution may differ by before it is looked at, where it is also more than chance and
-# more than the windows of the baseline differ among each other.
+AUC, LOG_LOSS = "auc", "log_loss"
+# The share of predictions whose label is known, monitored with the measures.
+LABELLED = "labelled"
+# SQL over the columns ``prediction`` and ``label`` of one row each; ``{threshold}`` is a number, and
+# ``surprise`` the logarithm of the chance that the label was given, below zero.
+_ABOVE = "prediction >= {threshold}"
+SQL_MEASURES: Mapping[str, str] = {
+    "accuracy": f"avg(case when ({_ABOVE}) = (label >= 0.5) then 1 else 0 end)",
+    "precision": f"avg(case when {_ABOVE} then label else null end)",
+    "recall": f"avg(case when label >= 0.5 then case when {_ABOVE} then 1 else 0 end else null end)",
+    LOG_LOSS: "avg(surprise)",
+    "brier": "avg((prediction - label) * (prediction - label))",
+    "mae": "avg(abs(prediction - label))",
+    "mse": "avg((prediction - label) * (prediction - label))",
+    "bias": "avg(prediction - label)",
+}
+# Accuracy of predictions that are classes, not numbers with a threshold.
+SAME_CLASS = "avg(case when prediction = label then 1 else 0 end)"
+MODEL_MEASURES = (AUC, *SQL_MEASURES)
+
+# Differences of distributions up to these are ignored. Larger ones count if they also exceed chance
+# and the differences among the windows of the baseline.
 DEFAULT_DRIFT: Mapping[str, float] = {"psi": 0.2, "ks": 0.1, "null_share": 0.05, "new_values": 0.01}
 MEASURES = (*DEFAULT_DRIFT, "js", "gone_values")
 DEFAULT_VOLUME = (0.65, 1.8)
@@ -62,7 +87,7 @@ class Baseline:
             "split": self.split,
             "version": self.version,
             "as_of": as_of,
-            "last": None if self.last is None else format_duration(self.last),
+            "last": duration_to_json(self.last),
             "same_weekday": self.same_weekday,
         }
 
@@ -72,24 +97,23 @@ class Baseline:
         as_of: Any = data["as_of"]
         if isinstance(as_of, str):
             as_of = parse_moment(as_of, argument="as_of", warn=False)
-        last = data["last"]
         return cls(
             training_dataset=data["training_dataset"],
             split=data["split"],
             version=data["version"],
             as_of=as_of,
-            last=None if last is None else parse_duration(last),
+            last=duration_from_json(data["last"]),
             same_weekday=bool(data["same_weekday"]),
         )
 
 
 @dataclass(frozen=True)
 class MonitorSpec:
-    """What a monitor watches of which group, and by which rules.
+    """The monitored properties of a group, with their thresholds.
 
-    ``confirm`` is how many windows in a row have to be out of bounds before there is an alarm.
-    ``limits`` are the bounds of metrics, None if there is none. ``model`` is there where the
-    group holds a model's predictions, and its quality is watched.
+    An alarm needs ``confirm`` consecutive windows out of bounds. ``limits`` are the lower and upper
+    bounds of metrics; None leaves a side open. ``model`` is set if the group contains a model's
+    predictions and their quality is monitored.
     """
 
     featuregroup: str
@@ -127,8 +151,8 @@ class MonitorSpec:
             "baseline": self.baseline.to_json(),
             "drift": dict(self.drift),
             "features": features,
-            "freshness": _time_text(self.freshness),
-            "commit_freshness": _time_text(self.commit_freshness),
+            "freshness": duration_to_json(self.freshness),
+            "commit_freshness": duration_to_json(self.commit_freshness),
             "volume": volume,
             "schema": self.schema,
             "metrics": dict(self.metrics),
@@ -157,8 +181,8 @@ class MonitorSpec:
                 baseline=Baseline.from_json(data["baseline"]),
                 drift=drift,
                 features=None if features is None else tuple(map(str, features)),
-                freshness=_duration(data["freshness"]),
-                commit_freshness=_duration(data["commit_freshness"]),
+                freshness=duration_from_json(data["freshness"]),
+                commit_freshness=duration_from_json(data["commit_freshness"]),
                 volume=None if volume is None else (float(volume[0]), float(volume[1])),
                 schema=bool(data["schema"]),
                 metrics=metrics,
@@ -170,12 +194,12 @@ class MonitorSpec:
 
 
 def check_monitor_spec(watched: MonitorSpec) -> MonitorSpec:
-    """Return what is to be watched if its numbers make sense, else raise InvalidJob."""
+    """Return the specification if its measures and numbers are valid, else raise InvalidJob."""
     for name, value in watched.drift.items():
         if name not in MEASURES:
             suggestion = did_you_mean(name, MEASURES)
             raise InvalidJob(
-                f"drift={{{name!r}: ...}}: there is no such measure.",
+                f"drift={{{name!r}: ...}}: unknown measure.",
                 hint=suggestion or f"one of {', '.join(MEASURES)}",
             )
         if not 0 < value < 1000:
@@ -194,19 +218,92 @@ def check_monitor_spec(watched: MonitorSpec) -> MonitorSpec:
         )
     if not 1 <= watched.confirm <= 10:
         raise InvalidJob(
-            f"confirm={watched.confirm!r}: so many windows in a row cannot be asked for.",
+            f"confirm={watched.confirm!r} is not between 1 and 10.",
             hint="confirm=1 alarms at the first window out of bounds, confirm=2 at the second",
         )
     return watched
 
 
+@dataclass(frozen=True)
+class MonitoredModel:
+    """A registered model whose predictions are joined to labels.
+
+    ``version`` None takes predictions of all versions, ``label`` None the model's own label. A
+    label belongs to the prediction of its key at its time, or at most ``within`` before it.
+    ``measures`` are names of ``MEASURES``, ``metrics`` SQL over ``prediction`` and ``label``.
+    """
+
+    model: str
+    version: int | None
+    labels: str
+    label: str | None
+    prediction: str
+    measures: tuple[str, ...]
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    within: timedelta = timedelta(0)
+    threshold: float = 0.5
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all that is measured."""
+        return (*self.measures, *self.metrics, LABELLED)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object that ``from_json`` reads back equal."""
+        return {
+            "model": self.model,
+            "version": self.version,
+            "labels": self.labels,
+            "label": self.label,
+            "prediction": self.prediction,
+            "measures": list(self.measures),
+            "metrics": dict(self.metrics),
+            "within": format_duration(self.within),
+            "threshold": self.threshold,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> MonitoredModel:
+        """Parse the output of ``to_json``; raise KeyError, TypeError or ValueError if invalid."""
+        version, label = data["version"], data["label"]
+        return check_monitored_model(
+            cls(
+                model=str(data["model"]),
+                version=None if version is None else int(version),
+                labels=str(data["labels"]),
+                label=None if label is None else str(label),
+                prediction=str(data["prediction"]),
+                measures=tuple(map(str, data["measures"])),
+                metrics={str(name): str(text) for name, text in dict(data["metrics"]).items()},
+                within=parse_duration(data["within"]),
+                threshold=float(data["threshold"]),
+            )
+        )
+
+
+def check_monitored_model(watched: MonitoredModel) -> MonitoredModel:
+    """Return the model if its measures and numbers are valid, else raise InvalidJob."""
+    for name in watched.measures:
+        if name not in MODEL_MEASURES:
+            suggestion = did_you_mean(name, MODEL_MEASURES)
+            raise InvalidJob(
+                f"metric={name!r}: unknown measure of predictions.",
+                hint=suggestion or f"one of {', '.join(MODEL_MEASURES)}; metrics= takes SQL",
+            )
+    duplicates = {*watched.measures, LABELLED}.intersection(watched.metrics)
+    if duplicates or len(set(watched.measures)) < len(watched.measures):
+        raise InvalidJob(
+            f"Two metrics have the same name among {', '.join(watched.names)}.",
+            hint='metric="auc", metrics={"cost": "avg(abs(prediction - label))"}',
+        )
+    if not watched.measures and not watched.metrics:
+        raise InvalidJob("Nothing is measured of the predictions.", hint='metric="auc"')
+    if watched.within < timedelta(0) or watched.within % timedelta(seconds=1):
+        raise InvalidJob(f"within={watched.within} is not a whole number of seconds.", hint='"7d"')
+    if not isinstance(watched.threshold, int | float) or not math.isfinite(watched.threshold):
+        raise InvalidJob(f"threshold={watched.threshold!r} is not a number.", hint="threshold=0.5")
+    return watched
+
+
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
-
-
-def _time_text(value: timedelta | None) -> str | None:
-    return None if value is None else format_duration(value)
-
-
-def _duration(value: str | None) -> timedelta | None:
-    return None if value is None else parse_duration(value)

@@ -1,29 +1,33 @@
-"""Reports of monitors: findings of one window."""
+"""Reports of monitors: findings of one window, and acceptances of windows as the new normal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from featurestore.model import html
+from featurestore.model import display
 from featurestore.model.json_object import parsing
-from featurestore.model.times import parse_moment
-from featurestore.model.window import Window
+from featurestore.model.times import Window, parse_moment
 
 FindingKind = Literal[
     "drift", "nulls", "values", "anchor", "freshness", "volume", "schema", "metric"
 ]
 State = Literal["ok", "suspect", "alarm", "learning"]
 
+# What has a baseline of its own: a feature, a metric, or the number of rows.
+Subject = tuple[Literal["feature", "metric", "volume"], str]
+_OF_FEATURES = ("drift", "nulls", "values")
+
 
 @dataclass(frozen=True)
 class Finding:
     """One value and its bounds.
 
-    ``subject`` is the feature or metric, "" for the whole window. ``out`` says that this window is
-    out of bounds, ``alarm`` that as many windows in a row were as the monitor asks for. ``excess``
-    orders findings: how far the value is from its bound, 1 on it.
+    ``subject`` is the feature or metric, "" for all rows of the window. ``out`` is True if this
+    window is out of bounds, ``alarm`` if the required number of consecutive windows is. ``excess``
+    orders findings by the distance of the value from its bound, 1 at the bound.
     """
 
     kind: FindingKind
@@ -78,12 +82,12 @@ class BinShares:
 
 @dataclass(frozen=True, repr=False)
 class MonitorReport:
-    """What a monitor found in one window, the worst first.
+    """The findings of a monitor in one window, the worst first.
 
-    ``state`` is "alarm"; "suspect" where something is out of bounds in this window and not yet in
-    as many as the monitor asks for; "learning" where there is too little before the window to
-    compare it with, and nothing is out of bounds; else "ok". ``shares`` are there in the report of
-    ``check_monitor``, not in the history.
+    ``state`` is "alarm"; "suspect" if this window is out of bounds, but not yet the required number
+    of consecutive windows; "learning" if the earlier windows do not suffice for a comparison, and
+    no finding is out of bounds; else "ok". Only the report of ``check_monitor`` has ``shares``, the
+    history has none.
 
     >>> registered = store.register_jobs("monitors.py")
     >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")
@@ -129,7 +133,7 @@ class MonitorReport:
         return "ok"
 
     def finding(self, kind: str, subject: str = "", measure: str | None = None) -> Finding | None:
-        """Return one finding, None if the monitor did not look or could not judge.
+        """Return one finding, None if the monitor has no such check or no baseline for it.
 
         >>> registered = store.register_jobs("monitors.py")
         >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")
@@ -144,8 +148,7 @@ class MonitorReport:
     def __str__(self) -> str:
         start, end = self.window.start.isoformat(), self.window.end.isoformat()
         lines = [f"{self.monitor}: {self.state}, {start} to {end}, {self.rows:,} rows"]
-        for each in self.alarms:
-            lines.append(f"  {each}")
+        lines += [f"  {each}" for each in self.alarms]
         for each in self.suspects:
             lines.append(f"  {each} (in this window, not yet confirmed)")
         for note in self.notes:
@@ -165,37 +168,35 @@ class MonitorReport:
         }
 
     def _repr_html_(self) -> str:
-        rows: list[dict[str, object]] = []
-        for each in self.findings:
-            rows.append(
-                {
-                    "kind": each.kind,
-                    "of": each.subject,
-                    "measure": each.measure,
-                    "value": each.value,
-                    "bounds": _bounds_text(each.low, each.high),
-                    "state": _state_text(each),
-                }
-            )
-        return html.records_table(rows, caption=str(self).partition("\n")[0])
+        rows: list[dict[str, object]] = [
+            {
+                "kind": each.kind,
+                "of": each.subject,
+                "measure": each.measure,
+                "value": each.value,
+                "bounds": _bounds_text(each.low, each.high),
+                "state": _state_text(each),
+            }
+            for each in self.findings
+        ]
+        return display.records_table(rows, caption=str(self).partition("\n")[0])
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that ``from_json`` reads back equal."""
-        findings = []
-        for each in self.findings:
-            findings.append(
-                [
-                    each.kind,
-                    each.subject,
-                    each.measure,
-                    each.value,
-                    each.low,
-                    each.high,
-                    each.out,
-                    each.alarm,
-                    each.text,
-                ]
-            )
+        findings = [
+            [
+                each.kind,
+                each.subject,
+                each.measure,
+                each.value,
+                each.low,
+                each.high,
+                each.out,
+                each.alarm,
+                each.text,
+            ]
+            for each in self.findings
+        ]
         return {
             "format": 1,
             "monitor": self.monitor,
@@ -235,17 +236,114 @@ def worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda each: (not each.alarm, not each.out, -each.excess)))
 
 
-def _finding(data: Sequence[Any]) -> Finding:
-    kind, subject, measure, value, low, high, out, alarm, text = data
-    return Finding(
-        kind, str(subject), str(measure), value, low, high, bool(out), bool(alarm), str(text)
+@dataclass(frozen=True)
+class Acceptance:
+    """A decision on windows that were out of bounds.
+
+    Attributes:
+        monitor: Name of the monitor.
+        window: The only window that was accepted; None: all windows up to ``until``.
+        until: End of the last accepted window.
+        subjects: What was accepted, and where its baseline starts anew. None: the accepted
+            windows join the baseline that is there.
+        note: Why.
+        created: When it was accepted.
+    """
+
+    monitor: str
+    window: Window | None
+    until: datetime
+    subjects: Mapping[Subject, datetime | None] = field(default_factory=dict)
+    note: str = ""
+    created: datetime | None = None
+
+    def covers(self, window: Window, subject: Subject) -> bool:
+        """Return whether a window that was out of bounds is accepted for a subject."""
+        if subject not in self.subjects:
+            return False
+        return window == self.window if self.window is not None else window.end <= self.until
+
+    def __str__(self) -> str:
+        names = []
+        for (kind, name), start in self.subjects.items():
+            label = name or "rows"
+            if kind == "metric":
+                label = f"metric {name}"
+            if start is not None:
+                label += f" (new baseline from {start.isoformat()})"
+            names.append(label)
+        text = f"{self.monitor}: accepted up to {self.until.isoformat()}: {', '.join(names)}"
+        return f"{text}; {self.note}" if self.note else text
+
+    def to_json(self) -> dict[str, object]:
+        """Return the acceptance as a JSON object."""
+        window = None
+        if self.window is not None:
+            window = [self.window.start.isoformat(), self.window.end.isoformat()]
+        return {
+            "monitor": self.monitor,
+            "window": window,
+            "until": self.until.isoformat(),
+            "subjects": [
+                [kind, name, None if start is None else start.isoformat()]
+                for (kind, name), start in self.subjects.items()
+            ],
+            "note": self.note,
+        }
+
+
+def subject_of(finding: Finding) -> Subject | None:
+    """Return the subject whose baseline a finding is judged by, None for one without a baseline.
+
+    >>> subject_of(Finding("nulls", "temp", "null_share", 0.5))
+    ('feature', 'temp')
+    """
+    if finding.kind in _OF_FEATURES:
+        return "feature", finding.subject
+    if finding.kind == "metric":
+        return "metric", finding.subject
+    if finding.kind == "volume":
+        return "volume", ""
+    return None
+
+
+def subjects_out_of_bounds(findings: Iterable[Finding]) -> frozenset[Subject]:
+    """Return the subjects that are out of bounds by some findings."""
+    return frozenset(
+        subject
+        for finding in findings
+        if finding.out and (subject := subject_of(finding)) is not None
     )
 
 
-def _state_text(finding: Finding) -> str:
-    if finding.alarm:
-        return "alarm"
-    return "out of bounds" if finding.out else "ok"
+def acceptable_subjects(
+    reports: Collection[MonitorReport], *, confirm: int, restart: bool, last: timedelta | None
+) -> dict[Subject, datetime | None]:
+    """Return the subjects that are out of bounds in some reports, with their new baselines' starts.
+
+    Args:
+        reports: Reports of the windows to accept, in any order.
+        confirm: So many windows in bounds in a row end a change.
+        restart: Whether a change that lasts until the newest report starts a new baseline. It
+            starts with the first window of the change.
+        last: Width of the moving baseline. A baseline that drifted from its anchor becomes the
+            new anchor: it starts so long before the end of the newest report.
+    """
+    sorted_reports = sorted(reports, key=lambda report: report.window)
+    starts: dict[Subject, datetime | None] = {}
+    for report in sorted_reports:
+        for finding in report.findings:
+            if finding.kind == "anchor" and finding.out and restart and last is not None:
+                starts["feature", finding.subject] = sorted_reports[-1].window.end - last
+    for subject in sorted(
+        {each for report in sorted_reports for each in subjects_out_of_bounds(report.findings)}
+    ):
+        start = _change_start(sorted_reports, subject, confirm)
+        if restart and start is not None:
+            starts[subject] = start
+        else:
+            starts.setdefault(subject, None)
+    return starts
 
 
 def _bounds_text(low: float | None, high: float | None) -> str:
@@ -256,3 +354,32 @@ def _bounds_text(low: float | None, high: float | None) -> str:
     if high is None:
         return f"from {low:.3g}"
     return f"{low:.3g} to {high:.3g}"
+
+
+def _state_text(finding: Finding) -> str:
+    if finding.alarm:
+        return "alarm"
+    return "out of bounds" if finding.out else "ok"
+
+
+def _finding(data: Sequence[Any]) -> Finding:
+    kind, subject, measure, value, low, high, out, alarm, text = data
+    return Finding(
+        kind, str(subject), str(measure), value, low, high, bool(out), bool(alarm), str(text)
+    )
+
+
+def _change_start(
+    ordered: Iterable[MonitorReport], subject: Subject, confirm: int
+) -> datetime | None:
+    """Return the start of the change that lasts until the last report; None if it ended before."""
+    start, within = None, 0
+    for report in ordered:
+        findings = [each for each in report.findings if subject_of(each) == subject]
+        if any(each.out for each in findings):
+            start, within = start or report.window.start, 0
+        elif findings:
+            within += 1
+        if within >= confirm:
+            start = None
+    return start

@@ -1,10 +1,35 @@
-"""Names of groups, datasets, jobs and other entities of a store."""
+"""Names in user input: entities of a store, feature references, new column names and secrets."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from featurestore.errors import InvalidName
+from featurestore.arrow.column_names import snake_case_names
+from featurestore.errors import (
+    InvalidArgument,
+    InvalidName,
+    InvalidReference,
+    did_you_mean,
+    listing,
+)
+from featurestore.model.arguments import parse_version
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HINT = "secret='env:NAME' names an environment variable, secret='file:/run/secrets/name' a file"
+
+# The option of a source, and of a query, that renames columns.
+RENAME = "rename"
+SNAKE_CASE = "snake_case"
+
+_REFERENCE = re.compile(
+    r"\s*(?:(?P<group>[a-z][a-z0-9_]{0,62})(?:@v(?P<version>[1-9][0-9]*))?[.:])?"
+    r"(?P<feature>[A-Za-z_][A-Za-z0-9_]*|\*)(?:\s+as\s+(?P<alias>[A-Za-z_][A-Za-z0-9_]*))?\s*",
+    re.IGNORECASE,
+)
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
@@ -35,3 +60,186 @@ def suggest_name(name: str) -> str:
     if not cleaned[0].isalpha():
         cleaned = f"f_{cleaned}"
     return cleaned[:63]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureReference:
+    """One feature as a user names it; ``group`` and ``version`` are None where left open."""
+
+    feature: str
+    group: str | None = None
+    version: int | None = None
+    alias: str | None = None
+
+    @property
+    def is_star(self) -> bool:
+        """Whether the reference selects all features of the group."""
+        return self.feature == "*"
+
+    @property
+    def name(self) -> str:
+        """The column name in the result."""
+        return self.alias or self.feature
+
+    def __str__(self) -> str:
+        text = self.feature
+        if self.group is not None:
+            text = f"{format_group_reference(self.group, self.version)}.{text}"
+        if self.alias is not None:
+            text += f" as {self.alias}"
+        return text
+
+
+def parse_reference(text: str) -> FeatureReference:
+    """Return the reference that ``text`` spells.
+
+    >>> parse_reference("weather@v2.temp as origin_temp")
+    FeatureReference(feature='temp', group='weather', version=2, alias='origin_temp')
+    >>> str(parse_reference("weather:temp"))
+    'weather.temp'
+    """
+    match = None
+    if isinstance(text, str):
+        match = _REFERENCE.fullmatch(text)
+    if match is None or (match["group"] or "") != (match["group"] or "").lower():
+        raise InvalidReference(
+            f"{text!r} is not a feature reference.",
+            hint="write 'feature', 'group.feature', 'group@v2.feature', 'group.*' "
+            "or 'group.feature as name'",
+        )
+    if match["feature"] == "*" and (match["group"] is None or match["alias"]):
+        raise InvalidReference(
+            f"{text!r}: '*' needs a group and takes no alias.", hint="write 'group.*'"
+        )
+    version = _version(match["version"])
+    return FeatureReference(match["feature"], match["group"], version, match["alias"])
+
+
+def format_group_reference(name: str, version: int | None) -> str:
+    """Return the text that ``parse_group_reference`` reads back.
+
+    >>> format_group_reference("weather", 2), format_group_reference("weather", None)
+    ('weather@v2', 'weather')
+    """
+    if version is None:
+        return name
+    return f"{name}@v{version}"
+
+
+def parse_group_reference(text: str) -> tuple[str, int | None]:
+    """Return name and version of a group reference such as ``weather`` or ``weather@v2``.
+
+    >>> parse_group_reference("weather@v2")
+    ('weather', 2)
+    """
+    match = re.fullmatch(r"([a-z][a-z0-9_]{0,62})(?:@v([1-9][0-9]*))?", text)
+    if match is None:
+        raise InvalidReference(
+            f"{text!r} is not a feature group.", hint="write 'group' or 'group@v2'"
+        )
+    return match[1], _version(match[2])
+
+
+def suggest_group(
+    name: str, group_names: Iterable[str], *, feature: str | None = None
+) -> str | None:
+    """Return a suggestion of a similar group; None without one.
+
+    A name that ends in its version, ``teams_1``, means ``teams@v1``.
+
+    >>> suggest_group("teams_1", ["teams"], feature="budget")
+    "did you mean 'teams@v1.budget'?"
+    >>> suggest_group("wether", ["weather", "planes"])
+    "did you mean 'weather'?"
+    """
+    names = list(group_names)
+    suffix = ""
+    if feature is not None:
+        suffix = f".{feature}"
+    version_match = re.fullmatch(r"(.+)_([1-9][0-9]*)", name)
+    if version_match is not None and version_match[1] in names:
+        return f"did you mean {f'{version_match[1]}@v{version_match[2]}{suffix}'!r}?"
+    return did_you_mean(name, names, write=f"'{{}}{suffix}'")
+
+
+def check_rename(rename: object) -> str | None:
+    """Return a renaming as the text of an option, None without a renaming.
+
+    Raises:
+        InvalidArgument: It is neither "snake_case" nor a mapping of names.
+
+    >>> check_rename({"Country Name": "country_name"})
+    '{"Country Name": "country_name"}'
+    """
+    if rename is None:
+        return None
+    value = rename
+    if isinstance(rename, str) and rename != SNAKE_CASE:
+        try:
+            value = json.loads(rename)
+        except ValueError:
+            value = None
+    if value == SNAKE_CASE:
+        return SNAKE_CASE
+    if isinstance(value, Mapping):
+        texts = [*value.keys(), *value.values()]
+        if all(isinstance(each, str) for each in texts):
+            return json.dumps(dict(value), ensure_ascii=False)
+    raise InvalidArgument(
+        f"rename={rename!r} is not a mapping of names.",
+        hint="rename={'Country Name': 'country_name'}, or rename='snake_case'",
+    )
+
+
+def renames_of(rename: str, names: Sequence[str], *, owner: str) -> dict[str, str]:
+    """Return the new names of columns by their old names.
+
+    ``rename`` is the result of ``check_rename``, and ``owner`` the table or frame of the columns in
+    messages.
+
+    Raises:
+        InvalidArgument: A renamed column does not exist.
+
+    >>> renames_of('{"Country Name": "country"}', ["Country Name", "id"], owner="the dataframe")
+    {'Country Name': 'country'}
+    """
+    if rename == SNAKE_CASE:
+        return snake_case_names(names)
+    renames: dict[str, str] = json.loads(rename)
+    unknown = [name for name in renames if name not in names]
+    if unknown:
+        raise InvalidArgument(
+            f"rename: unknown columns {listing(unknown)} of {owner}. Available: "
+            f"{listing(names, limit=50)}.",
+            hint=did_you_mean(unknown[0], names, write="rename={{{!r}: '...'}}"),
+        )
+    return renames
+
+
+@dataclass(frozen=True)
+class SecretReference:
+    """Where a secret is: in an environment variable ("env"), or in a file ("file")."""
+
+    kind: Literal["env", "file"]
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+
+def parse_secret(text: str) -> SecretReference:
+    """Parse a reference. An invalid text may be the secret itself: the error omits it.
+
+    >>> parse_secret("env:HOOK")
+    SecretReference(kind='env', name='HOOK')
+    """
+    kind, _, name = text.partition(":")
+    if kind == "env" and _VARIABLE.fullmatch(name):
+        return SecretReference("env", name)
+    if kind == "file" and name.strip() and "\0" not in name:
+        return SecretReference("file", name)
+    raise InvalidArgument("secret= is not a reference to a secret.", hint=_HINT)
+
+
+def _version(text: str | None) -> int | None:
+    return None if text is None else parse_version(text)

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from featurestore.errors import InvalidArgument
-from featurestore.model.counts import check_version
+from featurestore.model.arguments import check_version
 from featurestore.model.names import check_name
 
 FEATUREGROUPS = "featuregroups"
@@ -167,4 +167,4 @@ def is_relative_path(text: object) -> bool:
     """
     if not isinstance(text, str) or "\0" in text or "\\" in text:
         return False
-    return all(part not in ("", ".", "..") for part in text.split("/"))
+    return all(name not in ("", ".", "..") for name in text.split("/"))

@@ -11,11 +11,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from featurestore.model import html
+from featurestore.model import display
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.on_demand import OnDemandFeature
-from featurestore.model.window_features import WindowFunction
-from featurestore.model.window_json import micros, value_to_json
+from featurestore.model.window_features import WindowFunction, micros, value_to_json
 
 JoinKind = Literal["left", "inner"]
 
@@ -97,8 +96,8 @@ class QuerySource:
     """The result of a user's query over pinned groups, as the left side of a plan.
 
     ``sql`` is DuckDB's SQL as it was written and checked. ``tables`` are the groups under the names
-    that the query has for them. ``varies`` says why another run over the same versions may give
-    other rows; None if it cannot.
+    that the query has for them. ``varies`` is the reason why another run over the same versions may
+    return other rows; None if it cannot.
     """
 
     sql: str
@@ -167,21 +166,21 @@ class FeaturePlan:
 
     The left side is ``left_source`` (a group, pinned), the result of ``left_plan`` (a retrieval
     that fed this one) or of ``left_query`` (a user's query over pinned groups), or the caller's
-    labels (all None). The rows of all but a group are handed to the engine beside the plan.
-    ``left_columns`` are returned first. ``columns`` is the order of the whole result; each is a
+    labels (all None). Except for a group, the engine gets the rows in addition to the plan.
+    ``left_columns`` are returned first. ``columns`` is the order of all result columns; each is a
     left column or the name of an output. ``left_time`` names a left column; ``fixed_time`` is one
-    moment for all rows instead (batch scoring); both None where no join needs a time.
-    ``keep_order`` asks for the label order (labels in memory): the labels then carry the column
-    ``ROW``. ``filters`` (DuckDB's SQL) and ``samples`` cut the joined rows.
+    time for all rows instead (batch scoring); both are None if no join needs a time.
+    ``keep_order`` keeps the order of labels in memory: the labels then have the column ``ROW``.
+    ``filters`` (DuckDB's SQL) and ``samples`` reduce the joined rows.
 
-    ``asked`` are the columns of the result that were asked for by name, in all chained retrievals
-    together; None for a whole group, of which nothing was asked by name.
+    ``asked`` are the columns of the result that were requested by name, in all chained retrievals
+    together; None for all columns of a group.
 
-    ``left_schema`` has the left side's own names; ``left_renames`` holds the left columns whose
-    name in the result is another one. ``left_rows`` is how many rows the left side has, where that
-    is known. A plan has ``windows`` or ``joins``; where both were asked for, the plan of the
-    windows feeds the other. ``on_demand`` features are computed of the rows of a left plan that has
-    all their inputs.
+    ``left_schema`` has the left side's own names; ``left_renames`` are the left columns that have
+    another name in the result. ``left_rows`` is the number of rows of the left side, None if
+    unknown. A plan has ``windows`` or ``joins``; if both were requested, the plan of the windows is
+    the left plan of the other. ``on_demand`` features are computed from the rows of a left plan that
+    has all their inputs.
     """
 
     left_source: Source | None
@@ -216,7 +215,7 @@ class FeaturePlan:
         return describe(self)
 
     def _repr_html_(self) -> str:
-        return html.preformatted(str(self))
+        return display.preformatted(str(self))
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object for manifests: what decides the rows, nothing else."""
@@ -228,7 +227,9 @@ class FeaturePlan:
         if self.filters:
             extra["filters"] = list(self.filters)
         if self.samples:
-            extra["samples"] = list(map(_sample_to_json, self.samples))
+            extra["samples"] = [
+                {**asdict(sample), "by": list(sample.by)} for sample in self.samples
+            ]
         if self.windows:
             extra["windows"] = list(map(_window_to_json, self.windows))
         if self.on_demand:
@@ -371,7 +372,7 @@ class FeaturePlan:
     def select(self, columns: Sequence[str]) -> FeaturePlan:
         """Return the plan of some of the columns.
 
-        Joins whose columns are no longer used are not run.
+        Joins of unused columns are dropped.
 
         >>> plan = store.get_features(["weather.temp"], labels="questions").plan
         >>> plan.select(["temp"]).columns
@@ -470,10 +471,6 @@ def canonical_hash(data: Mapping[str, Any] | Sequence[Any]) -> str:
     """
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _sample_to_json(sample: RowSample) -> dict[str, Any]:
-    return {**asdict(sample), "by": list(sample.by)}
 
 
 def _window_to_json(window: WindowJoin) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from datetime import timedelta
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.model.durations import format_duration
+from featurestore.model.display import printable_line
 from featurestore.model.plan import FeaturePlan, Join, Output, Source, WindowJoin, WindowOutput
-from featurestore.model.printable import printable_line
-from featurestore.model.window_lineage import window_text
+from featurestore.model.times import format_duration
+from featurestore.model.window_features import window_text
 
 # What a value of unknown length is taken to need.
 _TEXT_BYTES = 16

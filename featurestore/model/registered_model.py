@@ -11,11 +11,10 @@ import pyarrow as pa
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import FeatureStoreError, ModelDamaged
 from featurestore.model.feature_view import FeatureViewSpec
-from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.model.json_object import JsonObject, MalformedJson, seal, unseal
 from featurestore.model.names import check_name
 from featurestore.model.paths import MODELS, is_relative_path
 from featurestore.model.run_record import check_run_id
-from featurestore.model.sealed import seal, unseal
 
 MODEL_FILE = "model.json"
 DESCRIBED_FILE = "described.json"
@@ -45,8 +44,8 @@ class ModelFile:
 class ModelInput:
     """One column that the model takes, as the training dataset had it.
 
-    ``type`` is the feature type as JSON. ``narrow``: files held the column as float32. ``masked``:
-    the model takes ``<name>_present``, too. ``fill`` stands for nulls, where it is not None.
+    ``type`` is the feature type as JSON. ``narrow``: files store the column as float32. ``masked``:
+    the model takes ``<name>_present``, too. ``fill`` replaces nulls, unless it is None.
     """
 
     name: str
@@ -75,8 +74,8 @@ class ModelSpec:
 
     ``artifact`` is the file or folder that is loaded, of ``flavor``. ``features`` is the retrieval
     of the training dataset, its groups pinned to versions; ``inputs`` are in the order in which a
-    model of ``arrays`` "matrix" takes them. ``dataset`` and ``run`` say what it was trained on, and
-    by which run. ``transformations`` is the hash of the file that lies beside ``model.json``.
+    model of ``arrays`` "matrix" takes them. ``dataset`` is the training dataset, ``run`` the run
+    that trained the model. ``transformations`` is the hash of the file in the same directory.
     """
 
     name: str
@@ -167,11 +166,16 @@ def _spec(data: JsonObject) -> ModelSpec:
         version=data.number("version", minimum=1),
         flavor=_one_of(data, "flavor", Flavor),
         artifact=_path(data, "artifact"),
-        files=tuple(map(_file, data.objects("files"))),
+        files=tuple(
+            ModelFile(_path(each, "path"), each.number("bytes"), each.text("sha256"))
+            for each in data.objects("files")
+        ),
         dataset=dataset.data,
         features=FeatureViewSpec.from_json(data.get("features")),
         inputs=tuple(map(_input, data.objects("inputs"))),
-        outputs=tuple(map(_output, data.objects("outputs"))),
+        outputs=tuple(
+            ModelOutput(each.text("name"), _type(each)) for each in data.objects("outputs")
+        ),
         label=data.texts("label"),
         arrays=_one_of(data, "arrays", Arrays),
         method=_one_of(data, "method", Method),
@@ -197,10 +201,6 @@ def _path(data: JsonObject, name: str) -> str:
     return path
 
 
-def _file(data: JsonObject) -> ModelFile:
-    return ModelFile(_path(data, "path"), data.number("bytes"), data.text("sha256"))
-
-
 def _type(data: JsonObject) -> Any:
     kind = data.get("type")
     try:
@@ -213,10 +213,6 @@ def _type(data: JsonObject) -> Any:
 def _input(data: JsonObject) -> ModelInput:
     narrow, masked = data.flag("narrow"), data.flag("masked")
     return ModelInput(data.text("name"), _type(data), narrow, masked, data.get("fill"))
-
-
-def _output(data: JsonObject) -> ModelOutput:
-    return ModelOutput(data.text("name"), _type(data))
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
-"""Which columns of a training dataset feed the model, and what the others are.
+"""Roles of the columns of a training dataset: inputs of the model, label, weight, key and time.
 
-The rule, the same however the rows were made: **the inputs of a model are the features that were
-asked for by name, in all chained retrievals together, and what ``features=`` of the dataset names.
-Everything else that the labels brought is the label, the weight, a key, the time, or not used.**
-Of rows that no retrieval made (a dataframe, a whole group) nothing was asked for by name: unless
-``features=`` names some, all columns are inputs but label, weight, keys and timestamps.
-``exclude=`` takes inputs away.
+One rule for all datasets: **the inputs of a model are the features that were requested by name, in
+all chained retrievals together, and the columns that ``features=`` of the dataset names. All other
+columns of the labels are the label, the weight, a key, the time, or unused.** Rows without a
+retrieval (a dataframe, all rows of a group) have no requested features: unless ``features=`` names
+some, all columns are inputs except label, weight, keys and timestamps. ``exclude=`` removes inputs.
 
-Other columns stay in the files and can be read by name.
+Unused columns stay in the files and can be read by name.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument, listing
-from featurestore.model import html
-from featurestore.model.printable import printable_line
+from featurestore.model import display
+from featurestore.model.display import printable_line
 
 Role = Literal["feature", "label", "weight", "key", "time", "unused"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -89,7 +88,7 @@ def assign_roles(schema: pa.Schema, request: RoleRequest) -> dict[str, Role]:
     if not {"feature", "label"} & set(roles.values()):
         raise InvalidArgument(
             "The data holds only keys, times and columns that are not used, no features.",
-            hint="ask for features, name columns in features=, or name other columns in key=",
+            hint="request features, name columns in features=, or name other columns in key=",
         )
     return roles
 
@@ -119,12 +118,12 @@ def _inputs(schema: pa.Schema, request: RoleRequest) -> Sequence[str]:
         return (*request.requested_features, *request.features)
     if request.features:
         return request.features
-    inputs = []
-    for field in schema:
-        # A timestamp would be fed as microseconds since 1970.
-        if field.name not in request.keys and not pat.is_timestamp(field.type):
-            inputs.append(field.name)
-    return inputs
+    # A timestamp would be fed as microseconds since 1970.
+    return [
+        field.name
+        for field in schema
+        if field.name not in request.keys and not pat.is_timestamp(field.type)
+    ]
 
 
 def _time(schema: pa.Schema, request: RoleRequest) -> str | None:
@@ -230,7 +229,7 @@ class DatasetRoles(Mapping[str, Role]):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return html.table([("role", ""), ("columns", "")], self._rows())
+        return display.table([("role", ""), ("columns", "")], self._rows())
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         for role, heading in _HEADINGS.items():

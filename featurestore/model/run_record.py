@@ -13,17 +13,19 @@ from datetime import datetime
 from typing import Any, Literal, get_args
 
 from featurestore.errors import RunNotFound
-from featurestore.model.json_object import JsonObject, MalformedJson, parsing
-from featurestore.model.names import check_name
-from featurestore.model.sealed import (
+from featurestore.model.json_object import (
     CHECKSUM,
     LINE_CHECKSUM_LENGTH,
+    JsonObject,
+    MalformedJson,
     parse_object,
+    parsing,
     seal,
     seal_line,
     unseal,
     unseal_line,
 )
+from featurestore.model.names import check_name
 
 FORMAT = 2
 _FORMAT_WITHOUT_CHECKSUMS = 1
@@ -62,8 +64,9 @@ class RunRecord:
     """The record of one run.
 
     ``kind`` is the call that made it; ``parent`` and ``number`` place a trial in its study.
-    ``settings`` are the launcher's (workers, retries, seed ...), ``code`` and ``environment`` say
-    what ran, ``attempts`` how each start ended, ``readers`` the state of each reader at the end.
+    ``settings`` are the launcher's (workers, retries, seed ...), ``code`` and ``environment``
+    identify the program, ``attempts`` are the starts with their ends, ``readers`` the state of each
+    reader at the end.
     ``files`` are SHA-256 checksums of the metrics file and the artifacts of a run that has ended,
     by path relative to its directory.
     """

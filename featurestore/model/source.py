@@ -11,9 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.arguments import with_suggestions
-from featurestore.model.names import check_name
-from featurestore.model.renames import check_rename
-from featurestore.model.secrets import parse_secret
+from featurestore.model.names import check_name, check_rename, parse_secret
 
 _SECRET_WORDS = ("password", "passwd", "pwd", "secret", "token", "key")
 # The name of a user may contain any words.
@@ -29,8 +27,8 @@ _PATH_KINDS = ("delta", "duckdb", FOLDER_KIND, "sqlite")
 class SourceSpec:
     """The registration of a source.
 
-    ``kind`` is the name of an entry point of ``featurestore.sources``. ``secret`` says where the
-    secret is ("env:NAME", "file:path"), never what it is. ``created`` is in microseconds since 1970.
+    ``kind`` is the name of an entry point of ``featurestore.sources``. ``secret`` is a reference to
+    the secret ("env:NAME", "file:path"), never its value. ``created`` is in microseconds since 1970.
     """
 
     name: str
@@ -174,7 +172,7 @@ class SourceInput:
         source_input = cls(**dict(data))
         for value in vars(source_input).values():
             if not isinstance(value, str | None):
-                raise ValueError(f"{value!r} is no text")
+                raise ValueError(f"{value!r} is not a string")
         check_name(source_input.source, noun="source")
         return source_input
 
@@ -191,15 +189,15 @@ def source(
 ) -> SourceInput:
     """Return a registered source as an input of a job.
 
-    Each run reads it in one snapshot: the columns that a query of the job names, and the rows whose
-    ``time`` lies in its windows (with ``lookback``). What was read is in the commit.
+    Each run reads one snapshot of the source: the columns that a query of the job names, and the
+    rows whose ``time`` is in its windows (with ``lookback``). The commit records the read.
 
     Args:
         name: The source.
         table: A table or view of the source.
         sql: A query in the source's own SQL.
         path: Files below the source's folder.
-        time: The column that cuts it: when a row was made, or was changed last.
+        time: The column that windows filter: the creation or the last change of a row.
         rename: New names of columns, such as ``{"Country Name": "country_name"}``, or
             ``"snake_case"`` for every column.
 
@@ -213,19 +211,19 @@ def source(
     selections = [each for each in (table, sql, path) if each is not None]
     if len(selections) > 1:
         raise InvalidArgument(
-            "table=, sql= and path= were given together.", hint="one of them says what is read"
+            "table=, sql= and path= were given together.", hint="give one of them"
         )
     return SourceInput(name, table, sql, path, time, check_rename(rename))
 
 
 @dataclass
 class SourceRead:
-    """What was read of a source, filled while its rows come.
+    """The record of one read of a source, filled while its rows arrive.
 
-    ``query`` is the SHA-256 of what was asked, ``snapshot`` the transaction, version or fingerprint
-    that it was read in. ``high_water_mark`` is the greatest value of the time column that came,
-    ``input`` the job's name for it. ``quarantined`` is the number of rows of files that were left
-    out because they cannot be read, and ``bad_rows`` are examples.
+    ``query`` is the SHA-256 of the query, ``snapshot`` the transaction, version or fingerprint of
+    the read. ``high_water_mark`` is the maximum of the time column, ``input`` the job's name for
+    the source. ``quarantined`` is the number of rows of files that were skipped because they cannot
+    be read, and ``bad_rows`` are examples.
     """
 
     source: str
@@ -290,11 +288,10 @@ class SourceTable:
 class SourceReport:
     """The report of a check of a source.
 
-    ``server`` says what answered; None when nothing did. ``sample`` holds the first rows of
-    ``sampled``, the first table that can be read. ``dialect`` and ``columns`` are how the files of
-    ``sampled`` are written and the types of their columns, as they were decided, where the source
-    is a folder; ``unread`` are files that are not read. ``problems`` says what is wrong, each with
-    the way out.
+    ``server`` is the name and version of the server; None if it did not respond. ``sample`` has the
+    first rows of ``sampled``, the first readable table. For a folder, ``dialect`` is the format of
+    the files of ``sampled``, ``columns`` the inferred types of their columns, and ``unread`` are
+    files that are not read. ``problems`` describe each problem with its remedy.
     """
 
     name: str

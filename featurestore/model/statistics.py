@@ -1,7 +1,7 @@
-"""Statistics of tables: what was counted over all rows, what was taken from the sample.
+"""Statistics of tables: counts over all rows, and estimates from a sample.
 
-Missing is missing: a value that does not exist (the mean of no numbers, the correlation with a
-constant) is None here and in JSON, never 0.
+A value that does not exist (the mean of no numbers, the correlation with a constant) is None in
+Python and null in JSON, never 0.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ColumnStatistics:
     texts in UTC.
 
     ``top`` are all values where there are at most 100 (``top_complete``), else the 20 that occur
-    most often, those that occur once left out; ``top_share`` says how much of the rows they cover.
+    most often, without those that occur once; ``top_share`` is the share of the rows that they cover.
     """
 
     name: str
@@ -167,10 +167,10 @@ class Statistics:
     ``pearson`` is over all rows, each pair over the rows where both values are finite; of more than
     64 columns it is over the sample. ``spearman`` is the Pearson correlation of ranks within the
     sample, each column ranked over its own values.
-    ``sample_rows`` counts the rows that the sample stands for; ``exact`` says that these are all
+    ``sample_rows`` counts the rows that the sample stands for; ``exact`` is True if these are all
     rows. Otherwise the sample holds the ``sample_distinct`` smallest row hashes, a uniform draw of
     distinct rows: a fraction p of rows is off by about ``error`` = 1 / sqrt(sample_distinct) at
-    most (two standard errors at p = 1/2). ``source`` says what was counted, for titles:
+    most (two standard errors at p = 1/2). ``source`` identifies the table, for titles:
     featuregroup, version, delta_version, split.
 
     >>> statistics = store.get_featuregroup_statistics("weather")
@@ -194,10 +194,10 @@ class Statistics:
         return describe(self)
 
     def _repr_html_(self) -> str:
-        from featurestore.model import html
+        from featurestore.model import display
         from featurestore.model.statistics_text import records_of, title_of
 
-        return html.records_table(records_of(self), caption=title_of(self))
+        return display.records_table(records_of(self), caption=title_of(self))
 
     def column(self, name: str) -> ColumnStatistics:
         """Return the statistics of one column; FeatureNotFound lists those that exist.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from featurestore.model.printable import printable_line, value_text
+from featurestore.model.display import printable_line, value_text
 from featurestore.model.statistics import ColumnStatistics, Statistics, Value
 
 _MAX_LINES = 20
@@ -16,9 +16,9 @@ _WIDTHS = (_NAME, 7, 8, 10, _VALUE, _VALUE, _VALUE)
 
 def describe(statistics: Statistics, *, lines: int = _MAX_LINES) -> str:
     """Return statistics as a table of at most 80 columns, one line for each of the first ones."""
+    columns = statistics.columns[:lines]
     text_lines = [title_of(statistics), _line(_HEAD)]
-    for column in statistics.columns[:lines]:
-        text_lines.append(_column_line(column, statistics.rows))
+    text_lines += [_column_line(column, statistics.rows) for column in columns]
     omitted = len(statistics.columns) - lines
     if omitted > 0:
         text_lines.append(f"... and {omitted:,} more; .column(name) is one of them")
@@ -27,24 +27,23 @@ def describe(statistics: Statistics, *, lines: int = _MAX_LINES) -> str:
 
 def records_of(statistics: Statistics) -> list[dict[str, object]]:
     """Return one record a column, with all that fits a table."""
-    rows: list[dict[str, object]] = []
-    for column in statistics.columns:
-        rows.append(
-            {
-                "name": column.name,
-                "type": column.type,
-                "role": column.role,
-                "missing": _missing(column, statistics.rows),
-                "distinct": _distinct(column),
-                "mean": _display_value(column.mean, column),
-                "std": column.std,
-                "min": _display_value(column.minimum, column),
-                "50%": _display_value(column.quantile(0.5), column),
-                "max": _display_value(column.maximum, column),
-                "most frequent": _first_values(column),
-                "counted": coverage(column),
-            }
-        )
+    rows: list[dict[str, object]] = [
+        {
+            "name": column.name,
+            "type": column.type,
+            "role": column.role,
+            "missing": _missing(column, statistics.rows),
+            "distinct": _distinct(column),
+            "mean": _display_value(column.mean, column),
+            "std": column.std,
+            "min": _display_value(column.minimum, column),
+            "50%": _display_value(column.quantile(0.5), column),
+            "max": _display_value(column.maximum, column),
+            "most frequent": _first_values(column),
+            "counted": coverage(column),
+        }
+        for column in statistics.columns
+    ]
     return rows
 
 
@@ -122,24 +121,13 @@ def _column_line(column: ColumnStatistics, rows: int) -> str:
     name, missing = short(printable_line(column.name), _NAME), _missing(column, rows)
     first = [name, column.kind, missing or "-", _distinct(column)]
     if column.kind in ("text", "boolean"):
-        return f"{_line(first)}  {short(_values_text(column), 3 * _VALUE - 1)}"
+        values_text = _first_values(column) if column.top_complete else coverage(column)
+        return f"{_line(first)}  {short(values_text, 3 * _VALUE - 1)}"
     values = (column.minimum, column.mean, column.maximum)
     if column.lengths is not None:
-        return f"{_line(first)}  {_lengths(column)}"
+        lengths = column.lengths
+        return f"{_line(first)}  lengths {lengths.minimum:,} to {lengths.maximum:,}"
     return _line([*first, *map(_value, values)])
-
-
-def _values_text(column: ColumnStatistics) -> str:
-    names = _first_values(column)
-    if column.top_complete:
-        return names
-    return coverage(column)
-
-
-def _lengths(column: ColumnStatistics) -> str:
-    if column.lengths is None:
-        return ""
-    return f"lengths {column.lengths.minimum:,} to {column.lengths.maximum:,}"
 
 
 def _first_values(column: ColumnStatistics) -> str:

@@ -1,4 +1,4 @@
-"""What a stream job reads: a topic, how its values are written, and how far it goes at a time."""
+"""Inputs of stream jobs: a topic, the format of its values, and the size of micro-batches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pyarrow as pa
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidJob, did_you_mean, listing
-from featurestore.model.durations import format_duration, parse_duration
 from featurestore.model.names import check_name
+from featurestore.model.times import format_duration, parse_duration
 
 ValueFormat = Literal["json", "avro", "raw", "debezium"]
 BadRecords = Literal["quarantine", "fail", "skip"]
@@ -31,7 +31,7 @@ RECORD_FIELDS: Mapping[str, pa.DataType] = {
     "offset": pa.int64(),
     "timestamp": TIMESTAMP,
     "key": pa.string(),
-    # Of change events: when the row changed, when that was read from the database's log, and how.
+    # Of change events: the time of the change, the time of its capture, and the operation.
     "change_timestamp": TIMESTAMP,
     "capture_timestamp": TIMESTAMP,
     "operation": pa.string(),
@@ -40,17 +40,17 @@ RECORD_FIELDS: Mapping[str, pa.DataType] = {
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """What a stream job reads, as it is registered.
+    """The registered input of a stream job.
 
-    ``schema`` holds the columns of the values, ``fields`` columns that hold what the source tells
-    of a record (column: one of ``RECORD_FIELDS``). ``avro`` is the reader's schema as JSON text,
-    ``schema_registry`` the address of the registry of the writers' schemas. ``begin`` says where a
-    topic is begun, ``on_lost`` what becomes of records that went before they were read,
-    ``batch_records`` bounds a micro-batch. ``consumer_group`` lets several runners share the
-    partitions. ``generation`` counts the topics of this name that came one after the other.
-    ``on_duplicates`` says which record of a key lands. In ``mode`` "upsert" a record without a value
-    deletes its key. Beyond ``most_bad`` (a fraction of at least 100 records) a run fails. ``renames``
-    has the names in records of columns that have another name there.
+    ``schema`` has the columns of the values, ``fields`` the columns of record metadata (column: one
+    of ``RECORD_FIELDS``). ``avro`` is the reader's schema as JSON text, ``schema_registry`` the
+    address of the registry of the writers' schemas. ``begin`` is the start position in a new topic,
+    ``on_lost`` the policy for records that were deleted before they were read, ``on_duplicates`` the
+    policy for several records of one key. ``batch_records`` limits a micro-batch.
+    ``consumer_group`` lets several runners share the partitions. ``generation`` counts the
+    successive topics of this name. In ``mode`` "upsert" a record without a value deletes its key.
+    If more than the fraction ``most_bad`` of at least 100 records is bad, a run fails. ``renames``
+    maps columns to their names in records, where these differ.
     """
 
     source: str
@@ -109,10 +109,10 @@ class StreamSpec:
 
 
 def check_stream(spec: StreamSpec) -> StreamSpec:
-    """Return a specification whose every choice is one that there is.
+    """Return the specification if all its choices are valid.
 
     Raises:
-        InvalidJob: It is not; lists the valid choices.
+        InvalidJob: A choice is invalid; lists the valid ones.
     """
     check_name(spec.source, noun="source")
     for argument, value, allowed in (
@@ -125,7 +125,7 @@ def check_stream(spec: StreamSpec) -> StreamSpec:
     ):
         if value not in allowed:
             raise InvalidJob(
-                f"A stream has no {argument}={value!r}; there are {listing(allowed)}.",
+                f"A stream has no {argument}={value!r}. Available: {listing(allowed)}.",
                 hint=did_you_mean(value, allowed, write=f"{argument}={{!r}}")
                 or f"{argument}={allowed[0]!r}",
             )
@@ -134,7 +134,7 @@ def check_stream(spec: StreamSpec) -> StreamSpec:
         ("generation", spec.generation),
     ):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise InvalidJob(f"{argument}={number!r} is no number from 1 on.")
+            raise InvalidJob(f"{argument}={number!r} is not a number from 1 on.")
     is_number = isinstance(spec.most_bad, int | float) and not isinstance(spec.most_bad, bool)
     if not is_number or not 0 <= spec.most_bad <= 1:
         raise InvalidJob(f"most_bad={spec.most_bad!r} is not a fraction.", hint="most_bad=0.5")
@@ -164,11 +164,11 @@ def _check_texts(spec: StreamSpec) -> None:
         if value is None and argument != "topic":
             continue
         if not isinstance(value, str) or not value.strip() or "\0" in value:
-            raise InvalidJob(f"{argument}={value!r} is no text.", hint='topic="clicks"')
+            raise InvalidJob(f"{argument}={value!r} is not a string.", hint='topic="clicks"')
     if spec.schema_registry is not None and not spec.schema_registry.startswith(
         ("http://", "https://")
     ):
         raise InvalidJob(
-            f"schema_registry={spec.schema_registry!r} is no address.",
+            f"schema_registry={spec.schema_registry!r} is not an address.",
             hint='schema_registry="http://registry:8081"',
         )

@@ -1,24 +1,43 @@
-"""Instants: aware UTC datetimes of the years 1 to 9999, from datetimes or ISO texts."""
+"""Times and durations: UTC instants of the years 1 to 9999, texts such as ``"15min"``, and windows."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, OutOfRange
-from featurestore.model.callers import warn_caller
+from featurestore.model.arguments import warn_caller
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_UNITS = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "min": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
+_UNITS["w"] = 7 * _UNITS["d"]
+# Durations are stored as microseconds of 64 bits.
+MAX_DURATION = timedelta(days=106_751_991)
+# The ttl of a group whose values answer at their exact event time alone.
+EXACT = "exact"
+_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|min|h|d|w)\s*")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST = datetime.min.replace(tzinfo=UTC)
 LAST = datetime.max.replace(tzinfo=UTC)
 # A year of five digits or more, year 0, or one with a sign, as ISO 8601 writes them.
 _FAR_YEAR = re.compile(r"\s*([+-]?\d{5,}|-\d{4,}|0000)-\d")
+
+# The clock of the library. Tests replace it here, which also affects importers of ``utc_now``.
+clock: Callable[[], datetime] = partial(datetime.now, UTC)
 
 
 class NaiveTimeWarning(UserWarning):
@@ -43,7 +62,7 @@ def parse_moment(
         except ValueError as error:
             if _FAR_YEAR.match(str(value)):
                 raise OutOfRange(
-                    f"{argument}={value!r:.80} lies outside of the years 1 to 9999.",
+                    f"{argument}={value!r:.80} is outside of the years 1 to 9999.",
                     hint="use ISO 8601, for example '2013-01-31T12:00:00Z'",
                 ) from error
             raise InvalidArgument(
@@ -67,18 +86,18 @@ def parse_moment(
         return value.astimezone(UTC)
     except OverflowError as error:
         raise OutOfRange(
-            f"{argument}={value} lies outside of the years 1 to 9999 in UTC.",
-            hint="None stands for no time",
+            f"{argument}={value} is outside of the years 1 to 9999 in UTC.",
+            hint="use None for a missing time",
         ) from error
 
 
-def to_micros(moment: datetime) -> int:
+def to_micros(timestamp: datetime) -> int:
     """Return microseconds since 1970-01-01 UTC, exactly.
 
     >>> to_micros(datetime(1970, 1, 2, tzinfo=UTC))
     86400000000
     """
-    return (moment - _EPOCH) // timedelta(microseconds=1)
+    return (timestamp - _EPOCH) // timedelta(microseconds=1)
 
 
 def from_micros(micros: int) -> datetime:
@@ -91,24 +110,20 @@ def from_micros(micros: int) -> datetime:
         return _EPOCH + timedelta(microseconds=micros)
     except OverflowError as error:
         raise OutOfRange(
-            f"{micros} microseconds since 1970 lie outside of the years 1 to 9999."
+            f"{micros} microseconds since 1970 are outside of the years 1 to 9999."
         ) from error
 
 
-def shifted(moment: datetime, by: timedelta) -> datetime:
+def shifted(timestamp: datetime, duration: timedelta) -> datetime:
     """Return an instant a duration later; at most the last of year 9999, at least the first of 1.
 
     >>> shifted(datetime(1970, 1, 2, tzinfo=UTC), -timedelta(days=1))
     datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.timezone.utc)
     """
     try:
-        return moment + by
+        return timestamp + duration
     except OverflowError:
-        return FIRST if by < timedelta(0) else LAST
-
-
-# The clock of the library. Tests replace it here, which also affects importers of ``utc_now``.
-clock: Callable[[], datetime] = partial(datetime.now, UTC)
+        return FIRST if duration < timedelta(0) else LAST
 
 
 def utc_now() -> datetime:
@@ -133,6 +148,101 @@ def python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
     """Return rows as dicts; times that Python does not have are texts: those after the year 9999."""
     values = [_python_values(column) for column in rows.columns]
     return [dict(zip(rows.schema.names, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def parse_duration(value: timedelta | str, *, argument: str = "duration") -> timedelta:
+    """Return a duration that is zero or longer.
+
+    >>> parse_duration("15min")
+    datetime.timedelta(seconds=900)
+    """
+    if isinstance(value, timedelta):
+        duration = value
+    elif isinstance(value, str) and (match := _TEXT.fullmatch(value)):
+        try:
+            duration = timedelta(microseconds=round(float(match[1]) * _UNITS[match[2]]))
+        except OverflowError:
+            duration = timedelta.max
+    else:
+        raise InvalidArgument(
+            f"{argument}={value!r} is not a duration.",
+            hint="give a timedelta or a text such as '30s', '15min', '1h', '7d', '2w'",
+        )
+    if duration < timedelta(0):
+        raise InvalidArgument(
+            f"{argument}={value!r} is negative.", hint="durations are zero or longer"
+        )
+    if duration > MAX_DURATION:
+        raise OutOfRange(
+            f"{argument}={value!r:.80} is longer than {MAX_DURATION.days:,} days.",
+            hint=f"at most {argument}='{MAX_DURATION.days}d'",
+        )
+    return duration
+
+
+def format_duration(value: timedelta) -> str:
+    """Return the shortest text that ``parse_duration`` reads back.
+
+    >>> format_duration(timedelta(hours=36))
+    '36h'
+    """
+    micros = round(value / timedelta(microseconds=1))
+    for unit in ("d", "h", "min", "s", "ms"):
+        if micros and micros % _UNITS[unit] == 0:
+            return f"{micros // _UNITS[unit]}{unit}"
+    return f"{micros}us"
+
+
+def parse_ttl(value: timedelta | str | None) -> timedelta | None:
+    """Return how long a value may be used: None without limit, zero at its exact time only.
+
+    A zero is refused, since it means "without limit" elsewhere.
+
+    >>> parse_ttl("exact"), parse_ttl(None), parse_ttl("7d")
+    (datetime.timedelta(0), None, datetime.timedelta(days=7))
+    """
+    if value is None:
+        return None
+    if value == EXACT:
+        return timedelta(0)
+    ttl = parse_duration(value, argument="ttl")
+    if not ttl:
+        raise InvalidArgument(
+            f"ttl={value!r} would let a value answer at its exact event time alone.",
+            hint="ttl=None is without limit; ttl='exact' is for exact times",
+        )
+    return ttl
+
+
+def format_ttl(ttl: timedelta | None) -> str | None:
+    """Return what ``parse_ttl`` reads back.
+
+    >>> format_ttl(timedelta(0)), format_ttl(timedelta(days=1))
+    ('exact', '1d')
+    """
+    if ttl is None:
+        return None
+    if not ttl:
+        return EXACT
+    return format_duration(ttl)
+
+
+def duration_to_json(value: timedelta | None) -> str | None:
+    """Return a duration as stored records have it."""
+    return None if value is None else format_duration(value)
+
+
+def duration_from_json(value: str | None) -> timedelta | None:
+    """Return the duration that ``duration_to_json`` wrote."""
+    return None if value is None else parse_duration(value)
+
+
+@dataclass(frozen=True, order=True)
+class Window:
+    """The range ``[start, end)`` of aware UTC times that one run computes."""
+
+    start: datetime
+    end: datetime
 
 
 def _python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:

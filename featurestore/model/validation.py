@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any
 
-from featurestore.model import html
+from featurestore.model import display
 
 REPORT_FORMAT = 1
 
@@ -17,8 +17,8 @@ REPORT_FORMAT = 1
 class ExpectationResult:
     """The outcome of one expectation or built-in check.
 
-    ``row_level`` tells whether failing rows can be named; ``unexpected`` counts them; ``samples``
-    are a few of them as plain dicts. ``warning`` marks a check that reports and never refuses.
+    ``row_level`` is True if failing rows can be named; ``unexpected`` counts them; ``samples`` are
+    some of them as plain dicts. ``warning`` marks a check that reports and never refuses.
     """
 
     expectation: Mapping[str, Any]
@@ -106,7 +106,9 @@ class ValidationReport:
             check = describe(each.expectation)
             checks.append({"result": mark, "check": check, "found": outcome})
         caption = str(self).partition("\n")[0]
-        return html.properties_table(self._summary(), caption=caption) + html.records_table(checks)
+        return display.properties_table(self._summary(), caption=caption) + display.records_table(
+            checks
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that ``from_json`` reads back.
@@ -141,7 +143,10 @@ class ValidationReport:
             validation=data["policy"],
             time=datetime.fromisoformat(data["time"]),
             rows=data["rows"],
-            results=tuple(map(_result_from, data["results"])),
+            results=tuple(
+                ExpectationResult(**{**each, "samples": tuple(each["samples"])})
+                for each in data["results"]
+            ),
             rows_quarantined=data["rows_quarantined"],
             delta_version=data["delta_version"],
             run_id=data["run_id"],
@@ -189,10 +194,6 @@ def _result_json(result: ExpectationResult) -> dict[str, Any]:
         "samples": plain_json(result.samples),
         "message": result.message,
     }
-
-
-def _result_from(data: Mapping[str, Any]) -> ExpectationResult:
-    return ExpectationResult(**{**data, "samples": tuple(data["samples"])})
 
 
 def describe(expectation: Mapping[str, Any]) -> str:

@@ -1,16 +1,25 @@
-"""Requests for aggregates of a feature over a window before each label's time."""
+"""Aggregates of a feature over a window before each label's time: requests, JSON and lineage.
+
+Job definitions, feature views, plans and manifests store them as JSON.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Literal, get_args
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from math import isfinite
+from typing import Any, Literal, get_args
 
-from featurestore.errors import InvalidArgument, InvalidReference, listing
-from featurestore.model.durations import format_duration, parse_duration
-from featurestore.model.references import FeatureReference, parse_reference
+import numpy as np
+
+from featurestore.errors import FeatureStoreError, InvalidArgument, InvalidReference, listing
+from featurestore.model.display import printable_line
+from featurestore.model.json_object import MAX_INT64, JsonObject, MalformedJson, parsing
+from featurestore.model.names import FeatureReference, format_group_reference, parse_reference
+from featurestore.model.times import format_duration, parse_duration
 
 WindowFunction = Literal[
     "sum", "count", "mean", "min", "max", "std", "var", "first", "last",
@@ -24,6 +33,16 @@ _TEXT = re.compile(
     r"(?:\s+as\s+(?P<name>[A-Za-z_][A-Za-z0-9_]*))?\s*",
     re.IGNORECASE,
 )
+
+_MICROSECOND = timedelta(microseconds=1)
+# What JSON has no value for is an object of one entry: its kind and its text.
+_KINDS: Mapping[str, Callable[[str], Any]] = {
+    "decimal": Decimal,
+    "float": float,
+    "time": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "bytes": bytes.fromhex,
+}
 
 
 @dataclass(frozen=True)
@@ -154,13 +173,195 @@ def parse_window(text: str) -> WindowFeature:
     match = _TEXT.fullmatch(text)
     if match is None:
         raise InvalidReference(
-            f"{text!r} is no aggregate over a window.",
+            f"{text!r} is not an aggregate over a window.",
             hint="'group.column|sum|7d', or 'group.column|sum|all'",
         )
     over = None
     if match["over"] != "all":
         over = match["over"]
     return window(match["feature"].strip(), match["function"], over=over, name=match["name"])  # type: ignore[arg-type]
+
+
+def window_to_json(feature: WindowFeature) -> dict[str, Any]:
+    """Return an aggregate as the JSON object that ``window_from_json`` reads back equal."""
+    key = None
+    if feature.key is not None:
+        key = list(feature.key)
+    return {
+        "feature": str(feature.reference),
+        "function": feature.function,
+        "over_us": micros(feature.over),
+        "offset_us": micros(feature.offset),
+        "where": feature.where,
+        "name": feature.name,
+        "key": key,
+        "fill_value": value_to_json(feature.fill_value),
+        "n": feature.n,
+    }
+
+
+def window_from_json(data: JsonObject) -> WindowFeature:
+    """Parse the output of ``window_to_json``; raise MalformedJson with the problem.
+
+    >>> from featurestore.model.window_features import parse_window
+    >>> wanted = parse_window("transactions.amount|sum|7d")
+    >>> window_from_json(JsonObject(window_to_json(wanted))) == wanted
+    True
+    """
+    over, key = None, None
+    if data.get("over_us") is not None:
+        over = timedelta(microseconds=data.number("over_us"))
+    if data.get("key") is not None:
+        key = data.texts("key")
+    try:
+        return window(
+            data.text("feature"),
+            data.text("function"),  # type: ignore[arg-type]
+            over=over,
+            offset=timedelta(microseconds=data.number("offset_us")),
+            where=data.optional_text("where"),
+            name=data.text("name"),
+            key=key,
+            fill_value=value_from_json(data.get("fill_value")),
+            n=data.number("n") or None,
+        )
+    except (FeatureStoreError, OverflowError) as error:
+        raise MalformedJson(f"{data.path or 'a window'}: {error}") from error
+
+
+def micros(duration: timedelta | None) -> int | None:
+    """Return a duration in microseconds."""
+    if duration is None:
+        return None
+    return duration // _MICROSECOND
+
+
+def value_to_json(value: Any) -> Any:
+    """Return a value of a feature as JSON.
+
+    >>> value_to_json(Decimal("1.50"))
+    {'decimal': '1.50'}
+
+    Raises:
+        InvalidArgument: No feature has such values.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not isfinite(value):
+        return {"float": repr(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Decimal):
+        return {"decimal": str(value)}
+    if isinstance(value, datetime):
+        return {"time": value.isoformat()}
+    if isinstance(value, date):
+        return {"date": value.isoformat()}
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, list | tuple):
+        return list(map(value_to_json, value))
+    raise InvalidArgument(
+        f"fill_value={value!r} is a {type(value).__name__}, not a value of a feature.",
+        hint="numbers, texts, booleans, bytes, decimals, times and lists of these",
+    )
+
+
+def value_from_json(data: Any) -> Any:
+    """Return the value that ``value_to_json`` wrote; MalformedJson for anything else."""
+    if isinstance(data, list):
+        return list(map(value_from_json, data))
+    if not isinstance(data, Mapping):
+        return data
+    with parsing("fill_value"):
+        ((kind, text),) = data.items()
+        return _KINDS[kind](text)
+
+
+@dataclass(frozen=True)
+class WindowLineage:
+    """Where the column ``name`` of a plan, a view, a dataset or a group comes from."""
+
+    name: str
+    group: str
+    version: int | None
+    column: str
+    function: str
+    over_us: int | None
+    offset_us: int
+    where: str | None
+
+    def __str__(self) -> str:
+        group = format_group_reference(self.group, self.version)
+        over = None
+        if self.over_us is not None:
+            over = timedelta(microseconds=self.over_us)
+        offset = timedelta(microseconds=self.offset_us)
+        window = window_text(over, offset, time="t")
+        text = f"{self.function}({self.column}) of {group} over {window}"
+        if self.where is not None:
+            text += f" where {self.where}"
+        return printable_line(f"{self.name} = {text}")
+
+    @classmethod
+    def from_feature(cls, feature: WindowFeature, *, version: int | None) -> WindowLineage:
+        """Return the lineage of an aggregate over a version of its group."""
+        return cls(
+            name=feature.name,
+            group=str(feature.reference.group),
+            version=version,
+            column=feature.reference.feature,
+            function=feature.function,
+            over_us=micros(feature.over),
+            offset_us=micros(feature.offset) or 0,
+            where=feature.where,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object of one aggregate, without its group."""
+        return {
+            "name": self.name,
+            "column": self.column,
+            "function": self.function,
+            "over_us": self.over_us,
+            "offset_us": self.offset_us,
+            "where": self.where,
+        }
+
+
+def window_text(over: timedelta | None, offset: timedelta, *, time: str) -> str:
+    """Return a window as an interval.
+
+    >>> window_text(timedelta(days=7), timedelta(0), time="asked_at")
+    '(asked_at - 7d, asked_at]'
+    >>> window_text(None, timedelta(days=1), time="t")
+    '(the first row, t - 1d]'
+    """
+    end, start = time, "the first row"
+    if offset:
+        end = f"{time} - {format_duration(offset)}"
+    if over is not None:
+        start = f"{time} - {format_duration(over + offset)}"
+    return f"({start}, {end}]"
+
+
+def windows_of_plan(plan: Mapping[str, Any], *, columns: Collection[str]) -> list[WindowLineage]:
+    """Return the aggregates among the columns of a plan's result, by the plan's JSON.
+
+    What is not well formed is left out: manifests may come from elsewhere.
+    """
+    lineages = [each for each in _windows_of(plan) if each.name in columns]
+    return lineages
+
+
+def windows_of_inputs(inputs: Collection[object]) -> list[WindowLineage]:
+    """Return the aggregates that the inputs of a commit or a run state."""
+    lineages = []
+    for each in inputs:
+        if isinstance(each, Mapping) and isinstance(each.get("windows"), list | tuple):
+            group = each.get("source"), each.get("version")
+            lineages += list(_read_all(*group, each["windows"]))
+    return lineages
 
 
 def _reference(feature: str) -> FeatureReference:
@@ -190,7 +391,7 @@ def _positive(over: timedelta | str) -> timedelta:
     length = parse_duration(over, argument="over")
     if not timedelta(0) < length <= _LONGEST:
         raise InvalidArgument(
-            f"over={over!r} is no window: it has to be longer than zero and at most "
+            f"over={over!r} is not a window: it must be longer than zero and at most "
             f"{_LONGEST.days:,} days.",
             hint="over='7d', or over=None for all rows before the label",
         )
@@ -208,3 +409,42 @@ def _default_name(
     if offset:
         words += ["before", format_duration(offset)]
     return "_".join(words)
+
+
+def _windows_of(plan: Mapping[str, Any]) -> Iterator[WindowLineage]:
+    left_plan = plan.get("left_plan")
+    if isinstance(left_plan, Mapping):
+        yield from _windows_of(left_plan)
+    for join in plan.get("windows") or ():
+        if isinstance(join, Mapping) and isinstance(join.get("source"), Mapping):
+            source = join["source"]
+            yield from _read_all(
+                source.get("featuregroup"), source.get("version"), join.get("outputs") or ()
+            )
+
+
+def _read_all(group: object, version: object, listed: Any) -> Iterator[WindowLineage]:
+    for each in listed:
+        try:
+            data = JsonObject.from_value({**each, "group": group, "version": version})
+            yield _source_read(data)
+        except (MalformedJson, TypeError):
+            continue
+
+
+def _source_read(data: JsonObject) -> WindowLineage:
+    over, version = None, None
+    if data.get("over_us") is not None:
+        over = data.number("over_us", maximum=MAX_INT64)
+    if data.get("version") is not None:
+        version = data.number("version", minimum=1)
+    return WindowLineage(
+        name=data.text("name"),
+        group=data.text("group"),
+        version=version,
+        column=data.text("column"),
+        function=data.text("function"),
+        over_us=over,
+        offset_us=data.number("offset_us"),
+        where=data.optional_text("where"),
+    )

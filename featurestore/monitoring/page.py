@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from featurestore.model.durations import format_duration
+from featurestore.model.display import printable_line
 from featurestore.model.monitor_report import BinShares, Finding, MonitorReport
-from featurestore.model.printable import printable_line
+from featurestore.model.times import format_duration
 from featurestore.storage import files
 
 _WIDTH, _HEIGHT, _LOW = 180.0, 60.0, 36.0

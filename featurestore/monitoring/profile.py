@@ -18,8 +18,7 @@ import numpy as np
 from featurestore.model.json_object import parsing
 from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Statistics, Value
-from featurestore.model.times import parse_moment
-from featurestore.model.window import Window
+from featurestore.model.times import Window, parse_moment
 from featurestore.monitoring.estimates import Estimate
 from featurestore.statistics.drift import Cumulative, as_number
 from featurestore.statistics.moments import Floats

@@ -18,7 +18,7 @@ import pyarrow as pa
 from featurestore.errors import FeatureNotFound, InvalidJob, listing
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.watched_model import (
+from featurestore.model.monitor import (
     AUC,
     LABELLED,
     LOG_LOSS,
@@ -26,7 +26,7 @@ from featurestore.model.watched_model import (
     SQL_MEASURES,
     MonitoredModel,
 )
-from featurestore.model.window import Window
+from featurestore.model.times import Window
 from featurestore.monitoring.custom_metrics import Metrics, metrics_of
 from featurestore.monitoring.estimates import Estimate
 from featurestore.plugins.engine import Engine, Relation, TimeRange

@@ -14,10 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
-from featurestore.model.durations import format_duration
 from featurestore.model.monitor import MonitorSpec
-from featurestore.model.monitor_acceptance import Subject
-from featurestore.model.monitor_report import BinShares, Finding, FindingKind
+from featurestore.model.monitor_report import BinShares, Finding, FindingKind, Subject
+from featurestore.model.times import format_duration
 from featurestore.monitoring import bounds
 from featurestore.monitoring.comparison import (
     ComparedProfiles,

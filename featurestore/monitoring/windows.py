@@ -29,8 +29,7 @@ from featurestore.featuregroups.quality import statistics_of
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.monitor import MonitorSpec
-from featurestore.model.times import to_micros
-from featurestore.model.window import Window
+from featurestore.model.times import Window, to_micros
 from featurestore.monitoring.custom_metrics import Metrics, metrics_of
 from featurestore.monitoring.profile import Profile, profile_of
 from featurestore.monitoring.quality import Quality

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from featurestore.model.job import JobSpec
     from featurestore.model.monitor_report import MonitorReport
+    from featurestore.model.times import Window
     from featurestore.model.validation import ValidationReport
-    from featurestore.model.window import Window
 
 WorkKind = Literal["job", "create", "write", "delete", "export", "remove", "validate"]
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from featurestore.errors import InvalidArgument, ReaderConfigError
-from featurestore.model.callers import calling_frame
+from featurestore.model.arguments import calling_frame
 from featurestore.readers.evaluation import balanced_over_replicas, has_empty_replica
 from featurestore.readers.tensorflow import (
     distribute,

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import ManifestMismatch, NotIterable, ReaderConfigError
 from featurestore.model.arguments import suggest_arguments
-from featurestore.model.cores import usable_cores
 from featurestore.model.manifest import Manifest, ManifestSplit
+from featurestore.model.runtime import usable_cores
 from featurestore.plugins.format import find_format
 from featurestore.readers.batches import Blocks, Iterations, StepRange, StepRanges
 from featurestore.readers.blocks import PackedBlocks, RecordBlocks, WindowBlocks

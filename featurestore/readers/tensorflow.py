@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from featurestore.errors import ReaderConfigError, missing_extra
-from featurestore.model.cores import usable_cores
+from featurestore.model.runtime import usable_cores
 from featurestore.readers.batches import Blocks, Iterations, Packing
 from featurestore.readers.blocks import PackedBlocks
 from featurestore.readers.columns import PADDING_WEIGHT, to_ragged

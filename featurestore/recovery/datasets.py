@@ -7,7 +7,7 @@ import logging
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import DatasetDamaged, StorageError, TrainingDatasetExists
-from featurestore.model.counts import check_version
+from featurestore.model.arguments import check_version
 from featurestore.model.manifest import Manifest
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.recovery import claims

@@ -12,7 +12,7 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureGroupExists, TableDamaged
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.paths import StorePaths
-from featurestore.model.window_lineage import windows_of_inputs
+from featurestore.model.window_features import windows_of_inputs
 from featurestore.recovery import claims
 from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry import (

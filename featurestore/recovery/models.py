@@ -7,7 +7,7 @@ import os
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import ModelDamaged, ModelExists
-from featurestore.model.counts import check_version
+from featurestore.model.arguments import check_version
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.registered_model import (

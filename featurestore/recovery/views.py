@@ -7,7 +7,7 @@ import os
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureViewDamaged, FeatureViewExists
-from featurestore.model.counts import check_version
+from featurestore.model.arguments import check_version
 from featurestore.model.feature_view import VIEW_FILE, FeatureViewSpec
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.recovery import claims

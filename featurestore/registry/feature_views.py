@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureViewNotFound, listing
-from featurestore.model.counts import check_version
+from featurestore.model.arguments import check_version
 from featurestore.model.feature_view import FeatureViewSpec, view_source
 from featurestore.model.json_object import MalformedJson
 from featurestore.registry import lineage, tags, window_features

@@ -19,7 +19,7 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.references import suggest_group
+from featurestore.model.names import suggest_group
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry import features, search_documents
 from featurestore.registry.rows import readable, versions_of

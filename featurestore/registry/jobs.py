@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from featurestore.errors import JobNotFound, RegistryError, listing
-from featurestore.model import html, times
-from featurestore.model.callers import warn_caller
+from featurestore.model import display, times
+from featurestore.model.arguments import warn_caller
 from featurestore.model.job import JobSpec
 from featurestore.model.times import to_micros
 from featurestore.registry.rows import readable, to_column, to_time
@@ -46,7 +46,7 @@ class RegisteredJob:
 
     def _repr_html_(self) -> str:
         more = {"version": self.version, "kind": self.spec.kind, "origin": self.origin}
-        return html.properties_table({**self._summary(), **more}, caption="Job")
+        return display.properties_table({**self._summary(), **more}, caption="Job")
 
 
 def register(

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import ModelNotFound, listing
-from featurestore.model.counts import check_version
+from featurestore.model.arguments import check_version
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.model.registered_model import ModelAnnotations, ModelSpec, model_source
 from featurestore.registry import lineage, tags

@@ -13,10 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.model import times
-from featurestore.model.monitor_acceptance import Acceptance, Subject
-from featurestore.model.monitor_report import MonitorReport
-from featurestore.model.times import from_micros, to_micros
-from featurestore.model.window import Window
+from featurestore.model.monitor_report import Acceptance, MonitorReport, Subject
+from featurestore.model.times import Window, from_micros, to_micros
 from featurestore.registry.rows import readable
 from featurestore.registry.tables import monitor_acceptances, monitor_results
 

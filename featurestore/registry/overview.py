@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import exists
 from sqlalchemy.engine import Connection
 
-from featurestore.model.times import from_micros, shifted, to_micros, utc_now
-from featurestore.model.window import Window
+from featurestore.model.times import Window, from_micros, shifted, to_micros, utc_now
 from featurestore.registry import runs
 from featurestore.registry.featuregroups import KIND
 from featurestore.registry.tables import (

@@ -12,10 +12,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from featurestore.model import html, times
+from featurestore.model import display, times
 from featurestore.model.paths import is_relative_path
-from featurestore.model.times import from_micros, to_micros
-from featurestore.model.window import Window
+from featurestore.model.times import Window, from_micros, to_micros
 from featurestore.registry import stored_errors
 from featurestore.registry.rows import location_of, readable, to_column, to_time
 from featurestore.registry.tables import runs, windows
@@ -72,7 +71,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         more = {"hint": self.hint, "inputs": self.inputs, "log": self.log}
-        return html.properties_table({**self._summary(), **more}, caption="Run")
+        return display.properties_table({**self._summary(), **more}, caption="Run")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
-from featurestore.model.counts import check_version
+from featurestore.model.arguments import check_version
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry import search_documents
 from featurestore.registry.rows import readable, versions_of

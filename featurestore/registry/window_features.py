@@ -8,7 +8,7 @@ from dataclasses import asdict
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from featurestore.model.window_lineage import WindowLineage
+from featurestore.model.window_features import WindowLineage
 from featurestore.registry import search_documents
 from featurestore.registry.tables import window_features
 

@@ -12,8 +12,8 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureGroupNotFound, InvalidArgument, VersionNotFound, listing
 from featurestore.external import LiveSource, check_snapshot
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.names import parse_group_reference
 from featurestore.model.plan import Source
-from featurestore.model.references import parse_group_reference
 from featurestore.model.times import parse_moment
 from featurestore.registry import featuregroups, features
 from featurestore.retrieval.resolve import Specs

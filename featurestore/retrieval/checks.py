@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.errors import FeatureStoreError, InvalidArgument, NoJoinKey
-from featurestore.model.callers import warn_caller
+from featurestore.model.arguments import warn_caller
 from featurestore.model.plan import FeaturePlan, Join, Source, WindowJoin
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.conversions import cell

@@ -20,8 +20,8 @@ from featurestore.errors import (
     listing,
     missing_extra,
 )
-from featurestore.model import html
-from featurestore.model.printable import printable_line
+from featurestore.model import display
+from featurestore.model.display import printable_line
 
 if TYPE_CHECKING:
     from featurestore.retrieval.frame import FeatureFrame
@@ -235,7 +235,7 @@ def as_html(table: pa.Table, *, caption: str) -> str:
     """
     head = [(field.name, describe(field.type)) for field in table.schema]
     rows = [[_truncate(cell(value), 60) for value in values] for values in _rows(table)]
-    return html.table(head, rows, caption=caption)
+    return display.table(head, rows, caption=caption)
 
 
 def cell(value: object) -> str:

@@ -12,9 +12,8 @@ import pyarrow as pa
 
 from featurestore.arrow.cast_lines import PLAUSIBLE_START, misread_advice
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.model.durations import format_duration, format_ttl
 from featurestore.model.plan import FeaturePlan, Join
-from featurestore.model.times import from_micros, to_micros
+from featurestore.model.times import format_duration, format_ttl, from_micros, to_micros
 from featurestore.retrieval.conversions import cell
 from featurestore.retrieval.execution import NEVER, label_times, micros_of
 from featurestore.session import Session

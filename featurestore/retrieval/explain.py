@@ -16,10 +16,9 @@ from featurestore.delta.history import read_history
 from featurestore.errors import InvalidArgument, KeyRequired, StorageError, VersionNotFound, listing
 from featurestore.external import LiveSource
 from featurestore.hashing import tie_hash
-from featurestore.model.durations import format_duration
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import Source
-from featurestore.model.times import parse_moment, utc_now
+from featurestore.model.times import format_duration, parse_moment, utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
 from featurestore.retrieval.catalog import group_source, pinned_source

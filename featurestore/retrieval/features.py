@@ -13,10 +13,10 @@ from featurestore.arrow.column_names import check_feature_names
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.untyped import refuse_untyped, sql_casts
 from featurestore.errors import InvalidArgument, InvalidName, InvalidReference, InvalidSql, listing
-from featurestore.model.callers import warn_caller
+from featurestore.model.arguments import warn_caller
+from featurestore.model.names import parse_group_reference
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.plan import FeaturePlan, JoinKind, QuerySource, Source, plan_of_query
-from featurestore.model.references import parse_group_reference
 from featurestore.model.times import SuspiciousTimeWarning
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs

@@ -21,8 +21,8 @@ from featurestore.arrow.fitting import can_fit
 from featurestore.arrow.types import is_nested
 from featurestore.arrow.untyped import typed_like, untyped_columns
 from featurestore.errors import ColumnConflict, OutOfRange
+from featurestore.model.names import parse_group_reference
 from featurestore.model.plan import ROW
-from featurestore.model.references import parse_group_reference
 from featurestore.model.source import SourceRead
 from featurestore.model.times import FIRST, LAST
 from featurestore.plugins.engine import Accumulator, Engine, Relation

@@ -17,10 +17,9 @@ from featurestore.errors import (
     LabelTimeRequired,
     listing,
 )
-from featurestore.model.durations import format_duration
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Join, JoinKind, Output, Source
-from featurestore.model.times import parse_moment
+from featurestore.model.times import format_duration, parse_moment
 from featurestore.retrieval.resolve import Feature, JoinKey, Pairs, join_keys_by_group, key_pairs
 
 GroupId = tuple[str, int]

@@ -23,10 +23,10 @@ from featurestore.errors import (
     meaning,
     names_near,
 )
-from featurestore.model.counts import check_version
+from featurestore.model.arguments import check_version
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.references import FeatureReference, parse_reference, suggest_group
-from featurestore.model.time_limits import in_time
+from featurestore.model.names import FeatureReference, parse_reference, suggest_group
+from featurestore.model.runtime import in_time
 
 Pairs = tuple[tuple[str, str], ...]
 Keys = str | Sequence[str] | Mapping[str, str]

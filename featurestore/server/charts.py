@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from featurestore.model.printable import value_text
+from featurestore.model.display import value_text
 from featurestore.model.statistics import ColumnStatistics, Correlations
 
 _HISTOGRAM_WIDTH, _HISTOGRAM_HEIGHT = 120, 28

@@ -10,7 +10,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from featurestore.errors import InvalidArgument, StatisticsNotFound
 from featurestore.featuregroups import FeatureGroup
-from featurestore.model.counts import parse_version
+from featurestore.model.arguments import parse_version
 from featurestore.model.validation import describe, outcome_text
 from featurestore.registry import overview
 from featurestore.registry.overview import GroupFilter

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from featurestore.errors import FeatureStoreError
 from featurestore.featuregroups import FeatureGroup
-from featurestore.model.references import parse_reference
+from featurestore.model.names import parse_reference
 from featurestore.registry import features
 from featurestore.retrieval import explain_features
 from featurestore.server.guard import Store

@@ -13,8 +13,7 @@ from featurestore.jobs import service
 from featurestore.jobs.monitors import service as monitor_service
 from featurestore.jobs.run import definition_words
 from featurestore.model.monitor_report import MonitorReport
-from featurestore.model.times import parse_moment
-from featurestore.model.window import Window
+from featurestore.model.times import Window, parse_moment
 from featurestore.registry import overview, runs, stored_errors
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run

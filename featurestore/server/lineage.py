@@ -15,8 +15,8 @@ from featurestore.lineage.column_origins import (
     origins_of_query,
     origins_of_window_job,
 )
-from featurestore.model.references import parse_group_reference
-from featurestore.model.window_job import WindowJob
+from featurestore.model.job import WindowJob
+from featurestore.model.names import parse_group_reference
 from featurestore.registry import (
     feature_views,
     featuregroups,

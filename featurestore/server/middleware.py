@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
 from featurestore.errors import QueryEnded
-from featurestore.model.time_limits import time_limit
+from featurestore.model.runtime import time_limit
 from featurestore.plugins.engine import Engine
 from featurestore.server.http_security import HEADERS, is_cross_site
 from featurestore.server.problems import MEDIA_TYPE

@@ -20,9 +20,9 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from featurestore import __version__
-from featurestore.model.printable import printable_line, value_text
+from featurestore.model.display import printable_line, value_text
+from featurestore.model.runtime import in_time, time_limit
 from featurestore.model.statistics import ColumnStatistics, Statistics
-from featurestore.model.time_limits import in_time, time_limit
 from featurestore.server.access.secrets import form_token
 from featurestore.server.access.visitors import Visitor
 

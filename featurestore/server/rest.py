@@ -12,8 +12,8 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Path, Query
 from pydantic import BaseModel, Field
 
-from featurestore.model.counts import MAX_VERSION
-from featurestore.model.durations import format_duration
+from featurestore.model.arguments import MAX_VERSION
+from featurestore.model.times import format_duration
 from featurestore.server.problems import MEDIA_TYPE
 
 T = TypeVar("T")

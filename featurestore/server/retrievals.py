@@ -8,12 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from featurestore.errors import InvalidArgument, LimitExceeded
-from featurestore.model.counts import MAX_INT64, MAX_VERSION
+from featurestore.model.arguments import MAX_INT64, MAX_VERSION
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.on_demand import OnDemandFeature, feature
-from featurestore.model.time_limits import check_time
-from featurestore.model.window_features import WindowFeature
-from featurestore.model.window_json import window_from_json
+from featurestore.model.runtime import check_time
+from featurestore.model.window_features import WindowFeature, window_from_json
 from featurestore.retrieval import FeatureFrame
 from featurestore.store import FeatureStore
 

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from featurestore.arrow.batches import ipc_chunks
 from featurestore.errors import FeatureStoreError, InvalidArgument, QueryEnded
-from featurestore.model.time_limits import time_limit
+from featurestore.model.runtime import time_limit
 from featurestore.plugins.remote import RETRIEVAL
 from featurestore.retrieval import FeatureFrame
 from featurestore.server.guard import Settings, Store

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.featuregroups import discovery
 from featurestore.featuregroups.discovery import Match
-from featurestore.model.durations import parse_duration
+from featurestore.model.times import parse_duration
 from featurestore.registry import overview, search_filters
 from featurestore.registry.search_filters import SearchFilter
 from featurestore.server.guard import Store

@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from featurestore.errors import InvalidArgument, LimitExceeded, OutOfRange
-from featurestore.model.time_limits import check_time
+from featurestore.model.runtime import check_time
 from featurestore.server.arrow_bounds import MESSAGE_BYTES, check_messages
 
 _WRITE_BYTES = 8 << 20

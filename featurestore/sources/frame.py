@@ -19,9 +19,9 @@ from featurestore.arrow.column_names import check_feature_names, renames_to_feat
 from featurestore.errors import InvalidArgument, InvalidName, listing
 from featurestore.external.groups import new_scratch_directory
 from featurestore.external.reading import has_parts, open_snapshot, read_batches, stage_parts
-from featurestore.model.callers import warn_caller
-from featurestore.model.external import ExternalRows
-from featurestore.model.renames import RENAME, SNAKE_CASE
+from featurestore.model.arguments import warn_caller
+from featurestore.model.featuregroup import ExternalRows
+from featurestore.model.names import RENAME, SNAKE_CASE
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.model.times import parse_moment
 from featurestore.plugins.engine import Relation, TimeRange

@@ -19,9 +19,7 @@ from featurestore.external.reading import (
     open_source,
 )
 from featurestore.external.renaming import RenamedSnapshot
-from featurestore.model.names import check_name
-from featurestore.model.renames import RENAME, check_rename
-from featurestore.model.secrets import parse_secret
+from featurestore.model.names import RENAME, check_name, check_rename, parse_secret
 from featurestore.model.source import (
     FOLDER_KIND,
     SourceReport,

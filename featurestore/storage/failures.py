@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from featurestore.errors import PublicationWarning, StorageError, refusal_hint
-from featurestore.model.callers import warn_caller
+from featurestore.model.arguments import warn_caller
 
 
 @contextmanager

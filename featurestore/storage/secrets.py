@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from featurestore.errors import ConfigurationError, StorageError
-from featurestore.model.secrets import SecretReference
+from featurestore.model.names import SecretReference
 from featurestore.storage import files
 from featurestore.storage.grants import find_grant, write_grant
 

@@ -292,7 +292,7 @@ class FeatureGroupCalls(StoreBase):
         ['planes@v1', 'questions@v1', 'weather@v1']
         """
         from featurestore.featuregroups import FeatureGroup
-        from featurestore.model.html import Listing
+        from featurestore.model.display import Listing
         from featurestore.registry import featuregroups
 
         with self._session.registry.reading() as connection:

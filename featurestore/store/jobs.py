@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from featurestore.jobs.plan import JobPlan
     from featurestore.jobs.scheduler import Options, Scheduler
     from featurestore.jobs.service import JobStatus
-    from featurestore.model.window import Window
+    from featurestore.model.times import Window
     from featurestore.registry.jobs import RegisteredJob
     from featurestore.registry.runs import Run
     from featurestore.streams.replay import Replayed

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
 
     from featurestore.jobs.monitors.service import MonitorStatus
     from featurestore.model.alert import Channel
-    from featurestore.model.monitor_acceptance import Acceptance
-    from featurestore.model.monitor_report import MonitorReport
-    from featurestore.model.window import Window
+    from featurestore.model.monitor_report import Acceptance, MonitorReport
+    from featurestore.model.times import Window
     from featurestore.monitoring.page import MonitorPage
     from featurestore.registry.alerts import Outgoing
 

@@ -13,13 +13,12 @@ from featurestore import ingest
 from featurestore.errors import FeatureGroupNotFound, InvalidReference, TrainingDatasetNotFound
 from featurestore.featuregroups.discovery import Match
 from featurestore.featuregroups.table import requested_version
-from featurestore.model.html import Listing
+from featurestore.model.display import Listing
 from featurestore.model.manifest import Manifest
 from featurestore.model.names import check_name
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.statistics import Statistics
-from featurestore.model.window_features import WindowFeature
-from featurestore.model.window_json import window_to_json
+from featurestore.model.window_features import WindowFeature, window_to_json
 from featurestore.plugins.remote import open_client
 from featurestore.retrieval import check_dataframe_type, convert
 from featurestore.storage import files

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from featurestore import ingest
 from featurestore.featuregroups.definition import declared_types, typed_reader
 from featurestore.featuregroups.renaming import renamed_frame
-from featurestore.model.durations import format_duration
 from featurestore.model.featuregroup import Commit
 from featurestore.model.names import check_name
+from featurestore.model.times import format_duration
 from featurestore.store.featuregroups import FeatureGroupCalls
 from featurestore.store.remote_handles import client_of, commit_of, unsupported
 

@@ -10,7 +10,7 @@ from featurestore.store.connected import StoreBase
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from featurestore.model.splits import TimeSplit
+    from featurestore.model.requests import TimeSplit
     from featurestore.retrieval import FeatureFrame
     from featurestore.training import TrainingDataset
     from featurestore.transform import Chain, Transformations

@@ -6,7 +6,7 @@ from featurestore.arrow.fitting import widens
 from featurestore.errors import DataWarning, InvalidJob
 from featurestore.external.reading import open_source
 from featurestore.featuregroups.table import open_group
-from featurestore.model.callers import warn_caller
+from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec

@@ -218,7 +218,7 @@ def _to_float32(array: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(array.offsets, _to_float32(array.values), mask=absent)
 
 
-def same(first: pa.Table | pa.RecordBatch, second: pa.Table | pa.RecordBatch) -> bool:
+def is_identical(first: pa.Table | pa.RecordBatch, second: pa.Table | pa.RecordBatch) -> bool:
     """Return True if two tables are bitwise equal: NaN equals NaN, 0.0 differs from -0.0."""
     if first.schema != second.schema or first.num_rows != second.num_rows:
         return False

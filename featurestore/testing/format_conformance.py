@@ -44,9 +44,9 @@ from featurestore.testing.format_cases import (
     REQUIRED,
     apply_losses,
     example_table,
+    is_identical,
     manifest_of,
     profiles,
-    same,
     supported,
     tables,
 )
@@ -134,7 +134,7 @@ class FormatConformance:
         reader = dataset_format.open_shard(path, layout=layout)
         actual = reader.read(0, reader.rows, table.schema.names)
         actual.validate(full=True)
-        assert same(actual, apply_losses(table, dataset_format.encodings(layout)))
+        assert is_identical(actual, apply_losses(table, dataset_format.encodings(layout)))
         reader.close()
 
     @settings(
@@ -164,7 +164,7 @@ class FormatConformance:
         columns = data.draw(st.permutations(table.schema.names))
         actual = reader.read(start, stop, columns)
         actual.validate(full=True)
-        assert same(
+        assert is_identical(
             actual,
             apply_losses(table, dataset_format.encodings(layout))
             .select(columns)
@@ -182,11 +182,11 @@ class FormatConformance:
         assert reader.rows == 200
         expected = apply_losses(table, dataset_format.encodings(layout))
         for start, stop in ((0, 200), (0, 1), (199, 200), (63, 65), (64, 128), (50, 50), (7, 193)):
-            assert same(
+            assert is_identical(
                 reader.read(start, stop, table.schema.names), expected.slice(start, stop - start)
             )
         some = [table.schema.names[-1], table.schema.names[0]]
-        assert same(reader.read(3, 9, some), expected.select(some).slice(3, 6))
+        assert is_identical(reader.read(3, 9, some), expected.select(some).slice(3, 6))
         reader.close()
 
     def test_shard_bytes_are_independent_of_batches(
@@ -225,7 +225,7 @@ class FormatConformance:
         for start, stop in ((0, 300), (7, 8), (50, 50)):
             actual = reader.read(start, stop, table.schema.names)
             actual.validate(full=True)
-            assert same(actual, expected.slice(start, stop - start))
+            assert is_identical(actual, expected.slice(start, stop - start))
         reader.close()
         access = dataset_format.record_access(layout)
         if access is None:

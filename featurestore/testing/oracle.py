@@ -1,22 +1,50 @@
-"""Brute-force implementation of the point-in-time rules, to compare engines with.
+"""Brute-force implementation of the point-in-time rules, and random cases to compare engines with it.
 
 It compares every label with every row: slow and obviously correct. Results are compared bit by bit.
+The cases are small: few keys, few times, many collisions. Many cases share one table and one query,
+and the first key column ``case`` separates them.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from hypothesis import strategies as st
 
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.hashing import tie_hash
 from featurestore.model.plan import FeaturePlan, Join
 
 Tables = Mapping[tuple[str, int], pa.Table]
+_BASE = datetime(2024, 2, 28, 23, 59, 59, 999_998, tzinfo=UTC)
+_STEPS = 6
+_KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "int": (pa.int64(), [1, 2, None]),
+    "text": (pa.string(), ["a", "a|", "|a", "", None]),
+    "pair": (pa.int32(), [1, 11, 12, 2, None]),
+    "bytes": (pa.binary(), [b"", b"\x00", None]),
+    "decimal": (pa.decimal128(5, 1), [Decimal("0.1"), Decimal("-0.1"), None]),
+    "unsigned": (pa.uint64(), [2**64 - 1, 0, None]),
+}
+_FEATURES: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "i": (pa.int32(), [0, 1, -1, None]),
+    "x": (pa.float64(), [float("nan"), 0.0, -0.0, 1.5, float("-inf"), None]),
+    "s": (pa.string(), ["", "a", "\x00", "é", None]),
+    "v": (pa.list_(pa.float32()), [[], [1.0], [None], [float("nan"), 2.0], None]),
+    "p": (
+        pa.struct([("a", pa.int8()), ("b", pa.string())]),
+        [{"a": 1, "b": None}, {"a": None, "b": ""}, None],
+    ),
+    "q": (pa.list_(pa.field("item", pa.uint8()), 2), [[1, 2], [2, 1], None]),
+    "u": (pa.uint64(), [2**64 - 1, 1, None]),
+}
 
 
 def brute_force(plan: FeaturePlan, *, tables: Tables, labels: pa.Table | None = None) -> pa.Table:
@@ -168,4 +196,219 @@ def _bits(value: Any) -> Any:
     return value
 
 
-__all__ = ["Tables", "bits", "brute_force"]
+@dataclass(frozen=True)
+class JoinShape:
+    """Common settings of cases: types of keys and times, and the rules of the join."""
+
+    key: str = "int"
+    time: str = "timestamp"
+    created: bool = False
+    waits: bool = True
+    ttl: int | None = None
+    unique: bool = False
+    how: str = "left"
+    fixed: bool = False
+    label_time: str = "timestamp"
+
+    def __str__(self) -> str:
+        plain = JoinShape()
+        changed = [
+            f"{name}={value}" for name, value in vars(self).items() if value != getattr(plain, name)
+        ]
+        return "-".join(changed) or "plain"
+
+
+SHAPES = (
+    JoinShape(),
+    JoinShape(unique=True),
+    JoinShape(created=True),
+    JoinShape(created=True, unique=True),
+    JoinShape(created=True, waits=False),
+    JoinShape(created=True, waits=False, unique=True),
+    JoinShape(created=True, ttl=2, key="pair"),
+    JoinShape(created=True, ttl=0, key="text", unique=True),
+    JoinShape(ttl=0, key="bytes"),
+    JoinShape(ttl=1, key="decimal", how="inner"),
+    JoinShape(created=True, ttl=1, how="inner", key="unsigned"),
+    JoinShape(time="date", created=True, key="text"),
+    JoinShape(time="date", label_time="date", ttl=1),
+    JoinShape(time="timestamp", label_time="date", unique=True),
+    JoinShape(time="none"),
+    JoinShape(time="none", unique=True, key="pair", how="inner"),
+    JoinShape(fixed=True, created=True, ttl=3),
+    JoinShape(fixed=True, key="pair"),
+)
+
+
+def any_shape() -> st.SearchStrategy[JoinShape]:
+    """Return a strategy of all valid combinations of key, times, ttl, join and uniqueness."""
+    timed = st.builds(
+        JoinShape,
+        key=st.sampled_from(sorted(_KEYS)),
+        time=st.sampled_from(["timestamp", "date"]),
+        created=st.booleans(),
+        waits=st.booleans(),
+        ttl=st.sampled_from([None, 0, 1, 2, 4]),
+        unique=st.booleans(),
+        how=st.sampled_from(["left", "inner"]),
+        fixed=st.booleans(),
+        label_time=st.sampled_from(["timestamp", "date"]),
+    )
+    timeless = st.builds(
+        JoinShape,
+        time=st.just("none"),
+        unique=st.booleans(),
+        how=st.sampled_from(["left", "inner"]),
+    )
+    return st.one_of(timed, timeless)
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Many cases in one group and one table of labels."""
+
+    rows: pa.Table
+    labels: pa.Table
+    roles: dict[str, Any]
+    options: dict[str, Any]
+    features: tuple[str, ...]
+    unique: bool
+
+
+def random_cases(shape: JoinShape, *, count: int, seed: int) -> Cases:
+    """Return ``count`` cases of up to eight rows and five labels each."""
+    random = np.random.default_rng(seed)
+    keys = _key_columns(shape)
+    rows: dict[str, list[Any]] = {}
+    for name in ("case", *keys, "event", "created", *_FEATURES):
+        rows[name] = []
+    labels: dict[str, list[Any]] = {}
+    for name in ("case", *keys, "at", "n"):
+        labels[name] = []
+    draw = _RandomValues(random)
+    for case in range(count):
+        time_count = int(random.integers(1, _STEPS + 1))
+        for _ in range(int(random.integers(0, 9))):
+            rows["case"].append(case)
+            for name, (_, values) in keys.items():
+                rows[name].append(draw.value(values, null=0.1))
+            rows["event"].append(draw.time(shape.time, time_count, null=0.05))
+            rows["created"].append(draw.time("timestamp", time_count + 2, null=0.1))
+            for name, (_, values) in _FEATURES.items():
+                rows[name].append(draw.value(values, null=0.3))
+        for number in range(int(random.integers(0, 6))):
+            labels["case"].append(case)
+            for name, (_, values) in keys.items():
+                labels[name].append(draw.value(values, null=0.1))
+            labels["at"].append(draw.time(shape.label_time, time_count + 2, null=0.05))
+            labels["n"].append(number)
+    return _cases(shape, rows, labels, keys, random)
+
+
+class _RandomValues:
+    """Generator of random values with a share of nulls."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        self._random = random
+
+    def value(self, values: list[Any], *, null: float) -> Any:
+        if self._random.random() < null:
+            return None
+        present = [value for value in values if value is not None]
+        return present[int(self._random.integers(len(present)))]
+
+    def time(self, kind: str, time_count: int, *, null: float) -> Any:
+        if kind == "none" or self._random.random() < null:
+            return None
+        return _TIMES[kind](int(self._random.integers(time_count)))
+
+
+def _micros(step: int) -> datetime:
+    return _BASE + timedelta(microseconds=step)
+
+
+def _days(step: int) -> date:
+    return _BASE.date() + timedelta(days=step)
+
+
+_TIMES: dict[str, Callable[[int], Any]] = {"timestamp": _micros, "date": _days}
+
+
+def _key_columns(shape: JoinShape) -> dict[str, tuple[pa.DataType, list[Any]]]:
+    kind = _KEYS[shape.key]
+    if shape.key in ("pair", "text"):
+        return {"k": kind, "k2": kind}
+    return {"k": kind}
+
+
+def _cases(
+    shape: JoinShape,
+    rows: dict[str, list[Any]],
+    labels: dict[str, list[Any]],
+    keys: dict[str, Any],
+    random: np.random.Generator,
+) -> Cases:
+    kinds = {"case": pa.int64(), "created": TIMESTAMP, "n": pa.int64()}
+    kinds |= {"event": TIMESTAMP, "at": TIMESTAMP}
+    for name, (kind, _) in (_FEATURES | keys).items():
+        kinds[name] = kind
+    step = timedelta(microseconds=1)
+    if shape.time == "date":
+        kinds["event"] = pa.date32()
+        step = timedelta(days=1)
+    if shape.label_time == "date":
+        kinds["at"] = pa.date32()
+    roles: dict[str, Any] = {
+        "primary_key": ("case", *keys),
+        "event_time": "event",
+        "created_time": "created",
+        "ttl": None,
+    }
+    table, key_columns = _table(rows, kinds), ["case", *keys]
+    if shape.time == "none":
+        table, roles["event_time"] = table.drop(["event"]), None
+    else:
+        key_columns.append("event")
+    if shape.created:
+        key_columns.append("created")
+    else:
+        table, roles["created_time"] = table.drop(["created"]), None
+    if shape.ttl is not None:
+        roles["ttl"] = shape.ttl * step
+    if shape.unique:
+        table = _one_row_each(table, key_columns)
+    table = table.take(pa.array(random.permutation(table.num_rows), pa.int64()))
+    options = {"created_time_filter": shape.waits, "how": shape.how, "label_time": "at"}
+    if shape.fixed:
+        options["label_time"] = _micros(3)
+    return Cases(
+        rows=table,
+        labels=_table(labels, kinds),
+        roles=roles,
+        options=options,
+        features=tuple(_FEATURES),
+        unique=shape.unique,
+    )
+
+
+def _table(columns: dict[str, list[Any]], kinds: dict[str, pa.DataType]) -> pa.Table:
+    return pa.table({name: pa.array(values, kinds[name]) for name, values in columns.items()})
+
+
+def _one_row_each(table: pa.Table, key_columns: list[str]) -> pa.Table:
+    first_indexes: dict[tuple[Any, ...], int] = {}
+    for index, row in enumerate(table.select(key_columns).to_pylist()):
+        first_indexes.setdefault(tuple(row.values()), index)
+    return table.take(pa.array(list(first_indexes.values()), pa.int64()))
+
+
+__all__ = [
+    "SHAPES",
+    "Cases",
+    "JoinShape",
+    "Tables",
+    "any_shape",
+    "bits",
+    "brute_force",
+    "random_cases",
+]

@@ -34,8 +34,7 @@ from featurestore.retrieval.planner import (
     plan_without_labels,
 )
 from featurestore.retrieval.resolve import resolve
-from featurestore.testing.oracle import bits, brute_force
-from featurestore.testing.retrieval_cases import SHAPES, JoinShape, random_cases
+from featurestore.testing.oracle import SHAPES, JoinShape, bits, brute_force, random_cases
 
 # Number of random cases in this process by engine.
 CASES: Counter[str] = Counter()

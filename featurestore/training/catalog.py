@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from featurestore.errors import FeatureStoreError, InvalidArgument, UsedByModel, listing
-from featurestore.model.callers import warn_caller
+from featurestore.model.arguments import warn_caller
+from featurestore.model.display import Listing
 from featurestore.model.featuregroup import check_tags
-from featurestore.model.html import Listing
 from featurestore.recovery import datasets, liveness, recover, remove_unclaimed_stages
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import models, training_datasets

@@ -14,7 +14,7 @@ from featurestore.delta.log import is_delta_table, latest_version
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureStoreError
 from featurestore.hashing import row_hash
-from featurestore.model import html
+from featurestore.model import display
 from featurestore.model.drift import DriftReport
 from featurestore.model.manifest import Manifest
 from featurestore.model.statistics import Statistics
@@ -334,7 +334,7 @@ class DatasetDrift:
             }
             for each in self.sources
         ]
-        return html.records_table(rows, caption=str(self).partition("\n")[0])
+        return display.records_table(rows, caption=str(self).partition("\n")[0])
 
 
 def is_stale(session: Session, manifest: Manifest) -> bool:

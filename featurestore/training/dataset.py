@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import DatasetDamaged, InvalidArgument
-from featurestore.model import html
+from featurestore.model import display
 from featurestore.model.arguments import suggest_arguments
 from featurestore.model.manifest import Manifest, source_text
 from featurestore.model.roles import DatasetRoles
@@ -191,9 +191,9 @@ class TrainingDataset(ModelInputs):
             {"name": column.name, "type": column.tf_type, "role": column.role}
             for column in self.manifest.columns
         ]
-        return html.properties_table(
+        return display.properties_table(
             {**self._summary(), **more}, caption=caption
-        ) + html.records_table(columns)
+        ) + display.records_table(columns)
 
     @property
     def class_weights(self) -> dict[Any, Any]:

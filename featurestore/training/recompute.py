@@ -26,7 +26,7 @@ from featurestore.model.plan import (
     WindowJoin,
     WindowOutput,
 )
-from featurestore.model.window_json import value_from_json
+from featurestore.model.window_features import value_from_json
 from featurestore.plugins.format import find_format
 from featurestore.recovery.in_flight import in_flight
 from featurestore.retrieval import FeatureFrame

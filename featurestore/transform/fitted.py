@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import DatasetDamaged, FeatureNotFound, InvalidArgument, listing
-from featurestore.model import html
-from featurestore.model.json_object import JsonObject, MalformedJson
-from featurestore.model.sealed import seal, unseal
+from featurestore.model import display
+from featurestore.model.json_object import JsonObject, MalformedJson, seal, unseal
 from featurestore.transform.apply import apply_chain, apply_to_arrays, read_value
 from featurestore.transform.fit import output_form
 from featurestore.transform.ops import NumpyOps
@@ -295,7 +294,7 @@ class Transformations:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return html.records_table(self.records())
+        return display.records_table(self.records())
 
 
 def _column(data: JsonObject) -> FittedColumn:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, missing_extra
-from featurestore.model.cores import usable_cores
+from featurestore.model.runtime import usable_cores
 from featurestore.readers.prefetch import BufferPool
 
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidSql, listing
-from featurestore.model.time_limits import check_time
+from featurestore.model.runtime import check_time
 from featurestore.usersql.functions import (
     ALIASES,
     CASTS,

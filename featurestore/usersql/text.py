@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from featurestore.errors import InvalidSql
-from featurestore.model.time_limits import check_time
+from featurestore.model.runtime import check_time
 
 if TYPE_CHECKING:
     from sqlglot import exp

@@ -18,9 +18,8 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from featurestore.arrow.cast_lines import PLAUSIBLE_START
-from featurestore.model.durations import format_duration
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.times import python_rows, shifted
+from featurestore.model.times import format_duration, python_rows, shifted
 from featurestore.model.validation import ExpectationResult
 from featurestore.plugins.engine import Accumulator
 from featurestore.plugins.validator import Validator

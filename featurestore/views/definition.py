@@ -28,9 +28,8 @@ from featurestore.model.feature_view import (
     incompatible_features,
 )
 from featurestore.model.featuregroup import check_tags
-from featurestore.model.names import check_name
+from featurestore.model.names import check_name, format_group_reference, parse_group_reference
 from featurestore.model.on_demand import OnDemandFeature
-from featurestore.model.references import format_group_reference, parse_group_reference
 from featurestore.model.times import utc_now
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.recovery import views

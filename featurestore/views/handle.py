@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.model.arguments import suggest_arguments
 from featurestore.model.feature_view import FeatureViewSpec
-from featurestore.model.references import format_group_reference
+from featurestore.model.names import format_group_reference
 from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.retrieval import FeatureFrame, check_dataframe_type, convert
 from featurestore.retrieval.catalog import RegisteredSpecs
@@ -19,7 +19,7 @@ from featurestore.views.definition import check_label, problems, rows_of
 
 if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
-    from featurestore.model.splits import TimeSplit
+    from featurestore.model.requests import TimeSplit
     from featurestore.retrieval.conversions import DataframeType
     from featurestore.training import TrainingDataset
     from featurestore.transform import Chain

@@ -19,7 +19,7 @@ from featurestore import FeatureStore
 from featurestore.cli import app
 from featurestore.errors import FeatureViewBroken, FeatureViewWarning, InvalidArgument
 from featurestore.model.json_object import JsonObject, MalformedJson
-from featurestore.model.window_json import window_from_json, window_to_json
+from featurestore.model.window_features import window_from_json, window_to_json
 from featurestore.recovery.rebuild import rebuild
 
 DAY = pd.Timestamp("2024-01-01", tz="UTC")

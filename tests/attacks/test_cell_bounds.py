@@ -133,7 +133,7 @@ def served(duckdb_store: FeatureStore) -> FeatureStore:
 
 
 @pytest.mark.parametrize("answer", [100, 2_500, 1 << 20])
-def test_answers_of_rows_have_a_bound(served: FeatureStore, answer: int) -> None:
+def test_row_responses_are_bounded(served: FeatureStore, answer: int) -> None:
     app = create_app(served, ServerSettings(answer=answer))
     client = TestClient(app, base_url="http://localhost")
     fits = answer // 1000 if answer < 5_000 else 5

@@ -113,7 +113,7 @@ def test_clock_jump_does_not_transfer_lease(store: FeatureStore, clock: Clock, d
 
 
 @pytest.mark.parametrize("days", [1, -1])
-def test_alerts_of_before_a_jump_are_sent(store: FeatureStore, clock: Clock, days: int) -> None:
+def test_alerts_before_clock_jump_are_sent(store: FeatureStore, clock: Clock, days: int) -> None:
     registry = store.session.registry
     clock.set(0, days)
     with registry.transaction() as connection:
@@ -136,7 +136,7 @@ MOMENTS = st.integers(-2 * 86_400, 2 * 86_400).map(
 @given(
     since=MOMENTS, now=MOMENTS, wait=st.integers(0, 3600).map(lambda each: timedelta(seconds=each))
 )
-def test_no_clock_makes_a_wait_longer(since: datetime, now: datetime, wait: timedelta) -> None:
+def test_clock_jump_does_not_extend_waits(since: datetime, now: datetime, wait: timedelta) -> None:
     """From any time on a wait is over after its length, also when the clock was set back."""
     assert has_passed(since, wait, now=max(now, since) + wait)
     assert has_passed(since, wait, now=now) == (not since <= now < since + wait)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from featurestore.errors import FeatureStoreError, RunDamaged, StorageError
 from featurestore.experiments import run_files
-from featurestore.model.json_object import MalformedJson
+from featurestore.model.json_object import MalformedJson, seal
 from featurestore.model.run_record import RUN_FILE, RunDataset, RunRecord
-from featurestore.model.sealed import seal
 from featurestore.recovery import record_files
 
 ID = "20240301-120000-abcdef"
@@ -50,7 +49,7 @@ def written(tmp_path: Path, **changes: Any) -> str:
     return str(directory)
 
 
-def test_an_honest_record_is_read(tmp_path: Path) -> None:
+def test_valid_record_is_read(tmp_path: Path) -> None:
     assert record_files.read_run(written(tmp_path)) == RECORD
 
 
@@ -93,7 +92,7 @@ def test_record_cannot_name_files_outside_run(tmp_path: Path, path: str) -> None
 
 @settings(max_examples=200, deadline=None)
 @given(name=st.sampled_from(sorted(json.loads(RECORD.to_bytes()))), value=VALUES)
-def test_no_record_ends_in_a_traceback(name: str, value: Any) -> None:
+def test_forged_records_raise_store_errors(name: str, value: Any) -> None:
     data = {key: each for key, each in json.loads(RECORD.to_bytes()).items() if key != "checksum"}
     try:
         RunRecord.from_bytes(seal({**data, name: value}))

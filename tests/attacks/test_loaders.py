@@ -202,7 +202,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_records_name_no_function_of_a_library(name: str) -> None:
+def test_record_functions_of_libraries_are_refused(name: str) -> None:
     assert functions.loaded_function(name) is None
 
 
@@ -210,7 +210,7 @@ def train_here(x: float) -> float:
     return x
 
 
-def test_records_name_functions_of_loaded_modules() -> None:
+def test_record_functions_of_loaded_modules_are_accepted() -> None:
     assert functions.loaded_function(f"{__name__}:train_here") is train_here
 
 

@@ -45,7 +45,7 @@ def network(flavor: str) -> Any:
 
 
 @pytest.mark.parametrize("flavor", FLAVORS)
-def test_networks_of_keras_are_data(tmp_path: Path, flavor: str) -> None:
+def test_plain_keras_networks_need_no_trust(tmp_path: Path, flavor: str) -> None:
     model = network(flavor)
     path = str(tmp_path / "model.keras")
     model.save(path)

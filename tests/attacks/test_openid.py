@@ -57,7 +57,7 @@ def is_signed_in(client: TestClient) -> bool:
     return client.get("/groups").status_code == 200
 
 
-def test_an_honest_provider_signs_in(client: TestClient) -> None:
+def test_valid_provider_signs_in(client: TestClient) -> None:
     assert client.get(came_back(client)).status_code == 303
     assert is_signed_in(client)
 
@@ -168,7 +168,7 @@ def test_an_answer_without_code_or_state_is_refused(
     assert provider.forms == []
 
 
-def test_a_cookie_without_secrets_begins_no_attempt(client: TestClient) -> None:
+def test_cookie_without_secrets_starts_no_sign_in(client: TestClient) -> None:
     attempts = [
         {"state": "", "nonce": "", "verifier": "", "following": "/"},
         {"state": "a", "nonce": "b", "verifier": "c", "following": "/"},
@@ -202,7 +202,7 @@ def test_redirect_addresses_are_of_this_server(
         assert "evil" not in client.get("/sign-in/provider", headers=headers).headers["location"]
 
 
-def test_a_code_follows_no_redirect(client: TestClient, provider: OpenIdProvider) -> None:
+def test_code_exchange_follows_no_redirect(client: TestClient, provider: OpenIdProvider) -> None:
     provider.redirect = f"{provider.issuer}/elsewhere"
     assert client.get(came_back(client)).status_code == 401
     assert len(provider.forms) == 1
@@ -212,7 +212,7 @@ def test_a_code_follows_no_redirect(client: TestClient, provider: OpenIdProvider
 @pytest.mark.parametrize(
     "address", ["http://evil.example/x", "javascript:alert(1)", "file:///etc", None]
 )
-def test_endpoints_in_the_clear_are_refused(
+def test_plain_http_endpoints_are_refused(
     client: TestClient, provider: OpenIdProvider, endpoint: str, address: str | None
 ) -> None:
     provider.metadata = {endpoint: address}

@@ -65,7 +65,7 @@ def read_to_the_end(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_half_open_connections_are_ended(address: tuple[str, int], part: str) -> None:
+def test_half_open_connections_are_closed(address: tuple[str, int], part: str) -> None:
     begun = time.monotonic()
     with connected(address) as connection:
         connection.sendall(PARTS[part])
@@ -76,7 +76,7 @@ def test_half_open_connections_are_ended(address: tuple[str, int], part: str) ->
 
 
 @pytest.mark.parametrize("part", ["half a header", "half a body"])
-def test_a_byte_at_a_time_is_too_slow(address: tuple[str, int], part: str) -> None:
+def test_byte_wise_request_times_out(address: tuple[str, int], part: str) -> None:
     begun = time.monotonic()
     with connected(address) as connection:
         connection.sendall(PARTS[part])

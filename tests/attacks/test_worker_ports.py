@@ -72,7 +72,7 @@ def check_disconnected(server: TrialServer, worker: Connection) -> None:
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
-def test_no_byte_of_a_stranger_is_parsed(
+def test_unauthenticated_bytes_are_not_parsed(
     server: TrialServer, stranger: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trials.json, "loads", refuse_strangers(json.loads))
@@ -130,7 +130,7 @@ def drip(connection: socket.socket) -> None:
         time.sleep(0.1)
 
 
-def test_slow_strangers_are_disconnected(
+def test_slow_unauthenticated_clients_are_disconnected(
     server: TrialServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_port, "_PROOF_SECONDS", 0.3)
@@ -181,7 +181,7 @@ def test_250_connections_leave_the_port_usable() -> None:
     assert process.returncode == 0
 
 
-def test_a_flood_of_connections_delays_workers_only(server: TrialServer) -> None:
+def test_connection_flood_only_delays_workers(server: TrialServer) -> None:
     stopped = threading.Event()
 
     def flood() -> None:

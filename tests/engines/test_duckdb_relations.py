@@ -198,7 +198,7 @@ def test_mapped_relation_is_written_and_mapped(engine: DuckDBEngine, tmp_path: P
     assert read(engine, engine.stage(mapped, str(tmp_path / "b"))).num_rows == 10_000
 
 
-def test_threads_add_up_to_the_same_aggregate(engine: DuckDBEngine) -> None:
+def test_threaded_aggregate_equals_single_thread(engine: DuckDBEngine) -> None:
     class Threaded(SumAndCount):
         threads = 3
 
@@ -222,7 +222,7 @@ def test_threaded_aggregate_stops_at_error(engine: DuckDBEngine) -> None:
         engine.aggregate(relation, Failing())
 
 
-def test_relations_are_made_and_read_from_many_threads(engine: DuckDBEngine) -> None:
+def test_relations_are_usable_from_many_threads(engine: DuckDBEngine) -> None:
     failures: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -307,7 +307,7 @@ def test_invalid_setting_names_its_variables() -> None:
         DuckDBEngine(memory_limit="much")
 
 
-def test_larger_than_memory_works_by_spilling(tmp_path: Path) -> None:
+def test_queries_beyond_memory_spill_to_disk(tmp_path: Path) -> None:
     engine = DuckDBEngine(memory_limit="150MB", temp_directory=str(tmp_path / "spill"))
     native = engine.database.connection.sql(
         "select (hash(range) % 4000000000)::bigint as id, range::double as x, repeat('y', 100) as s from range(3000000)"

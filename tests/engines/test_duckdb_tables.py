@@ -55,7 +55,7 @@ def data_files(path: str) -> set[str]:
 # -- other readers and writers ------------------------------------------------------------------------------------
 
 
-def test_plain_delta_reads_every_state(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_plain_delta_reads_every_table_state(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path, partition_by=("zone",))
     write(engine, path, numbered(10))
     write(engine, path, some(3, value=-1.0), TableWrite("upsert", key=("id",)))
@@ -77,7 +77,7 @@ def test_plain_delta_reads_every_state(engine: DuckDBEngine, tmp_path: Path) -> 
     assert table.history(1)[0]["operation"] == "DELETE"
 
 
-def test_statistics_let_plain_delta_leave_files_out(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_plain_delta_skips_files_by_statistics(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     write(engine, path, some(0, 1))
     write(engine, path, some(8, 9))
@@ -168,7 +168,7 @@ def test_tables_of_newer_writers_are_read_only(engine: DuckDBEngine, tmp_path: P
 # -- what is refused ----------------------------------------------------------------------------------------------
 
 
-def test_empty_text_cannot_partition(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_partition_by_empty_text_is_refused(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path, partition_by=("zone",))
     table = numbered(2).set_column(2, "zone", pa.array(["", "a"]))
     with pytest.raises(InvalidArgument, match="'zone'"):
@@ -176,13 +176,13 @@ def test_empty_text_cannot_partition(engine: DuckDBEngine, tmp_path: Path) -> No
     assert data_files(path) == set()
 
 
-def test_bytes_cannot_partition(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_partition_by_bytes_is_refused(engine: DuckDBEngine, tmp_path: Path) -> None:
     schema = pa.schema([("id", pa.int64()), ("raw", pa.binary())])
     with pytest.raises(InvalidArgument, match="'raw'"):
         new_table(engine, tmp_path, partition_by=("raw",), schema=schema)
 
 
-def test_some_column_must_not_partition(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_partition_by_all_columns_is_refused(engine: DuckDBEngine, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="All columns"):
         new_table(engine, tmp_path, partition_by=("id",), schema=pa.schema([("id", pa.int64())]))
 
@@ -193,7 +193,7 @@ def test_unknown_columns_are_named(engine: DuckDBEngine, tmp_path: Path) -> None
         write(engine, path, pa.table({"id": [1], "other": [2]}))
 
 
-def test_an_upsert_with_a_key_twice_is_refused(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_upsert_with_duplicate_key_is_refused(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     with pytest.raises(DuplicateKeys, match="'id': 1"):
         write(engine, path, some(1, 1), TableWrite("upsert", key=("id",)))
@@ -246,9 +246,7 @@ def test_replace_rewrites_only_files_in_range(engine: DuckDBEngine, tmp_path: Pa
     assert [file.rows for file in read_snapshot(path).files] == [1, 1]
 
 
-def test_folders_with_glob_characters_take_every_write(
-    engine: DuckDBEngine, tmp_path: Path
-) -> None:
+def test_folders_with_glob_characters_are_writable(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path / "a[1]*?'b", partition_by=("zone",))
     write(engine, path, some(0, 1, 2))
     write(engine, path, some(1, value=-1.0), TableWrite("upsert", key=("id",)))
@@ -269,7 +267,7 @@ def test_rows_keep_the_order_of_writing(engine: DuckDBEngine, tmp_path: Path) ->
     assert engine.stream(engine.read_table(path)).read_all()["id"].to_pylist() == order.tolist()
 
 
-def test_vacuum_spares_files_of_writes_under_way(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_vacuum_keeps_files_of_running_writes(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     write(engine, path, some(1))
     fresh, old = Path(path) / "part-fresh.parquet", Path(path) / "part-old.parquet"
@@ -510,7 +508,7 @@ def test_folder_can_have_several_stages(engine: DuckDBEngine, tmp_path: Path) ->
     assert [engine.count(stage) for stage in stages] == [2, 3]
 
 
-def test_too_many_open_files_are_no_damage(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_too_many_open_files_is_not_damage(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     for number in range(40):
         write(engine, path, some(number))

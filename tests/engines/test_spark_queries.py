@@ -250,7 +250,7 @@ def test_states_of_partitions_are_merged(
     assert engine.aggregate(numbers(engine, 1000, partitions=9), Tally()) == [1000, 499500]
 
 
-def test_the_state_of_no_rows_is_the_start(engine: SparkEngine) -> None:
+def test_aggregate_without_rows_returns_start_state(engine: SparkEngine) -> None:
     assert engine.aggregate(engine.filter(numbers(engine, 10), "id < 0"), Tally()) == [0, 0]
 
 

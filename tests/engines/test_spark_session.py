@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from featurestore.errors import ConfigurationError, MissingExtra, MissingJava
-from featurestore.model.cores import usable_cores
+from featurestore.model.runtime import usable_cores
 from featurestore_connectors.spark_delta import jars, session
 from featurestore_connectors.spark_delta.engine import SparkEngine
 from tests.on_spark import QUICK_JAVA
@@ -44,7 +44,7 @@ def test_versions_of_java_are_read(text: str, version: int | None) -> None:
     assert jars.parse_version(text) == version
 
 
-def test_java_17_of_java_home_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_17_of_java_home_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(
         "JAVA_HOME", str(java_that_says(tmp_path / "jdk", 'openjdk version "17.0.1"'))
     )
@@ -80,7 +80,7 @@ def test_missing_java_is_reported_before_start(
 
 
 @pytest.mark.parametrize(("module", "library"), [("pyspark", "pyspark"), ("delta", "delta-spark")])
-def test_a_missing_library_answers_with_the_command(
+def test_missing_library_error_has_install_command(
     monkeypatch: pytest.MonkeyPatch, module: str, library: str
 ) -> None:
     # What is not asked for counts as there, also where no Spark is installed.

@@ -270,7 +270,7 @@ def test_a_damaged_data_file_is_named(engine: SparkEngine, path: str, damage: st
         content(engine, path)
 
 
-def test_vacuum_spares_files_of_writes_under_way(tmp_path: Path) -> None:
+def test_vacuum_keeps_files_of_running_writes(tmp_path: Path) -> None:
     path = tmp_path / "table"
     tables.create_table(
         str(path), schema=SCHEMA, partition_by=(), properties={}, commit_metadata={}

@@ -168,7 +168,7 @@ def test_fold_reader_reads_only_its_rows(kept: FeatureStore, data_format: str) -
             assert [int(y) for batch in plain.batches() for y in batch["y"]] == wanted
 
 
-def test_wrong_ablations_and_folds_are_refused(sums: TrainingDataset) -> None:
+def test_invalid_ablations_and_folds_are_refused(sums: TrainingDataset) -> None:
     ask: dict[str, Any] = {"dataset": sums, "metric": "mse"}
     for wrong, text in [
         ({"features": ["temp"]}, "Unknown input 'temp' of 'sums'. Available: x0, x1, x2, x3"),
@@ -194,7 +194,7 @@ def test_wrong_ablations_and_folds_are_refused(sums: TrainingDataset) -> None:
         experiments.cross_validate(lambda context: 1 / 0, dataset=sums)
 
 
-def test_a_single_repeat_has_no_interval(sums: TrainingDataset) -> None:
+def test_ablate_single_repeat_has_no_interval(sums: TrainingDataset) -> None:
     single = experiments.ablate(
         fitted, dataset=sums, metric="mse", direction="min", features=["x0"], repeats=1
     )

@@ -28,7 +28,7 @@ from featurestore.errors import (
     TrainingDatasetNotFound,
 )
 from featurestore.experiments.status import show_logs
-from featurestore.model.sealed import seal
+from featurestore.model.json_object import seal
 from featurestore.recovery.rebuild import rebuild
 from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset

@@ -151,7 +151,7 @@ def test_scores_equal_predictions_of_reader_batches(
     assert predicted(scored) == expected(flights)
 
 
-def test_predictions_are_a_group_of_the_labels_times(
+def test_predictions_group_has_label_times(
     kept: FeatureStore, flights: TrainingDataset, asked: pa.Table
 ) -> None:
     experiments.register_model(a_run(kept, flights), "line", trust=True)
@@ -321,7 +321,9 @@ def test_reader_models_score_their_training_values(
     np.testing.assert_array_equal(scored["prediction"].to_numpy(), expected)
 
 
-def test_the_form_of_values_is_not_guessed(kept: FeatureStore, trips: TrainingDataset) -> None:
+def test_register_model_requires_transformed_argument(
+    kept: FeatureStore, trips: TrainingDataset
+) -> None:
     run = experiments.launch(untouched, dataset=trips, progress=False)
     with pytest.raises(InvalidArgument, match="transformed=True"):
         experiments.register_model(run, "line", trust=True)
@@ -495,7 +497,7 @@ def test_spark_pipeline_scores_equal_transform(
 
 
 @pytest.mark.spark
-def test_spark_gives_the_same_predictions(
+def test_spark_predictions_equal_local_predictions(
     kept: FeatureStore, flights: TrainingDataset, asked: pa.Table
 ) -> None:
     experiments.register_model(a_run(kept, flights), "line", trust=True)

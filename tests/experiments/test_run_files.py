@@ -67,7 +67,7 @@ def test_metrics_file_bit_flip_is_detected() -> None:
             parse_metrics(damaged.decode("utf-8", "replace"))
 
 
-def test_every_bit_flip_in_a_record_is_noticed() -> None:
+def test_record_bit_flip_is_detected() -> None:
     record = RunRecord(
         id="20130101-000000-abcdef",
         name="lines",
@@ -173,7 +173,7 @@ def saves_and_damages(how: str, context: Any) -> None:
         ("keras", r"model\.keras' of a run is damaged"),
     ],
 )
-def test_a_run_whose_artifact_is_damaged_fails(kept: FeatureStore, how: str, reason: str) -> None:
+def test_damaged_artifact_fails_the_run(kept: FeatureStore, how: str, reason: str) -> None:
     with pytest.raises(RunFailed, match=reason):
         experiments.launch(saves_and_damages, params={"how": how}, store=kept, name="damaged")
     (run,) = experiments.get_runs("damaged")
@@ -187,7 +187,7 @@ def workers_save(context: Any) -> None:
     assert os.path.dirname(path) == os.path.join(context.directory, "artifacts")
 
 
-def test_only_the_first_workers_artifacts_stay(kept: FeatureStore) -> None:
+def test_artifacts_of_first_worker_are_kept(kept: FeatureStore) -> None:
     run = experiments.collective_all_reduce(workers_save, workers=3, store=kept)
     assert run.artifacts == ["artifacts/own.txt", "artifacts/sum.joblib"]
     assert Path(run.path, "artifacts", "own.txt").read_text() == "worker 0"
@@ -231,7 +231,7 @@ def test_matrix_with_text_column_is_refused(kept: FeatureStore) -> None:
 
 
 @pytest.mark.parametrize("mode", ["r", "w", "rb", "r+"])
-def test_a_function_with_an_open_file_is_refused(
+def test_launch_refuses_function_with_open_file(
     kept: FeatureStore, tmp_path: Path, mode: str
 ) -> None:
     (tmp_path / "data.txt").write_text("rows")

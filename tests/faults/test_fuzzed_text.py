@@ -31,7 +31,7 @@ import featurestore
 from featurestore import transform as t
 from featurestore import usersql
 from featurestore.errors import FeatureStoreError
-from featurestore.model import manifest, sealed
+from featurestore.model import json_object, manifest
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import alerts
@@ -289,8 +289,8 @@ def fuzz_manifest(world: World, data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         value.pop("checksum", None)
         with contextlib.suppress(ValueError):
-            value["checksum"] = sealed._checksum(value)
-            content = sealed._render(value)
+            value["checksum"] = json_object._checksum(value)
+            content = json_object._render(value)
     content = json.dumps(value, allow_nan=True).encode() if "content" not in locals() else content
     folder = world.fresh() / "trainingdatasets/d/v1"
     (folder / "manifest.json").write_bytes(content)
@@ -301,7 +301,7 @@ def fuzz_manifest(world: World, data: st.DataObject) -> None:
 
 
 def fuzz_manifest_bytes(world: World, data: st.DataObject) -> None:
-    content = flipped(sealed._render(world.manifest), data)
+    content = flipped(json_object._render(world.manifest), data)
     with contextlib.suppress(FeatureStoreError):
         manifest.Manifest.from_bytes(content, path="manifest.json")
 
@@ -474,7 +474,7 @@ def fuzz_transformations(world: World, data: st.DataObject) -> None:
     value = changed(world.transformations, data, world.outside)
     content = json.dumps(value).encode()
     with contextlib.suppress(ValueError):
-        content = sealed.seal(value)
+        content = json_object.seal(value)
     with contextlib.suppress(FeatureStoreError):
         fitted = Transformations.from_bytes(content, path="t.json")
         assert Transformations.from_bytes(fitted.to_bytes(), path="t.json") == fitted

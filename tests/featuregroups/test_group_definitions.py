@@ -102,7 +102,7 @@ def test_get_or_create_writes_once_and_compares_definitions(duckdb_store: Featur
         ({"event_time": "t", "ttl": "soon"}, InvalidArgument, "not a duration"),
         ({"event_time": "t", "created_time": "t"}, InvalidArgument, "same column"),
         ({"validation": "loose"}, InvalidArgument, "not a policy"),
-        ({"tags": {"a": 1}}, InvalidArgument, "no pair of texts"),
+        ({"tags": {"a": 1}}, InvalidArgument, "not a pair of strings"),
         ({"version": 0}, OutOfRange, "not between 1 and"),
         ({"version": True}, InvalidArgument, "not a whole number"),
         ({"partition_by": ["id", "t", "known", "x"]}, InvalidArgument, "partition"),

@@ -32,7 +32,7 @@ def test_tags_live_in_the_table_and_in_the_registry(duckdb_store: FeatureStore) 
     }
     with pytest.raises(InvalidArgument, match="no tag 'pii'; it has 'team'"):
         duckdb_store.remove_featuregroup_tag("g", "pii")
-    with pytest.raises(InvalidArgument, match="no pair of texts"):
+    with pytest.raises(InvalidArgument, match="not a pair of strings"):
         duckdb_store.add_featuregroup_tag("g", "", "x")
 
 

@@ -174,7 +174,7 @@ def test_dialect_options_are_applied(
     assert {name: first[name] for name in expected} == expected
 
 
-def test_encodings_are_stated(lake: Lake) -> None:
+def test_encoding_option_decodes_files(lake: Lake) -> None:
     text = "id,x\n1,Zürich\n2,€\n"
     for encoding in ("utf-8", "utf-8-sig", "cp1252", "utf-16"):
         frame = lake({"a.csv": text.encode(encoding)}, encoding=encoding)
@@ -192,14 +192,14 @@ def test_nanoseconds_are_refused_or_rounded(lake: Lake) -> None:
     assert row["at"] == datetime(2024, 1, 1, 0, 0, 0, 123457, tzinfo=UTC)
 
 
-def test_instants_with_and_without_zones_are_not_mixed(lake: Lake) -> None:
+def test_timestamps_with_and_without_zones_are_not_mixed(lake: Lake) -> None:
     zoned, plain = "2024-01-01T00:00:00Z", "2024-01-01T00:00:00"
     assert rows(lake({"a.csv": f"at\n{zoned}\n{plain}\n"})) == [{"at": zoned}, {"at": plain}]
     (row,) = rows(lake({"a.csv": "at\n2024-01-01 01:00:00+01:00\n"}))
     assert row["at"] == datetime(2024, 1, 1, tzinfo=UTC)
 
 
-def test_endings_and_compressions_are_read(lake: Lake) -> None:
+def test_file_endings_and_compressions_are_supported(lake: Lake) -> None:
     text = b"id,x\n1,a\n"
     import pyarrow
 
@@ -231,13 +231,13 @@ def test_ignored_files_are_named_and_counted(duckdb_store: FeatureStore, tmp_pat
     assert duckdb_store.read_source("lake", path="b.txt", format="csv").count() == 1
 
 
-def test_semicolons_are_named_not_guessed(lake: Lake) -> None:
+def test_semicolon_delimiter_is_suggested_not_guessed(lake: Lake) -> None:
     with pytest.raises(InvalidSourceFile, match="the header is one column, 'id;x'") as error:
         lake({"a.csv": "id;x\n1;2\n"})
     assert "delimiter=';'" in str(error.value)
 
 
-def test_large_files_are_read_in_bounded_pieces(lake: Lake, tmp_path: Path) -> None:
+def test_large_files_are_read_in_bounded_batches(lake: Lake, tmp_path: Path) -> None:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(["id", "note", "x"])
@@ -259,7 +259,7 @@ def test_damaged_compression_is_refused_by_file(lake: Lake, name: str) -> None:
             lake({name: content})
 
 
-def test_columns_are_named(lake: Lake) -> None:
+def test_names_option_names_columns(lake: Lake) -> None:
     files: dict[str, str | bytes] = {"a.csv": "id,x\n1,2\n"}
     assert rows(lake(files, columns=["x"])) == [{"x": 2}]
     for columns in ([], "x"):

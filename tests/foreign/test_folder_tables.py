@@ -33,7 +33,7 @@ def rows(frame: Any) -> list[dict[str, Any]]:
     return found
 
 
-def test_partitions_are_columns(lake: Lake) -> None:
+def test_partition_folders_become_columns(lake: Lake) -> None:
     frame = lake(
         {
             "day=2024-01-01/shop=a%20b/a.csv": "id\n1\n",
@@ -208,7 +208,7 @@ def test_names_are_renamed_in_groups_jobs_and_sources(
     assert [row["total"] for row in rows(store.get_featuregroup("totals"))] == [2]
 
 
-def test_databases_rename_columns_too(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_rename_applies_to_databases(duckdb_store: FeatureStore, tmp_path: Path) -> None:
     import sqlite3
     from contextlib import closing
 

@@ -65,7 +65,7 @@ def test_hint_calls_read_the_files(
     frame.to_arrow()
 
 
-def test_hints_of_options_are_options(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_option_hints_name_valid_options(duckdb_store: FeatureStore, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,total\n1,2\n")
     wrong: list[dict[str, Any]] = [
         {"delimiter": ";;"},
@@ -136,13 +136,13 @@ def test_iceberg_metadata_errors_are_short(
     assert "pydantic" not in str(error.value)
 
 
-def test_way_out_of_long_decimals_keeps_every_digit() -> None:
+def test_long_decimal_hint_keeps_every_digit() -> None:
     told = QueryColumn("total", 246, 67, 30, False)
     column = described_column(told, quoted="`total`")
     assert (column.kind, column.way_out) == (None, "CAST(`total` AS CHAR)")
 
 
-def test_the_command_line_reads_with_options(
+def test_cli_source_read_accepts_options(
     duckdb_store: FeatureStore, command_line: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "a.csv").write_text("Zone ID;x\n007;2,5\n")

@@ -23,7 +23,7 @@ def rows(frame: SourceFrame) -> list[dict[str, Any]]:
     return found
 
 
-def test_strings_stay_strings(lake: Lake) -> None:
+def test_json_strings_stay_strings(lake: Lake) -> None:
     texts = [UUID, "0123", "x", "", "a\u0000b", "2024-01-01", 'q"']
     lines = "".join(json.dumps({"s": text}) + "\n" for text in texts)
     assert [row["s"] for row in rows(lake({"a.jsonl": lines}))] == texts
@@ -130,7 +130,7 @@ def test_nanoseconds_are_refused_or_rounded(lake: Lake) -> None:
     assert row["at"] == datetime(2024, 1, 1, 0, 0, 0, 123457, tzinfo=UTC)
 
 
-def test_later_names_and_kinds_are_refused(lake: Lake) -> None:
+def test_new_names_and_kinds_in_later_files_are_refused(lake: Lake) -> None:
     frame = lake({"a.jsonl": '{"id": 1, "place": {"x": 1}}\n'})
     folder = frame._spec.uri
     for line in ('{"id": 2, "more": 1}', '{"id": "2"}', '{"id": 2, "place": {"y": 1}}'):

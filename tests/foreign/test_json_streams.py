@@ -58,7 +58,7 @@ def decode(texts: list[str]) -> list[dict[str, object]]:
     return rows
 
 
-def test_records_and_lines_are_read_alike(lake: Lake) -> None:
+def test_stream_records_equal_file_lines(lake: Lake) -> None:
     good = '{"id": 1, "x": "x", "at": "2024-01-01T00:00:00Z"}'
     for text, row in zip(TEXTS, decode(TEXTS), strict=True):
         frame = lake(
@@ -73,7 +73,7 @@ def test_records_and_lines_are_read_alike(lake: Lake) -> None:
             assert len(lines) == 1, text
 
 
-def test_any_cut_into_batches_gives_the_same_rows() -> None:
+def test_json_rows_are_independent_of_batches() -> None:
     whole = decode(TEXTS)
     for size in (1, 3, 7):
         parts = [decode(TEXTS[start : start + size]) for start in range(0, len(TEXTS), size)]
@@ -81,7 +81,7 @@ def test_any_cut_into_batches_gives_the_same_rows() -> None:
             assert {**row, "record_offset": 0} == {**expected, "record_offset": 0}
 
 
-def test_instants_of_records_are_those_of_the_text() -> None:
+def test_json_timestamps_keep_their_instants() -> None:
     text = json.dumps({"id": 1, "x": None, "at": "2024-01-01 01:00:00+01:00"})
     (row,) = decode([text])
     assert (row["at"], row["record_error"]) == (datetime(2024, 1, 1, tzinfo=UTC), None)

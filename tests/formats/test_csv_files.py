@@ -18,7 +18,7 @@ from featurestore_connectors.csv import CsvFormat
 FORMAT = CsvFormat()
 
 
-def test_the_file_is_rfc_4180(tmp_path: Path) -> None:
+def test_csv_file_follows_rfc_4180(tmp_path: Path) -> None:
     table = pa.table(
         {
             "n": pa.array([1, None]),
@@ -45,7 +45,7 @@ def test_the_file_is_rfc_4180(tmp_path: Path) -> None:
     assert len(rows) == 3
 
 
-def test_duckdb_reads_the_same_values(tmp_path: Path) -> None:
+def test_duckdb_reads_equal_csv_values(tmp_path: Path) -> None:
     table = pa.table(
         {"n": pa.array([1, None, 3]), "x": [0.1, -1e300, 5e-324], "text": ['a "b"', "", "c,d"]}
     )

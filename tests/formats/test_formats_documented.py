@@ -76,7 +76,7 @@ class TestTheFormatInTheDocs(FormatConformance):
     pass
 
 
-def test_the_format_in_the_docs_has_forty_lines() -> None:
+def test_documented_format_has_forty_lines() -> None:
     lines = code("formats.md", "arrow_format.py").splitlines()[1:]
     assert len([line for line in lines if line.strip()]) <= 40
 
@@ -117,7 +117,7 @@ def test_documented_layout_equals_written_layout(shard: tuple[str, Any, pa.Table
     assert json.loads(found[1]) == shard[1]
 
 
-def test_the_reader_in_the_docs_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_reader_reads_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_current, "store", featurestore.connect(tmp_path))
     text = (DOCS / "tfrecord-layout.md").read_text(encoding="utf-8")

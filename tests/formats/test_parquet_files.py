@@ -68,7 +68,7 @@ def test_neighboring_reads_decode_row_group_once(
     reader.close()
 
 
-def test_damage_is_named(tmp_path: Path) -> None:
+def test_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     table = pa.table({"n": range(1000)})
     layout = layout_of(FORMAT, table)
     path, _ = write(FORMAT, tmp_path, table, layout)

@@ -77,7 +77,7 @@ def read_batches(url: str, **options: Any) -> list[Any]:
         return list(reader)
 
 
-def test_make_reader_gives_the_rows_back(tmp_path: Path) -> None:
+def test_make_reader_returns_rows(tmp_path: Path) -> None:
     kinds = [
         *NUMBERS,
         *DECIMALS,
@@ -117,7 +117,7 @@ def test_petastorm_times_are_numpy_datetimes(tmp_path: Path) -> None:
         )
 
 
-def test_make_batch_reader_gives_the_columns_back(tmp_path: Path) -> None:
+def test_make_batch_reader_returns_columns(tmp_path: Path) -> None:
     table = pa.table(
         {
             "n": range(500),
@@ -240,7 +240,7 @@ def test_missing_petastorm_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> 
         FORMAT.check(pa.schema([("x", pa.int64())]), compression=None)
 
 
-def test_our_reader_does_without_petastorm(tmp_path: Path) -> None:
+def test_own_reader_works_without_petastorm(tmp_path: Path) -> None:
     table = example_table([pa.int64(), pa.list_(pa.list_(pa.uint8(), 2), 2)], rows=100)
     _, layout = dataset(tmp_path, table, shards=1)
     path = next(iter(tmp_path.rglob("*.parquet")))
@@ -314,7 +314,7 @@ class _Runs:
         return eval, (self.code,)
 
 
-def test_metadata_from_elsewhere_is_not_unpickled(
+def test_foreign_petastorm_metadata_is_not_unpickled(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     from petastorm.etl.dataset_metadata import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KEY

@@ -170,7 +170,9 @@ def parsed_types(examples: Sequence[Any], spec: dict[str, Any]) -> Columns:
 
 
 @pytest.mark.parametrize(("name", "version"), [("fixed", 1), ("lists", 2), ("variable", 1)])
-def test_datasets_with_masked_keys_still_read(name: str, version: int, tmp_path: Path) -> None:
+def test_old_datasets_with_masked_keys_are_readable(
+    name: str, version: int, tmp_path: Path
+) -> None:
     location = str(tmp_path / "store")
     shutil.copytree(OLD_DATASETS, location)
     rebuild(location)

@@ -18,8 +18,8 @@ from featurestore.arrow.text_values import decimal_text
 from featurestore.plugins.format import ColumnEncoding
 from featurestore.testing.format_cases import (
     apply_losses,
+    is_identical,
     manifest_of,
-    same,
     supported,
     tables,
 )
@@ -103,7 +103,7 @@ def parsed_rows(tensor: Any, encoding: ColumnEncoding, rows: int) -> list[list[A
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_every_parser_reads_the_same(
+def test_all_parsers_read_equal_values(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     import tensorflow as tf
@@ -131,11 +131,13 @@ def test_every_parser_reads_the_same(
             assert all(equal(a, b or []) for a, b in zip(found, expected[name], strict=True))
     if compression is None:
         reader = FORMAT.open_shard(path, layout=layout)
-        assert same(reader.read(0, reader.rows, table.schema.names), apply_losses(table, encodings))
+        assert is_identical(
+            reader.read(0, reader.rows, table.schema.names), apply_losses(table, encodings)
+        )
         reader.close()
 
 
-def test_null_empty_nan_and_zero_stay_four_things(tmp_path: Path) -> None:
+def test_null_empty_nan_and_zero_stay_distinct(tmp_path: Path) -> None:
     import tensorflow as tf
 
     table = pa.table(
@@ -163,7 +165,9 @@ def test_null_empty_nan_and_zero_stay_four_things(tmp_path: Path) -> None:
     assert (
         repr(tf.io.parse_example(records, chosen)["x"].numpy().tolist()) == "[-7.0, nan, 0.0, -0.0]"
     )
-    assert same(FORMAT.open_shard(path, layout=layout).read(0, 4, table.schema.names), table)
+    assert is_identical(
+        FORMAT.open_shard(path, layout=layout).read(0, 4, table.schema.names), table
+    )
 
 
 def test_float64_is_rounded_to_float32_with_warning(tmp_path: Path) -> None:
@@ -216,7 +220,7 @@ def test_images_and_embeddings_keep_shapes(tmp_path: Path) -> None:
     assert (tf.io.decode_raw(batch["png"], tf.uint8).numpy().reshape(-1, 8, 8) == pixels).all()
 
 
-def test_the_schema_file_is_a_tensorflow_metadata_schema(tmp_path: Path) -> None:
+def test_schema_file_is_tensorflow_metadata_schema(tmp_path: Path) -> None:
     table = pa.table(
         {
             "sure": pa.array([1, 2]),

@@ -24,7 +24,7 @@ GOLDEN = bytes.fromhex(
 )
 
 
-def test_the_golden_record_is_written_byte_for_byte(tmp_path: Path) -> None:
+def test_golden_record_is_written_byte_for_byte(tmp_path: Path) -> None:
     table = pa.table({"a": pa.array([1]), "b": pa.array([1.0], pa.float32()), "c": pa.array(["x"])})
     path, _ = write(FORMAT, tmp_path, table, layout_of(FORMAT, table))
     assert Path(path).read_bytes() == GOLDEN
@@ -168,7 +168,7 @@ def test_varint_widths_fit_the_values() -> None:
     assert widths == {"small": 1, "large": 5, "negative": 10, "flag": 1}
 
 
-def test_pixels_take_two_bytes_each() -> None:
+def test_pixels_are_encoded_in_two_bytes() -> None:
     image = pa.array([[0, 255, 7, 9]], pa.list_(pa.uint8(), 4))
     assert layout_of(FORMAT, pa.table({"image": image}))["fields"][0]["width"] == 2
 
@@ -332,7 +332,7 @@ def test_verify_shard_detects_foreign_index(tmp_path: Path) -> None:
         FORMAT.open_shard(path, layout=layout)
 
 
-def test_a_closed_shard_does_not_read(tmp_path: Path) -> None:
+def test_closed_shard_refuses_reads(tmp_path: Path) -> None:
     for name, table in (("fixed", pa.table({"x": [1]})), ("variable", pa.table({"x": [[1]]}))):
         layout = layout_of(FORMAT, table)
         reader = FORMAT.open_shard(write(FORMAT, tmp_path / name, table, layout)[0], layout=layout)
@@ -341,7 +341,7 @@ def test_a_closed_shard_does_not_read(tmp_path: Path) -> None:
             reader.read(0, 1, ["x"])
 
 
-def test_expected_bytes_are_near_those_written(tmp_path: Path) -> None:
+def test_bytes_per_row_estimates_written_size(tmp_path: Path) -> None:
     table = example_table(supported(FORMAT), rows=500)
     layout = layout_of(FORMAT, table)
     _, written = write(FORMAT, tmp_path, table, layout)

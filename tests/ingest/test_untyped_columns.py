@@ -13,9 +13,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from featurestore import feature
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidSql, SchemaMismatch, UnsupportedType
+from featurestore.model.on_demand import feature
 
 if TYPE_CHECKING:
     from featurestore.featuregroups import FeatureGroup

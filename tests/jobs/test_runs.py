@@ -19,7 +19,7 @@ from featurestore.errors import InvalidArgument, InvalidJob, JobFailed, JobNotFo
 from featurestore.jobs.scheduler import Options
 from featurestore.jobs.target import parse_windows, row_range, windows_metadata
 from featurestore.model.job import JobSpec
-from featurestore.model.window import Window
+from featurestore.model.times import Window
 from featurestore.registry import lineage, runs
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import HOURS, START, Clock, expected, python_job, rows, sql_job, trips

@@ -15,7 +15,7 @@ from pathlib import Path
 import featurestore
 from featurestore.jobs.scheduler import Options, dependency_levels, retry_is_due, windows_before_gap
 from featurestore.model.job import JobSpec
-from featurestore.model.window import Window
+from featurestore.model.times import Window
 from featurestore.registry import jobs
 from featurestore.store import FeatureStore
 from tests.jobs import killing

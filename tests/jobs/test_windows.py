@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from featurestore.errors import InvalidJob
 from featurestore.jobs import schedule as w
-from featurestore.model.window import Window
+from featurestore.model.times import Window
 
 HOUR = timedelta(hours=1)
 T0 = datetime(2024, 1, 1, tzinfo=UTC)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import featurestore
 from featurestore.jobs.query import event_time_transform, is_proven_per_window
 from featurestore.model.job import JobSpec
-from featurestore.model.times import from_micros, to_micros
-from featurestore.model.window import Window
+from featurestore.model.times import Window, from_micros, to_micros
 from tests.jobs.conftest import SQL, START
 
 HOUR = timedelta(hours=1)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from featurestore.model.cores import usable_cores
+from featurestore.model.runtime import usable_cores
 from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
 threads = DuckDBEngine().database.rows("SELECT current_setting('threads')")[0][0]
 print(usable_cores(), threads)
@@ -34,4 +34,4 @@ def test_cores_are_counted_in_one_place() -> None:
         for path in (ROOT / folder).rglob("*.py"):
             if "cpu_count(" in path.read_text():
                 found.append(str(path.relative_to(ROOT)))
-    assert found == ["featurestore/model/cores.py"]
+    assert found == ["featurestore/model/runtime.py"]

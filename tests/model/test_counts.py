@@ -14,9 +14,17 @@ from hypothesis import strategies as st
 
 from featurestore import experiments
 from featurestore.errors import FeatureStoreError, InvalidArgument, OutOfRange
-from featurestore.model.counts import MAX_INT64, check_count, parse_version
-from featurestore.model.durations import MAX_DURATION, parse_duration
-from featurestore.model.times import FIRST, LAST, from_micros, parse_moment, shifted, to_micros
+from featurestore.model.arguments import MAX_INT64, check_count, parse_version
+from featurestore.model.times import (
+    FIRST,
+    LAST,
+    MAX_DURATION,
+    from_micros,
+    parse_duration,
+    parse_moment,
+    shifted,
+    to_micros,
+)
 from featurestore.store import FeatureStore
 
 CLOCK = datetime(2024, 1, 1, tzinfo=UTC)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from featurestore.jobs.monitors.baselines import Baselines, History
 from featurestore.model.monitor import Baseline, MonitorSpec
 from featurestore.model.monitor_report import Finding
-from featurestore.model.window import Window
+from featurestore.model.times import Window
 from featurestore.monitoring import rules
 from featurestore.monitoring.profile import ColumnProfile, Profile
 from tests.monitoring.series import DAY, GRID, START, Series, _number, _values, series

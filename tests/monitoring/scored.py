@@ -16,7 +16,7 @@ from featurestore import experiments
 from featurestore.experiments import catalog
 from featurestore.experiments.run import Run
 from featurestore.model.run_record import RunDataset, RunRecord
-from featurestore.model.window import Window
+from featurestore.model.times import Window
 from featurestore.monitoring.custom_metrics import Metrics
 from featurestore.monitoring.estimates import Estimate
 from featurestore.monitoring.profile import Profile

@@ -14,7 +14,7 @@ import numpy as np
 
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.monitor_report import Finding
-from featurestore.model.window import Window
+from featurestore.model.times import Window
 from featurestore.monitoring import rules
 from featurestore.monitoring.profile import ColumnProfile, Profile
 from featurestore.monitoring.rules import FixedReference, ReferenceWindows

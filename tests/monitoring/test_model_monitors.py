@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 import featurestore
 from featurestore.cli import app
 from featurestore.errors import FeatureStoreError, JobFailed
-from featurestore.model.monitor import Baseline, MonitorSpec
-from featurestore.model.watched_model import MonitoredModel
+from featurestore.model.monitor import Baseline, MonitoredModel, MonitorSpec
 from featurestore.monitoring.estimates import Estimate, chance_mean, merge_estimates
 from featurestore.monitoring.metric_rules import metric_findings
 from featurestore.monitoring.quality import area_under_curve

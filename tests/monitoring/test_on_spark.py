@@ -9,9 +9,9 @@ import pytest
 
 import featurestore
 from featurestore.featuregroups.table import open_group
+from featurestore.model.monitor import MODEL_MEASURES, MonitoredModel
 from featurestore.model.monitor_report import MonitorReport
-from featurestore.model.watched_model import MEASURES, MonitoredModel
-from featurestore.model.window import Window
+from featurestore.model.times import Window
 from featurestore.monitoring.custom_metrics import Metrics
 from featurestore.monitoring.quality import Quality
 from tests.monitoring.conftest import A_DAY, DAY, START, Clock, sales
@@ -71,7 +71,7 @@ def measured(folder: Path, engine: str) -> Metrics:
     )
     store.create_featuregroup(scores, "scores", primary_key="id", event_time="at")
     watched = MonitoredModel(
-        "late", None, "outcomes", None, "prediction", MEASURES, {"n": "count(*)"}, within=DAY
+        "late", None, "outcomes", None, "prediction", MODEL_MEASURES, {"n": "count(*)"}, within=DAY
     )
     predictions, labels = open_group(store.session, "scores"), open_group(store.session, "outcomes")
     quality = Quality(store.session.engine, watched, predictions, labels, "late", 0 * DAY)
@@ -82,7 +82,7 @@ def measured(folder: Path, engine: str) -> Metrics:
 @pytest.mark.usefixtures("spark", "clock")
 def test_a_model_is_measured_on_spark_as_on_the_embedded_engine(tmp_path: Path) -> None:
     embedded, cluster = measured(tmp_path, "duckdb"), measured(tmp_path, "spark")
-    assert embedded.values.keys() == {*MEASURES, "n", "labelled"}
+    assert embedded.values.keys() == {*MODEL_MEASURES, "n", "labelled"}
     assert 0.7 < (embedded.values["labelled"] or 0) < 0.9
     assert cluster.values == pytest.approx(embedded.values)
     assert cluster.estimates.keys() == embedded.estimates.keys()

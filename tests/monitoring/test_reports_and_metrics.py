@@ -17,7 +17,7 @@ from featurestore.cli import app
 from featurestore.errors import InvalidArgument
 from featurestore.jobs import metrics
 from featurestore.model.monitor_report import BinShares, Finding, MonitorReport, worst_first
-from featurestore.model.window import Window
+from featurestore.model.times import Window
 from featurestore.monitoring.page import MonitorPage
 from featurestore.registry import alerts
 from featurestore.store import FeatureStore

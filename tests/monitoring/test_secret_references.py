@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from featurestore.errors import ConfigurationError, InvalidArgument
-from featurestore.model.secrets import parse_secret
+from featurestore.model.names import parse_secret
 from featurestore.storage.secrets import allow_secret, resolve_secret
 
 

@@ -160,7 +160,7 @@ def test_class_that_only_another_split_has_is_warned_of(
     times = pd.date_range("2024-01-01", periods=ROWS, freq="D", tz="UTC")
     labels = [*common] * (38 // len(common)) + [late, late]
     frame = pd.DataFrame({"id": range(ROWS), "t": times, "x": 1.0, "y": labels})
-    from featurestore import TimeSplit
+    from featurestore.model.requests import TimeSplit
 
     edge = "2024-02-08T00:00Z"
     splits = TimeSplit("t", {"train": (None, edge), "test": (edge, None)})

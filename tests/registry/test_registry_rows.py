@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 import featurestore
 from featurestore.errors import FeatureStoreError, RegistryError
-from featurestore.model.window import Window
+from featurestore.model.times import Window
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import runs
 from featurestore.store import FeatureStore

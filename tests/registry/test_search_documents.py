@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import featurestore
 from featurestore.featuregroups.discovery import Match, search
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.window_lineage import WindowLineage
+from featurestore.model.window_features import WindowLineage
 from featurestore.recovery.groups import forget
 from featurestore.registry import featuregroups, search_documents, tags, window_features
 from featurestore.registry.database import Registry

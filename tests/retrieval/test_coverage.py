@@ -96,9 +96,7 @@ def reason(
 
 @spark_in_soak
 @pytest.mark.parametrize("ttl", [None, timedelta(hours=5)])
-def test_the_reasons_are_those_of_the_definition(
-    store: FeatureStore, ttl: timedelta | None
-) -> None:
+def test_coverage_reasons_match_the_definition(store: FeatureStore, ttl: timedelta | None) -> None:
     drawn = random.Random(7)
     rows, seen = [], set()
     for _ in range(60):
@@ -173,7 +171,7 @@ def test_coverage_explains_event_time_in_key(
 
 
 @pytest.mark.parametrize("ttl", [None, "1d"])
-def test_a_group_of_misread_milliseconds_explains_itself(
+def test_coverage_explains_misread_milliseconds(
     duckdb_store: FeatureStore, ttl: str | None
 ) -> None:
     pd = pytest.importorskip("pandas")
@@ -187,7 +185,7 @@ def test_a_group_of_misread_milliseconds_explains_itself(
     assert "numbers of 'ms' read as nanoseconds" in covered.advice[-1]
 
 
-def test_an_export_warns_of_a_group_without_values(duckdb_store: FeatureStore) -> None:
+def test_export_warns_of_group_without_values(duckdb_store: FeatureStore) -> None:
     rows = [{"id": n, "at": hours(0), "x": 1.0} for n in range(3)]
     duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="at")
     labels = [{"id": n, "t": hours(-1), "y": n % 2} for n in range(3)]

@@ -104,7 +104,7 @@ def test_explain_treats_expired_value_as_missing(small: FeatureStore) -> None:
     assert "No row wins: every feature is null." in str(found)
 
 
-def test_an_unknown_key_has_no_rows(small: FeatureStore) -> None:
+def test_explain_unknown_key_has_no_rows(small: FeatureStore) -> None:
     found = small.featuregroup("g").explain(key=77, at=at(13))
     assert (found.row, found.lost_rows) == (None, 0)
 
@@ -161,7 +161,7 @@ def test_cli_fg_explain_prints_explanation(small: FeatureStore) -> None:
     assert told["row"]["values"]["x"] == 2.0
 
 
-def test_features_search_and_get_on_the_command_line(small: FeatureStore, tmp_path: Path) -> None:
+def test_cli_features_search_and_get(small: FeatureStore, tmp_path: Path) -> None:
     assert "g.x" in run(small, "features", "search", "x")
     assert run(small, "features", "get", "g.x", "-n", "1").count("\n") == 6
     labels = tmp_path / "labels.parquet"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import featurestore
 from featurestore.errors import EngineError
 from featurestore.plugins.engine import Relation
-from featurestore.testing.retrieval_cases import JoinShape
+from featurestore.testing.oracle import JoinShape
 from featurestore.testing.retrieval_conformance import (
     RetrievalCheck,
     check_cases,
@@ -138,7 +138,9 @@ def test_abandoned_read_removes_spool_files(
     assert engine.count(relation) == 100
 
 
-def test_an_export_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_materialization_exports_equal_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     random = np.random.default_rng(1)
     count = 5_000
     times = labels_of(t=[t0_plus(hour) for hour in range(count)])["t"]

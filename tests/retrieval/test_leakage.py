@@ -93,7 +93,7 @@ def test_latest_value_join_is_a_leak(duckdb_store: FeatureStore) -> None:
     assert "without later rows NULL" in report.leaks[0].examples[0]
 
 
-def test_facts_without_times_are_no_leak(duckdb_store: FeatureStore) -> None:
+def test_features_without_times_are_not_a_leak(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(
         pa.table({"machine": [1, 2], "size": [1, 2]}), "machines", primary_key=["machine"]
     )

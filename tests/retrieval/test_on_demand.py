@@ -14,7 +14,6 @@ import pytest
 
 import featurestore
 import featurestore_schemas
-from featurestore import feature
 from featurestore import transform as t
 from featurestore.errors import (
     ColumnConflict,
@@ -25,7 +24,8 @@ from featurestore.errors import (
     InvalidSql,
 )
 from featurestore.model.feature_view import FeatureViewSpec
-from featurestore.model.sealed import seal
+from featurestore.model.json_object import seal
+from featurestore.model.on_demand import feature
 from featurestore.store import FeatureStore
 
 START = datetime(2013, 1, 1, 22, tzinfo=UTC)
@@ -127,7 +127,7 @@ def test_on_demand_expressions_agree_on_engines(
         assert cut == expected
 
 
-def test_a_later_retrieval_takes_them_as_inputs(store: FeatureStore) -> None:
+def test_on_demand_features_are_inputs_of_later_retrieval(store: FeatureStore) -> None:
     first = store.get_features(["planes.seats", feature("a", "distance * 2")], labels=FLIGHTS)
     again = store.get_features([feature("b", "a + 1")], labels=first)
     assert again.to_arrow().column("b").to_pylist() == [2 * n + 1 for n in range(1000, 1040)]
@@ -175,7 +175,7 @@ def test_training_and_scoring_share_on_demand_function(store: FeatureStore) -> N
     assert scored.column("per_seat").to_pylist() == [1001 / 200, None]
 
 
-def test_explain_coverage_and_the_leak_check_know_them(
+def test_explain_coverage_and_leakage_support_on_demand(
     store: FeatureStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = store.explain_features(ASKED, labels="flights")

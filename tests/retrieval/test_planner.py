@@ -151,7 +151,7 @@ def test_invalid_feature_reference_is_refused(text: str) -> None:
         resolve(text, specs=SPECS)
 
 
-def test_no_features_at_all_are_refused() -> None:
+def test_empty_feature_list_is_refused() -> None:
     with pytest.raises(InvalidReference):
         resolve([], specs=SPECS)
 
@@ -258,7 +258,7 @@ def test_join_key_takes_columns_lists_and_groups(join_key: Any) -> None:
     assert [join.on for join in found.joins] == [(("airport", "origin"),), (("plane", "tailnum"),)]
 
 
-def test_a_single_name_joins_a_single_key() -> None:
+def test_join_key_name_joins_single_key() -> None:
     assert plan("weather.temp", labels=RENAMED, join_key="airport").joins[0].on == (
         ("airport", "origin"),
     )
@@ -279,7 +279,7 @@ def test_unused_join_key_is_refused(join_key: Any) -> None:
         plan("weather.temp", labels=RENAMED, join_key=join_key)
 
 
-def test_part_of_a_key_is_not_enough() -> None:
+def test_partial_key_is_refused() -> None:
     with pytest.raises(NoJoinKey):
         plan("routes.miles", labels=LABELS.remove(1), join_key="origin")
 
@@ -333,7 +333,7 @@ def test_label_time_of_wrong_type_is_refused(said: str) -> None:
         plan("weather.temp", label_time=said)
 
 
-def test_joins_are_left_or_inner() -> None:
+def test_join_kind_must_be_left_or_inner() -> None:
     assert plan("planes.seats", how="inner").how == "inner"
     with pytest.raises(InvalidArgument, match="'outer'"):
         plan("planes.seats", how="outer")

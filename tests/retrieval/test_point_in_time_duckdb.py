@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.plugins.engine import Engine
-from featurestore.testing.retrieval_cases import JoinShape, any_shape
+from featurestore.testing.oracle import JoinShape, any_shape
 from featurestore.testing.retrieval_conformance import (
     RetrievalCheck,
     RetrievalConformance,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from featurestore.testing.retrieval_cases import SHAPES, JoinShape, any_shape
+from featurestore.testing.oracle import SHAPES, JoinShape, any_shape
 from featurestore.testing.retrieval_conformance import (
     ResultConformance,
     RetrievalCheck,

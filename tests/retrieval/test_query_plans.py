@@ -135,7 +135,7 @@ def test_spark_sorts_by_one_integer_first(
     assert "unix_seconds" in below[1]
 
 
-def test_spark_finds_rows_of_any_century(spark_retrieval: RetrievalCheck) -> None:
+def test_spark_joins_times_of_any_century(spark_retrieval: RetrievalCheck) -> None:
     """Seconds that do not fit into the integer by which rows are sorted first change no answer."""
     years = [1800, 1901, 1969, 1970, 2024, 2106, 2107, 2300]
     moments = [datetime(year, 6, 1, tzinfo=UTC) for year in years]

@@ -117,7 +117,9 @@ def compact_log(path: Path, first: int, last: int) -> None:
     (log / name).write_text("".join(f"{line}\n" for line in lines))
 
 
-def test_compacted_logs_are_read(spark: Any, duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_delta_source_reads_compacted_logs(
+    spark: Any, duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
     path = tmp_path / "table"
     spark.sql(f"create table delta.`{path}` using delta as {ROWS}")
     for number in range(3):

@@ -264,7 +264,7 @@ def test_changed_or_removed_source_raises_clear_error(shop: FeatureStore, tmp_pa
 
 
 @pytest.mark.parametrize("kind", PLACES)
-def test_every_kind_of_source_can_be_a_group(
+def test_external_group_supports_every_source_kind(
     duckdb_store: FeatureStore, tmp_path: Path, kind: str
 ) -> None:
     times = [START + timedelta(hours=number, microseconds=number) for number in range(60)]

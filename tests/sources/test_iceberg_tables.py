@@ -218,7 +218,7 @@ class Planted:
         type(self).made += 1
 
 
-def test_tables_and_configuration_choose_no_code(
+def test_iceberg_properties_load_no_code(
     table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planted = f"{__name__}.{Planted.__name__}"

@@ -89,7 +89,7 @@ def test_job_over_source_equals_job_over_group(
     assert (edge.source, edge.detail, edge.job) == ("source:city", told, "demand")
 
 
-def test_a_function_sees_the_rows_of_each_window(
+def test_job_function_gets_rows_of_each_window(
     duckdb_store: FeatureStore,
     tmp_path: Path,
     clock: Clock,  # noqa: F811

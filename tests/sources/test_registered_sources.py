@@ -27,7 +27,7 @@ from featurestore.errors import (
     UnsupportedType,
 )
 from featurestore.external.reading import grant_address, grant_name
-from featurestore.model.secrets import parse_secret
+from featurestore.model.names import parse_secret
 from featurestore.model.source import SourceSpec, kind_of
 from featurestore.registry import lineage
 from featurestore.storage.secrets import resolve_secret
@@ -60,7 +60,7 @@ def shop(duckdb_store: FeatureStore, tmp_path: Path) -> FeatureStore:
     return duckdb_store
 
 
-def test_a_source_is_registered_listed_and_removed(shop: FeatureStore) -> None:
+def test_source_is_registered_listed_and_removed(shop: FeatureStore) -> None:
     (found,) = shop.get_sources()
     assert (found.name, found.kind, found.description) == ("shop", "sqlite", "two orders")
     assert SourceSpec.from_text(json.dumps(found.to_json())) == found
@@ -274,7 +274,7 @@ def test_mixed_types_in_sqlite_column_are_refused(
     assert frame.to_arrow().column("day").to_pylist()[0].isoformat() == "2024-01-01"
 
 
-def test_a_path_leads_out_of_no_folder(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_path_outside_source_folder_is_refused(duckdb_store: FeatureStore, tmp_path: Path) -> None:
     (tmp_path / "lake").mkdir()
     (tmp_path / "lake" / "a.csv").write_text("id\n1\n")
     (tmp_path / "lake" / "b.jsonl").write_text('{"id": 1}\n')
@@ -303,7 +303,7 @@ def test_duckdb_source_sql_cannot_read_other_files(
         duckdb_store.read_source("a", sql=f"select * from '{tmp_path}/secret.csv'")
 
 
-def test_the_command_line_adds_checks_lists_and_reads(
+def test_cli_source_commands_add_check_list_read(
     shop: FeatureStore, command_line: Callable[..., Any], tmp_path: Path
 ) -> None:
     at = ("--location", shop.location)
@@ -320,7 +320,7 @@ def test_the_command_line_adds_checks_lists_and_reads(
     assert "99" not in shown
 
 
-def test_the_module_has_the_calls(shop: FeatureStore) -> None:
+def test_module_functions_use_current_store(shop: FeatureStore) -> None:
     del shop
     assert [each.name for each in featurestore.get_sources()] == ["shop"]
     assert featurestore.read_source("shop", table="orders").columns[0] == "id"

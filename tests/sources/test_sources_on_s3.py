@@ -148,7 +148,7 @@ def test_changed_objects_during_read_raise(bucket: str, options: dict[str, str],
     snapshot.close()
 
 
-def test_versions_of_a_delta_table_in_a_bucket(
+def test_delta_source_reads_versions_from_bucket(
     duckdb_store: FeatureStore,
     bucket: str,
     object_server: ObjectServer,
@@ -244,7 +244,7 @@ def test_custom_endpoint_gets_no_environment_credentials(
     assert "token-4711" not in f"{seen}"
 
 
-def test_a_folder_on_hdfs_is_a_source(
+def test_hdfs_folder_is_a_source(
     duckdb_store: FeatureStore, hdfs_server: HdfsServer, tmp_path: Path
 ) -> None:
     place = f"{hdfs_server.root}/lake-{uuid4().hex[:8]}"
@@ -270,7 +270,7 @@ def put_table(path: Path, place: str) -> None:
             files.write_atomically(f"{place}/{name}", each.read_bytes())
 
 
-def test_versions_of_a_delta_table_on_hdfs(
+def test_delta_source_reads_versions_from_hdfs(
     duckdb_store: FeatureStore,
     hdfs_server: HdfsServer,
     tmp_path: Path,

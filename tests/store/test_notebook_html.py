@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.model.html import Listing
+from featurestore.model.display import Listing
 from featurestore.store import FeatureStore
 from tests.html_page import Page
 

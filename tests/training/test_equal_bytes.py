@@ -16,8 +16,9 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore import FeatureStore, TrainingDataset
+from featurestore import FeatureStore
 from featurestore.retrieval import FeatureFrame
+from featurestore.training.dataset import TrainingDataset
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
 ROWS = 1500

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featurestore.hashing import canonical_bytes, row_hash
-from featurestore.model.splits import FractionSplit
+from featurestore.model.requests import FractionSplit
 from featurestore.plugins.format import WrittenFile, WrittenShard
 from featurestore.training.export.assignment import SHARD, Assignment, SplitRule
 from featurestore.training.export.boundaries import (

@@ -19,7 +19,7 @@ import pytest
 
 import featurestore
 import featurestore_schemas
-from featurestore import FeatureStore, TimeSplit, TrainingDataset
+from featurestore import FeatureStore
 from featurestore.errors import (
     DatasetDamaged,
     InvalidArgument,
@@ -30,7 +30,8 @@ from featurestore.errors import (
     UnsupportedType,
 )
 from featurestore.hashing import canonical_bytes, row_hash
-from featurestore.model.requests import TrainingDatasetRequest
+from featurestore.model.requests import TimeSplit, TrainingDatasetRequest
+from featurestore.training.dataset import TrainingDataset
 from featurestore.training.export.hashed_rows import HashedRows, hash_rows
 from featurestore.training.export.request import check_request
 from featurestore.training.export.shard_plan import plan_shards

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from featurestore import FeatureStore, TrainingDataset
+from featurestore import FeatureStore
 from featurestore.errors import DatasetDamaged, FeatureStoreError
-from featurestore.model.json_object import MalformedJson
+from featurestore.model.json_object import MalformedJson, _checksum, _render
 from featurestore.model.manifest import Manifest
-from featurestore.model.sealed import _checksum, _render
+from featurestore.training.dataset import TrainingDataset
 
 Example = Callable[..., pa.Table]
 

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from featurestore import TrainingDataset
 from featurestore.errors import DatasetDamaged, InvalidArgument, InvalidSplit
 from featurestore.recovery.rebuild import rebuild
 from featurestore.storage.annotations import ANNOTATIONS_FILE
+from featurestore.training.dataset import TrainingDataset
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -84,7 +84,7 @@ def test_tags_and_descriptions_change_after_the_export(duckdb_store: FeatureStor
     assert dataset.verify().ok
     with pytest.raises(InvalidArgument, match="no tag 'team'; it has 'owner'"):
         duckdb_store.remove_training_dataset_tag("d", "team")
-    with pytest.raises(InvalidArgument, match="no pair of texts"):
+    with pytest.raises(InvalidArgument, match="not a pair of strings"):
         duckdb_store.add_training_dataset_tag("d", "owner", 1)  # type: ignore[arg-type]
 
 

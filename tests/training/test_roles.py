@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import featurestore
-from featurestore import FeatureFrame, FeatureStore
+from featurestore import FeatureStore
 from featurestore.errors import InvalidArgument, LabelTimeRequired
+from featurestore.model.requests import TimeSplit
 from featurestore.model.roles import DatasetRoles, RoleRequest, assign_roles
-from featurestore.model.splits import TimeSplit
+from featurestore.retrieval.frame import FeatureFrame
 from featurestore.training import TrainingDataset
 
 START = datetime(2024, 1, 1, tzinfo=UTC)

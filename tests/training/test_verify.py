@@ -11,9 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from featurestore import FeatureStore, TrainingDataset
+from featurestore import FeatureStore
 from featurestore.errors import DatasetDamaged
 from featurestore.storage.manifests import write_manifest
+from featurestore.training.dataset import TrainingDataset
 
 Example = Callable[..., pa.Table]
 MEBIBYTE = 2**20

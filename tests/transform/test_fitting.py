@@ -369,7 +369,7 @@ def test_any_damaged_byte_of_the_file_is_found(duckdb_store: FeatureStore) -> No
 
 def test_a_fitted_value_of_another_type_is_refused_when_it_is_read() -> None:
     from featurestore.errors import DatasetDamaged
-    from featurestore.model.sealed import seal
+    from featurestore.model.json_object import seal
     from featurestore.transform.fitted import Transformations
 
     step = {"rule": "impute", "options": {"value": "median"}, "fitted": {"value": 1.5}}

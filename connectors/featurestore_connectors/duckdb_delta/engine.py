@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from featurestore.arrow.types import storage_schema
 from featurestore.errors import InvalidArgument
-from featurestore.model.cores import usable_cores
+from featurestore.model.runtime import usable_cores
 from featurestore.plugins.engine import (
     Accumulator,
     AggregatesWhileStaging,

@@ -20,7 +20,7 @@ import pyarrow.types as pat
 from featurestore.arrow.types import feature_schema
 from featurestore.arrow.unstorable import with_storable_types
 from featurestore.errors import InvalidSql, StorageError, listing
-from featurestore.model.callers import warn_caller
+from featurestore.model.arguments import warn_caller
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.storage import files as storage

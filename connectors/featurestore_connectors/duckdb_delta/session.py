@@ -16,7 +16,7 @@ from typing import Any
 import duckdb
 
 from featurestore.errors import ConfigurationError, InvalidSql
-from featurestore.model.cores import usable_cores
+from featurestore.model.runtime import usable_cores
 from featurestore.storage.connections import has_connections
 from featurestore.storage.filesystem import file_systems
 from featurestore_connectors.duckdb_delta.failures import capture_errors, interruptible, translated

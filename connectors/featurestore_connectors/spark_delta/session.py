@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from featurestore.errors import ConfigurationError, EngineError
-from featurestore.model.cores import usable_cores
+from featurestore.model.runtime import usable_cores
 from featurestore.storage import files
 from featurestore.storage.location import HDFS, scheme_of
 from featurestore_connectors.spark_delta import jars

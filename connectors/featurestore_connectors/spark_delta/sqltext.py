@@ -24,7 +24,7 @@ from featurestore.arrow.types import (
 )
 from featurestore.arrow.untyped import untyped_columns
 from featurestore.errors import UnsupportedType, listing
-from featurestore.model.callers import warn_caller
+from featurestore.model.arguments import warn_caller
 from featurestore.model.times import NaiveTimeWarning, to_micros
 from featurestore.plugins.engine import TimeRange
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.model.cores import usable_cores
+from featurestore.model.runtime import usable_cores
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
 from featurestore.storage.connections import options_of_connections
 from featurestore_connectors.spark_delta.failures import translated

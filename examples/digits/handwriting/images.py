@@ -9,8 +9,9 @@ import pyarrow as pa
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from featurestore import FeatureStore, TrainingDataset
+from featurestore import FeatureStore
 from featurestore import transform as t
+from featurestore.training.dataset import TrainingDataset
 
 SIDE = 8
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from featurestore import TrainingDataset
+from featurestore.training.dataset import TrainingDataset
 
 if TYPE_CHECKING:
     from featurestore.experiments.context import Context

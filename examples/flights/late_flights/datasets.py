@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import featurestore
-from featurestore import FeatureStore, TrainingDataset
+from featurestore import FeatureStore
 from featurestore.retrieval import FeatureFrame
+from featurestore.training.dataset import TrainingDataset
 from late_flights import network
 
 SPLITS = featurestore.TimeSplit(

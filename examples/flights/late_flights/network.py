@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from featurestore import TrainingDataset
 from featurestore import transform as t
+from featurestore.training.dataset import TrainingDataset
 
 NUMBERS = (
     "hour", "weekday", "month", "distance", "temp", "humid", "wind_speed", "precip", "pressure", "visib",

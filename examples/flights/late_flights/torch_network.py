@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from featurestore import TrainingDataset
+from featurestore.training.dataset import TrainingDataset
 from late_flights import network
 from late_flights.training import BATCH
 

@@ -48,7 +48,7 @@ def work(dataset: str, out: str, epochs: int) -> None:
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before any other use of TensorFlow
-    from featurestore import TrainingDataset
+    from featurestore.training.dataset import TrainingDataset
     from late_flights import network
 
     training = TrainingDataset.open(dataset)
@@ -94,7 +94,7 @@ def score(dataset: str, out: str) -> None:
     """Score every row of the test split exactly once, and save AUC, base rate and rows."""
     import numpy as np
 
-    from featurestore import TrainingDataset
+    from featurestore.training.dataset import TrainingDataset
     from late_flights import network
 
     scored = TrainingDataset.open(dataset)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from featurestore import FeatureStore, TrainingDataset, experiments
+from featurestore import FeatureStore, experiments
 from featurestore.experiments.models import Model
 from featurestore.retrieval import FeatureFrame
+from featurestore.training.dataset import TrainingDataset
 from late_flights import network
 from late_flights.training import BATCH, QUIET
 

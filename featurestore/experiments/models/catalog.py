@@ -17,9 +17,8 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.experiments.models import loading
-from featurestore.model import html
-from featurestore.model.arguments import suggest_arguments
-from featurestore.model.callers import warn_caller
+from featurestore.model import display
+from featurestore.model.arguments import suggest_arguments, warn_caller
 from featurestore.model.featuregroup import check_tags
 from featurestore.model.registered_model import (
     TRANSFORMATIONS_FILE,
@@ -228,7 +227,7 @@ class Model:
         return directories.read_annotations(self.path)
 
     def _repr_html_(self) -> str:
-        return html.properties_table(
+        return display.properties_table(
             self.to_json(), caption=f"Model {self.name} version {self.version}"
         )
 

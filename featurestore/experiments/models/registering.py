@@ -26,8 +26,8 @@ from featurestore.experiments.run import Run
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.json_object import JsonObject
 from featurestore.model.manifest import Manifest
+from featurestore.model.names import FeatureReference
 from featurestore.model.on_demand import OnDemandFeature, features_of_plan
-from featurestore.model.references import FeatureReference
 from featurestore.model.registered_model import (
     Arrays,
     ModelAnnotations,
@@ -36,8 +36,7 @@ from featurestore.model.registered_model import (
     ModelSpec,
 )
 from featurestore.model.times import utc_now
-from featurestore.model.window_features import WindowFeature
-from featurestore.model.window_json import window_from_json
+from featurestore.model.window_features import WindowFeature, window_from_json
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.training.dataset import TrainingDataset

@@ -25,7 +25,7 @@ from featurestore.experiments.models import loading
 from featurestore.experiments.models.loading import load_predictor
 from featurestore.featuregroups import Declaration, FeatureGroup, Write, create, insert
 from featurestore.ingest import adopt_native, library_of, to_reader, to_relation
-from featurestore.model.references import parse_group_reference
+from featurestore.model.names import parse_group_reference
 from featurestore.model.registered_model import (
     LABEL_TIME,
     MODEL_VERSION,

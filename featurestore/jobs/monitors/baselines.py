@@ -20,9 +20,8 @@ from featurestore.jobs.monitors.windows import (
     similar_windows,
 )
 from featurestore.model.monitor import Baseline
-from featurestore.model.monitor_acceptance import Acceptance, Subject, subjects_out_of_bounds
-from featurestore.model.monitor_report import Finding
-from featurestore.model.window import Window
+from featurestore.model.monitor_report import Acceptance, Finding, Subject, subjects_out_of_bounds
+from featurestore.model.times import Window
 from featurestore.monitoring.profile import Profile
 from featurestore.monitoring.rules import Anchor, ReferenceWindows
 

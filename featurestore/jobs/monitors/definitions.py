@@ -9,9 +9,7 @@ from datetime import datetime, timedelta
 from featurestore.errors import InvalidJob
 from featurestore.jobs.definitions import JobDefinition, add_to_module
 from featurestore.jobs.specs import channels, schedule_of
-from featurestore.model.arguments import with_suggestions
-from featurestore.model.callers import calling_globals
-from featurestore.model.durations import parse_duration
+from featurestore.model.arguments import calling_globals, with_suggestions
 from featurestore.model.job import JobSpec
 from featurestore.model.monitor import (
     DEFAULT_BASELINE,
@@ -22,9 +20,8 @@ from featurestore.model.monitor import (
     MonitorSpec,
     check_monitor_spec,
 )
-from featurestore.model.names import check_name
-from featurestore.model.references import parse_group_reference
-from featurestore.model.times import parse_moment
+from featurestore.model.names import check_name, parse_group_reference
+from featurestore.model.times import parse_duration, parse_moment
 from featurestore.monitoring.custom_metrics import check_metrics
 
 Duration = timedelta | str

@@ -18,20 +18,20 @@ from featurestore.jobs.monitors.definitions import (
     parse_freshness,
     pinned_reference,
 )
-from featurestore.model.arguments import with_suggestions
-from featurestore.model.callers import calling_globals
-from featurestore.model.durations import parse_duration
+from featurestore.model.arguments import calling_globals, with_suggestions
 from featurestore.model.monitor import (
     DEFAULT_BASELINE,
     DEFAULT_DRIFT,
     DEFAULT_VOLUME,
     Baseline,
     Limits,
+    MonitoredModel,
     MonitorSpec,
     check_monitor_spec,
+    check_monitored_model,
 )
-from featurestore.model.references import parse_group_reference
-from featurestore.model.watched_model import MonitoredModel, check_monitored_model
+from featurestore.model.names import parse_group_reference
+from featurestore.model.times import parse_duration
 from featurestore.monitoring.custom_metrics import check_metrics
 from featurestore.monitoring.quality import Quality
 from featurestore.recovery import models as directories

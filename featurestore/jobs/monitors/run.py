@@ -28,11 +28,9 @@ from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.stale import changes
 from featurestore.model import times
 from featurestore.model.job import JobSpec
-from featurestore.model.monitor import MonitorSpec
+from featurestore.model.monitor import LABELLED, MonitorSpec
 from featurestore.model.monitor_report import Finding, MonitorReport, worst_first
-from featurestore.model.times import from_micros
-from featurestore.model.watched_model import LABELLED
-from featurestore.model.window import Window
+from featurestore.model.times import Window, from_micros
 from featurestore.monitoring import rules
 from featurestore.monitoring.profile import Profile, profile_of
 from featurestore.monitoring.quality import Quality

@@ -16,12 +16,10 @@ from featurestore.jobs.monitors.run import observe
 from featurestore.jobs.run import TrainingCall
 from featurestore.jobs.schedule import latest_complete
 from featurestore.jobs.specs import schedule_of
-from featurestore.model import html, times
-from featurestore.model.html import Listing
-from featurestore.model.monitor_acceptance import Acceptance, acceptable_subjects
-from featurestore.model.monitor_report import MonitorReport
-from featurestore.model.times import parse_moment
-from featurestore.model.window import Window
+from featurestore.model import display, times
+from featurestore.model.display import Listing
+from featurestore.model.monitor_report import Acceptance, MonitorReport, acceptable_subjects
+from featurestore.model.times import Window, parse_moment
 from featurestore.monitoring.page import MonitorPage
 from featurestore.registry import audit_log, jobs, monitors, runs
 from featurestore.registry.audit_log import Actor
@@ -65,7 +63,7 @@ class MonitorStatus:
         }
 
     def _repr_html_(self) -> str:
-        return html.properties_table(self._summary(), caption="Monitor")
+        return display.properties_table(self._summary(), caption="Monitor")
 
 
 def get_monitors(session: Session) -> list[MonitorStatus]:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from featurestore.jobs.schedule import Schedule, last_schedule_time, window_ending
 from featurestore.model.monitor import Baseline
-from featurestore.model.window import Window
+from featurestore.model.times import Window
 
 _DAY = timedelta(days=1)
 _WEEK = timedelta(days=7)

@@ -28,14 +28,11 @@ from featurestore.jobs.definitions import Columns, Duration, JobDefinition, add_
 from featurestore.jobs.run import Attempt, RunOutput, StartedRun, check_lease, run_recorded
 from featurestore.jobs.target import declaration
 from featurestore.model import times
-from featurestore.model.arguments import with_suggestions
-from featurestore.model.callers import calling_globals
-from featurestore.model.durations import format_duration, parse_duration, parse_ttl
+from featurestore.model.arguments import calling_globals, with_suggestions
 from featurestore.model.job import JobSpec
-from featurestore.model.names import check_name
-from featurestore.model.renames import SNAKE_CASE, check_rename
+from featurestore.model.names import SNAKE_CASE, check_name, check_rename
 from featurestore.model.stream import StreamSpec, check_stream
-from featurestore.model.window import Window
+from featurestore.model.times import Window, format_duration, parse_duration, parse_ttl
 from featurestore.registry import jobs, runs, streams
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run

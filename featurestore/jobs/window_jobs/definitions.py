@@ -11,16 +11,12 @@ from featurestore.errors import ColumnConflict, InvalidArgument, InvalidJob, lis
 from featurestore.jobs import specs
 from featurestore.jobs.definitions import Columns, Duration, JobDefinition, add_to_module
 from featurestore.jobs.schedule import Schedule, windows_after
-from featurestore.model.arguments import with_suggestions
-from featurestore.model.callers import calling_globals
-from featurestore.model.durations import format_duration, parse_duration
-from featurestore.model.job import JobSpec, OnError
-from featurestore.model.names import check_name
-from featurestore.model.references import format_group_reference
+from featurestore.model.arguments import calling_globals, with_suggestions
+from featurestore.model.job import JobSpec, OnError, WindowJob, input_name
+from featurestore.model.names import check_name, format_group_reference
 from featurestore.model.requests import FeatureJobRequest
-from featurestore.model.times import from_micros
+from featurestore.model.times import format_duration, from_micros, parse_duration
 from featurestore.model.window_features import WindowFeature, parse_window
-from featurestore.model.window_job import WindowJob, input_name
 
 Windows = str | WindowFeature | Sequence[str | WindowFeature]
 

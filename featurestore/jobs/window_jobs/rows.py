@@ -13,11 +13,10 @@ from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidJob, NoJoinKey, listing
 from featurestore.jobs.inputs import PinnedInput
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.job import JobSpec
-from featurestore.model.references import FeatureReference, format_group_reference
-from featurestore.model.window import Window
+from featurestore.model.job import JobSpec, WindowJob, input_name
+from featurestore.model.names import FeatureReference, format_group_reference
+from featurestore.model.times import Window
 from featurestore.model.window_features import WindowFeature
-from featurestore.model.window_job import WindowJob, input_name
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.retrieval import FeatureFrame, get_features
 from featurestore.retrieval.catalog import Pins, RegisteredSpecs

@@ -21,8 +21,7 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
-from featurestore.model.durations import parse_duration
-from featurestore.model.times import shifted, utc_now
+from featurestore.model.times import parse_duration, shifted, utc_now
 from featurestore.recovery import record_files
 from featurestore.registry import access, audit_log, featuregroups
 from featurestore.registry.access import Token, User

@@ -17,7 +17,7 @@ from featurestore.errors import (
     UserExists,
     missing_extra,
 )
-from featurestore.model.secrets import parse_secret
+from featurestore.model.names import parse_secret
 from featurestore.registry import access
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import changes

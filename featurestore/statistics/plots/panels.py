@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from featurestore.errors import StatisticsNotFound, missing_extra
-from featurestore.model.printable import printable_line
+from featurestore.model.display import printable_line
 from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Histogram, Statistics, Value
 from featurestore.statistics.drift import Cumulative, as_number, cumulative

@@ -25,7 +25,7 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.hashing import row_hash
-from featurestore.model.splits import FractionSplit, TimeSplit
+from featurestore.model.requests import FractionSplit, TimeSplit
 from featurestore.model.times import to_micros
 from featurestore.training.export.boundaries import GROUP, Boundary, groups_and_hashes
 

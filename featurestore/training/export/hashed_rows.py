@@ -19,7 +19,7 @@ import pyarrow as pa
 from featurestore.arrow.casts import cast_batch
 from featurestore.hashing import row_hash
 from featurestore.model.plan import FeaturePlan
-from featurestore.model.splits import FractionSplit
+from featurestore.model.requests import FractionSplit
 from featurestore.plugins.engine import Accumulator, BatchFunction, Engine, HoldsRows, Relation
 from featurestore.plugins.native import HashCounts, HashesRows
 from featurestore.training.export.assignment import (

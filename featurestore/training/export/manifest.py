@@ -19,7 +19,7 @@ import pyarrow.types as pat
 from featurestore.arrow.schemas import type_from_json, type_to_json
 from featurestore.errors import DataWarning, InvalidArgument, listing
 from featurestore.ingest import as_relation, with_language
-from featurestore.model.callers import warn_caller
+from featurestore.model.arguments import warn_caller
 from featurestore.model.manifest import (
     Manifest,
     ManifestColumn,

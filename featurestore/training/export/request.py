@@ -19,10 +19,9 @@ from featurestore.external.groups import external_rows
 from featurestore.ingest import to_relation
 from featurestore.model.names import check_name
 from featurestore.model.plan import FeaturePlan, Source
-from featurestore.model.requests import TrainingDatasetRequest
+from featurestore.model.requests import TimeSplit, TrainingDatasetRequest
 from featurestore.model.roles import Role, RoleRequest, assign_roles
 from featurestore.model.source import SourceRead, SourceReads
-from featurestore.model.splits import TimeSplit
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.retrieval import FeatureFrame

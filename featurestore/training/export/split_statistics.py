@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from featurestore.arrow.batches import select_rows
 from featurestore.errors import listing
-from featurestore.model.callers import warn_caller
+from featurestore.model.arguments import warn_caller
 from featurestore.model.manifest import Manifest
 from featurestore.plugins.engine import Accumulator, Engine, HoldsRows
 from featurestore.statistics import (

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, TransformationNotKnown
 from featurestore.model.json_object import JsonObject
-from featurestore.model.row_functions import source_hash
+from featurestore.model.on_demand import source_hash
 from featurestore.transform.ops import NumpyOps, Ops, Value
 from featurestore.transform.rules.rule import Rule, Sample
 from featurestore.transform.steps import Form, Step

@@ -1,11 +1,11 @@
-"""A time limit of the present call, for loops in Python: parsing, planning, unpacking, rendering.
+"""Limits of this process: a time limit of the present call, and the processor cores it may use.
 
-An engine ends its own queries (``Engine.interrupt``). Loops in Python that a caller makes long call
-``check_time``. The limit is a context variable: threads that ``asyncio.to_thread`` starts keep it.
+Loops in Python check the time limit: parsing, planning, unpacking, rendering.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,16 +18,6 @@ from featurestore.errors import QueryEnded
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class _Limit:
-    end: float
-    seconds: float
-    hint: str
-
-
-_limit: ContextVar[_Limit | None] = ContextVar("time_limit", default=None)
-
-
 @contextmanager
 def time_limit(seconds: float | None, *, hint: str = "ask for less") -> Iterator[None]:
     """Limit the time of the block; None: without a limit, also inside of another one.
@@ -37,7 +27,7 @@ def time_limit(seconds: float | None, *, hint: str = "ask for less") -> Iterator
     Traceback (most recent call last):
         ...
     featurestore.errors.QueryEnded: The call was ended: it took more than 0 seconds.
-    Hint: ask for less
+    Hint: request fewer rows
     """
     limit = None if seconds is None else _Limit(time.monotonic() + seconds, seconds, hint)
     token = _limit.set(limit)
@@ -72,3 +62,29 @@ def in_time(items: Iterable[T]) -> Iterator[T]:
     for item in items:
         check_time()
         yield item
+
+
+def usable_cores() -> int:
+    """Return the cores that this process may run on.
+
+    A container or a batch system may give it fewer than there are, and so may ``PYTHON_CPU_COUNT``
+    where Python knows it.
+
+    >>> usable_cores() >= 1
+    True
+    """
+    if hasattr(os, "process_cpu_count"):
+        return os.process_cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class _Limit:
+    end: float
+    seconds: float
+    hint: str
+
+
+_limit: ContextVar[_Limit | None] = ContextVar("time_limit", default=None)

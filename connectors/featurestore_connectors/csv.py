@@ -1,10 +1,8 @@
 """Training datasets as CSV files (RFC 4180).
 
-A header line, CRLF, texts in quotes, null as nothing at all.
-
-An empty text is ``""``, a null is empty. Binary values are base64, lists are JSON in quotes, times
-are ISO 8601 in UTC. A sidecar ``.idx`` holds the byte offset of every 64th row, so that rows can be
-read without reading those before them.
+Files have a header line, CRLF and quoted texts. An empty text is ``""``, a null is an empty field.
+Binary values are base64, lists are JSON in quotes, times are ISO 8601 in UTC. A sidecar ``.idx`` has
+the byte offset of every 64th row, for random access.
 
 https://www.rfc-editor.org/rfc/rfc4180
 """
@@ -50,7 +48,7 @@ from featurestore.storage.shardfile import ShardFile
 
 INDEX_SUFFIX = ".idx"
 ROWS_PER_ENTRY = 64
-TEXT_PER_NUMBER = 2.5  # digits and comma for a byte of memory, about
+TEXT_PER_NUMBER = 2.5  # estimated characters, comma included, per byte of memory
 BATCH_ROWS = 64 * 128
 END = "\r\n"
 _NULL = pa.scalar(None, pa.string())
@@ -139,7 +137,7 @@ class CsvShard:
         try:
             index = np.fromfile(path + INDEX_SUFFIX, "<u8")
             size = files.status(path).size
-            # Kept open: the copy of a cache may be removed meanwhile.
+            # Stays open, since a cache may remove its copy meanwhile.
             self._handle = os.open(path, os.O_RDONLY)
         except OSError as error:
             raise DatasetDamaged(
@@ -193,9 +191,6 @@ def _index(lengths: npt.NDArray[np.int64], *, start: int, step: int) -> bytes:
     return np.concatenate([[len(lengths)], starts[::step], [end]]).astype("<u8").tobytes()
 
 
-# -- text ----------------------------------------------------------------------------------------
-
-
 def csv_lines(batch: pa.RecordBatch) -> pa.Array:
     r"""Return the rows as lines with their ends.
 
@@ -209,13 +204,10 @@ def csv_lines(batch: pa.RecordBatch) -> pa.Array:
 
 def _quoted(array: pa.Array) -> pa.Array:
     text = _to_text(array)
-    if not _is_quoted(array.type):
+    kind = array.type
+    if not (pat.is_string(kind) or pat.is_binary(kind) or _is_list(kind)):
         return text
     return pc.binary_join_element_wise('"', pc.replace_substring(text, '"', '""'), '"', "")
-
-
-def _is_quoted(kind: pa.DataType) -> bool:
-    return bool(pat.is_string(kind) or pat.is_binary(kind) or _is_list(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -236,7 +228,7 @@ def _to_text(array: pa.Array) -> pa.Array:
 
 
 def _mapped(function: Callable[[Any], Any], array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a function of each value; nulls stay nulls."""
+    """Apply a function to each value; nulls stay nulls."""
     values: list[Any] = array.to_pylist()
     for row, value in enumerate(values):
         if value is not None:
@@ -247,10 +239,11 @@ def _mapped(function: Callable[[Any], Any], array: pa.Array, kind: pa.DataType) 
 def _lists_to_text(array: pa.Array) -> pa.Array:
     """Return lists as JSON."""
     values = array.flatten()
+    kind = values.type
     items = _to_text(values)
-    if _is_text_in_json(values.type):
+    if pat.is_string(kind) or pat.is_binary(kind) or pat.is_decimal(kind) or _is_time(kind):
         items = _mapped(_to_json, items, pa.string())
-    elif pat.is_floating(values.type):
+    elif pat.is_floating(kind):
         for arrow, javascript in (("nan", "NaN"), ("inf", "Infinity")):
             items = pc.replace_substring(items, arrow, javascript)
     items = pc.fill_null(items, "null")
@@ -261,12 +254,6 @@ def _lists_to_text(array: pa.Array) -> pa.Array:
     if not array.null_count:
         return text
     return pc.if_else(array.is_valid(), text, _NULL)
-
-
-def _is_text_in_json(kind: pa.DataType) -> bool:
-    return bool(
-        pat.is_string(kind) or pat.is_binary(kind) or pat.is_decimal(kind) or _is_time(kind)
-    )
 
 
 def _to_json(value: Any) -> str:
@@ -303,23 +290,21 @@ def _from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _lists_from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return lists from JSON: level by level, values as text first, then as their type."""
+    """Parse lists from JSON, one level at a time: first values as text, then the text as values."""
     items: list[str | None] = []
     offsets, missing = [0], []
     for row in text.to_pylist():
         missing.append(row is None)
         if row is not None:
-            items.extend(map(_item_text, _parsed_json(row)))
+            # Numbers are parsed later, from their text.
+            parsed_items = json.loads(row, parse_float=str, parse_int=str, parse_constant=str)
+            items.extend(map(_item_text, parsed_items))
         offsets.append(len(items))
     values = _from_text(pa.array(items, pa.string()), kind.value_type)
-    # A list is null where its offset is.
+    # Arrow reads a null offset as a null list.
     mask = np.array([*missing, False]) if any(missing) else None
     lists = pa.ListArray.from_arrays(pa.array(np.array(offsets, np.int32), mask=mask), values)
     return cast_array(lists, kind)
-
-
-def _parsed_json(text: str) -> Any:
-    return json.loads(text, parse_float=str, parse_int=str, parse_constant=str)
 
 
 def _item_text(item: Any) -> str | None:
@@ -337,7 +322,7 @@ def _fits(kind: pa.DataType) -> bool:
 
 
 def _check_years(schema: pa.Schema, profiles: Sequence[ColumnProfile]) -> None:
-    """Refuse times that ISO 8601 cannot spell with four digits for the year."""
+    """Refuse times whose year has no four digits in ISO 8601."""
     days = np.array(["0001-01-01", "9999-12-31"], "M8[D]").astype(np.int64).tolist()
     per_day = 86_400_000_000
     refused = []

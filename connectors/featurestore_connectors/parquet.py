@@ -1,8 +1,8 @@
 """Training datasets as Parquet files.
 
-Row groups hold a fixed number of rows, whatever batches the rows come in, and options that decide
-bytes are fixed here; so the bytes of a shard depend on its rows, the layout and the release of
-Arrow, whose name is in the footer.
+Row groups have a fixed number of rows, independent of the batches that are written, and all writer
+options are fixed here. So the bytes of a shard depend only on its rows, the layout and the release
+of Arrow, which the footer names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from featurestore.storage.shardfile import ShardFile
 
 CODECS = ("SNAPPY", "ZSTD", "GZIP", "NONE")
 BLOCKS_PER_ROW_GROUP = 8
-CACHED_ROW_GROUPS = 32  # of all open shards together: readers keep many open
+CACHED_ROW_GROUPS = 32  # shared by all open shards: readers keep many open
 BUFFER_BYTES = 1 << 20
 
 
@@ -69,9 +69,9 @@ class ParquetFormat(PlainFormat):
             )
 
     def columns_to_profile(self, schema: pa.Schema) -> Sequence[str]:
-        """Return the columns whose lengths decide how many bytes a row has.
+        """Return the columns whose lengths determine the bytes of a row.
 
-        Nothing else of a layout needs values.
+        The layout depends on no other values.
         """
         return variable_length_columns(schema)
 
@@ -97,7 +97,8 @@ class ParquetFormat(PlainFormat):
     ) -> WrittenShard:
         """Write a shard.
 
-        ``row_groups`` in a layout cuts it into that many equal groups (it is then held in memory).
+        With ``row_groups`` in the layout, the shard has that many equal groups; its rows are then
+        collected in memory.
         """
         schema = schema_from_json(layout["schema"])
         rows = 0
@@ -105,7 +106,7 @@ class ParquetFormat(PlainFormat):
         texts = [field.name for field in file_schema if pat.is_string(field.type)]
         with (
             ShardFile(directory, path) as file,
-            # Arrow writes every page by itself, and its header before it.
+            # Arrow writes each page and its header separately; the buffer joins these small writes.
             pa.BufferedOutputStream(pa.PythonFile(file, "w"), BUFFER_BYTES) as sink,
             pq.ParquetWriter(
                 sink,
@@ -114,10 +115,10 @@ class ParquetFormat(PlainFormat):
                 data_page_version="1.0",
                 compression=layout["codec"],
                 store_schema=False,
-                # In the order of a hash every group holds values from all over: by statistics none
-                # could be skipped.
+                # Rows are ordered by hash, so every group spans all values and statistics cannot
+                # skip any.
                 write_statistics=False,
-                # Dictionaries of numbers cost three times the time of the rest and make files
+                # Dictionaries of numbers take three times as long as all other steps and make files
                 # larger.
                 use_dictionary=texts or False,
             ) as writer,
@@ -158,14 +159,14 @@ def _begin_of(group: pq.RowGroupMetaData) -> int:
 
 
 _decoded: OrderedDict[tuple[int, int, tuple[str, ...]], pa.Table] = OrderedDict()
-_lock = RLock()  # a shard may be forgotten by the garbage collector while this thread holds it
+_lock = RLock()  # the finalizer of a shard may run in a thread that owns the lock
 _numbers = count()
 
 
 class ParquetShard:
     """An open Parquet shard.
 
-    The row groups read last stay decoded, since neighbours are read one after the other.
+    Recently read row groups stay decoded, since adjacent rows are often read next.
     """
 
     def __init__(self, path: str, schema: pa.Schema) -> None:
@@ -203,22 +204,22 @@ class ParquetShard:
     def _group(self, group: int, columns: tuple[str, ...]) -> pa.Table:
         key = self._number, group, columns
         with _lock:
-            known = _decoded.get(key)
-            if known is not None:
+            table = _decoded.get(key)
+            if table is not None:
                 _decoded.move_to_end(key)
-        if known is None:
+        if table is None:
             try:
-                known = self._file.read_row_group(group, columns=list(columns), use_threads=False)
+                table = self._file.read_row_group(group, columns=list(columns), use_threads=False)
             except (OSError, pa.ArrowException) as error:
                 raise DatasetDamaged(
                     f"Row group {group} of the shard {self._path!r} cannot be read: {error}.",
                     hint="featurestore td verify names what is wrong",
                 ) from error
             with _lock:
-                _decoded[key] = known
+                _decoded[key] = table
                 while len(_decoded) > CACHED_ROW_GROUPS:
                     _decoded.popitem(last=False)
-        return known
+        return table
 
     def close(self) -> None:
         self._forget()
@@ -245,7 +246,7 @@ def _row_groups(batches: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[p
 
 
 def _as_stored(group: pa.RecordBatch, file_schema: pa.Schema) -> pa.Table:
-    # Equal schemas may still name the items of lists otherwise; wide tables are seldom of lists.
+    # Equal schemas may still have different names for list items; wide tables rarely have lists.
     if group.schema.equals(file_schema) and not any(map(is_nested, file_schema.types)):
         return pa.Table.from_batches([group])
     columns = [cast_array(group.column(field.name), field.type) for field in file_schema]
@@ -253,7 +254,7 @@ def _as_stored(group: pa.RecordBatch, file_schema: pa.Schema) -> pa.Table:
 
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the columns as they are stored."""
+    """Return the schema of the files."""
     fields = [(field.name, parquet_type(field.type)) for field in schema]
     return pa.schema(fields)
 
@@ -261,7 +262,7 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
 def parquet_type(kind: pa.DataType) -> pa.DataType:
     """Return the type in which a feature type is stored.
 
-    Parquet knows lists, none of them of fixed size.
+    Parquet has no lists of fixed size.
 
     >>> parquet_type(pa.list_(pa.float32(), 3))
     ListType(list<element: float>)

@@ -39,7 +39,7 @@ def test_columns_of_frames_are_renamed(duckdb_store: FeatureStore, kind: str) ->
         {"country_name": "Peru", "f_1978": 1},
         {"country_name": "Fiji", "f_1978": 2},
     ]
-    with pytest.raises(InvalidArgument, match="no columns 'Country'"):
+    with pytest.raises(InvalidArgument, match="unknown columns 'Country'"):
         store.create_featuregroup(frame(), "other", rename={"Country": "country"})
 
 

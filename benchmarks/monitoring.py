@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import featurestore
 from featurestore.model.monitor import Baseline, MonitoredModel, MonitorSpec
-from featurestore.monitoring.metric_rules import metric_findings
+from featurestore.monitoring.rules import metric_findings
 from tests.monitoring import changes
 from tests.monitoring import series as planted
 from tests.monitoring.scored import measured, profile

@@ -31,8 +31,7 @@ from featurestore.jobs import stream_job as stream_job
 from featurestore.jobs import training_job as training_job
 from featurestore.jobs import window_job as window_job
 from featurestore.jobs.monitors.service import MonitorStatus
-from featurestore.jobs.plan import JobPlan
-from featurestore.jobs.service import JobStatus
+from featurestore.jobs.service import JobPlan, JobStatus
 from featurestore.model.alert import Channel
 from featurestore.model.featuregroup import Commit
 from featurestore.model.monitor_report import Acceptance, MonitorReport

@@ -160,22 +160,19 @@ def _smtp(channel: Channel, alert: Alert, secret: str | None, seconds: float) ->
     message["Message-ID"] = f"<{alert.id}@featurestore>"
     message.set_content(alert.text)
     tls_context = ssl.create_default_context(cafile=query.get("cafile", [None])[0])
-    connect = _smtp_connection(url.scheme, host, url.port, seconds, tls_context)
-    with connect as server:
+    if url.scheme == "smtps":
+        connection: smtplib.SMTP = smtplib.SMTP_SSL(
+            host, url.port or 465, timeout=seconds, context=tls_context
+        )
+    else:
+        connection = smtplib.SMTP(host, url.port or 587, timeout=seconds)
+    with connection as server:
         # Plain text is only used if the channel disables STARTTLS.
         if url.scheme == "smtp" and query.get("starttls", ["yes"])[0] != "no":
             server.starttls(context=tls_context)
         if secret is not None:
             server.login(user, secret)
         server.send_message(message)
-
-
-def _smtp_connection(
-    scheme: str, host: str, port: int | None, seconds: float, tls_context: ssl.SSLContext
-) -> smtplib.SMTP:
-    if scheme == "smtps":
-        return smtplib.SMTP_SSL(host, port or 465, timeout=seconds, context=tls_context)
-    return smtplib.SMTP(host, port or 587, timeout=seconds)
 
 
 def _command(channel: Channel, alert: Alert, secret: str | None, seconds: float) -> None:

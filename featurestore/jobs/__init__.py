@@ -1,10 +1,10 @@
 """Scheduled materialization: definitions, windows, runs, backfill, scheduler."""
 
-from featurestore.jobs.definitions import JobDefinition, job, sql_job, training_job
-from featurestore.jobs.monitors.definitions import baseline, monitor_job
-from featurestore.jobs.monitors.model_definitions import model_monitor_job
-from featurestore.jobs.streams.run import stream_job
-from featurestore.jobs.window_jobs.definitions import window_job
+from featurestore.jobs.definitions import JobDefinition, job, sql_job
+from featurestore.jobs.monitors.definitions import baseline, model_monitor_job, monitor_job
+from featurestore.jobs.stream_jobs import stream_job
+from featurestore.jobs.training_jobs import training_job
+from featurestore.jobs.window_jobs import window_job
 
 __all__ = [
     "JobDefinition", "baseline", "job", "model_monitor_job", "monitor_job", "sql_job",

@@ -22,82 +22,57 @@ from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.untyped import typed_like
 from featurestore.errors import InvalidJob, RowsOutsideWindow, SchemaMismatch
 from featurestore.ingest import as_relation, refuse_encoded_bytes
-from featurestore.jobs.definitions import JobDefinition
-from featurestore.jobs.digests import BoundsAccumulator, DigestAccumulator, RangesAccumulator
 from featurestore.jobs.inputs import (
-    PinnedInput,
+    SourceInputs,
     TimeBounds,
     filter_window,
     parquet_files,
     read_input,
     time_bounds,
 )
-from featurestore.jobs.query import Query, can_batch_windows, is_proven_per_window
-from featurestore.jobs.source_inputs import SourceInputs
-from featurestore.jobs.window_jobs.rows import WindowRows
+from featurestore.jobs.query import (
+    BoundsAccumulator,
+    DigestAccumulator,
+    Query,
+    RangesAccumulator,
+    can_batch_windows,
+    is_proven_per_window,
+)
+from featurestore.jobs.run import JobRun
+from featurestore.jobs.window_jobs import WindowRows
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window, from_micros, to_micros
 from featurestore.plugins.engine import Engine, Relation, TimeRange
 from featurestore.retrieval.labels import typed_relation
-from featurestore.session import Session
 
 _log = logging.getLogger("featurestore.jobs")
 
 
-@dataclass(frozen=True)
-class Computation:
-    """A run's definition, pinned inputs, staging folder and the schema of its target.
-
-    ``has_rows`` is True if the group has rows already.
-    """
-
-    session: Session
-    definition: JobDefinition
-    inputs: tuple[PinnedInput, ...]
-    staging: str
-    sources: SourceInputs
-    target_schema: pa.Schema | None = None
-    has_rows: bool = False
-
-    @property
-    def spec(self) -> JobSpec:
-        """The job's definition."""
-        return self.definition.spec
-
-
-def compute(run: Computation, windows: Sequence[Window]) -> Relation | None:
+def compute(run: JobRun, sources: SourceInputs) -> Relation | None:
     """Return the staged rows of neighbouring windows; None if a function returned no rows.
 
     Raises:
-        RowsOutsideWindow: A row's event time lies outside the window that computed it.
+        RowsOutsideWindow: A row's event time is outside the window that computed it.
     """
+    windows = run.windows
     if run.spec.kind == "window":
-        return _compute_window_job(run, windows)
-    if run.spec.kind == "sql" and len(windows) > 1 and _are_adjacent(windows):
+        rows = WindowRows(run.session, run.spec, run.inputs, run.staging).compute(windows)
+        return _stage_and_check(run, run.window, rows, name="rows")[0]
+    if (
+        run.spec.kind == "sql"
+        and len(windows) > 1
+        and all(before.end == after.start for before, after in pairwise(windows))
+    ):
         times = [each.time for each in run.inputs if each.time is not None]
         if can_batch_windows(run.spec, times=times):
             proven = is_proven_per_window(run.spec, windows, time=times[0])
-            computed_rows = _compute_in_one_query(run, windows, proven=proven)
+            computed_rows = _compute_in_one_query(run, sources, proven=proven)
             if computed_rows is not None:
                 return computed_rows
-    return _compute_one_by_one(run, windows)
+    return _compute_one_by_one(run, sources)
 
 
-def _compute_window_job(run: Computation, windows: Sequence[Window]) -> Relation:
-    rows = WindowRows(run.session, run.spec, run.inputs, run.staging).compute(windows)
-    full_range = Window(windows[0].start, windows[-1].end)
-    staged, _ = _stage_and_check(run, full_range, rows, name="rows")
-    return staged
-
-
-def _are_adjacent(windows: Sequence[Window]) -> bool:
-    """Return whether consecutive windows are adjacent."""
-    return all(before.end == after.start for before, after in pairwise(windows))
-
-
-def _compute_in_one_query(
-    run: Computation, windows: Sequence[Window], *, proven: bool
-) -> Relation | None:
+def _compute_in_one_query(run: JobRun, sources: SourceInputs, *, proven: bool) -> Relation | None:
     """Return the rows of one query over all windows, None if a single window has other rows.
 
     Unless the text of the query proves that the rows agree, some windows are computed alone and
@@ -105,8 +80,8 @@ def _compute_in_one_query(
     """
     engine, spec = run.session.engine, run.spec
     query = Query(spec, engine)
-    full_range = Window(windows[0].start, windows[-1].end)
-    inputs = _chunk_inputs(run, full_range)
+    windows, full_range = run.windows, run.window
+    inputs = _chunk_inputs(run, sources, full_range)
     computed_rows = query.run(inputs, full_range)
     staged, bounds = _stage_and_check(run, full_range, computed_rows, name="rows")
     if proven:
@@ -141,16 +116,16 @@ def _sample_windows(windows: Sequence[Window], bounds: TimeBounds, closed: str) 
     return [first, last]
 
 
-def _compute_one_by_one(run: Computation, windows: Sequence[Window]) -> Relation | None:
-    """Compute window by window, from inputs that are read once for all of them."""
-    engine, full_range = run.session.engine, Window(windows[0].start, windows[-1].end)
-    sources = _chunk_inputs(run, full_range)
+def _compute_one_by_one(run: JobRun, sources: SourceInputs) -> Relation | None:
+    """Compute window by window, from inputs that are read once."""
+    engine, windows = run.session.engine, run.windows
+    inputs = _chunk_inputs(run, sources, run.window)
     if len(windows) > 1:
-        sources = _stage_inputs(run, sources)
+        inputs = _stage_inputs(run, inputs)
     schema_by_path: dict[str, pa.Schema] = {}
-    schema, first_rows = run.target_schema, None
+    schema, first_rows = (None if run.group is None else run.group.spec.schema), None
     for number, window in enumerate(windows):
-        rows = _run_code(run, _visible_rows(run, sources, window), window)
+        rows = _run_code(run, _visible_rows(run, inputs, window), window)
         if rows is None:
             continue
         name = f"w{number:06d}"
@@ -225,7 +200,7 @@ def _merged_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) ->
     return pa.schema(fields)
 
 
-def _run_code(run: Computation, visible: Mapping[str, Relation], window: Window) -> Any:
+def _run_code(run: JobRun, visible: Mapping[str, Relation], window: Window) -> Any:
     if run.spec.kind == "sql":
         return Query(run.spec, run.session.engine).run(visible, window).native
     native_inputs = {name: relation.native for name, relation in visible.items()}
@@ -235,9 +210,9 @@ def _run_code(run: Computation, visible: Mapping[str, Relation], window: Window)
     return returned
 
 
-def _chunk_inputs(run: Computation, window: Window) -> dict[str, Relation]:
+def _chunk_inputs(run: JobRun, sources: SourceInputs, window: Window) -> dict[str, Relation]:
     """Return the inputs, filtered to the rows that any window of a chunk sees."""
-    inputs = dict(run.sources.within(window))
+    inputs = dict(sources.within(window))
     for pinned_input in run.inputs:
         if pinned_input.kind == "source":
             continue
@@ -247,7 +222,7 @@ def _chunk_inputs(run: Computation, window: Window) -> dict[str, Relation]:
     return inputs
 
 
-def _stage_inputs(run: Computation, inputs: Mapping[str, Relation]) -> dict[str, Relation]:
+def _stage_inputs(run: JobRun, inputs: Mapping[str, Relation]) -> dict[str, Relation]:
     """Stage the inputs of a chunk, so that windows do not read the whole table again."""
     staged_inputs = {}
     source_names = [each.name for each in run.inputs if each.kind == "source"]
@@ -261,7 +236,7 @@ def _stage_inputs(run: Computation, inputs: Mapping[str, Relation]) -> dict[str,
 
 
 def _visible_rows(
-    run: Computation, inputs: Mapping[str, Relation], window: Window
+    run: JobRun, inputs: Mapping[str, Relation], window: Window
 ) -> dict[str, Relation]:
     """Return the rows of the inputs that one window sees."""
     lookback = run.spec.lookback
@@ -274,7 +249,7 @@ def _visible_rows(
 
 
 def _stage_and_check(
-    run: Computation, window: Window, rows: Relation, *, name: str
+    run: JobRun, window: Window, rows: Relation, *, name: str
 ) -> tuple[Relation, TimeBounds]:
     """Stage rows with their event time; return them with the bounds of that time.
 
@@ -286,12 +261,17 @@ def _stage_and_check(
     if column not in rows.schema.names:
         rows = _with_window_end(run, window, rows)
     rows = _with_types(engine, rows, {column: TIMESTAMP})
-    _check_time(spec, rows.schema.field(column).type)
+    kind = rows.schema.field(column).type
+    if not (pat.is_timestamp(kind) or pat.is_date(kind)):
+        raise InvalidJob(
+            f"Job {spec.name!r}: its event time {spec.event_time!r} has type {kind}, which is not "
+            "a time."
+        )
     folder = os.path.join(run.staging, name)
     staged = engine.stage(rows, folder)
     if any(each.kind == "source" for each in run.inputs):
         # A group without rows may be the result of an empty window: its schema proves nothing.
-        like = run.target_schema if run.has_rows else None
+        like = run.group.spec.schema if run.group is not None and run.group.state.rows else None
         refuse_encoded_bytes(staged, engine=engine, like=like, language="pyarrow")
     bounds = _time_bounds_of(run, staged, folder)
     if bounds.nulls:
@@ -320,7 +300,7 @@ def _check_inside(spec: JobSpec, window: Window, bounds: TimeBounds) -> None:
         )
 
 
-def _time_bounds_of(run: Computation, staged: Relation, folder: str) -> TimeBounds:
+def _time_bounds_of(run: JobRun, staged: Relation, folder: str) -> TimeBounds:
     """Return the bounds of the event time, from the footers of the staged files if possible."""
     column = str(run.spec.event_time)
     bounds = TimeBounds()
@@ -333,15 +313,7 @@ def _time_bounds_of(run: Computation, staged: Relation, folder: str) -> TimeBoun
     return bounds
 
 
-def _check_time(spec: JobSpec, kind: pa.DataType) -> None:
-    if not (pat.is_timestamp(kind) or pat.is_date(kind)):
-        raise InvalidJob(
-            f"Job {spec.name!r}: its event time {spec.event_time!r} has type {kind}, which is not "
-            "a time."
-        )
-
-
-def _with_window_end(run: Computation, window: Window, rows: Relation) -> Relation:
+def _with_window_end(run: JobRun, window: Window, rows: Relation) -> Relation:
     if run.spec.closed == "left":
         raise InvalidJob(
             f"Job {run.spec.name!r}: its rows have no column {run.spec.event_time!r}.",

@@ -1,26 +1,44 @@
-"""Definition of jobs: a decorator for functions, or SQL."""
+"""Definition of jobs: a decorator for functions, or SQL, and the specification they build."""
 
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from featurestore import usersql
 from featurestore.errors import InvalidJob, listing
-from featurestore.jobs import specs
+from featurestore.jobs.schedule import overlaps, schedule_of
 from featurestore.model.arguments import calling_globals, with_suggestions
-from featurestore.model.job import Closed, JobMode, JobSpec, OnError
-from featurestore.model.requests import FeatureJobRequest, TrainingJobRequest
+from featurestore.model.featuregroup import VALIDATION_POLICIES
+from featurestore.model.job import (
+    MODES,
+    ON_ERROR,
+    Closed,
+    JobKind,
+    JobMode,
+    JobSpec,
+    OnError,
+    parse_on_error,
+)
+from featurestore.model.names import check_name, parse_group_reference
+from featurestore.model.requests import FeatureJobRequest
 from featurestore.model.source import SourceInput
+from featurestore.model.times import parse_duration, parse_moment, parse_ttl
 
 # The global of a module with the jobs that it defines, including those without a name.
 DEFINED_JOBS = "__featurestore_jobs__"
 
 Duration = timedelta | str
 Columns = str | Sequence[str]
+
+_INPUT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PARAMETER = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+_BOUND = {"window_start", "window_end"}
 
 
 @dataclass(frozen=True)
@@ -127,8 +145,8 @@ def job(
 
     def decorate(function: Callable[..., Any]) -> JobDefinition:
         request = FeatureJobRequest(**{**arguments, "name": name or function.__name__})
-        spec = specs.feature_job(request, kind="python", code=_source_text(function))
-        _check_arguments(function, ("window", *spec.inputs), spec)
+        spec = feature_job_spec(request, kind="python", code=source_text(function))
+        check_arguments(function, ("window", *spec.inputs), spec)
         return add_to_module(JobDefinition(spec, function), function.__globals__)
 
     return decorate
@@ -189,64 +207,8 @@ def sql_job(
     arguments = dict(locals())
     del arguments["sql"]
     request = FeatureJobRequest(**{**arguments, "featuregroup": featuregroup or name})
-    spec = specs.feature_job(request, kind="sql", code=textwrap.dedent(sql).strip())
+    spec = feature_job_spec(request, kind="sql", code=textwrap.dedent(sql).strip())
     return add_to_module(JobDefinition(spec), calling_globals())
-
-
-@with_suggestions
-def training_job(
-    *,
-    training_dataset: str,
-    schedule: str,
-    inputs: Mapping[str, str] | None = None,
-    name: str | None = None,
-    start: datetime | str | None = None,
-    allowed_lateness: Duration = "0s",
-    timezone: str = "UTC",
-    description: str = "",
-    tags: Mapping[str, str] | None = None,
-    retries: int = 2,
-    on_failure: str | None = None,
-    keep: int | None = None,
-    alert: Columns = (),
-) -> Callable[[Callable[..., Any]], JobDefinition]:
-    """Define a scheduled job by a function ``(store, window)`` that describes a training dataset.
-
-    It returns the data, or a dict of arguments of ``create_training_dataset`` including ``data``. A
-    new version is written if the inputs changed since the latest one: those in ``inputs``, or else
-    the sources of the frame that the function returned.
-
-    Args:
-        training_dataset: The dataset that gets new versions.
-        schedule: Cron expression.
-        inputs: ``{any name: group reference}`` whose changes trigger a new version.
-        name: Name of the job; else that of the function.
-        start: The earliest schedule time.
-        allowed_lateness: How long to wait after a schedule time.
-        timezone: Of the schedule.
-        description: Of the dataset.
-        tags: Of the dataset.
-        retries: How often a failed run is retried.
-        on_failure: Command to run when the retries of a run are used up.
-        keep: How many versions to keep; older ones are deleted. None keeps all.
-        alert: Channels that are alerted of failures, as for ``job``.
-
-    >>> @featurestore.training_job(training_dataset="late_flights", schedule="0 3 * * *", keep=5)
-    ... def late_flights(store, window):
-    ...     frame = store.get_features(["weather.temp"], labels="questions")
-    ...     return {"data": frame, "label": "late"}
-    >>> late_flights.spec.kind
-    'training'
-    """
-    arguments = dict(locals())
-
-    def decorate(function: Callable[..., Any]) -> JobDefinition:
-        request = TrainingJobRequest(**{**arguments, "name": name or function.__name__})
-        spec = specs.training_job(request, code=_source_text(function))
-        _check_arguments(function, ("store", "window"), spec)
-        return add_to_module(JobDefinition(spec, function), function.__globals__)
-
-    return decorate
 
 
 def add_to_module(definition: JobDefinition, module: dict[str, Any]) -> JobDefinition:
@@ -258,7 +220,8 @@ def add_to_module(definition: JobDefinition, module: dict[str, Any]) -> JobDefin
     return definition
 
 
-def _check_arguments(function: Callable[..., Any], names: Sequence[str], spec: JobSpec) -> None:
+def check_arguments(function: Callable[..., Any], names: Sequence[str], spec: JobSpec) -> None:
+    """Refuse a function whose parameters are not the arguments that a job calls it with."""
     parameters = inspect.signature(function).parameters.values()
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
         return
@@ -271,7 +234,8 @@ def _check_arguments(function: Callable[..., Any], names: Sequence[str], spec: J
         )
 
 
-def _source_text(function: Callable[..., Any]) -> str:
+def source_text(function: Callable[..., Any]) -> str:
+    """Return the source of a job's function; InvalidJob if it cannot be read."""
     try:
         return textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as error:
@@ -279,3 +243,185 @@ def _source_text(function: Callable[..., Any]) -> str:
             f"The source of {function!r} cannot be read, so changes could not be detected.",
             hint="define jobs in a file",
         ) from error
+
+
+def feature_job_spec(request: FeatureJobRequest, *, kind: JobKind, code: str) -> JobSpec:
+    """Return the specification of a job that fills a feature group.
+
+    Args:
+        request: The arguments of the definition.
+        kind: "python" or "sql".
+        code: The source of the function, or the query.
+    """
+    inputs, sources = _named_inputs(request)
+    spec = JobSpec(
+        name=check_name(request.name, noun="job"),
+        kind=kind,
+        target=check_name(request.featuregroup, noun="feature group"),
+        schedule=request.schedule,
+        inputs=inputs,
+        code=code,
+        window=_parse_duration(request.window, "window"),
+        start=parse_start(request.start),
+        lookback=_parse_duration(request.lookback, "lookback") or timedelta(0),
+        allowed_lateness=parse_duration(request.allowed_lateness, argument="allowed_lateness"),
+        timezone=request.timezone,
+        closed=request.closed,
+        mode=request.mode,
+        validation=request.validation,
+        primary_key=as_tuple(request.primary_key),
+        event_time=request.event_time,
+        created_time=request.created_time,
+        partition_by=as_tuple(request.partition_by),
+        ttl=parse_ttl(request.ttl),
+        expectations=tuple(dict(each) for each in request.expectations),
+        statistics=request.statistics,
+        compact=request.compact,
+        description=request.description,
+        tags=dict(request.tags or {}),
+        input_times=_input_times(request, sources),
+        retries=request.retries,
+        catchup=request.catchup,
+        on_error=parse_on_error(request.on_error),
+        on_failure=request.on_failure,
+        alert=channels(request.alert),
+        sources=sources,
+        tombstone=request.tombstone,
+        delete_missing=request.delete_missing,
+    )
+    check_choices(spec)
+    check_rows(spec)
+    _check_inputs(spec)
+    _check_overlap(spec)
+    if kind == "sql":
+        _check_query(spec)
+    return spec
+
+
+def _named_inputs(request: FeatureJobRequest) -> tuple[dict[str, str], dict[str, SourceInput]]:
+    """Return the inputs as texts by name, and the registered sources among them."""
+    inputs, sources = {}, {}
+    for name, source in (request.inputs or {}).items():
+        if isinstance(source, SourceInput):
+            sources[name] = source
+            inputs[name] = f"source:{source.source}"
+        elif isinstance(source, str):
+            inputs[name] = source
+        else:
+            raise InvalidJob(
+                f"Job {request.name!r}: its input {name!r} is {source!r}.",
+                hint="a group, a path, or featurestore.source('shop', table='orders')",
+            )
+    return inputs, sources
+
+
+def _input_times(request: FeatureJobRequest, sources: Mapping[str, SourceInput]) -> dict[str, str]:
+    times = dict(request.input_times or {})
+    for name, source_input in sources.items():
+        if source_input.time is not None:
+            times.setdefault(name, source_input.time)
+    return times
+
+
+def channels(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the validated names of alert channels."""
+    return tuple(check_name(each, noun="alert channel") for each in as_tuple(names))
+
+
+def _parse_duration(value: timedelta | str | None, argument: str) -> timedelta | None:
+    return None if value is None else parse_duration(value, argument=argument)
+
+
+def parse_start(value: datetime | str | None) -> datetime | None:
+    """Return the start of a job's first window, None for no catchup."""
+    return None if value is None else parse_moment(value, argument="start")
+
+
+def as_tuple(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Return column or channel names as a tuple; a single name may be a plain string."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def check_choices(spec: JobSpec) -> None:
+    """Refuse invalid values of a job's options."""
+    for argument, value, allowed in (
+        ("mode", spec.mode, MODES),
+        ("closed", spec.closed, ("right", "left")),
+        ("on_error", spec.on_error, ON_ERROR),
+        ("validation", spec.validation, VALIDATION_POLICIES),
+    ):
+        if value not in allowed:
+            raise InvalidJob(
+                f"Job {spec.name!r}: {argument}={value!r}.", hint=f"one of {', '.join(allowed)}"
+            )
+
+
+def check_rows(spec: JobSpec) -> None:
+    """Refuse a job without event time, or whose keys do not fit the write mode."""
+    if spec.event_time is None:
+        raise InvalidJob(
+            f"Job {spec.name!r} has no event_time=.",
+            hint="name the column with the time of the rows",
+        )
+    if spec.event_time in spec.primary_key:
+        entity = [name for name in spec.primary_key if name != spec.event_time]
+        raise InvalidJob(
+            f"Job {spec.name!r}: primary_key contains the event time {spec.event_time!r}, which would "
+            "be joined by equality.",
+            hint=f"primary_key={entity!r}",
+        )
+    if spec.mode == "upsert" and not spec.primary_key:
+        raise InvalidJob(f"Job {spec.name!r}: mode='upsert' needs primary_key=.")
+    if (spec.tombstone is not None or spec.delete_missing) and spec.mode != "upsert":
+        raise InvalidJob(
+            f"Job {spec.name!r}: tombstone= and delete_missing= delete keys of upserts.",
+            hint="mode='upsert'",
+        )
+    if spec.delete_missing and len(spec.sources) != 1:
+        raise InvalidJob(
+            f"Job {spec.name!r}: delete_missing= compares keys with one source, and it has "
+            f"{len(spec.sources)}.",
+            hint="inputs={'orders': featurestore.source('shop', table='orders', time='updated_at')}",
+        )
+    if spec.tombstone in (*spec.primary_key, spec.event_time):
+        raise InvalidJob(f"Job {spec.name!r}: tombstone={spec.tombstone!r} is its key or time.")
+
+
+def _check_inputs(spec: JobSpec) -> None:
+    for name, source in spec.inputs.items():
+        if not _INPUT_NAME.fullmatch(name) or name == "window":
+            raise InvalidJob(
+                f"Job {spec.name!r}: {name!r} is not a valid name of an input.",
+                hint="use a plain name",
+            )
+        if "/" not in source and name not in spec.sources:
+            parse_group_reference(source)
+    unknown = [name for name in spec.input_times if name not in spec.inputs]
+    if unknown:
+        raise InvalidJob(f"Job {spec.name!r}: input_times= has unknown inputs: {listing(unknown)}.")
+
+
+def _check_overlap(spec: JobSpec) -> None:
+    schedule = schedule_of(spec)
+    if spec.mode == "replace_window" and overlaps(schedule):
+        raise InvalidJob(
+            f"Job {spec.name!r}: windows of {spec.window} overlap under the schedule "
+            f"{spec.schedule!r}, "
+            "and each would replace rows of the one before.",
+            hint=(
+                "make the window as wide as the schedule interval, and read earlier rows with "
+                "lookback="
+            ),
+        )
+
+
+def _check_query(spec: JobSpec) -> None:
+    """Refuse SQL that cannot be parsed or does more than read its tables."""
+    # SQL that cannot be transpiled to Spark is refused when the job runs there.
+    usersql.query(spec.code, tables=list(spec.inputs), dialect=usersql.DIALECT)
+    unknown = set(_PARAMETER.findall(spec.code)) - _BOUND
+    if unknown:
+        raise InvalidJob(
+            f"Job {spec.name!r}: unknown parameters {listing(sorted(unknown))}.",
+            hint="$window_start and $window_end are bound",
+        )

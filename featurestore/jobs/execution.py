@@ -1,4 +1,9 @@
-"""Execution of jobs: windows in chunks that share a commit, and versions of training datasets."""
+"""Execution of a job under its lease: from the windows to compute to their commits.
+
+``run_attempt`` takes the lease, recovers dead runs, and selects the windows to compute. They are
+computed in chunks of neighbouring windows; each chunk is one run and one commit. The windows of a
+chunk that fails are computed again in halves, until the failing ones are isolated.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +12,42 @@ import os
 import queue
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from featurestore.alerts import incidents
-from featurestore.errors import InvalidJob, listing
-from featurestore.jobs.inputs import PinnedInput
+from featurestore.featuregroups.write import Write, create, insert
+from featurestore.jobs import target
+from featurestore.jobs.compute import compute
+from featurestore.jobs.definitions import JobDefinition
+from featurestore.jobs.inputs import SourceInputs
 from featurestore.jobs.monitors.run import run_monitor
-from featurestore.jobs.run import Attempt, RunOutput, StartedRun, run_recorded, run_windows
-from featurestore.jobs.schedule import windows_after
-from featurestore.jobs.specs import schedule_of
-from featurestore.jobs.stale import changes
-from featurestore.jobs.streams.run import run_stream
-from featurestore.jobs.target import find_target
+from featurestore.jobs.recovery import recover
+from featurestore.jobs.registration import load_definition
+from featurestore.jobs.run import JobRun, RunOutput, TrainingCall, check_lease, run_recorded
+from featurestore.jobs.schedule import schedule_of, windows_after
+from featurestore.jobs.stream_jobs import is_due, run_stream, window_of
+from featurestore.jobs.training_jobs import run_training
 from featurestore.model.display import printable
 from featurestore.model.job import JobSpec
-from featurestore.model.manifest import Manifest
-from featurestore.model.requests import TrainingDatasetRequest
+from featurestore.model.source import SourceRead
 from featurestore.model.times import Window
-from featurestore.plugins.engine import find_engine
-from featurestore.registry import jobs, runs, training_datasets
+from featurestore.plugins.engine import Relation, TimeRange, find_engine
+from featurestore.recovery import liveness
+from featurestore.recovery.in_flight import in_flight
+from featurestore.recovery.liveness import hold_job_lease
+from featurestore.registry import jobs, runs
+from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
+from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.training import catalog
-from featurestore.training.create import create
-from featurestore.training.export.request import export_data
+
+# Selects the windows to compute, under the lease.
+Choice = Callable[[Session, RegisteredJob], Sequence[Window]]
 
 _log = logging.getLogger("featurestore.jobs")
 # A query computes many windows nearly as fast as one; a function is called for each window. A
@@ -45,93 +57,6 @@ CHUNKS = {"sql": 1000, "python": 100, "window": 100, "training": 1_000_000, "mon
 # left for later.
 _MAX_CONSECUTIVE_FAILURES = 3
 _COMMAND_SECONDS = 60
-
-
-def run_training(session: Session, attempt: Attempt) -> Run:
-    """Write one version for the last window, unless nothing changed since the latest version."""
-    return run_recorded(session, attempt, partial(_write_and_retire, session, attempt))
-
-
-def _write_and_retire(session: Session, attempt: Attempt, recording: StartedRun) -> RunOutput:
-    output = _write_dataset(session, attempt, recording)
-    # Also if nothing was written: a killed run may have left one version too many.
-    if attempt.spec.keep is not None:
-        _retire(session, attempt.spec.target, attempt.spec.keep)
-    return output
-
-
-def _write_dataset(session: Session, attempt: Attempt, recording: StartedRun) -> RunOutput:
-    spec = attempt.spec
-    latest = catalog.last_version(session, spec.target)
-    if latest and spec.inputs and not _inputs_changed(session, attempt, recording.inputs):
-        return _unchanged_version(latest)
-    returned = attempt.call(attempt.definition, attempt.windows[-1])
-    arguments = {"data": returned}
-    if isinstance(returned, Mapping):
-        arguments = dict(returned)
-    if "data" not in arguments:
-        raise InvalidJob(
-            f"Job {spec.name!r} returned the arguments {sorted(arguments)} without 'data'.",
-            hint="return {'data': frame, 'label': ...}, or the frame alone",
-        )
-    data = arguments.pop("data")
-    request = _request(spec, arguments)
-    if latest and not spec.inputs and _same_sources(session, spec.target, data):
-        return _unchanged_version(latest)
-    dataset = create(session, data, request, progress=False)
-    rows = sum(dataset.num_rows(split) for split in dataset.splits)
-    return RunOutput(rows, dataset.version, dataset.version)
-
-
-def _request(spec: JobSpec, arguments: Mapping[str, Any]) -> TrainingDatasetRequest:
-    """Return the request for the next version, from the arguments that a job's function returned."""
-    argument_names = {each.name for each in fields(TrainingDatasetRequest)} - {"name"}
-    unknown = [key for key in arguments if key not in argument_names]
-    if unknown:
-        raise InvalidJob(
-            f"Job {spec.name!r} returned unknown arguments {listing(unknown)} of "
-            "create_training_dataset.",
-            hint=f"available: {listing(sorted(argument_names))}",
-        )
-    defaults = {"description": spec.description, "tags": dict(spec.tags)}
-    return TrainingDatasetRequest(name=spec.target, **{**defaults, **arguments})
-
-
-def _unchanged_version(latest: int) -> RunOutput:
-    _log.info("no input changed since version %d", latest)
-    return RunOutput(0, latest, latest)
-
-
-def _inputs_changed(session: Session, attempt: Attempt, inputs: tuple[PinnedInput, ...]) -> bool:
-    with session.registry.reading() as connection:
-        finished_runs = runs.of_job(connection, attempt.spec.name, state=runs.DONE)
-    if not finished_runs or finished_runs[-1].ended is None:
-        return True
-    recorded_inputs = {each["input"]: each for each in finished_runs[-1].inputs.get("inputs", ())}
-    return any(
-        changes(pinned, recorded_inputs.get(pinned.name, {}), since=finished_runs[-1].ended)
-        for pinned in inputs
-    )
-
-
-def _same_sources(session: Session, name: str, data: object) -> bool:
-    """Return whether a frame reads the same Delta versions as the latest version did."""
-    provenance = export_data(session, data).provenance
-    if provenance.plan is None or not provenance.reproducible:
-        return False
-    manifest: Manifest = catalog.get(session, name, None).manifest
-    return list(map(dict, provenance.sources)) == list(map(dict, manifest.sources))
-
-
-def _retire(session: Session, name: str, keep: int) -> None:
-    with session.registry.reading() as connection:
-        versions: list[int] = training_datasets.versions(connection, name)
-    for version in sorted(versions)[:-keep]:
-        catalog.remove(session, name, version)
-        _log.info("%s version %d retired", name, version)
-
-
-_RUN = {"training": run_training, "monitor": run_monitor}
 
 
 @dataclass
@@ -151,60 +76,98 @@ class Watch:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
-def compute_windows(
-    session: Session, attempt: Attempt, *, watch: Watch | None = None, parallel: int = 1
+def run_attempt(
+    session: Session,
+    name: str,
+    choose: Choice,
+    *,
+    call: TrainingCall,
+    watch: Watch | None = None,
+    parallel: int = 1,
+    due: bool = False,
 ) -> Outcome:
-    """Compute the windows of an attempt, in one or more commits; the caller has the lease.
+    """Take the lease of a job, recover its dead runs, and compute the windows that are chosen then.
 
     Args:
         session: The connection.
-        attempt: The job and all its windows.
+        name: The job.
+        choose: Selects the windows.
+        call: Calls the function of a training job.
         watch: Progress callback and stop signal.
         parallel: Maximum number of chunks at once, if windows do not depend on each other.
+        due: Whether to skip a stream whose trigger interval has not passed.
+
+    Raises:
+        JobLeased: Another process runs the job.
     """
     watch = watch or Watch()
-    pending_chunks = list(split_chunks(attempt.spec, attempt.windows))
-    counter = _ProgressCounter(watch, len(attempt.windows))
-    if parallel > 1 and len(pending_chunks) > 2 and are_windows_independent(attempt.spec):
-        return _compute_in_parallel(session, attempt, pending_chunks, watch, counter, parallel)
+    job = _get(session, name)
+    definition = load_definition(session, job)
+    if job.spec.stream is not None:
+        if due and not is_due(session, job):
+            return Outcome()
+        return _read_stream(session, job, definition, watch)
+    with hold_job_lease(session, name) as owner:
+        recover(session, name)
+        job = _get(session, name)
+        definition = load_definition(session, job)
+        windows = tuple(choose(session, job))
+        if not windows:
+            return Outcome()
+        all_windows = JobRun(session, job, definition, windows, owner, call)
+        return _compute_windows(all_windows, watch, parallel)
+
+
+def _get(session: Session, name: str) -> RegisteredJob:
+    with session.registry.reading() as connection:
+        return jobs.get(connection, name)
+
+
+def _read_stream(
+    session: Session, job: RegisteredJob, definition: JobDefinition, watch: Watch
+) -> Outcome:
+    """Read the new records of a stream in one run; runners of a consumer group need no lease."""
+    assert job.spec.stream is not None
+    name, outcome = job.spec.name, Outcome()
+    with ExitStack() as stack:
+        if job.spec.stream.consumer_group is None:
+            owner = stack.enter_context(hold_job_lease(session, name))
+            recover(session, name)
+        else:
+            owner = stack.enter_context(liveness.heartbeat(session.registry, session.location))
+            recover(session, name, shared=True)
+        stream_run = JobRun(session, job, definition, (window_of(job),), owner)
+        record = run_stream(stream_run, stop=watch.stop)
+        if record.state == runs.DONE and record.delta_version is None:
+            # Schedulers poll every few seconds: most runs read nothing and are removed.
+            with session.registry.transaction() as connection:
+                runs.forget(connection, record.run_id)
+            if record.log is not None:
+                files.remove(record.log, below=session.logs_path)
+            return outcome
+        outcome.runs.append(record)
+        if record.state != runs.DONE:
+            _alert_stream_failure(stream_run, record)
+            outcome.failed += stream_run.windows
+    return outcome
+
+
+def _compute_windows(all_windows: JobRun, watch: Watch, parallel: int) -> Outcome:
+    """Compute windows in one or more runs; the caller has the lease."""
+    spec = all_windows.spec
+    chunks = [
+        replace(all_windows, windows=chunk) for chunk in split_chunks(spec, all_windows.windows)
+    ]
+    counter = _ProgressCounter(watch, len(all_windows.windows))
+    if parallel > 1 and len(chunks) > 2 and are_windows_independent(spec):
+        return _compute_in_parallel(chunks, watch, counter, parallel)
     outcome = Outcome()
-    for chunk in pending_chunks:
-        _compute(session, replace(attempt, windows=chunk), outcome, watch)
-        counter.add(len(chunk))
+    for chunk in chunks:
+        _compute_chunk(chunk, outcome, watch)
+        counter.add(len(chunk.windows))
         if outcome.stopped:
             break
     return outcome
-
-
-def compute_stream(session: Session, attempt: Attempt, watch: Watch) -> Outcome:
-    """Read the new records of a stream in one run."""
-    outcome = Outcome()
-    run = run_stream(session, attempt, stop=watch.stop)
-    if run.state == runs.DONE and run.delta_version is None:
-        _remove_run(session, run)  # schedulers poll every few seconds: most runs read nothing
-        return outcome
-    outcome.runs.append(run)
-    if run.state != runs.DONE:
-        _alert_failures(session, attempt, run)
-        outcome.failed += attempt.windows
-    return outcome
-
-
-def _remove_run(session: Session, run: Run) -> None:
-    """Remove the record and the log of a run that read nothing."""
-    with session.registry.transaction() as connection:
-        runs.forget(connection, run.run_id)
-    if run.log is not None:
-        files.remove(run.log, below=session.logs_path)
-
-
-def _alert_failures(session: Session, attempt: Attempt, run: Run) -> None:
-    """Alert the channels of a stream job whose retries are used up."""
-    name = attempt.spec.name
-    with session.registry.transaction() as connection:
-        if runs.failures_in_a_row(connection, name) > attempt.spec.retries:
-            open_incidents = {incidents.FAILURE: [run.error or "it failed"]}
-            incidents.update(connection, attempt.spec, open_incidents, families=[incidents.FAILURE])
 
 
 def split_chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Window, ...]]:
@@ -231,28 +194,106 @@ def are_windows_independent(spec: JobSpec) -> bool:
     return spec.mode == "replace_window" and spec.on_error == "continue"
 
 
-def _compute(session: Session, attempt: Attempt, outcome: Outcome, watch: Watch) -> None:
-    """Compute a chunk; halve a failed one until the failing windows are isolated."""
+def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
+    """Compute a chunk in one run; halve a failed one until the failing windows are isolated."""
     if watch.stop.is_set() or outcome.stopped:
         outcome.stopped = True
         return
-    run = _RUN.get(attempt.spec.kind, run_windows)(session, attempt)
-    outcome.runs.append(run)
-    if run.state == runs.DONE:
+    spec, windows = chunk.spec, chunk.windows
+    if spec.kind == "training":
+        record = run_training(chunk)
+    elif spec.kind == "monitor":
+        record = run_monitor(chunk)
+    else:
+        record = run_recorded(chunk, _compute_and_write)
+    outcome.runs.append(record)
+    if record.state == runs.DONE:
         return
-    if _has_lost_lease(session, attempt):
-        outcome.failed += attempt.windows
+    if _has_lost_lease(chunk):
+        outcome.failed += windows
         outcome.stopped = True
         return
     # A run that could not even pin its inputs fails alike for every window.
-    if len(attempt.windows) == 1 or not run.inputs or attempt.spec.kind == "training":
-        _record_failure(session, attempt, run)
-        outcome.failed += attempt.windows
-        outcome.stopped = attempt.spec.on_error == "wait" or _fails_consecutively(outcome)
+    if len(windows) == 1 or not record.inputs or spec.kind == "training":
+        _record_failure(chunk, record)
+        outcome.failed += windows
+        outcome.stopped = spec.on_error == "wait" or _fails_consecutively(outcome)
         return
-    middle = len(attempt.windows) // 2
-    for half in (attempt.windows[:middle], attempt.windows[middle:]):
-        _compute(session, replace(attempt, windows=half), outcome, watch)
+    middle = len(windows) // 2
+    for half in (windows[:middle], windows[middle:]):
+        _compute_chunk(replace(chunk, windows=half), outcome, watch)
+
+
+def _compute_and_write(run: JobRun) -> RunOutput:
+    """Compute the rows of a run in a staging folder, commit them, then delete keys."""
+    spec, group = run.spec, run.group
+    with in_flight(run.session, kind="stage", name=spec.name, version=1) as staged_write:
+        run = replace(run, staging=staged_write.rows)
+        sources = SourceInputs(run.session, spec, run.inputs, run.staging)
+        rows = compute(run, sources)
+        if rows is None and (group is None or spec.mode != "replace_window"):
+            _log.info("no rows")
+            version = None if group is None else group.spec.version
+            _delete_keys(run, sources, version, [])
+            return RunOutput(target_version=version)
+        if rows is None:  # the commit replaces rows of an earlier run by none
+            assert group is not None
+            no_rows = run.session.engine.from_arrow(group.spec.schema.empty_table().to_reader())
+            rows = run.session.engine.stage(no_rows, os.path.join(run.staging, "nothing"))
+        check_lease(run)
+        rows, deleted_keys = target.split_tombstones(run.session, spec, rows)
+        output = _write(run, rows, sources.reads)
+        _delete_keys(run, sources, output.target_version, deleted_keys)
+        return output
+
+
+def _write(run: JobRun, rows: Relation, reads: Sequence[SourceRead]) -> RunOutput:
+    """Commit the rows of a run; the first run of a job creates the group."""
+    session, spec, window, group = run.session, run.spec, run.window, run.group
+    mode: str = spec.mode
+    replaced_range = None
+    if spec.mode == "replace_window":
+        mode = "replace"
+        replaced_range = TimeRange(str(spec.event_time), window.start, window.end, spec.closed)
+    stored_names = () if group is None else group.spec.schema.names
+    typed = target.without_nulls(session, spec, rows, stored_names)
+    write = Write(
+        mode=mode,
+        replace=replaced_range,
+        schema_change="add",
+        transaction=run.transaction,
+        validation=spec.validation,
+        run_id=run.run_id,
+        inputs=tuple(each.to_json() for each in run.inputs if each.kind != "source"),
+        reads=reads or None,
+        window=target.windows_metadata(spec, window, len(run.windows)),
+        staged=spec.tombstone is None and typed is rows,
+    )
+    frame = FeatureFrame(session, typed)
+    if group is None:
+        declaration = target.declaration(spec)
+        created_group, commit = create(
+            session, frame, spec.target, declared=declaration, write=write
+        )
+        return RunOutput(commit.rows_in, commit.delta_version, created_group.version)
+    commit = insert(session, frame, spec.target, version=group.spec.version, write=write)
+    if not commit.applied:
+        _log.info("the table has these windows from an earlier run")
+        return RunOutput(0, commit.delta_version, group.spec.version)
+    return RunOutput(commit.rows_in, commit.delta_version, group.spec.version)
+
+
+def _delete_keys(
+    run: JobRun, sources: SourceInputs, version: int | None, deleted_keys: Sequence[dict[str, Any]]
+) -> None:
+    """Delete the keys that the source deleted, after the rows of the run are committed."""
+    if version is None:
+        return
+    check_lease(run)
+    if deleted_keys:
+        target.delete_tombstones(run.session, run.spec, version, deleted_keys, run_id=run.run_id)
+    if sources.keys is not None:
+        target.delete_missing(run.session, run.spec, version, sources.keys, run_id=run.run_id)
 
 
 def _fails_consecutively(outcome: Outcome) -> bool:
@@ -261,23 +302,35 @@ def _fails_consecutively(outcome: Outcome) -> bool:
     return states[-_MAX_CONSECUTIVE_FAILURES:] == [runs.FAILED] * _MAX_CONSECUTIVE_FAILURES
 
 
-def _has_lost_lease(session: Session, attempt: Attempt) -> bool:
-    with session.registry.reading() as connection:
-        return jobs.lease_owner(connection, attempt.spec.name) != attempt.owner
+def _has_lost_lease(run: JobRun) -> bool:
+    with run.session.registry.reading() as connection:
+        return jobs.lease_owner(connection, run.spec.name) != run.owner
 
 
-def _record_failure(session: Session, attempt: Attempt, run: Run) -> None:
-    name = attempt.spec.name
-    with session.registry.transaction() as connection:
-        runs.failed(connection, name, attempt.windows, run_id=run.run_id)
-        failed_windows = runs.windows_of(connection, name, states=[runs.FAILED])
-        tries = max(failed_windows[window].tries for window in attempt.windows)
-        if tries > attempt.spec.retries:
-            message = f"{run.error or 'it failed'} (window from {run.window.start.isoformat()})"
+def _record_failure(run: JobRun, record: Run) -> None:
+    """Record windows as failed; when their retries are used up, alert and run the job's command."""
+    spec = run.spec
+    with run.session.registry.transaction() as connection:
+        runs.failed(connection, spec.name, run.windows, run_id=record.run_id)
+        failed_windows = runs.windows_of(connection, spec.name, states=[runs.FAILED])
+        tries = max(failed_windows[window].tries for window in run.windows)
+        if tries > spec.retries:
+            message = (
+                f"{record.error or 'it failed'} (window from {record.window.start.isoformat()})"
+            )
             open_incidents = {incidents.FAILURE: [message]}
-            incidents.update(connection, attempt.spec, open_incidents, families=[incidents.FAILURE])
-    if attempt.spec.on_failure is not None and tries == attempt.spec.retries + 1:
-        _run_failure_command(attempt.spec.on_failure, run)
+            incidents.update(connection, spec, open_incidents, families=[incidents.FAILURE])
+    if spec.on_failure is not None and tries == spec.retries + 1:
+        _run_failure_command(spec.on_failure, record)
+
+
+def _alert_stream_failure(run: JobRun, record: Run) -> None:
+    """Alert the channels of a stream job whose retries are used up."""
+    spec = run.spec
+    with run.session.registry.transaction() as connection:
+        if runs.failures_in_a_row(connection, spec.name) > spec.retries:
+            open_incidents = {incidents.FAILURE: [record.error or "it failed"]}
+            incidents.update(connection, spec, open_incidents, families=[incidents.FAILURE])
 
 
 def _run_failure_command(command: str, run: Run) -> None:
@@ -317,47 +370,42 @@ class _ProgressCounter:
 
 
 def _compute_in_parallel(
-    session: Session,
-    attempt: Attempt,
-    pending_chunks: list[tuple[Window, ...]],
-    watch: Watch,
-    counter: _ProgressCounter,
-    parallel: int,
+    chunks: Sequence[JobRun], watch: Watch, counter: _ProgressCounter, parallel: int
 ) -> Outcome:
     """Compute chunks on several threads, each with its own engine.
 
     The first chunk runs alone if it creates the group.
     """
-    total = Outcome()
-    if find_target(session, attempt.spec) is None:
-        _compute(session, replace(attempt, windows=pending_chunks[0]), total, watch)
-        counter.add(len(pending_chunks[0]))
-        pending_chunks = pending_chunks[1:]
+    total, first = Outcome(), chunks[0]
+    if target.find_target(first.session, first.spec) is None:
+        _compute_chunk(first, total, watch)
+        counter.add(len(first.windows))
+        chunks = chunks[1:]
     sessions: queue.SimpleQueue[Session] = queue.SimpleQueue()
     workers = [
-        replace(session, engine=find_engine(session.engine.name))
-        for _ in range(min(parallel, len(pending_chunks)))
+        replace(first.session, engine=find_engine(first.session.engine.name))
+        for _ in range(min(parallel, len(chunks)))
     ]
     for worker in workers:
         sessions.put(worker)
 
-    def compute(chunk: tuple[Window, ...]) -> Outcome:
-        worker_session, outcome = sessions.get(), Outcome(stopped=total.stopped)
+    def compute_on_worker(chunk: JobRun) -> Outcome:
+        worker, outcome = sessions.get(), Outcome(stopped=total.stopped)
         try:
-            _compute(worker_session, replace(attempt, windows=chunk), outcome, watch)
+            _compute_chunk(replace(chunk, session=worker), outcome, watch)
         finally:
-            sessions.put(worker_session)
-        counter.add(len(chunk))
+            sessions.put(worker)
+        counter.add(len(chunk.windows))
         total.stopped = total.stopped or outcome.stopped
         return outcome
 
     try:
         with ThreadPoolExecutor(
-            max(len(workers), 1), thread_name_prefix=f"job-{attempt.spec.name}"
+            max(len(workers), 1), thread_name_prefix=f"job-{first.spec.name}"
         ) as pool:
-            for chunk_outcome in pool.map(compute, pending_chunks):
-                total.runs += chunk_outcome.runs
-                total.failed += chunk_outcome.failed
+            for outcome in pool.map(compute_on_worker, chunks):
+                total.runs += outcome.runs
+                total.failed += outcome.failed
     finally:
         for worker in workers:
             if worker.engine.name != "spark":  # all Spark engines share one session

@@ -1,7 +1,4 @@
-"""Inputs of a job: pinned to Delta versions before it computes, and filtered to a window.
-
-Rows and time bounds of Parquet files come from their footers, faster than by a query.
-"""
+"""Inputs from registered sources: read once for a chunk, in one snapshot of a source, and staged."""
 
 from __future__ import annotations
 
@@ -9,22 +6,39 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
 from typing import Any, Literal
 
+import pyarrow as pa
+
+from featurestore import usersql
+from featurestore.arrow.column_names import check_feature_names
 from featurestore.arrow.types import feature_type
 from featurestore.delta.log import is_delta_table, latest_version
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import ExternalRowsError, InvalidJob
+from featurestore.external.reading import (
+    has_parts,
+    open_snapshot,
+    read_in_background,
+    record_batches,
+    stage_recorded,
+)
+from featurestore.external.renaming import RenamedSnapshot
 from featurestore.featuregroups.table import open_group
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec, WindowJob, input_name
 from featurestore.model.names import parse_group_reference
+from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.model.times import Window, shifted, to_micros
 from featurestore.model.window_features import WindowLineage
 from featurestore.plugins.engine import Relation, TimeRange
+from featurestore.plugins.source import PartitionedSnapshot, SourceQuery
 from featurestore.session import Session
+from featurestore.sources.frame import build_query, check_time
+from featurestore.sources.registration import get
 from featurestore.sources.registration import get as source_of
 from featurestore.storage import files
 
@@ -81,6 +95,44 @@ def pin_inputs(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
     if spec.kind == "window":
         return _with_windows(pinned, WindowJob.from_spec(spec))
     return tuple(pinned)
+
+
+def _pin_group(session: Session, name: str, reference: str, time_column: str | None) -> PinnedInput:
+    group = open_group(session, *parse_group_reference(reference))
+    spec = group.spec
+    if spec.external is not None:
+        raise ExternalRowsError(
+            f"Feature group {spec.name!r} is external: jobs and monitors read the versions of a "
+            f"group, and its rows are those of {spec.external}.",
+            hint=f"inputs={{{name!r}: featurestore.source({spec.external.source!r}, ...)}}",
+        )
+    return PinnedInput(
+        name,
+        "group",
+        source=spec.name,
+        path=group.path,
+        time=time_column or spec.event_time,
+        version=spec.version,
+        delta_version=group.delta_version,
+        spec=spec,
+    )
+
+
+def _pin_path(name: str, source: str, time_column: str | None, *, job: str) -> PinnedInput:
+    path = os.path.abspath(os.path.expanduser(source))
+    if is_delta_table(path):
+        version = latest_version(path)
+        return PinnedInput(name, "delta", path, path, time_column, delta_version=version)
+    file_paths = list(parquet_files(path))
+    if not file_paths:
+        raise InvalidJob(
+            f"Job {job!r}: its input {name!r} is {path}, "
+            "which contains neither a Delta table nor Parquet files.",
+            hint="a group reference has no '/' in it",
+        )
+    return PinnedInput(
+        name, "parquet", path, path, time_column, fingerprint=fingerprint_files(file_paths)
+    )
 
 
 def _with_windows(pinned: Sequence[PinnedInput], job: WindowJob) -> tuple[PinnedInput, ...]:
@@ -155,51 +207,123 @@ def _readable_columns(pinned: PinnedInput) -> list[str]:
     return readable
 
 
-def fingerprint_files(paths: Iterable[str]) -> str:
-    """Return a hash of the names, sizes and modification times of files."""
-    digest = hashlib.sha256()
-    for file in paths:
-        status = files.status(file)
-        digest.update(f"{file} {status.size} {status.modified_ns}\n".encode())
-    return digest.hexdigest()
+@dataclass
+class SourceInputs:
+    """The staged rows of a run's registered sources, with records of the reads.
 
+    The rows of a range are read once, so that everything a run computes from them agrees. ``keys``
+    are all keys of the source, read in the same snapshot, for a job that deletes missing keys.
+    """
 
-def _pin_group(session: Session, name: str, reference: str, time_column: str | None) -> PinnedInput:
-    group = open_group(session, *parse_group_reference(reference))
-    spec = group.spec
-    if spec.external is not None:
-        raise ExternalRowsError(
-            f"Feature group {spec.name!r} is external: jobs and monitors read the versions of a "
-            f"group, and its rows are those of {spec.external}.",
-            hint=f"inputs={{{name!r}: featurestore.source({spec.external.source!r}, ...)}}",
+    session: Session
+    spec: JobSpec
+    inputs: tuple[PinnedInput, ...]
+    staging: str
+    reads: list[SourceRead] = field(default_factory=list)
+    keys: Relation | None = None
+    _staged: dict[Window, dict[str, Relation]] = field(default_factory=dict)
+
+    def within(self, window: Window) -> dict[str, Relation]:
+        """Return the staged rows that a window reads, by input name.
+
+        Raises:
+            SourceUnavailable: A source cannot be reached.
+            SourceTableNotFound: A table or a column that the job needs does not exist.
+        """
+        if window not in self._staged:
+            self._staged[window] = self._read(window)
+        return self._staged[window]
+
+    def _read(self, window: Window) -> dict[str, Relation]:
+        by_source: dict[str, list[PinnedInput]] = {}
+        for pinned in self.inputs:
+            if pinned.kind == "source":
+                name = self.spec.sources[pinned.name].source
+                by_source.setdefault(name, []).append(pinned)
+        staged = {}
+        for name, inputs in by_source.items():
+            registered = get(self.session, name)
+            snapshot = open_snapshot(self.session, registered)
+            try:
+                for pinned in inputs:
+                    staged[pinned.name] = self._stage(pinned, window, registered, snapshot)
+                    if self.spec.delete_missing:
+                        self.keys = self._stage_keys(pinned, snapshot)
+            finally:
+                snapshot.close()
+        return staged
+
+    def _stage(
+        self, pinned: PinnedInput, window: Window, registered: SourceSpec, snapshot: RenamedSnapshot
+    ) -> Relation:
+        query = self._query(pinned, window, snapshot)
+        schema = snapshot.schema(query)
+        check_feature_names(schema.names)
+        if pinned.time is not None:
+            check_time(registered, query, schema, pinned.time)
+        read = SourceRead(
+            registered.name, registered.kind, query.hash, snapshot.identity, input=pinned.name
         )
-    return PinnedInput(
-        name,
-        "group",
-        source=spec.name,
-        path=group.path,
-        time=time_column or spec.event_time,
-        version=spec.version,
-        delta_version=group.delta_version,
-        spec=spec,
-    )
+        self.reads.append(read)
+        name = f"source-{pinned.name}"
+        if has_parts(self.session, registered):
+            assert isinstance(snapshot, PartitionedSnapshot)
+            directory = os.path.join(self.staging, name)
+            return stage_recorded(self.session, snapshot, query, read, directory, time=pinned.time)
+        earlier_bad_rows = snapshot.bad_row_count
+        reader = snapshot.read(query)
+        batches = read_in_background(partial(record_batches, reader, read, time=pinned.time))
+        staged = self._stage_rows(batches, reader.schema, name)
+        read.quarantined = snapshot.bad_row_count - earlier_bad_rows
+        return staged
 
-
-def _pin_path(name: str, source: str, time_column: str | None, *, job: str) -> PinnedInput:
-    path = os.path.abspath(os.path.expanduser(source))
-    if is_delta_table(path):
-        version = latest_version(path)
-        return PinnedInput(name, "delta", path, path, time_column, delta_version=version)
-    file_paths = list(parquet_files(path))
-    if not file_paths:
-        raise InvalidJob(
-            f"Job {job!r}: its input {name!r} is {path}, "
-            "which contains neither a Delta table nor Parquet files.",
-            hint="a group reference has no '/' in it",
+    def _stage_keys(self, pinned: PinnedInput, snapshot: RenamedSnapshot) -> Relation:
+        source_input = self.spec.sources[pinned.name]
+        query = build_query(
+            table=source_input.table,
+            sql=source_input.sql,
+            path=source_input.path,
+            rename=source_input.rename,
         )
-    return PinnedInput(
-        name, "parquet", path, path, time_column, fingerprint=fingerprint_files(file_paths)
-    )
+        reader = snapshot.read(replace(query, columns=self.spec.primary_key))
+        return self._stage_rows(
+            read_in_background(partial(iter, reader)), reader.schema, "source-keys"
+        )
+
+    def _stage_rows(
+        self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, name: str
+    ) -> Relation:
+        engine = self.session.engine
+        rows = engine.from_arrow(pa.RecordBatchReader.from_batches(schema, iter(batches)))
+        try:
+            return engine.stage(rows, os.path.join(self.staging, name))
+        finally:
+            engine.release(rows)
+
+    def _query(self, pinned: PinnedInput, window: Window, snapshot: RenamedSnapshot) -> SourceQuery:
+        """Return the query for an input: the columns that the SQL reads, the rows by time."""
+        source_input = self.spec.sources[pinned.name]
+        query = build_query(
+            table=source_input.table,
+            sql=source_input.sql,
+            path=source_input.path,
+            rename=source_input.rename,
+        )
+        columns = None
+        if self.spec.kind == "sql":
+            used_columns = usersql.columns_read(self.spec.code, list(snapshot.names(query)))
+            columns = tuple(_with_time(used_columns, pinned.time))
+        time_range = None
+        if pinned.time is not None:
+            time_range = TimeRange(pinned.time, window.start - self.spec.lookback, window.end)
+        return replace(query, columns=columns, window=time_range)
+
+
+def _with_time(columns: Iterable[str], time: str | None) -> list[str]:
+    names = list(columns)
+    if time is not None and time not in names:
+        names.append(time)
+    return names
 
 
 # -- Parquet files --------------------------------------------------------------------------------
@@ -230,6 +354,15 @@ class TimeBounds:
     def times(self) -> tuple[int, int] | None:
         """Minimum and maximum time; None without a time."""
         return (self.low, self.high) if self.low <= self.high else None
+
+
+def fingerprint_files(paths: Iterable[str]) -> str:
+    """Return a hash of the names, sizes and modification times of files."""
+    digest = hashlib.sha256()
+    for file in paths:
+        status = files.status(file)
+        digest.update(f"{file} {status.size} {status.modified_ns}\n".encode())
+    return digest.hexdigest()
 
 
 def parquet_files(path: str) -> Iterator[str]:

@@ -158,9 +158,9 @@ class _StoreGauges:
             for job in jobs.every(connection, limit=MOST_LABELS):
                 name = job.spec.name
                 last = runs.last(connection, name)
-                done = runs.of_job(connection, name, state=runs.DONE, last=1)
-                if done and done[-1].ended is not None:
-                    success.labels(name).set(done[-1].ended.timestamp())
+                finished = runs.of_job(connection, name, state=runs.DONE, last=1)
+                if finished and finished[-1].ended is not None:
+                    success.labels(name).set(finished[-1].ended.timestamp())
                 if last is not None and last.seconds is not None:
                     duration.labels(name).set(last.seconds)
                 if job.watermark is not None:

@@ -16,8 +16,7 @@ from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.log import is_delta_table
 from featurestore.errors import InvalidJob
 from featurestore.jobs.run import RunOutput, last_dataset, record_computed
-from featurestore.jobs.schedule import windows_between
-from featurestore.jobs.specs import schedule_of
+from featurestore.jobs.schedule import schedule_of, windows_between
 from featurestore.jobs.target import JobCommit, commits_of_job, find_target, job_commits
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec

@@ -1,4 +1,4 @@
-"""One run of a job: pin inputs, compute, commit the windows, then advance the watermark.
+"""One run of a job: pin its inputs, record it, do its work, record its end and the watermark.
 
 The run is recorded with the number of its Delta transaction before it computes, so that
 ``recovery`` can find its commit after a crash. Log records of the run go to its own file.
@@ -11,13 +11,13 @@ import logging
 import os
 import resource
 import sys
+import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-import pyarrow as pa
 from sqlalchemy.engine import Connection
 
 from featurestore.alerts import incidents
@@ -30,42 +30,28 @@ from featurestore.errors import (
     ValidationFailed,
 )
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.featuregroups.write import Write, create, insert
-from featurestore.jobs import target
-from featurestore.jobs.compute import Computation, compute
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import PinnedInput, pin_inputs
-from featurestore.jobs.run_log import LOGGER, logging_to
-from featurestore.jobs.schedule import advanced_watermark
-from featurestore.jobs.source_inputs import SourceInputs
-from featurestore.jobs.specs import schedule_of
-from featurestore.jobs.target import (
-    declaration,
-    find_target,
-    next_transaction,
-    windows_metadata,
-    without_nulls,
-)
+from featurestore.jobs.schedule import advanced_watermark, schedule_of
+from featurestore.jobs.target import find_target, next_transaction
 from featurestore.model.job import JobSpec
-from featurestore.model.source import SourceRead
 from featurestore.model.times import Window
-from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.plugins.observers import Work, observed
 from featurestore.recovery import recover as recover_writes
-from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import jobs, reports, runs
 from featurestore.registry.hidden import words_of
 from featurestore.registry.runs import Run
 from featurestore.registry.stored_errors import UnlistedTexts, unlisted, unlisted_hint
-from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
+from featurestore.storage import files
 from featurestore.training import catalog
 
 # Calls the function of a training job with the store and a window; the facade supplies it, because
 # this module does not know the store.
 TrainingCall = Callable[[JobDefinition, Window], object]
 
-_log = logging.getLogger(LOGGER)
+_log = logging.getLogger("featurestore.jobs")
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 # A peak is in KiB on Linux and in bytes on macOS.
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
@@ -76,14 +62,34 @@ def no_training(definition: JobDefinition, _: Window) -> object:
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """A run to start: its job, neighbouring windows and the owner of the lease."""
+class JobRun:
+    """Windows of a job to compute, and, once their run has started, what it reads and fills.
 
+    Attributes:
+        session: The connection.
+        job: The registered job.
+        definition: The job as loaded from its file.
+        windows: The windows, oldest first.
+        owner: The owner of the job's lease.
+        call: Calls the function of a training job.
+        run_id: The id of the run; "" before its start, as are the following ones.
+        inputs: The inputs, pinned to their versions.
+        group: The group that the job fills; None if the run creates it.
+        transaction: Application id and number of the Delta transaction of the run's commit.
+        staging: The folder for its staged rows, while it computes windows.
+    """
+
+    session: Session
     job: jobs.RegisteredJob
     definition: JobDefinition
     windows: tuple[Window, ...]
     owner: str
-    call: TrainingCall
+    call: TrainingCall = no_training
+    run_id: str = ""
+    inputs: tuple[PinnedInput, ...] = ()
+    group: OpenGroup | None = None
+    transaction: tuple[str, int] | None = None
+    staging: str = ""
 
     @property
     def spec(self) -> JobSpec:
@@ -109,191 +115,80 @@ class RunOutput:
     record: Callable[[Connection], None] | None = None
 
 
-@dataclass(frozen=True)
-class StartedRun:
-    """A run that has started: its record, pinned inputs and target group."""
+def run_recorded(run: JobRun, work: Callable[[JobRun], RunOutput]) -> Run:
+    """Record the start of a run, do its work, and record its end.
 
-    run: Run
-    inputs: tuple[PinnedInput, ...]
-    group: OpenGroup | None
-
-
-def run_windows(session: Session, attempt: Attempt) -> Run:
-    """Compute neighbouring windows in one commit; the caller has the job's lease.
-
-    A failure is recorded in the run, not raised, and its windows stay due.
+    An error ends the run and is recorded in it, not raised, and its windows stay due.
     """
-    return run_recorded(session, attempt, partial(_compute_and_write, session, attempt))
-
-
-def run_recorded(
-    session: Session, attempt: Attempt, work: Callable[[StartedRun], RunOutput]
-) -> Run:
-    """Record the start of a run, do its work, and record its end."""
-    spec = attempt.spec
-    run_id = f"job-{uuid.uuid4().hex}"
-    log = os.path.join(session.logs_path, spec.name, f"{run_id}.log")
-    run = Run(
+    session, spec = run.session, run.spec
+    token = uuid.uuid4().hex
+    run_id = f"job-{token}"
+    record = Run(
         run_id=run_id,
         job=spec.name,
-        job_version=attempt.job.version,
-        window=attempt.window,
-        windows=len(attempt.windows),
+        job_version=run.job.version,
+        window=run.window,
+        windows=len(run.windows),
         state=runs.RUNNING,
-        owner=attempt.owner,
-        log=log,
+        owner=run.owner,
+        log=os.path.join(session.logs_path, spec.name, f"{run_id}.log"),
     )
     own_names = definition_words(spec)
     with (
         UnlistedTexts(session.registry, allowed_names=own_names) as without_names,
-        logging_to(log, without_names=without_names),
+        _logging_to(str(record.log), without_names=without_names),
     ):
         _log.info(
-            "%s, %d windows from %s to %s", spec.name, run.windows, run.window.start, run.window.end
-        )
-        work_record = Work(
-            "job", spec.name, run_id.removeprefix("job-"), session.location, job=spec
-        )
-        work_record.window = run.window
-        with observed(work_record):
+            "%s, %d windows from %s to %s",
+            spec.name, record.windows, record.window.start, record.window.end,
+        )  # fmt: skip
+        observed_work = Work("job", spec.name, token, session.location, job=spec)
+        observed_work.window = record.window
+        with observed(observed_work):
             try:
-                recording = _start(session, attempt, run)
-                work_record.inputs = tuple(each.to_json() for each in recording.inputs)
-                output = work(recording)
+                run, record = _start(run, record)
+                observed_work.inputs = tuple(each.to_json() for each in run.inputs)
+                output = work(run)
             except Exception as error:  # code of jobs may raise any error: it ends the run
-                work_record.error = error
+                observed_work.error = error
                 return _fail_run(session, spec, run_id, error)
-            return _end_run(session, attempt, recording.run, output)
+            return _end_run(run, record, output)
 
 
-def _start(session: Session, attempt: Attempt, run: Run) -> StartedRun:
+def _start(run: JobRun, record: Run) -> tuple[JobRun, Run]:
     """Pin the inputs and record the run; a run whose inputs are missing is recorded, too."""
-    spec = attempt.spec
+    session, spec = run.session, run.spec
     try:
         inputs = pin_inputs(session, spec)
         group = find_target(session, spec) if spec.fills_group or spec.stream else None
     except FeatureStoreError:
         with session.registry.transaction() as connection:
-            runs.begin(connection, run)
+            runs.begin(connection, record)
         raise
-    job_inputs: dict[str, Any] = {"inputs": [each.to_json() for each in inputs]}
+    run_inputs: dict[str, Any] = {"inputs": [each.to_json() for each in inputs]}
+    transaction = None
     if spec.kind == "training":
-        run = replace(run, inputs={**job_inputs, "before": last_dataset(session, spec.target)})
-    elif not spec.fills_group:  # a stream has a transaction for each of its partitions
-        run = replace(run, inputs=job_inputs)
-    else:
-        run = replace(run, inputs=job_inputs, transaction=next_transaction(group, spec, run.window))
+        run_inputs["before"] = last_dataset(session, spec.target)
+    elif spec.fills_group:  # a stream has a transaction for each of its partitions
+        transaction = next_transaction(group, spec, run.window)
+    record = replace(record, inputs=run_inputs, transaction=transaction)
     with session.registry.transaction() as connection:
-        runs.begin(connection, run)
-    return StartedRun(run, inputs, group)
+        runs.begin(connection, record)
+    run = replace(run, run_id=record.run_id, inputs=inputs, group=group, transaction=transaction)
+    return run, record
 
 
-def _compute_and_write(session: Session, attempt: Attempt, recording: StartedRun) -> RunOutput:
-    group = recording.group
-    schema = None if group is None else group.spec.schema
-    with in_flight(session, kind="stage", name=attempt.spec.name, version=1) as staged_write:
-        staging = staged_write.rows
-        sources = SourceInputs(session, attempt.spec, recording.inputs, staging)
-        computation = Computation(
-            session,
-            attempt.definition,
-            recording.inputs,
-            staging,
-            sources,
-            schema,
-            has_rows=group is not None and group.state.rows > 0,
-        )
-        rows = compute(computation, attempt.windows)
-        if rows is None and (group is None or attempt.spec.mode != "replace_window"):
-            _log.info("no rows")
-            version = None if group is None else group.spec.version
-            _delete_keys(session, attempt, recording, sources, version, [])
-            return RunOutput(target_version=version)
-        if rows is None:
-            rows = _no_rows(session, schema, os.path.join(staging, "nothing"))
-        check_lease(session, attempt)
-        rows, deleted_keys = target.split_tombstones(session, attempt.spec, rows)
-        output = _write(session, attempt, recording, rows, sources.reads)
-        _delete_keys(session, attempt, recording, sources, output.target_version, deleted_keys)
-        return output
-
-
-def _delete_keys(
-    session: Session,
-    attempt: Attempt,
-    recording: StartedRun,
-    sources: SourceInputs,
-    version: int | None,
-    deleted_keys: Sequence[dict[str, Any]],
-) -> None:
-    """Delete the keys that the source deleted, after the rows of the run are committed."""
-    if version is None:
-        return
-    check_lease(session, attempt)
-    run_id = recording.run.run_id
-    if deleted_keys:
-        target.delete_tombstones(session, attempt.spec, version, deleted_keys, run_id=run_id)
-    if sources.keys is not None:
-        target.delete_missing(session, attempt.spec, version, sources.keys, run_id=run_id)
-
-
-def _no_rows(session: Session, schema: pa.Schema | None, path: str) -> Relation:
-    """Return staged rows without content, to replace windows that have no rows."""
-    assert schema is not None
-    empty_rows = session.engine.from_arrow(schema.empty_table().to_reader())
-    return session.engine.stage(empty_rows, path)
-
-
-def check_lease(session: Session, attempt: Attempt) -> None:
+def check_lease(run: JobRun) -> None:
     """Refuse to commit when another process has taken over the lease of the job."""
-    with session.registry.reading() as connection:
-        lease_owner = jobs.lease_owner(connection, attempt.spec.name)
-    if lease_owner != attempt.owner:
+    with run.session.registry.reading() as connection:
+        lease_owner = jobs.lease_owner(connection, run.spec.name)
+    if lease_owner != run.owner:
         raise JobLeased(
-            f"Job {attempt.spec.name!r} was taken over by {lease_owner} while this run computed."
+            f"Job {run.spec.name!r} was taken over by {lease_owner} while this run computed."
         )
 
 
-def _write(
-    session: Session,
-    attempt: Attempt,
-    recording: StartedRun,
-    rows: Relation,
-    reads: Sequence[SourceRead],
-) -> RunOutput:
-    spec, window, group = attempt.spec, attempt.window, recording.group
-    mode: str = spec.mode
-    replaced_range = None
-    if spec.mode == "replace_window":
-        mode = "replace"
-        replaced_range = TimeRange(str(spec.event_time), window.start, window.end, spec.closed)
-    typed = without_nulls(session, spec, rows, () if group is None else group.spec.schema.names)
-    write = Write(
-        mode=mode,
-        replace=replaced_range,
-        schema_change="add",
-        transaction=recording.run.transaction,
-        validation=spec.validation,
-        run_id=recording.run.run_id,
-        inputs=tuple(each.to_json() for each in recording.inputs if each.kind != "source"),
-        reads=reads or None,
-        window=windows_metadata(spec, window, len(attempt.windows)),
-        staged=spec.tombstone is None and typed is rows,
-    )
-    frame = FeatureFrame(session, typed)
-    if group is None:
-        created_group, commit = create(
-            session, frame, spec.target, declared=declaration(spec), write=write
-        )
-        return RunOutput(commit.rows_in, commit.delta_version, created_group.version)
-    commit = insert(session, frame, spec.target, version=group.spec.version, write=write)
-    if not commit.applied:
-        _log.info("the table has these windows from an earlier run")
-        return RunOutput(0, commit.delta_version, group.spec.version)
-    return RunOutput(commit.rows_in, commit.delta_version, group.spec.version)
-
-
-def _end_run(session: Session, attempt: Attempt, run: Run, output: RunOutput) -> Run:
+def _end_run(run: JobRun, record: Run, output: RunOutput) -> Run:
     """Record run, windows and watermark in one transaction.
 
     The rows are committed by now: if the registry fails, the next run finds the commit.
@@ -304,22 +199,20 @@ def _end_run(session: Session, attempt: Attempt, run: Run, output: RunOutput) ->
         "memory": _peak_memory(),
     }
     try:
-        with session.registry.transaction() as connection:
-            runs.end(connection, run.run_id, runs.DONE, **figures)
-            if attempt.spec.stream is None:
-                record_computed(
-                    connection, attempt.spec, attempt.windows, run, output.target_version
-                )
+        with run.session.registry.transaction() as connection:
+            runs.end(connection, record.run_id, runs.DONE, **figures)
+            if run.spec.stream is None:
+                record_computed(connection, run.spec, run.windows, record, output.target_version)
             if output.record is not None:
                 output.record(connection)
-            _update_alerts(connection, attempt.spec, run)
-            recorded_run = runs.get(connection, run.run_id)
+            _update_alerts(connection, run.spec, record.run_id)
+            record = runs.get(connection, record.run_id)
     except RegistryError as error:
         _log.warning("done; the next run of the job records it: %s", error.message)
-        return replace(run, state=runs.DONE, **figures)
-    seconds = recorded_run.seconds or 0
+        return replace(record, state=runs.DONE, **figures)
+    seconds = record.seconds or 0
     _log.info("done: %d rows, version %s, %.3f s", output.rows, output.delta_version, seconds)
-    return recorded_run
+    return record
 
 
 def record_computed(
@@ -348,7 +241,7 @@ def record_computed(
         jobs.advance(connection, spec.name, advanced)
 
 
-def _update_alerts(connection: Connection, spec: JobSpec, run: Run) -> None:
+def _update_alerts(connection: Connection, spec: JobSpec, run_id: str) -> None:
     """Resolve the failure alerts of a job, and report rows that failed a lenient validation."""
     if not spec.alert:
         return
@@ -356,7 +249,7 @@ def _update_alerts(connection: Connection, spec: JobSpec, run: Run) -> None:
         incidents.update(connection, spec, {}, families=[incidents.FAILURE])
     if spec.fills_group or spec.stream is not None:
         present = {}
-        failed_rows = reports.failed_of_run(connection, run.run_id)
+        failed_rows = reports.failed_of_run(connection, run_id)
         if failed_rows:
             present[incidents.VALIDATION] = failed_rows
         incidents.update(connection, spec, present, families=[incidents.VALIDATION])
@@ -400,3 +293,36 @@ def last_dataset(session: Session, name: str) -> int:
     """Return the last version of a dataset, after recovery of writes of dead processes."""
     recover_writes(session)
     return catalog.last_version(session, name)
+
+
+@contextmanager
+def _logging_to(path: str, *, without_names: Callable[[str], str]) -> Iterator[None]:
+    """Write this thread's log records into a file; a remote file is uploaded at the end.
+
+    ``without_names`` removes lists of names from warnings, errors and tracebacks.
+    """
+    thread = threading.get_ident()
+    with files.growing_file(path) as local_path:
+        handler = logging.FileHandler(local_path, encoding="utf-8")
+        handler.setFormatter(_LogFormatter(without_names))
+        handler.addFilter(lambda record: record.thread == thread)
+        if _log.level == logging.NOTSET:
+            _log.setLevel(logging.INFO)
+        root_logger = logging.getLogger()
+        root_logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            root_logger.removeHandler(handler)
+            handler.close()
+
+
+class _LogFormatter(logging.Formatter):
+    def __init__(self, without_names: Callable[[str], str]) -> None:
+        super().__init__(_LOG_FORMAT)
+        self._without_names = without_names
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        is_error = record.levelno >= logging.WARNING or record.exc_info is not None
+        return self._without_names(text) if is_error else text

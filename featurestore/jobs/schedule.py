@@ -26,6 +26,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from featurestore.errors import InvalidJob, OutOfRange, missing_extra
 from featurestore.model import times
+from featurestore.model.job import JobSpec
 from featurestore.model.runtime import in_time
 from featurestore.model.times import Window
 
@@ -48,6 +49,11 @@ class Schedule:
 
     def __post_init__(self) -> None:
         _check(self)
+
+
+def schedule_of(spec: JobSpec) -> Schedule:
+    """Return the schedule of a job."""
+    return Schedule(spec.schedule, spec.window, spec.start, spec.allowed_lateness, spec.timezone)
 
 
 def due_windows(

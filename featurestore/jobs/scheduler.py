@@ -17,14 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from featurestore.alerts.outbox import send_waiting
+from featurestore.alerts.incidents import send_waiting
 from featurestore.errors import FeatureStoreError, JobLeased
-from featurestore.jobs import service
-from featurestore.jobs.execution import Watch
+from featurestore.jobs.execution import Choice, Watch, run_attempt
 from featurestore.jobs.run import TrainingCall
-from featurestore.jobs.schedule import latest_complete
-from featurestore.jobs.specs import schedule_of
-from featurestore.jobs.streams.run import is_due
+from featurestore.jobs.schedule import latest_complete, schedule_of
+from featurestore.jobs.stream_jobs import is_due
+from featurestore.jobs.windows import all_stale, find_due_windows
 from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window
@@ -120,13 +119,13 @@ class Scheduler:
         try:
             if job.spec.stream is not None:
                 if is_due(self._session, job):
-                    self._attempt(name, service.all_stale)
+                    self._attempt(name, all_stale)
                 return
             waiting = self._waiting(job, specs)
             if self.due(job, waiting):
                 self._attempt(name, lambda _, current: self.due(current, waiting))
             if self._options.stale and job.spec.mode != "append":
-                self._attempt(name, service.all_stale)
+                self._attempt(name, all_stale)
         except JobLeased:
             _log.debug("%s is run by another process", name)
         except FeatureStoreError as error:
@@ -134,8 +133,8 @@ class Scheduler:
         except Exception:  # errors in the code of one job must not stop the others
             _log.exception("%s", name)
 
-    def _attempt(self, name: str, choose: service.Choice) -> None:
-        service.run_attempt(self._session, name, choose, call=self._call, watch=self._watch)
+    def _attempt(self, name: str, choose: Choice) -> None:
+        run_attempt(self._session, name, choose, call=self._call, watch=self._watch)
 
     def due(self, job: RegisteredJob, waiting: Mapping[str, Sequence[Window]]) -> Sequence[Window]:
         """Return the windows of a job to compute now.
@@ -149,7 +148,7 @@ class Scheduler:
         with self._session.registry.reading() as connection:
             failed = runs.windows_of(connection, job.spec.name, states=[runs.FAILED])
         to_run = []
-        for window in windows_before_gap(service.find_due_windows(self._session, job), waiting):
+        for window in windows_before_gap(find_due_windows(self._session, job), waiting):
             state = failed.get(window)
             if state is None or retry_is_due(
                 failures=state.tries,
@@ -167,12 +166,12 @@ class Scheduler:
         """Return the windows that jobs upstream still have to compute, without failed ones."""
         waiting = {}
         for name in upstream_jobs(job.spec, specs):
-            upstream_job = service.get_job(self._session, name)
-            if upstream_job.paused:
-                continue
             with self._session.registry.reading() as connection:
+                upstream_job = jobs.get(connection, name)
+                if upstream_job.paused:
+                    continue
                 failed = runs.windows_of(connection, name, states=[runs.FAILED])
-            due = service.find_due_windows(self._session, upstream_job)
+            due = find_due_windows(self._session, upstream_job)
             waiting[name] = [window for window in due if window not in failed]
         return waiting
 

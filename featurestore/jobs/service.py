@@ -1,50 +1,45 @@
-"""Operations on jobs: register, list, run, backfill, pause."""
+"""Operations on jobs: list, plan, run, backfill, pause."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from types import ModuleType
 
-from featurestore.alerts.outbox import send_waiting
-from featurestore.errors import InvalidArgument, InvalidJob, JobFailed, listing
-from featurestore.jobs.definitions import JobDefinition
-from featurestore.jobs.execution import Outcome, Watch, compute_stream, compute_windows
-from featurestore.jobs.loading import grant_execution, load_jobs, load_registered
-from featurestore.jobs.recovery import recover, restore
-from featurestore.jobs.run import Attempt, TrainingCall, no_training
-from featurestore.jobs.schedule import (
-    due_windows,
-    last_schedule_time,
-    latest_complete,
-    window_starting,
-    windows_between,
+from featurestore.alerts.incidents import send_waiting
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import InvalidArgument, InvalidJob, JobFailed
+from featurestore.jobs.execution import Choice, Outcome, Watch, run_attempt
+from featurestore.jobs.inputs import (
+    PinnedInput,
+    file_volume,
+    parquet_files,
+    pin_inputs,
+    times_read_by,
 )
-from featurestore.jobs.specs import schedule_of
-from featurestore.jobs.stale import stale_windows
-from featurestore.jobs.streams.run import is_due, window_of
-from featurestore.jobs.target import find_target
-from featurestore.jobs.window_jobs.rows import check_window_job, with_primary_key
-from featurestore.model import display, times
+from featurestore.jobs.run import TrainingCall
+from featurestore.jobs.windows import (
+    all_stale,
+    computed_windows,
+    find_complete_windows,
+    find_due_windows,
+    refuse_repeated_appends,
+    resolve_window,
+)
+from featurestore.model import display
 from featurestore.model.arguments import warn_caller
 from featurestore.model.display import Listing
-from featurestore.model.job import JobSpec
 from featurestore.model.runtime import usable_cores
 from featurestore.model.times import Window, parse_moment
-from featurestore.recovery import liveness
-from featurestore.recovery.liveness import hold_job_lease
-from featurestore.registry import alerts, jobs, monitors, runs, streams
+from featurestore.registry import jobs, monitors, runs, streams
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
 from featurestore.registry.streams import StreamStatus
 from featurestore.session import Session
-from featurestore.streams import check_stream_job
 
-Choice = Callable[[Session, RegisteredJob], Sequence[Window]]
 _MAX_PARALLEL_CHUNKS = 4
+# The number of runs that an estimate is based on.
+_RECENT = 20
 
 
 @dataclass(frozen=True)
@@ -77,63 +72,6 @@ class JobStatus:
 
     def _repr_html_(self) -> str:
         return display.properties_table(self._summary(), caption="Job")
-
-
-def register_jobs(
-    session: Session, module_or_path: ModuleType | str | os.PathLike[str]
-) -> list[RegisteredJob]:
-    """Register every job of a module, file or folder; return the registered jobs by name."""
-    definitions = load_jobs(module_or_path)
-    _check_channels(session, [definition.spec for definition, _ in definitions.values()])
-    specs = _specs_to_register(
-        session, {name: each.spec for name, (each, _) in definitions.items()}
-    )
-    registered = []
-    for name, (_, file) in sorted(definitions.items()):
-        spec = specs[name]
-        grant_execution(session.location, file)
-        watermark = None
-        if spec.stream is not None:
-            check_stream_job(session, spec)
-        elif spec.start is None:  # no catchup: the job begins with the window that is open now
-            now = times.shifted(times.utc_now(), -spec.allowed_lateness)
-            watermark = last_schedule_time(schedule_of(spec), now)
-        with session.registry.transaction() as connection:
-            earlier = jobs.find(connection, name)
-            jobs.register(connection, spec, origin=file.origin, watermark=watermark)
-            if earlier is None:
-                restore(connection, session, spec)
-            registered.append(jobs.get(connection, name))
-    return Listing(registered)
-
-
-def _specs_to_register(session: Session, specs: Mapping[str, JobSpec]) -> dict[str, JobSpec]:
-    """Return the definitions to register; refuse those that are known to fail."""
-    if all(spec.kind != "window" for spec in specs.values()):
-        return dict(specs)
-    with session.registry.reading() as connection:
-        target_names = {job.spec.target for job in jobs.every(connection)}
-    target_names.update([spec.target for spec in specs.values()])
-    definitions = {}
-    for name, spec in specs.items():
-        definitions[name] = with_primary_key(session, spec)
-        check_window_job(session, definitions[name], future_groups=target_names)
-    return definitions
-
-
-def _check_channels(session: Session, specs: Sequence[JobSpec]) -> None:
-    """Refuse jobs with alert channels that the store does not have."""
-    with session.registry.reading() as connection:
-        channel_names = [each.name for each in alerts.channels(connection)]
-    for spec in specs:
-        unknown = [name for name in spec.alert if name not in channel_names]
-        if unknown:
-            raise InvalidJob(
-                f"Job {spec.name!r}: alert= names {listing(unknown)}. Available channels: "
-                f"{listing(channel_names)}.",
-                hint=f"store.add_alert_channel({unknown[0]!r}, 'log')",
-                command=f"featurestore alert add {unknown[0]} log",
-            )
 
 
 def get_jobs(session: Session, *, limit: int | None = None, offset: int = 0) -> list[JobStatus]:
@@ -178,26 +116,6 @@ def set_paused(session: Session, name: str, *, paused: bool) -> None:
         jobs.set_paused(connection, name, paused)
 
 
-def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
-    """Return the windows of a job that are due now, oldest first.
-
-    Due are the windows after the watermark and the failed ones.
-    """
-    spec, name = job.spec, job.spec.name
-    if spec.stream is not None:  # its records have offsets, not windows
-        return []
-    with session.registry.reading() as connection:
-        failed = runs.windows_of(connection, name, states=[runs.FAILED])
-        computed = runs.windows_in(
-            connection, name, states=[runs.DONE, runs.STALE], start=job.watermark
-        )
-    upcoming = due_windows(
-        schedule_of(spec), watermark=job.watermark, now=times.utc_now(), computed=computed
-    )
-    windows = sorted({*failed, *upcoming})
-    return windows if spec.catchup is None else windows[: spec.catchup]
-
-
 def run_job(
     session: Session,
     name: str,
@@ -215,7 +133,7 @@ def run_job(
 
     def choose_window(session: Session, job: RegisteredJob) -> list[Window]:
         job_window = resolve_window(job, window)
-        _refuse_repeated_appends(session, job, [job_window])
+        refuse_repeated_appends(session, job, [job_window])
         return [job_window]
 
     if due:
@@ -232,13 +150,8 @@ def run_job(
     return _raise_failures(session, name, outcome, stream=stream is not None)
 
 
-def _refuse_windows(name: str, has_window_options: bool) -> None:
-    if has_window_options:
-        raise InvalidArgument(
-            f"Job {name!r} reads a stream and has no windows.",
-            hint=f"run_job({name!r}) reads the new records of its topic",
-            command=f"featurestore job run {name}",
-        )
+def _all_due(session: Session, job: RegisteredJob) -> list[Window]:
+    return [] if job.paused else find_due_windows(session, job)
 
 
 def backfill_job(
@@ -265,9 +178,9 @@ def backfill_job(
     def choose(session: Session, job: RegisteredJob) -> list[Window]:
         windows = find_complete_windows(job.spec, range_start, range_end)
         if not resume:
-            _refuse_repeated_appends(session, job, windows)
+            refuse_repeated_appends(session, job, windows)
             return windows
-        computed = _computed_windows(session, job, range_start, range_end)
+        computed = computed_windows(session, job, range_start, range_end)
         return [window for window in windows if window not in computed]
 
     parallel = min(_MAX_PARALLEL_CHUNKS, usable_cores())
@@ -307,181 +220,13 @@ def _backfill_note(session: Session, name: str, job_runs: Sequence[Run]) -> str:
     )
 
 
-def run_attempt(
-    session: Session,
-    name: str,
-    choose: Choice,
-    *,
-    call: TrainingCall,
-    watch: Watch | None = None,
-    parallel: int = 1,
-    due: bool = False,
-) -> Outcome:
-    """Take the lease of a job, recover its dead runs, and compute the windows that are chosen then.
-
-    ``due`` skips a stream whose trigger interval has not passed.
-
-    Raises:
-        JobLeased: Another process runs the job.
-    """
-    job = get_job(session, name)
-    definition = load_definition(session, job)
-    if job.spec.stream is not None:
-        return _attempt_stream(session, job, definition, watch=watch or Watch(), due=due)
-    with hold_job_lease(session, name) as owner:
-        recover(session, name)
-        job = get_job(session, name)
-        definition = load_definition(session, job)
-        windows = tuple(choose(session, job))
-        if not windows:
-            return Outcome()
-        return compute_windows(
-            session, Attempt(job, definition, windows, owner, call), watch=watch, parallel=parallel
-        )
-
-
-def _attempt_stream(
-    session: Session,
-    job: RegisteredJob,
-    definition: JobDefinition,
-    *,
-    watch: Watch,
-    due: bool,
-) -> Outcome:
-    """Read the new records of a stream; the runners of a consumer group need no lease."""
-    name = job.spec.name
-    if due and not is_due(session, job):
-        return Outcome()
-    with ExitStack() as stack:
-        assert job.spec.stream is not None
-        if job.spec.stream.consumer_group is None:
-            owner = stack.enter_context(hold_job_lease(session, name))
-            recover(session, name)
-        else:
-            owner = stack.enter_context(liveness.heartbeat(session.registry, session.location))
-            recover(session, name, shared=True)
-        window = window_of(job)
-        attempt = Attempt(job, definition, (window,), owner, no_training)
-        return compute_stream(session, attempt, watch)
-
-
-def load_definition(session: Session, job: RegisteredJob) -> JobDefinition:
-    """Load the function or query of a job from the file where it was registered.
-
-    Raises:
-        InvalidJob: The definition in the file differs from the registered one.
-    """
-    if job.spec.kind == "monitor":  # a monitor has no code, so it needs no file
-        return JobDefinition(job.spec)
-    definition = load_registered(session.location, job.spec.name, job.origin)
-    definition = replace(definition, spec=with_primary_key(session, definition.spec))
-    if definition.spec.hash != job.spec.hash:
-        raise InvalidJob(
-            f"Job {job.spec.name!r} in {job.origin} differs from the registered version "
-            f"{job.version}.",
-            hint=f"featurestore job register {job.origin}",
-        )
-    return definition
-
-
-def find_complete_windows(
-    spec: JobSpec, start: datetime, end: datetime, *, limit: int | None = None
-) -> list[Window]:
-    """Return the windows of a range that are complete, allowed lateness included.
-
-    Oldest first, ``limit`` at most.
-    """
-    now = times.utc_now()
-    until = min(end, times.shifted(now, -spec.allowed_lateness))
-    return windows_between(schedule_of(spec), start, until, limit=limit)
-
-
-def _refuse_repeated_appends(
-    session: Session, job: RegisteredJob, windows: Sequence[Window]
-) -> None:
-    """Refuse to compute windows of an appending job again, which would duplicate their rows."""
-    if job.spec.mode != "append" or not windows:
-        return
-    computed = _computed_windows(session, job, windows[0].start, windows[-1].end)
-    repeated = [window for window in windows if window in computed]
-    if repeated:
+def _refuse_windows(name: str, has_window_options: bool) -> None:
+    if has_window_options:
         raise InvalidArgument(
-            f"Job {job.spec.name!r} appends, and {job.spec.target!r} already has its window from "
-            f"{repeated[0].start.isoformat()} to {repeated[0].end.isoformat()}: its rows would be "
-            "duplicated.",
-            hint=(
-                "mode='replace_window' replaces the rows of a window; due=True and resume=True "
-                "compute only missing windows"
-            ),
+            f"Job {name!r} reads a stream and has no windows.",
+            hint=f"run_job({name!r}) reads the new records of its topic",
+            command=f"featurestore job run {name}",
         )
-
-
-def _computed_windows(
-    session: Session, job: RegisteredJob, start: datetime, end: datetime
-) -> set[Window]:
-    """Return the windows of a range that the target's latest version contains."""
-    if job.spec.kind == "training":
-        return set()
-    if job.spec.kind == "monitor":
-        with session.registry.reading() as connection:
-            return runs.windows_in(
-                connection, job.spec.name, start=start, end=end, states=[runs.DONE]
-            )
-    group = find_target(session, job.spec)
-    if group is None:
-        return set()
-    states = [runs.DONE]
-    if job.spec.mode == "append":  # the rows of stale windows are in the table, too
-        states.append(runs.STALE)
-    with session.registry.reading() as connection:
-        return runs.windows_in(
-            connection,
-            job.spec.name,
-            start=start,
-            end=end,
-            states=states,
-            target_version=group.spec.version,
-        )
-
-
-def _all_due(session: Session, job: RegisteredJob) -> list[Window]:
-    return [] if job.paused else find_due_windows(session, job)
-
-
-def all_stale(session: Session, job: RegisteredJob) -> list[Window]:
-    """Return the windows of a job whose inputs changed.
-
-    Raises:
-        InvalidArgument: The job appends, so its windows cannot be computed again.
-    """
-    if job.spec.mode == "append":
-        raise InvalidArgument(
-            f"Job {job.spec.name!r} appends, so its windows cannot be computed again.",
-            hint="mode='replace_window' replaces the rows of a window",
-        )
-    return stale_windows(session, job.spec)
-
-
-def resolve_window(job: RegisteredJob, window: Window | datetime | str | None) -> Window:
-    """Return the window that an argument denotes; None denotes the latest complete one."""
-    schedule = schedule_of(job.spec)
-    if window is None:
-        latest = latest_complete(schedule, times.utc_now())
-        if latest is None:
-            raise InvalidArgument(
-                f"Job {job.spec.name!r} has no complete window yet.",
-                hint=f"its first window begins at {job.spec.start}",
-            )
-        return latest
-    if not isinstance(window, Window):
-        return window_starting(schedule, parse_moment(window, argument="window"))
-    matching_window = window_starting(schedule, window.start)
-    if matching_window != window:
-        raise InvalidArgument(
-            f"window={window} is not a window of the job.",
-            hint=f"the window from that start ends at {matching_window.end}",
-        )
-    return window
 
 
 def _raise_failures(
@@ -500,3 +245,171 @@ def _raise_failures(
             hint=hint,
         )
     return Listing(outcome.runs)
+
+
+@dataclass(frozen=True)
+class PlannedInput:
+    """One input of a planned run: its version, and an estimate of the rows the windows read."""
+
+    name: str
+    source: str
+    version: int | None
+    delta_version: int | None
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """The windows that a job would compute, an estimate of their input, and of the time.
+
+    ``seconds`` is None without runs to estimate it from. ``features`` describes the
+    features of a window job.
+    """
+
+    job: str
+    windows: tuple[Window, ...]
+    inputs: tuple[PlannedInput, ...]
+    seconds: float | None
+    paused: bool = False
+    features: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """The estimated number of rows to read."""
+        return sum(each.rows for each in self.inputs)
+
+    @property
+    def bytes(self) -> int:
+        """The estimated number of bytes to read."""
+        return sum(each.bytes for each in self.inputs)
+
+    def _repr_html_(self) -> str:
+        return display.preformatted(str(self))
+
+    def __str__(self) -> str:
+        name = self.job
+        if self.paused:
+            name += " (paused: no scheduler runs it)"
+        if not self.windows:
+            return f"{name}: nothing to do"
+        if self.seconds is None:
+            duration = "no run to estimate the time from"
+        else:
+            duration = f"about {self.seconds:.1f} s"
+        first, last = self.windows[0], self.windows[-1]
+        lines = [
+            f"{name}: {len(self.windows)} windows from {first.start.isoformat()} to "
+            f"{last.end.isoformat()}",
+            f"reads about {self.rows:,} rows, {self.bytes:,} bytes; {duration}",
+        ]
+        for each in self.inputs:
+            source = each.source
+            if each.delta_version is not None:
+                source += f" at Delta version {each.delta_version}"
+            lines.append(f"  {each.name}: {source}, rows: about {each.rows:,}")
+        for feature in self.features:
+            lines.append(f"  {feature}")
+        return "\n".join(lines)
+
+
+def plan_job(
+    session: Session,
+    name: str,
+    *,
+    window: Window | tuple[datetime | str, datetime | str] | None = None,
+) -> JobPlan:
+    """Return the plan of the due windows, or of the windows of a range."""
+    job = get_job(session, name)
+    if window is None:
+        windows = find_due_windows(session, job)
+    else:
+        windows = find_complete_windows(job.spec, *_parse_range(window))
+    inputs, features = [], []
+    for pinned in pin_inputs(session, job.spec):
+        rows, size = _estimate_volume(pinned, windows, times_read_by(job.spec))
+        inputs.append(
+            PlannedInput(
+                pinned.name, pinned.source, pinned.version, pinned.delta_version, rows, size
+            )
+        )
+        features += list(map(str, pinned.windows))
+    with session.registry.reading() as connection:
+        recent_runs = runs.of_job(connection, name, state=runs.DONE, last=_RECENT)
+    return JobPlan(
+        job=name,
+        windows=tuple(windows),
+        inputs=tuple(inputs),
+        seconds=_estimate_seconds(recent_runs, len(windows)),
+        paused=job.paused,
+        features=tuple(features),
+    )
+
+
+def _parse_range(
+    window: Window | tuple[datetime | str, datetime | str],
+) -> tuple[datetime, datetime]:
+    if isinstance(window, Window):
+        return window.start, window.end
+    if isinstance(window, str) or len(window) != 2:
+        raise InvalidArgument(
+            f"window={window!r} is not a range of time.",
+            hint="window=('2019-03-01T00:00:00Z', '2019-03-02T00:00:00Z')",
+        )
+    start, end = window
+    return parse_moment(start, argument="start"), parse_moment(end, argument="end")
+
+
+def _estimate_volume(
+    pinned: PinnedInput,
+    windows: Sequence[Window],
+    range_of: Callable[[Window], tuple[int, int]],
+) -> tuple[int, int]:
+    """Return rows and bytes that windows read, estimated by the overlap of files in time."""
+    if not windows:
+        return 0, 0
+    first, last = range_of(windows[0])[0], range_of(windows[-1])[1]
+    rows = size = 0.0
+    for file_rows, file_bytes, bounds in _file_volumes(pinned):
+        share = _overlap_fraction(bounds, first, last)
+        rows += file_rows * share
+        size += file_bytes * share
+    return round(rows), round(size)
+
+
+def _file_volumes(pinned: PinnedInput) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
+    """Yield rows, bytes and, if known, the minimum and maximum time of each file."""
+    if pinned.kind == "source":
+        return  # planning connects to nothing
+    if pinned.kind == "parquet":
+        for path in parquet_files(pinned.path):
+            yield file_volume(path, pinned.time)
+        return
+    state = read_snapshot(pinned.path, pinned.delta_version)
+    times = None
+    if pinned.time is not None:
+        times = state.times(pinned.time)
+    for number, file in enumerate(state.files):
+        yield file.rows, file.bytes, times[number] if times else None
+
+
+def _overlap_fraction(times: tuple[int, int] | None, first: int, last: int) -> float:
+    """Return the fraction of a file's time range in ``[first, last)``; 1 if it is unknown."""
+    if times is None:
+        return 1.0
+    begin, end = times
+    if end < first or begin >= last:
+        return 0.0
+    if end == begin:
+        return 1.0
+    return (min(end, last) - max(begin, first)) / (end - begin)
+
+
+def _estimate_seconds(recent_runs: Sequence[Run], windows: int) -> float | None:
+    seconds, computed = 0.0, 0
+    for run in recent_runs:
+        seconds += run.seconds or 0.0
+        computed += run.windows
+    if not computed:
+        return None
+    return seconds / computed * windows

@@ -32,10 +32,10 @@ _log = logging.getLogger("featurestore.jobs")
 # Keys in one condition; each condition is one commit.
 _KEYS_PER_COMMIT = 500
 # Key columns are renamed by number, so that one query works on every engine.
-_LAST_TOMBSTONES = "SELECT {keys}, max(t) AS t FROM dead GROUP BY {keys}"
+_LAST_TOMBSTONES = "SELECT {keys}, max(t) AS t FROM tombstones GROUP BY {keys}"
 _MISSING = (
-    "SELECT DISTINCT {keys} FROM held WHERE {present} "
-    "AND NOT EXISTS (SELECT 1 FROM given WHERE {same})"
+    "SELECT DISTINCT {keys} FROM group_rows WHERE {present} "
+    "AND NOT EXISTS (SELECT 1 FROM source_rows WHERE {same})"
 )
 
 
@@ -92,7 +92,7 @@ def declaration(spec: JobSpec) -> Declaration:
 
 
 def without_nulls(
-    session: Session, spec: JobSpec, rows: Relation, stored: Sequence[str]
+    session: Session, spec: JobSpec, rows: Relation, stored_names: Sequence[str]
 ) -> Relation:
     """Drop new columns that contain only nulls, because later windows may have typed values.
 
@@ -108,7 +108,7 @@ def without_nulls(
     columns = {
         field.name: field.name
         for field in rows.schema
-        if field.name in stored or field.name in needed or not pat.is_null(field.type)
+        if field.name in stored_names or field.name in needed or not pat.is_null(field.type)
     }
 
     def hint(untyped: pa.Schema) -> str:
@@ -116,7 +116,7 @@ def without_nulls(
             return f"cast them in the job's query: {sql_casts(untyped)}"
         return f"return pa.Table.from_pylist(rows, {schema_line(rows.schema)})"
 
-    new = pa.schema([rows.schema.field(name) for name in columns if name not in stored])
+    new = pa.schema([rows.schema.field(name) for name in columns if name not in stored_names])
     refuse_untyped(new, subject=f"Job {spec.name!r}", hint=hint)
     if len(columns) == len(rows.schema.names):
         return rows
@@ -238,7 +238,7 @@ def split_tombstones(
     tombstones = engine.select(marked, {**keys, "t": str(spec.event_time)})
     query = _LAST_TOMBSTONES.format(keys=", ".join(keys))
     deleted = engine.stream(
-        engine.sql(query, tables={"dead": tombstones}, parameters={})
+        engine.sql(query, tables={"tombstones": tombstones}, parameters={})
     ).read_all()
     return live, deleted.to_pylist()
 
@@ -251,7 +251,6 @@ def delete_tombstones(
     *,
     run_id: str,
 ) -> None:
-    """Delete the rows of keys up to the time of their tombstones."""
     """Delete the rows of keys up to the times of their tombstones."""
     conditions = []
     for each in deleted_keys:
@@ -276,15 +275,18 @@ def delete_missing(
         )
     group = open_group(session, spec.target, version)
     columns = _key_aliases(spec.primary_key)
-    stored = engine.read_table(
+    stored_rows = engine.read_table(
         group.path, version=group.delta_version, schema=group.spec.schema, columns=spec.primary_key
     )
-    present = [f"held.{name} IS NOT NULL" for name in columns]
-    equal = [f"given.{name} = held.{name}" for name in columns]
+    present = [f"group_rows.{name} IS NOT NULL" for name in columns]
+    equal = [f"source_rows.{name} = group_rows.{name}" for name in columns]
     query = _MISSING.format(
         keys=", ".join(columns), present=" AND ".join(present), same=" AND ".join(equal)
     )
-    tables = {"held": engine.select(stored, columns), "given": engine.select(source_keys, columns)}
+    tables = {
+        "group_rows": engine.select(stored_rows, columns),
+        "source_rows": engine.select(source_keys, columns),
+    }
     missing = engine.sql(query, tables=tables, parameters={})
     conditions = [
         f"({_same_key(spec, key)})" for batch in engine.stream(missing) for key in batch.to_pylist()
@@ -305,8 +307,8 @@ def _delete(
         for start in range(0, len(ordered), _KEYS_PER_COMMIT)
     ]
     for number, chunk in enumerate(chunks):
-        where = " OR ".join(chunk)
-        delete_rows(session, spec.target, where, version=version, run_id=f"{run_id}-d{number}")
+        condition = " OR ".join(chunk)
+        delete_rows(session, spec.target, condition, version=version, run_id=f"{run_id}-d{number}")
         _log.info("%d keys deleted", len(chunk))
 
 

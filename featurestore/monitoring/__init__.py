@@ -1,5 +1,5 @@
 """Monitor rules as pure functions: profiles of windows in, findings out.
 
-``profile`` defines the summary of a window, ``distances`` and ``bounds`` the arithmetic, ``rules``
-the checks. ``featurestore.jobs.monitors.run`` supplies the windows.
+``profile`` defines the summary of a window, ``comparison`` and ``bounds`` the arithmetic, ``rules``
+and ``feature_rules`` the checks. ``featurestore.jobs.monitors.run`` supplies the windows.
 """

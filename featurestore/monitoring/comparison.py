@@ -1,4 +1,4 @@
-"""Comparison of a feature in a window with the same feature in a baseline.
+"""Reference windows of a window, and the comparison of a feature with the same feature in them.
 
 The baseline is one profile (a training dataset, a version) or the mixture of the profiles of
 several windows. Its windows, or windows of its period, show how much windows of this source differ
@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featurestore.model.monitor_report import BinShares
+from featurestore.model.monitor_report import BinShares, Subject
 from featurestore.model.statistics import Value
-from featurestore.monitoring.profile import ColumnProfile
+from featurestore.monitoring.profile import ColumnProfile, Profile
 
+# Minimum number of windows with which a window is compared.
+MIN_HISTORY = 3
 Floats = NDArray[np.float64]
 # Added to the rows of every bin, because the logarithm of an empty bin is infinite.
 _PSEUDO_COUNT = 0.5
@@ -73,6 +77,64 @@ _GRID = np.linspace(0.0, 1.0, 101)
 _DECILES = np.linspace(0.0, 1.0, 11)[1:-1]
 # The most frequent values have a bin each; all other values share one bin.
 _MAX_VALUES = 50
+
+
+@dataclass(frozen=True)
+class ReferenceWindows:
+    """The profiles with which a window is compared.
+
+    ``members`` are the profiles of the baseline, oldest first; a complete rolling baseline has
+    ``expected`` of them. ``reference_windows`` are windows of its period, with their ``groups`` for a
+    rolling baseline. ``same_weektime`` are earlier windows at the same time of the week, ``history``
+    all earlier windows since the first row.
+    """
+
+    members: Sequence[Profile] = ()
+    reference_windows: Sequence[Profile] = ()
+    groups: Sequence[int] = ()
+    expected: int = 1
+    same_weektime: Sequence[Profile] = ()
+    history: Sequence[Profile] = ()
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A moving baseline as of the period ``[start, end)``."""
+
+    start: datetime
+    end: datetime
+    reference: ReferenceWindows
+
+
+class Comparison(Protocol):
+    """Provides the reference windows of each subject of a window."""
+
+    def reference(self, subject: Subject | None = None) -> ReferenceWindows:
+        """Return the reference of a subject; None: that of subjects never out of bounds."""
+
+    def anchor(self, subject: Subject) -> Anchor | None:
+        """Return the anchor of the subject's moving baseline, or None."""
+
+
+@dataclass(frozen=True)
+class FixedReference:
+    """The same reference for every subject, without an anchor."""
+
+    comparison: ReferenceWindows
+
+    def reference(self, subject: Subject | None = None) -> ReferenceWindows:
+        """Return the reference windows."""
+        return self.comparison
+
+    def anchor(self, subject: Subject) -> Anchor | None:
+        """Return None."""
+        return None
+
+
+def has_enough_windows(reference: ReferenceWindows) -> bool:
+    """Return True if the baseline has enough windows: half of those of a rolling one."""
+    with_rows = [each for each in reference.members if each.rows]
+    return len(with_rows) >= min(max(MIN_HISTORY, reference.expected / 2), reference.expected)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ the last weeks does not read these rows again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -19,71 +20,17 @@ from featurestore.model.json_object import parsing
 from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Statistics, Value
 from featurestore.model.times import Window, parse_moment
-from featurestore.monitoring.estimates import Estimate
+from featurestore.monitoring import bounds
 from featurestore.statistics.drift import Cumulative, as_number
 from featurestore.statistics.moments import Floats
+from featurestore.usersql import Merge
 
+# Assumed skewness of the values of a mean of few rows: that of an exponential distribution.
+_SKEWNESS = 2.0
 _FORMAT = 1
 # Profiles store every second of the 201 quantiles of statistics.
 _QUANTILE_STEP = 2
 _COMPARABLE_KINDS = ("number", "boolean", "text")
-
-
-@dataclass(frozen=True)
-class ColumnProfile:
-    """The profile of a feature in a window.
-
-    ``rows`` counts values, ``missing`` nulls and NaN, ``sampled`` the values of the distribution.
-    Numbers with many distinct values have ``quantiles``; other columns have ``values`` with their
-    counts: all values if ``complete``, else the most frequent.
-    """
-
-    name: str
-    type: str
-    kind: str
-    rows: int
-    missing: int
-    sampled: int
-    mean: float | None = None
-    std: float | None = None
-    quantiles: tuple[float, ...] = ()
-    values: tuple[tuple[Value, int], ...] = ()
-    complete: bool = False
-
-    @property
-    def missing_share(self) -> float:
-        """The share of rows without a value."""
-        return self.missing / max(self.rows + self.missing, 1)
-
-    @property
-    def comparable(self) -> bool:
-        """Whether it has a comparable distribution."""
-        return self.kind in _COMPARABLE_KINDS and self.sampled > 0
-
-    @cached_property
-    def cumulative(self) -> Cumulative | None:
-        """The distribution function of a number, None for other kinds."""
-        if self.kind != "number":
-            return None
-        if self.quantiles:
-            return _cumulative_of_quantiles(np.array(self.quantiles))
-        if self.values and self.complete:
-            return _cumulative_of_counts(self.values)
-        return None
-
-    @cached_property
-    def _knots(self) -> tuple[Floats, Floats]:
-        """The distribution function as a line: each point with the shares below and up to it."""
-        distribution = self.cumulative
-        if distribution is None:
-            return np.empty(0), np.empty(0)
-        shares = np.column_stack((distribution.left, distribution.right))
-        return np.repeat(distribution.points, 2), shares.ravel()
-
-    def up_to(self, x: Floats) -> Floats:
-        """Return the share of values <= x of a number with a distribution."""
-        # Of two knots at one point numpy uses the second, the share including the point.
-        return np.interp(x, *self._knots, left=0.0, right=1.0)
 
 
 @dataclass(frozen=True)
@@ -159,6 +106,63 @@ class Profile:
                 estimates=estimates,
                 labels_version=data.get("labels_version"),
             )
+
+
+@dataclass(frozen=True)
+class ColumnProfile:
+    """The profile of a feature in a window.
+
+    ``rows`` counts values, ``missing`` nulls and NaN, ``sampled`` the values of the distribution.
+    Numbers with many distinct values have ``quantiles``; other columns have ``values`` with their
+    counts: all values if ``complete``, else the most frequent.
+    """
+
+    name: str
+    type: str
+    kind: str
+    rows: int
+    missing: int
+    sampled: int
+    mean: float | None = None
+    std: float | None = None
+    quantiles: tuple[float, ...] = ()
+    values: tuple[tuple[Value, int], ...] = ()
+    complete: bool = False
+
+    @property
+    def missing_share(self) -> float:
+        """The share of rows without a value."""
+        return self.missing / max(self.rows + self.missing, 1)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether it has a comparable distribution."""
+        return self.kind in _COMPARABLE_KINDS and self.sampled > 0
+
+    @cached_property
+    def cumulative(self) -> Cumulative | None:
+        """The distribution function of a number, None for other kinds."""
+        if self.kind != "number":
+            return None
+        if self.quantiles:
+            return _cumulative_of_quantiles(np.array(self.quantiles))
+        if self.values and self.complete:
+            return _cumulative_of_counts(self.values)
+        return None
+
+    @cached_property
+    def _knots(self) -> tuple[Floats, Floats]:
+        """The distribution function as a line: each point with the shares below and up to it."""
+        distribution = self.cumulative
+        if distribution is None:
+            return np.empty(0), np.empty(0)
+        shares = np.column_stack((distribution.left, distribution.right))
+        return np.repeat(distribution.points, 2), shares.ravel()
+
+    def up_to(self, x: Floats) -> Floats:
+        """Return the share of values <= x of a number with a distribution."""
+        # Of two knots at one point numpy uses the second, the share including the point.
+        return np.interp(x, *self._knots, left=0.0, right=1.0)
 
 
 def profile_of(
@@ -250,3 +254,84 @@ def _cumulative_of_counts(values: tuple[tuple[Value, int], ...]) -> Cumulative:
     shares = np.cumsum(counts[order]) / counts.sum()
     before = np.concatenate(([0.0], shares[:-1]))
     return Cumulative(points[order], before, shares, stepwise=True)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mergeable components of a metric.
+
+    A mean has its ``rows``, their ``total`` and the total of their ``squares``; the other kinds
+    have only ``total``.
+
+    >>> both = merge_estimates([Estimate("mean", 2, 1, 1), Estimate("mean", 2, 2, 2)])
+    >>> both, both.value
+    (Estimate(merge='mean', rows=4, total=3, squares=3), 0.75)
+    """
+
+    merge: Merge
+    rows: float = 0.0
+    total: float = 0.0
+    squares: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """The metric; the mean of no rows is 0."""
+        if self.merge == "mean":
+            return self.total / max(self.rows, 1e-300)
+        return self.total
+
+    @property
+    def variance(self) -> float:
+        """The variance of a mean's rows."""
+        return max(self.squares / max(self.rows, 1e-300) - self.value**2, 0.0)
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is the mean of zeros and ones."""
+        return self.squares == self.total and 0 <= self.total <= self.rows
+
+    def to_json(self) -> list[Any]:
+        """Return a JSON value that ``from_json`` reads back equal."""
+        return [self.merge, self.rows, self.total, self.squares]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Estimate:
+        """Return the estimate of ``to_json``; ValueError or TypeError for invalid data."""
+        merge, rows, total, squares = data
+        if merge not in ("mean", "sum", "min", "max"):
+            raise ValueError(f"{merge!r} is not a kind of merge")
+        return cls(merge, float(rows), float(total), float(squares))
+
+
+def merge_estimates(estimates: Sequence[Estimate]) -> Estimate | None:
+    """Return the estimate over the rows of all; None without estimates or for mixed kinds."""
+    if not estimates or len({each.merge for each in estimates}) > 1:
+        return None
+    first, *remaining = estimates
+    rows, total, squares = first.rows, first.total, first.squares
+    for each in remaining:
+        if first.merge == "min":
+            total = min(total, each.total)
+        elif first.merge == "max":
+            total = max(total, each.total)
+        else:
+            rows, total, squares = rows + each.rows, total + each.total, squares + each.squares
+    return Estimate(first.merge, rows, total, squares)
+
+
+def chance_mean(before: Estimate, rows: float, alpha: float) -> tuple[float, float]:
+    """Return the range of the mean of ``rows`` rows, if nothing changed since ``before``.
+
+    The variance is that of ``before``. A share of rows has the exact bounds of its count; other
+    means have the normal limit, corrected for the skewness of few rows (the first term of Cornish
+    and Fisher, 1938).
+    """
+    if before.is_share and rows == round(rows):
+        fewest, most = bounds.chance_count(before.total, before.rows, rows, alpha)
+        return fewest / max(rows, 1.0), most / max(rows, 1.0)
+    normal = bounds.quantile(alpha / 2)
+    few = max(rows, 1e-300)
+    deviation = math.sqrt(before.variance)
+    width = normal * deviation * math.sqrt(1 / few + 1 / max(before.rows, 1e-300))
+    width += deviation * _SKEWNESS * (normal**2 - 1) / (6 * few)
+    return before.value - width, before.value + width

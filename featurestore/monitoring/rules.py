@@ -2,94 +2,42 @@
 
 Each rule is a function of profiles and thresholds, and returns findings with their bounds.
 ``confirm_findings`` decides which findings are alarms (``confirm`` consecutive windows).
+
+A metric is out of bounds if it exceeds the range of its reference windows and the range by chance of
+its number of rows, or if it exceeds its configured limits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Protocol
 
 import numpy as np
 
-from featurestore.model.monitor import MonitorSpec
-from featurestore.model.monitor_report import BinShares, Finding, FindingKind, Subject
+from featurestore.model.monitor import Limits, MonitorSpec
+from featurestore.model.monitor_report import BinShares, Finding, FindingKind
 from featurestore.model.times import format_duration
 from featurestore.monitoring import bounds
 from featurestore.monitoring.comparison import (
-    ComparedProfiles,
-    MeasuredDistances,
-    measure_distances,
-    measure_mixture,
+    MIN_HISTORY,
+    Comparison,
+    ReferenceWindows,
+    has_enough_windows,
 )
-from featurestore.monitoring.metric_rules import metric_findings
-from featurestore.monitoring.missing import (
+from featurestore.monitoring.feature_rules import (
     MissingValues,
+    anchor_findings,
+    compared_features,
+    distribution,
     is_jointly_out_of_bounds,
-    missing_values_of,
+    missing_values,
 )
-from featurestore.monitoring.profile import ColumnProfile, Profile
+from featurestore.monitoring.profile import Profile, chance_mean, merge_estimates
 
-# Minimum number of windows with which a window is compared.
-_MIN_HISTORY = 3
-# A value is reported as lost if this many rows of the window were expected to have it.
-_EXPECTED_ROWS = 10
 # Findings of these kinds are alarms without a second window.
 _IMMEDIATE_KINDS: tuple[FindingKind, ...] = ("freshness", "schema")
-
-
-@dataclass(frozen=True)
-class ReferenceWindows:
-    """The profiles with which a window is compared.
-
-    ``members`` are the profiles of the baseline, oldest first; a complete rolling baseline has
-    ``expected`` of them. ``reference_windows`` are windows of its period, with their ``groups`` for a
-    rolling baseline. ``same_weektime`` are earlier windows at the same time of the week, ``history``
-    all earlier windows since the first row.
-    """
-
-    members: Sequence[Profile] = ()
-    reference_windows: Sequence[Profile] = ()
-    groups: Sequence[int] = ()
-    expected: int = 1
-    same_weektime: Sequence[Profile] = ()
-    history: Sequence[Profile] = ()
-
-
-@dataclass(frozen=True)
-class Anchor:
-    """A moving baseline as of the period ``[start, end)``."""
-
-    start: datetime
-    end: datetime
-    reference: ReferenceWindows
-
-
-class Comparison(Protocol):
-    """Provides the reference windows of each subject of a window."""
-
-    def reference(self, subject: Subject | None = None) -> ReferenceWindows:
-        """Return the reference of a subject; None: that of subjects never out of bounds."""
-
-    def anchor(self, subject: Subject) -> Anchor | None:
-        """Return the anchor of the subject's moving baseline, or None."""
-
-
-@dataclass(frozen=True)
-class FixedReference:
-    """The same reference for every subject, without an anchor."""
-
-    comparison: ReferenceWindows
-
-    def reference(self, subject: Subject | None = None) -> ReferenceWindows:
-        """Return the reference windows."""
-        return self.comparison
-
-    def anchor(self, subject: Subject) -> Anchor | None:
-        """Return None."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -108,21 +56,21 @@ def evaluate_rules(watched: MonitorSpec, now: Profile, comparison: Comparison) -
     shares: list[BinShares] = []
     missing: dict[str, MissingValues] = {}
     default_reference = comparison.reference()
-    learning = not _has_enough_windows(default_reference)
+    learning = not has_enough_windows(default_reference)
     if watched.drift and now.rows:
-        names = _compared_features(watched, now, default_reference)
+        names = compared_features(watched, now, default_reference)
         alpha = bounds.alpha_of(len(names), watched.confirm)
         for name in names:
             reference = comparison.reference(("feature", name))
-            if not _has_enough_windows(reference):
+            if not has_enough_windows(reference):
                 learning = True
                 continue
             feature_findings, feature_shares = distribution(watched, name, now, reference, alpha)
             findings += feature_findings
             shares += feature_shares
-        missing = _missing_values(watched, now, comparison)
+        missing = missing_values(watched, now, comparison)
         findings += [each.finding for each in missing.values()]
-        findings += _anchor_findings(watched, now, comparison)
+        findings += anchor_findings(watched, now, comparison)
     if watched.volume is not None:
         finding = volume(watched.volume, now, comparison.reference(("volume", "")))
         learning = learning or finding is None
@@ -142,7 +90,7 @@ def confirm_findings(
     """Return the findings of the last of consecutive windows, marking confirmed alarms.
 
     Args:
-        results: The results of the windows in order; the last ``confirm`` of them count.
+        results: The results of the windows in order; the last ``confirm`` count.
         confirm: Number of consecutive windows that must be out of bounds.
         are_disjoint: Whether the windows do not overlap, so that their counts can be added.
     """
@@ -184,221 +132,6 @@ def _joint_finding(finding: Finding, results: Sequence[RuleResult]) -> Finding |
     return None
 
 
-# -- distributions --------------------------------------------------------------------------------
-
-
-def distribution(
-    watched: MonitorSpec, name: str, now: Profile, reference: ReferenceWindows, alpha: float
-) -> tuple[list[Finding], list[BinShares]]:
-    """Return the findings of a feature: distances, new values and lost values."""
-    profiles = _compared_profiles(name, now, reference)
-    if profiles.now.rows + profiles.now.missing == 0:
-        return [], []
-    findings: list[Finding] = []
-    shares: list[BinShares] = []
-    measured = measure_distances(profiles)
-    if measured is not None:
-        findings += _drift(watched.drift, profiles, measured, alpha)
-        if measured.shares is not None:
-            shares.append(measured.shares)
-    if "new_values" in watched.drift:
-        findings += _new_values(watched.drift["new_values"], profiles)
-    if "gone_values" in watched.drift:
-        findings += _gone_values(watched.drift["gone_values"], profiles)
-    return findings, shares
-
-
-def _missing_values(
-    watched: MonitorSpec, now: Profile, comparison: Comparison
-) -> dict[str, MissingValues]:
-    """Return the missing values of each feature."""
-    if "null_share" not in watched.drift:
-        return {}
-    names = _compared_features(watched, now, comparison.reference())
-    alphas = bounds.alpha_of(len(names), watched.confirm), bounds.alpha_of(len(names), 1)
-    missing = {}
-    for name in names:
-        column = now.columns[name]
-        reference = comparison.reference(("feature", name))
-        if column.rows + column.missing and _has_enough_windows(reference):
-            missing[name] = missing_values_of(
-                name,
-                now,
-                members=reference.members,
-                reference_windows=reference.reference_windows,
-                groups=reference.groups,
-                threshold=watched.drift["null_share"],
-                alphas=alphas,
-            )
-    return missing
-
-
-def _compared_features(
-    watched: MonitorSpec, now: Profile, reference: ReferenceWindows
-) -> list[str]:
-    """Return the watched features that exist in the window and in the baseline."""
-    names = []
-    for name, column in now.columns.items():
-        if watched.features is not None and name not in watched.features:
-            continue
-        baseline_columns = [
-            each.columns[name] for each in reference.members if name in each.columns
-        ]
-        if any(each.kind == column.kind for each in baseline_columns):
-            names.append(name)
-    return names
-
-
-def _compared_profiles(name: str, now: Profile, reference: ReferenceWindows) -> ComparedProfiles:
-    kind = now.columns[name].kind
-
-    def has(profile: Profile) -> bool:
-        return name in profile.columns and profile.columns[name].kind == kind
-
-    members = [each.columns[name] for each in reference.members if has(each)]
-    reference_windows = [each.columns[name] for each in reference.reference_windows if has(each)]
-    pairs = zip(reference.reference_windows, reference.groups, strict=False)
-    groups = [group for each, group in pairs if has(each)]
-    return ComparedProfiles(members, reference_windows, now.columns[name], groups)
-
-
-def _drift(
-    thresholds: Mapping[str, float],
-    profiles: ComparedProfiles,
-    measured: MeasuredDistances,
-    alpha: float,
-) -> list[Finding]:
-    before, after = profiles.rows, float(profiles.now.sampled)
-    values = {"psi": measured.psi, "ks": measured.ks, "js": measured.js}
-    by_chance = {
-        "psi": bounds.chance_psi(measured.bins, before, after, alpha),
-        "ks": bounds.chance_ks(before, after, alpha),
-        "js": bounds.chance_js(measured.bins, before, after, alpha),
-    }
-    findings = []
-    for name, value in values.items():
-        if name not in thresholds or value is None:
-            continue
-        high = max(
-            thresholds[name],
-            by_chance[name],
-            bounds.baseline_limit(measured.baseline_distances[name]),
-        )
-        high = min(high, bounds.MAX_DISTANCES[name])
-        findings.append(
-            Finding("drift", profiles.now.name, name, round(value, 6), None, high, value > high)
-        )
-    return findings
-
-
-def _anchor_findings(watched: MonitorSpec, now: Profile, comparison: Comparison) -> list[Finding]:
-    """Return the drift of each feature's moving baseline from its anchor.
-
-    Slow drift moves the baseline along, so that no window differs from its predecessors. The mixture
-    of the baseline is compared, so that a single window has little weight.
-    """
-    findings = []
-    for name in _compared_features(watched, now, comparison.reference()):
-        anchor = comparison.anchor(("feature", name))
-        if anchor is None or not _has_enough_windows(anchor.reference):
-            continue
-        moving = comparison.reference(("feature", name))
-        before = _compared_profiles(name, now, anchor.reference)
-        after = _compared_profiles(name, now, moving)
-        measured = measure_mixture(before, after.members)
-        if measured is None:
-            continue
-        values = {"psi": measured.psi, "ks": measured.ks, "js": measured.js}
-        for measure_name, value in values.items():
-            if measure_name in watched.drift and value is not None:
-                # The mean of several windows varies less than a window does.
-                baseline = (
-                    bounds.baseline_limit(measured.baseline_distances[measure_name])
-                    / len(after.members) ** 0.5
-                )
-                high = max(watched.drift[measure_name], baseline)
-                findings.append(_anchor_finding(name, measure_name, value, high, anchor))
-    return findings
-
-
-def _anchor_finding(
-    name: str, measure_name: str, value: float, high: float, anchor: Anchor
-) -> Finding:
-    out = value > high
-    text = ""
-    if out:
-        text = (
-            f"{name}: the moving baseline has drifted from its anchor of {anchor.start:%Y-%m-%d} "
-            f"to {anchor.end:%Y-%m-%d}; {measure_name} {value:.3g}, limit {high:.3g}"
-        )
-    return Finding("anchor", name, measure_name, round(value, 6), None, high, out, text=text)
-
-
-def _new_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
-    """Return the share of rows with values that a complete baseline does not have."""
-    baseline_counts = _value_counts(profiles.members)
-    if baseline_counts is None or profiles.now.kind not in ("text", "boolean"):
-        return []
-    rows = 0
-    new_values: list[str] = []
-    for value, count in profiles.now.values:
-        if value not in baseline_counts:
-            rows += count
-            new_values.append(str(value))
-    share = rows / max(profiles.now.sampled, 1)
-    high = max(
-        threshold, bounds.chance_unseen(list(baseline_counts.values()), float(profiles.now.sampled))
-    )
-    text = ""
-    if share > high:
-        text = (
-            f"{profiles.now.name}: new values in {share:.1%} of rows: {', '.join(new_values[:5])}"
-        )
-    name = profiles.now.name
-    return [
-        Finding("values", name, "new_values", round(share, 6), None, high, share > high, text=text)
-    ]
-
-
-def _gone_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
-    """Return the baseline's share of the most frequent value that the window lacks."""
-    baseline_counts = _value_counts(profiles.members)
-    if (
-        baseline_counts is None
-        or not profiles.now.complete
-        or profiles.now.kind not in ("text", "boolean")
-    ):
-        return []
-    window_counts = dict(profiles.now.values)
-    lost = [value for value in baseline_counts if value not in window_counts]
-    lost_shares = {value: baseline_counts[value] / max(profiles.rows, 1) for value in lost}
-    share = max(lost_shares.values(), default=0.0)
-    high = max(threshold, _EXPECTED_ROWS / max(profiles.now.sampled, 1))
-    text = ""
-    if share > high:
-        names = sorted(lost_shares, key=lambda value: -lost_shares[value])[:5]
-        text = f"{profiles.now.name}: lost values {', '.join(map(str, names))}, before in {share:.1%} of rows"
-    name = profiles.now.name
-    return [
-        Finding("values", name, "gone_values", round(share, 6), None, high, share > high, text=text)
-    ]
-
-
-def _value_counts(members: Sequence[ColumnProfile]) -> dict[object, int] | None:
-    counts: dict[object, int] = {}
-    for each in members:
-        if not each.sampled:
-            continue
-        if not each.complete:
-            return None
-        for value, count in each.values:
-            counts[value] = counts.get(value, 0) + count
-    return counts or None
-
-
-# -- volume, freshness, schema --------------------------------------------------------------------
-
-
 def volume(
     ratio_bounds: tuple[float, float], now: Profile, reference: ReferenceWindows
 ) -> Finding | None:
@@ -407,7 +140,7 @@ def volume(
     Return None for too short a history, except for the first empty window, which is out of bounds.
     """
     row_counts = [each.rows for each in reference.same_weektime]
-    if len(row_counts) < _MIN_HISTORY:
+    if len(row_counts) < MIN_HISTORY:
         before = [each.rows for each in reference.history]
         if now.rows or not before or min(before) == 0:
             return None
@@ -442,7 +175,7 @@ def _volume_bounds(
 def freshness(max_age: timedelta, age: timedelta | None, *, subject: str) -> Finding:
     """Compare the age of the latest event time or commit with its limit.
 
-    A time in the future counts as age zero. ``age`` None: there is no event time or commit.
+    A time in the future counts as age zero. ``age`` is None without an event time or commit.
     """
     high = max_age.total_seconds()
     if age is None:
@@ -455,6 +188,14 @@ def freshness(max_age: timedelta, age: timedelta | None, *, subject: str) -> Fin
         age_text = format_duration(timedelta(seconds=round(seconds)))
         text = f"{subject} is {age_text} old, the limit is {format_duration(max_age)}"
     return Finding("freshness", subject, "age", seconds, None, high, seconds > high, text=text)
+
+
+def newest_age(profiles: Sequence[Profile], timestamp: datetime) -> timedelta | None:
+    """Return the age of the latest event time of profiles at a timestamp, or None."""
+    times = [each.newest for each in profiles if each.newest is not None]
+    if not times:
+        return None
+    return timestamp - max(times)
 
 
 def schema(before: Mapping[str, str], now: Mapping[str, str]) -> Finding:
@@ -473,15 +214,94 @@ def schema(before: Mapping[str, str], now: Mapping[str, str]) -> Finding:
     )
 
 
-def _has_enough_windows(reference: ReferenceWindows) -> bool:
-    """Return True if the baseline has enough windows: half of those of a rolling one."""
-    with_rows = [each for each in reference.members if each.rows]
-    return len(with_rows) >= min(max(_MIN_HISTORY, reference.expected / 2), reference.expected)
+def metric_findings(
+    watched: MonitorSpec, now: Profile, windows_for: Callable[[str], Sequence[Profile]]
+) -> list[Finding]:
+    """Return the metrics with their limits, or with the range of the baseline.
+
+    ``windows_for`` returns the reference windows of a metric.
+    """
+    names = watched.metric_names
+    alpha = bounds.alpha_of(len(names), watched.confirm)
+    findings = []
+    for name in names:
+        value = now.metrics.get(name)
+        reference_windows = _without_recent(windows_for(name), now, watched.confirm)
+        low, high = _metric_range(name, now, reference_windows, alpha)
+        if name in watched.limits:
+            limits = watched.limits[name]
+            if watched.model is None or name in watched.metrics:
+                low, high = limits  # a property of these rows, not an estimate
+            else:
+                low, high = _widened(name, limits, now, reference_windows, alpha)
+        out = value is not None and not (
+            (low is None or value >= low) and (high is None or value <= high)
+        )
+        if value is not None:
+            value = float(f"{value:.9g}")
+        findings.append(Finding("metric", name, "value", value, low, high, out))
+    return findings
 
 
-def newest_age(profiles: Sequence[Profile], timestamp: datetime) -> timedelta | None:
-    """Return the age of the latest event time of profiles at a timestamp, or None."""
-    times = [each.newest for each in profiles if each.newest is not None]
-    if not times:
+def _without_recent(
+    reference_windows: Sequence[Profile], now: Profile, confirm: int
+) -> list[Profile]:
+    """Return windows without the latest ones, so that a change is not compared with itself."""
+    if now.window is None:
+        return list(reference_windows)
+    width = now.window.end - now.window.start
+    cutoff = now.window.start - (confirm - 1) * width
+    return [each for each in reference_windows if each.window is None or each.window.end <= cutoff]
+
+
+def _metric_range(
+    name: str, now: Profile, reference_windows: Sequence[Profile], alpha: float
+) -> Limits:
+    """Return the range of a metric, by its reference windows and by chance."""
+    values = []
+    for each in reference_windows:
+        value = each.metrics.get(name)
+        if each.rows and value is not None:
+            values.append(value)
+    baseline = bounds.baseline_range(values)
+    if baseline is None:
+        return None, None
+    chance = _chance_range(name, now, reference_windows, alpha)
+    if chance is None:
+        return baseline
+    return min(baseline[0], chance[0]), max(baseline[1], chance[1])
+
+
+def _widened(
+    name: str, limits: Limits, now: Profile, reference_windows: Sequence[Profile], alpha: float
+) -> Limits:
+    """Return the limits of an estimate, widened by its sampling error."""
+    chance = _chance_range(name, now, reference_windows, alpha)
+    low, high = limits
+    if chance is None:
+        return limits
+    middle = (chance[0] + chance[1]) / 2
+    if low is not None:
+        low -= middle - chance[0]
+    if high is not None:
+        high += chance[1] - middle
+    return low, high
+
+
+def _chance_range(
+    name: str, now: Profile, reference_windows: Sequence[Profile], alpha: float
+) -> tuple[float, float] | None:
+    """Return the range of a mean by chance, if nothing changed."""
+    current = now.estimates.get(name)
+    if current is None:
         return None
-    return timestamp - max(times)
+    # Without earlier windows, the window's own rows give the variance.
+    earlier = (
+        merge_estimates(
+            [each.estimates[name] for each in reference_windows if name in each.estimates]
+        )
+        or current
+    )
+    if earlier.merge != "mean" or not earlier.rows:
+        return None
+    return chance_mean(earlier, current.rows, alpha)

@@ -30,9 +30,8 @@ from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.times import Window, to_micros
-from featurestore.monitoring.custom_metrics import Metrics, metrics_of
+from featurestore.monitoring.metrics import Metrics, Quality, metrics_of
 from featurestore.monitoring.profile import Profile, profile_of
-from featurestore.monitoring.quality import Quality
 from featurestore.plugins.engine import Accumulator, Relation, TimeRange
 from featurestore.session import Session
 from featurestore.statistics import (
@@ -145,7 +144,7 @@ class Profiler:
             raise FeatureNotFound(
                 f"{spec.name!r} version {spec.version} has no features {listing(unknown)}. "
                 f"Available: {listing(feature_names)}.",
-                hint="features=None watches all of them",
+                hint="features=None watches all",
             )
         return [name for name in feature_names if name in self.watched.features]
 
@@ -212,7 +211,7 @@ class Profiler:
             yield self._with_metrics(profile, engine.within(relation, inside))
 
     def _columns_to_read(self, columns: Sequence[str]) -> list[str]:
-        """Return the columns to read: all if custom metrics may use any of them."""
+        """Return the columns to read: all if custom metrics may use any."""
         if self.watched.metrics:
             return list(self.group.spec.schema.names)
         return list(columns)

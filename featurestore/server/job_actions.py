@@ -10,6 +10,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 
 from featurestore.errors import InvalidArgument, LimitExceeded
 from featurestore.jobs import service
+from featurestore.jobs.windows import find_complete_windows
 from featurestore.model.job import JobSpec
 from featurestore.model.times import parse_moment
 from featurestore.registry.runs import Run
@@ -149,7 +150,7 @@ def _parse_range(start: str, end: str) -> tuple[datetime, datetime]:
 
 def _check_windows(spec: JobSpec, first: datetime, last: datetime, *, max_windows: int) -> None:
     """Reject a range with more windows than the limit."""
-    if len(service.find_complete_windows(spec, first, last, limit=max_windows + 1)) > max_windows:
+    if len(find_complete_windows(spec, first, last, limit=max_windows + 1)) > max_windows:
         raise LimitExceeded(
             f"The range has more than {max_windows:,} windows, the limit of one plan.",
             hint="use a shorter range, or the command line: featurestore job backfill",

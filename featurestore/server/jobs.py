@@ -12,6 +12,7 @@ from featurestore.errors import JobNotFound
 from featurestore.jobs import service
 from featurestore.jobs.monitors import service as monitor_service
 from featurestore.jobs.run import definition_words
+from featurestore.jobs.windows import find_due_windows
 from featurestore.model.monitor_report import MonitorReport
 from featurestore.model.times import Window, parse_moment
 from featurestore.registry import overview, runs, stored_errors
@@ -102,7 +103,7 @@ def window_strip(store: FeatureStore, name: str, *, limit: int = 400) -> list[Jo
     job = service.get_job(session, name)
     with session.registry.reading() as connection:
         states = dict(overview.newest_windows(connection, name, limit=limit))
-    for window in service.find_due_windows(session, job)[-limit:]:
+    for window in find_due_windows(session, job)[-limit:]:
         states.setdefault(window, "due")
     return [JobWindow(window, states[window]) for window in sorted(states)[-limit:]]
 

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from featurestore.jobs.definitions import JobDefinition
-    from featurestore.jobs.plan import JobPlan
     from featurestore.jobs.scheduler import Options, Scheduler
-    from featurestore.jobs.service import JobStatus
+    from featurestore.jobs.service import JobPlan, JobStatus
     from featurestore.model.times import Window
     from featurestore.registry.jobs import RegisteredJob
     from featurestore.registry.runs import Run
@@ -38,9 +37,9 @@ class JobCalls(StoreBase):
         >>> [(job.spec.name, job.version) for job in store.register_jobs("jobs.py")]
         [('mean_temp', 1)]
         """
-        from featurestore.jobs import service
+        from featurestore.jobs.registration import register_jobs
 
-        return service.register_jobs(self._session, module_or_path)
+        return register_jobs(self._session, module_or_path)
 
     def get_jobs(self, *, limit: int | None = None, offset: int = 0) -> list[JobStatus]:
         """Return every registered job: windows that are due, windows that failed, its last run.
@@ -72,7 +71,7 @@ class JobCalls(StoreBase):
         reads about 4 rows, ... bytes; no run to estimate the time from
           weather: weather at Delta version 1, rows: about 4
         """
-        from featurestore.jobs.plan import plan_job
+        from featurestore.jobs.service import plan_job
 
         return plan_job(self._session, name, window=window)
 

@@ -83,7 +83,7 @@ class AlertCalls(StoreBase):
         >>> store.send_alerts()
         0
         """
-        from featurestore.alerts.outbox import send_waiting
+        from featurestore.alerts.incidents import send_waiting
 
         return send_waiting(self._session)
 

@@ -30,12 +30,13 @@ from featurestore.registry import streams as registered
 from featurestore.session import Session
 from featurestore.storage.failures import after_publication
 from featurestore.streams.micro_batches import Committed, Decoding, commit_micro_batch
-from featurestore.streams.opening import decoder_of, streams_of
-from featurestore.streams.positions import (
+from featurestore.streams.opening import (
     Position,
     check_identity,
+    decoder_of,
     positions,
     quarantined_ends,
+    streams_of,
 )
 
 _log = logging.getLogger("featurestore.jobs")

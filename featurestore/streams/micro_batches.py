@@ -29,7 +29,7 @@ from featurestore.plugins.source import (
 from featurestore.recovery.in_flight import in_flight
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
-from featurestore.streams.positions import BAD
+from featurestore.streams.opening import BAD
 from featurestore.validation.quarantine import REASONS
 
 _SHOWN_CHARACTERS = 200

@@ -86,7 +86,9 @@ def replay(session: Session, spec: JobSpec, group: OpenGroup) -> Replayed:
             records, _QuarantineDecoder(decoder_of(source, spec)), schema=schema
         )
         rows = engine.stage(rows, os.path.join(run.rows, "records"))
-        reasons = _count_reasons(engine, rows)
+        bad = engine.filter(rows, f"{RECORD_ERROR} IS NOT NULL OR {RECORD_DELETES}")
+        errors = engine.stream(engine.select(bad, {RECORD_ERROR: RECORD_ERROR})).read_all()
+        reasons = Counter(pc.fill_null(errors.column(0), _DELETED).to_pylist())
         good = engine.filter(rows, f"{RECORD_ERROR} IS NULL AND NOT {RECORD_DELETES}")
         names = [*spec.stream.columns.names, *STORED_COLUMNS]
         good = engine.select(good, {name: name for name in names})
@@ -129,13 +131,6 @@ class _WithColumns:
             for column in self.schema
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
-
-
-def _count_reasons(engine: Engine, rows: Relation) -> Counter[str]:
-    """Count the reasons for which records stay in the quarantine."""
-    bad = engine.filter(rows, f"{RECORD_ERROR} IS NOT NULL OR {RECORD_DELETES}")
-    errors = engine.stream(engine.select(bad, {RECORD_ERROR: RECORD_ERROR})).read_all()
-    return Counter(pc.fill_null(errors.column(0), _DELETED).to_pylist())
 
 
 def _insert(
@@ -181,13 +176,13 @@ def _after_unfinished_replay(
     return state
 
 
-def _remove_records(session: Session, state: Snapshot, written: pa.Table, topic: str) -> None:
+def _remove_records(session: Session, state: Snapshot, written_rows: pa.Table, topic: str) -> None:
     """Remove written records from the quarantine in one commit."""
-    if not written.num_rows:
+    if not written_rows.num_rows:
         return
     engine = session.engine
-    topics = pa.array([topic] * written.num_rows, pa.string())
-    positions = engine.from_arrow(written.append_column(_TOPIC, topics).to_reader())
+    topics = pa.array([topic] * written_rows.num_rows, pa.string())
+    positions = engine.from_arrow(written_rows.append_column(_TOPIC, topics).to_reader())
     no_rows = engine.from_arrow(state.schema.empty_table().to_reader())
     write = TableWrite(
         mode="upsert",

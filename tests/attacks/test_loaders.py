@@ -37,7 +37,7 @@ ROOT = Path(featurestore.__file__).parent.parent
 LOADERS = {
     "featurestore/experiments/worker.py": "the function that the launcher sends to standard input",
     "featurestore/experiments/models/loading.py": "models, where the caller trusts them",
-    "featurestore/jobs/loading.py": "job files whose hash was registered on this machine",
+    "featurestore/jobs/registration.py": "job files whose hash was registered on this machine",
     "featurestore/testing/format_conformance.py": "what the test has pickled itself",
     "connectors/featurestore_connectors/spark_delta/tasks.py": "results of tasks of this session",
     "connectors/featurestore_connectors/spark_delta/streams.py": "results of tasks of this session",

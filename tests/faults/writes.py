@@ -259,7 +259,7 @@ def _misread(store: FeatureStore) -> None:
     """Register a stream whose quarantine has a record that can be read by now."""
     from featurestore.featuregroups.table import open_group
     from featurestore.featuregroups.write import get_or_create
-    from featurestore.jobs.streams.run import stream_job
+    from featurestore.jobs.stream_jobs import stream_job
     from featurestore.jobs.target import declaration
     from featurestore.plugins.source import DecoderRequest, MicroBatch
     from featurestore.registry import jobs

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import featurestore
 import featurestore_schemas
 from featurestore.errors import FeatureStoreError, InvalidJob, InvalidSql, RegistryError
-from featurestore.jobs.loading import load_jobs
 from featurestore.jobs.query import can_batch_windows
+from featurestore.jobs.registration import load_jobs
 from featurestore.model.job import JobSpec
 from featurestore.model.plan import canonical_hash
 from featurestore.registry.tables import job_definitions

@@ -13,7 +13,7 @@ import pytest
 
 import featurestore
 from featurestore.errors import InvalidJob
-from featurestore.jobs.loading import load_jobs, load_registered
+from featurestore.jobs.registration import load_jobs, load_registered
 from featurestore.registry import tables
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import START, expected, python_job, rows, sql_job

@@ -17,10 +17,8 @@ from featurestore.experiments import catalog
 from featurestore.experiments.run import Run
 from featurestore.model.run_record import RunDataset, RunRecord
 from featurestore.model.times import Window
-from featurestore.monitoring.custom_metrics import Metrics
-from featurestore.monitoring.estimates import Estimate
-from featurestore.monitoring.profile import Profile
-from featurestore.monitoring.quality import area_under_curve
+from featurestore.monitoring.metrics import Metrics, area_under_curve
+from featurestore.monitoring.profile import Estimate, Profile
 from featurestore.store import FeatureStore
 from tests.monitoring.conftest import A_DAY, DAY, START
 

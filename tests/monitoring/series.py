@@ -16,8 +16,8 @@ from featurestore.model.monitor import MonitorSpec
 from featurestore.model.monitor_report import Finding
 from featurestore.model.times import Window
 from featurestore.monitoring import rules
+from featurestore.monitoring.comparison import FixedReference, ReferenceWindows
 from featurestore.monitoring.profile import ColumnProfile, Profile
-from featurestore.monitoring.rules import FixedReference, ReferenceWindows
 
 START = datetime(2023, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)

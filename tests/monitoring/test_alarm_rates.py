@@ -11,8 +11,12 @@ import pytest
 from featurestore.model.monitor import MonitorSpec
 from featurestore.monitoring import rules
 from featurestore.monitoring.bounds import chance_unseen
-from featurestore.monitoring.missing import MissingCount, MissingValues, is_jointly_out_of_bounds
-from featurestore.monitoring.rules import FixedReference
+from featurestore.monitoring.comparison import FixedReference
+from featurestore.monitoring.feature_rules import (
+    MissingCount,
+    MissingValues,
+    is_jointly_out_of_bounds,
+)
 from tests.monitoring.series import FAULTS, alarms, compared, day, is_found, plain, series
 
 WATCHED = plain(MonitorSpec("series"))

@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 import featurestore
-from featurestore.alerts.outbox import send_waiting
+from featurestore.alerts.incidents import send_waiting
 from featurestore.errors import FeatureStoreError, InvalidJob, JobFailed
 from featurestore.model.job import JobSpec
 from featurestore.registry import alerts

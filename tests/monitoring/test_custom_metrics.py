@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from featurestore.monitoring.estimates import merge_estimates
-from featurestore.monitoring.profile import Profile
+from featurestore.monitoring.profile import Profile, merge_estimates
 from featurestore.store import FeatureStore
 from tests.monitoring.conftest import A_DAY, DAY, DAYS, NOW, profiles, sales
 

@@ -16,9 +16,9 @@ import featurestore
 from featurestore.cli import app
 from featurestore.errors import FeatureStoreError, JobFailed
 from featurestore.model.monitor import Baseline, MonitoredModel, MonitorSpec
-from featurestore.monitoring.estimates import Estimate, chance_mean, merge_estimates
-from featurestore.monitoring.metric_rules import metric_findings
-from featurestore.monitoring.quality import area_under_curve
+from featurestore.monitoring.metrics import area_under_curve
+from featurestore.monitoring.profile import Estimate, chance_mean, merge_estimates
+from featurestore.monitoring.rules import metric_findings
 from featurestore.store import FeatureStore
 from tests.monitoring.conftest import A_DAY, DAY, START, Clock
 from tests.monitoring.receivers import web_server

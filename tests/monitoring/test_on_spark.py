@@ -12,8 +12,7 @@ from featurestore.featuregroups.table import open_group
 from featurestore.model.monitor import MODEL_MEASURES, MonitoredModel
 from featurestore.model.monitor_report import MonitorReport
 from featurestore.model.times import Window
-from featurestore.monitoring.custom_metrics import Metrics
-from featurestore.monitoring.quality import Quality
+from featurestore.monitoring.metrics import Metrics, Quality
 from tests.monitoring.conftest import A_DAY, DAY, START, Clock, sales
 from tests.monitoring.scored import Sigmoid, outcomes, trips
 

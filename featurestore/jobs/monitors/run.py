@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 
 from sqlalchemy.engine import Connection
@@ -18,22 +18,24 @@ from featurestore.errors import InvalidJob, StatisticsNotFound
 from featurestore.featuregroups.quality import statistics_of
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.jobs.inputs import PinnedInput, times_read_by
-from featurestore.jobs.monitors.baselines import Baselines, FixedBaseline, History
-from featurestore.jobs.monitors.definitions import LABELS_INPUT, WATCHED_INPUT
-from featurestore.jobs.monitors.model_definitions import quality_of
-from featurestore.jobs.monitors.windows import with_windows_before
-from featurestore.jobs.run import Attempt, RunOutput, StartedRun, run_recorded
-from featurestore.jobs.schedule import latest_complete
-from featurestore.jobs.specs import schedule_of
-from featurestore.jobs.stale import changes
+from featurestore.jobs.monitors.baselines import (
+    Baselines,
+    FixedBaseline,
+    History,
+    with_windows_before,
+)
+from featurestore.jobs.monitors.definitions import LABELS_INPUT, WATCHED_INPUT, quality_of
+from featurestore.jobs.run import JobRun, RunOutput, run_recorded
+from featurestore.jobs.schedule import latest_complete, schedule_of
+from featurestore.jobs.windows import changes
 from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.monitor import LABELLED, MonitorSpec
 from featurestore.model.monitor_report import Finding, MonitorReport, worst_first
 from featurestore.model.times import Window, from_micros
 from featurestore.monitoring import rules
+from featurestore.monitoring.metrics import Quality
 from featurestore.monitoring.profile import Profile, profile_of
-from featurestore.monitoring.quality import Quality
 from featurestore.monitoring.rules import RuleResult
 from featurestore.monitoring.windows import Profiler
 from featurestore.plugins import observers
@@ -46,22 +48,21 @@ _FAMILIES = ("drift", "nulls", "values", "anchor", "freshness", "volume", "schem
 _EVENT_TIME, _COMMIT = "event time", "last commit"
 
 
-def run_monitor(session: Session, attempt: Attempt) -> Run:
-    """Compare the windows of an attempt with the baseline, and record the findings."""
-    return run_recorded(session, attempt, partial(_observe, session, attempt))
+def run_monitor(run: JobRun) -> Run:
+    """Compare the windows of a run with the baseline, and record the findings."""
+    return run_recorded(run, _observe)
 
 
-def _observe(session: Session, attempt: Attempt, recording: StartedRun) -> RunOutput:
-    spec = attempt.spec
-    observed = observe(session, spec, attempt.windows, recording.inputs)
+def _observe(run: JobRun) -> RunOutput:
+    observed = observe(run.session, run.spec, run.windows, run.inputs)
     reports = observed.reports
     work = observers.current()
     if work is not None:
         work.monitor_report = reports[-1]
 
     def record(connection: Connection) -> None:
-        monitors.record(connection, reports, run_id=recording.run.run_id)
-        _alert(connection, spec, reports[-1], observed.back)
+        monitors.record(connection, reports, run_id=run.run_id)
+        _alert(connection, run.spec, reports[-1], observed.back)
 
     rows = sum(each.rows for each in reports)
     return RunOutput(rows, reports[-1].delta_version, None, record)
@@ -397,7 +398,7 @@ class Observation:
 
 
 def _is_within(findings: Sequence[Finding], family: str) -> bool:
-    """Return whether there are findings of a kind, and all of them are within bounds."""
+    """Return whether a kind has findings, and all are within bounds."""
     evaluated = [each for each in findings if each.kind == family and each.value is not None]
     return bool(evaluated) and not any(each.out for each in evaluated)
 

@@ -8,14 +8,15 @@ from datetime import datetime
 from sqlalchemy.engine import Connection
 
 from featurestore.alerts import incidents
-from featurestore.alerts.outbox import send_waiting
+from featurestore.alerts.incidents import send_waiting
 from featurestore.errors import InvalidArgument, JobFailed, JobNotFound, listing
-from featurestore.jobs import service
+from featurestore.jobs.execution import run_attempt
 from featurestore.jobs.inputs import pin_inputs
 from featurestore.jobs.monitors.run import observe
 from featurestore.jobs.run import TrainingCall
-from featurestore.jobs.schedule import latest_complete
-from featurestore.jobs.specs import schedule_of
+from featurestore.jobs.schedule import latest_complete, schedule_of
+from featurestore.jobs.service import run_job
+from featurestore.jobs.windows import find_due_windows, resolve_window
 from featurestore.model import display, times
 from featurestore.model.display import Listing
 from featurestore.model.monitor_report import Acceptance, MonitorReport, acceptable_subjects
@@ -87,7 +88,7 @@ def check_monitor(
     """Run the due windows and the latest window, or one window, and return the report."""
     job = get_monitor(session, name)
     if window is None:
-        outcome = service.run_attempt(session, name, _due_and_latest, call=call)
+        outcome = run_attempt(session, name, _due_and_latest, call=call)
         send_waiting(session)
         if outcome.failed:
             failed_run = next(run for run in reversed(outcome.runs) if run.state == runs.FAILED)
@@ -97,7 +98,7 @@ def check_monitor(
             )
         checked_window = _latest(job)
     else:
-        (run,) = service.run_job(session, name, call=call, window=window)
+        (run,) = run_job(session, name, call=call, window=window)
         checked_window = run.window
     return report_of(session, name, checked_window)
 
@@ -139,7 +140,7 @@ def accept(
             f"note= has {len(note):,} characters; the limit is {_MAX_NOTE_LENGTH:,}.",
             hint="put the details into a document, and its address into note=",
         )
-    accepted_window = None if window is None else service.resolve_window(job, window)
+    accepted_window = None if window is None else resolve_window(job, window)
     end = None if until is None else parse_moment(until, argument="until")
     with session.registry.transaction() as connection:
         newest = monitors.newest(connection, name)
@@ -249,4 +250,4 @@ def _latest(job: RegisteredJob) -> Window:
 
 
 def _due_and_latest(session: Session, job: RegisteredJob) -> list[Window]:
-    return sorted({*service.find_due_windows(session, job), _latest(job)})
+    return sorted({*find_due_windows(session, job), _latest(job)})

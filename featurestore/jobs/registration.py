@@ -1,4 +1,4 @@
-"""Loading of job files: when they are registered, and again, if unchanged, to run their jobs.
+"""Registration of jobs, and loading of their files to run them.
 
 A registry names the file or module of each job. It may be imported from elsewhere, so its files are
 executed only if a user of this machine registered them: registering writes a grant with the file's
@@ -14,14 +14,24 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 from featurestore.errors import FeatureStoreError, InvalidJob, listing
 from featurestore.jobs.definitions import DEFINED_JOBS, JobDefinition
+from featurestore.jobs.recovery import restore
+from featurestore.jobs.schedule import last_schedule_time, schedule_of
+from featurestore.jobs.window_jobs import check_window_job, with_primary_key
+from featurestore.model import times
+from featurestore.model.display import Listing
+from featurestore.model.job import JobSpec
+from featurestore.registry import alerts, jobs
+from featurestore.registry.jobs import RegisteredJob
+from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.grants import find_grant, write_grant
+from featurestore.streams import check_stream_job
 
 _GRANTS = "registered-jobs"
 # Threads that need the same file wait until it is loaded completely.
@@ -39,6 +49,82 @@ class JobFile:
     origin: str
     file: str | None
     sha256: str | None
+
+
+def register_jobs(
+    session: Session, module_or_path: ModuleType | str | os.PathLike[str]
+) -> list[RegisteredJob]:
+    """Register every job of a module, file or folder; return the registered jobs by name."""
+    definitions = load_jobs(module_or_path)
+    _check_channels(session, [definition.spec for definition, _ in definitions.values()])
+    specs = _specs_to_register(
+        session, {name: each.spec for name, (each, _) in definitions.items()}
+    )
+    registered = []
+    for name, (_, file) in sorted(definitions.items()):
+        spec = specs[name]
+        grant_execution(session.location, file)
+        watermark = None
+        if spec.stream is not None:
+            check_stream_job(session, spec)
+        elif spec.start is None:  # no catchup: the job begins with the window that is open now
+            now = times.shifted(times.utc_now(), -spec.allowed_lateness)
+            watermark = last_schedule_time(schedule_of(spec), now)
+        with session.registry.transaction() as connection:
+            earlier = jobs.find(connection, name)
+            jobs.register(connection, spec, origin=file.origin, watermark=watermark)
+            if earlier is None:
+                restore(connection, session, spec)
+            registered.append(jobs.get(connection, name))
+    return Listing(registered)
+
+
+def _specs_to_register(session: Session, specs: Mapping[str, JobSpec]) -> dict[str, JobSpec]:
+    """Return the definitions to register; refuse those that are known to fail."""
+    if all(spec.kind != "window" for spec in specs.values()):
+        return dict(specs)
+    with session.registry.reading() as connection:
+        target_names = {job.spec.target for job in jobs.every(connection)}
+    target_names.update([spec.target for spec in specs.values()])
+    definitions = {}
+    for name, spec in specs.items():
+        definitions[name] = with_primary_key(session, spec)
+        check_window_job(session, definitions[name], future_groups=target_names)
+    return definitions
+
+
+def _check_channels(session: Session, specs: Sequence[JobSpec]) -> None:
+    """Refuse jobs with alert channels that the store does not have."""
+    with session.registry.reading() as connection:
+        channel_names = [each.name for each in alerts.channels(connection)]
+    for spec in specs:
+        unknown = [name for name in spec.alert if name not in channel_names]
+        if unknown:
+            raise InvalidJob(
+                f"Job {spec.name!r}: alert= names {listing(unknown)}. Available channels: "
+                f"{listing(channel_names)}.",
+                hint=f"store.add_alert_channel({unknown[0]!r}, 'log')",
+                command=f"featurestore alert add {unknown[0]} log",
+            )
+
+
+def load_definition(session: Session, job: RegisteredJob) -> JobDefinition:
+    """Load the function or query of a job from the file where it was registered.
+
+    Raises:
+        InvalidJob: The definition in the file differs from the registered one.
+    """
+    if job.spec.kind == "monitor":  # a monitor has no code, so it needs no file
+        return JobDefinition(job.spec)
+    definition = load_registered(session.location, job.spec.name, job.origin)
+    definition = replace(definition, spec=with_primary_key(session, definition.spec))
+    if definition.spec.hash != job.spec.hash:
+        raise InvalidJob(
+            f"Job {job.spec.name!r} in {job.origin} differs from the registered version "
+            f"{job.version}.",
+            hint=f"featurestore job register {job.origin}",
+        )
+    return definition
 
 
 def load_jobs(

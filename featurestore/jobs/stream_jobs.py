@@ -22,10 +22,17 @@ from featurestore.arrow.schemas import parse_type
 from featurestore.arrow.types import check_nesting, feature_schema
 from featurestore.arrow.untyped import dtypes_line, refuse_untyped
 from featurestore.errors import InvalidJob, did_you_mean, listing
-from featurestore.featuregroups.definition import Declaration
-from featurestore.jobs import specs
-from featurestore.jobs.definitions import Columns, Duration, JobDefinition, add_to_module
-from featurestore.jobs.run import Attempt, RunOutput, StartedRun, check_lease, run_recorded
+from featurestore.jobs.definitions import (
+    Columns,
+    Duration,
+    JobDefinition,
+    add_to_module,
+    as_tuple,
+    channels,
+    check_choices,
+    check_rows,
+)
+from featurestore.jobs.run import JobRun, RunOutput, check_lease, run_recorded
 from featurestore.jobs.target import declaration
 from featurestore.model import times
 from featurestore.model.arguments import calling_globals, with_suggestions
@@ -119,7 +126,7 @@ def stream_job(
         schema_registry: Address of a registry with the writer schemas of Avro records; None: they
             were written with ``schema``.
         consumer_group: Runners with this name share the partitions of the topic; None: one runner at
-            a time reads all of them.
+            a time reads all partitions.
         generation: Increase it when the topic was recreated, so that its offsets start from zero.
         validation: Validation policy of the writes.
         ttl: As for ``create_featuregroup``.
@@ -172,21 +179,21 @@ def stream_job(
         code="",
         mode=stream.mode,  # type: ignore[arg-type]
         validation=validation,
-        primary_key=(primary_key,) if isinstance(primary_key, str) else tuple(primary_key),
+        primary_key=as_tuple(primary_key),
         event_time=event_time,
         created_time=created_time,
-        partition_by=(partition_by,) if isinstance(partition_by, str) else tuple(partition_by),
+        partition_by=as_tuple(partition_by),
         ttl=parse_ttl(ttl),
         expectations=tuple(dict(each) for each in expectations),
         statistics=statistics,
         description=description,
         tags=dict(tags or {}),
         retries=retries,
-        alert=specs.channels(alert),
+        alert=channels(alert),
         stream=stream,
     )
-    specs.check_choices(spec)
-    specs.check_rows(spec)
+    check_choices(spec)
+    check_rows(spec)
     _check_columns(spec)
     return add_to_module(JobDefinition(spec), calling_globals())
 
@@ -338,9 +345,9 @@ def _retry_delay(session: Session, job: RegisteredJob) -> timedelta:
     return timedelta(seconds=30) * 2 ** (failures - 1)
 
 
-def run_stream(session: Session, attempt: Attempt, *, stop: threading.Event) -> Run:
+def run_stream(run: JobRun, *, stop: threading.Event) -> Run:
     """Write the new records of the topic into the group; the caller has any lease it needs."""
-    return run_recorded(session, attempt, partial(_consume, session, attempt, stop))
+    return run_recorded(run, partial(_consume, stop))
 
 
 def window_of(job: RegisteredJob) -> Window:
@@ -350,20 +357,16 @@ def window_of(job: RegisteredJob) -> Window:
     return Window(times.shifted(now, -job.spec.stream.trigger), now)
 
 
-def _consume(
-    session: Session, attempt: Attempt, stop: threading.Event, recording: StartedRun
-) -> RunOutput:
-    spec = attempt.spec
-    assert spec.stream is not None
-    declared: Declaration = declaration(spec)
-    check = partial(check_lease, session, attempt)
-    if spec.stream.consumer_group is not None:
-        check = partial(_check_registered, session, attempt)
+def _consume(stop: threading.Event, run: JobRun) -> RunOutput:
+    assert run.spec.stream is not None
+    check = partial(check_lease, run)
+    if run.spec.stream.consumer_group is not None:
+        check = partial(_check_registered, run)
     progress = consume(
-        session,
-        spec,
-        StreamTarget(recording.group, declared),
-        run_id=recording.run.run_id,
+        run.session,
+        run.spec,
+        StreamTarget(run.group, declaration(run.spec)),
+        run_id=run.run_id,
         check=check,
         stop=stop,
     )
@@ -377,13 +380,13 @@ def _consume(
     return RunOutput(progress.rows, progress.delta_version, progress.version)
 
 
-def _check_registered(session: Session, attempt: Attempt) -> None:
+def _check_registered(run: JobRun) -> None:
     """Refuse to continue with a definition that was replaced in the meantime."""
-    with session.registry.reading() as connection:
-        job = jobs.get(connection, attempt.spec.name)
-    if job.version != attempt.job.version:
+    with run.session.registry.reading() as connection:
+        job = jobs.get(connection, run.spec.name)
+    if job.version != run.job.version:
         raise InvalidJob(
-            f"Job {attempt.spec.name!r} was registered again while this run read for version "
-            f"{attempt.job.version}.",
+            f"Job {run.spec.name!r} was registered again while this run read for version "
+            f"{run.job.version}.",
             hint="run it again",
         )

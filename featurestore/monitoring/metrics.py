@@ -1,21 +1,24 @@
-"""Quality of the predictions of a window, compared with the labels known at that time.
+"""Metrics of the rows of a window: SQL expressions, and the quality of a model's predictions.
 
-A window is evaluated when its allowed lateness is over. Labels and predictions that were not known
-by then do not count, even if the window is computed later: a backfill gives the results that the
-monitor would have given. Predictions that were made after their label was known are ignored.
+Predictions are compared with the labels of the time: a window is evaluated when its allowed lateness
+is over. Labels and predictions that were not known by then do not count, even if the window is
+computed later: a backfill gives the results that the monitor would have given. Predictions that
+were made after their label was known are ignored.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
-from featurestore.errors import FeatureNotFound, InvalidJob, listing
+from featurestore import usersql
+from featurestore.errors import FeatureNotFound, InvalidJob, InvalidSql, listing
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.monitor import (
@@ -27,9 +30,80 @@ from featurestore.model.monitor import (
     MonitoredModel,
 )
 from featurestore.model.times import Window
-from featurestore.monitoring.custom_metrics import Metrics, metrics_of
-from featurestore.monitoring.estimates import Estimate
+from featurestore.monitoring.profile import Estimate
 from featurestore.plugins.engine import Engine, Relation, TimeRange
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Metric values by name (None without a value), and estimates of mergeable metrics."""
+
+    values: Mapping[str, float | None] = field(default_factory=dict)
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
+
+    def __or__(self, metrics: Metrics) -> Metrics:
+        return Metrics(
+            {**self.values, **metrics.values},
+            {**self.estimates, **metrics.estimates},
+        )
+
+
+def metrics_of(engine: Engine, rows: Relation, metrics: Mapping[str, str]) -> Metrics:
+    """Return each metric of the rows.
+
+    Raises:
+        InvalidSql: A metric cannot be computed, or is not a number.
+    """
+    if not metrics:
+        return Metrics()
+    query = usersql.metrics_query(metrics, dialect=engine.dialect)
+    table = engine.stream(engine.user_sql(query, tables={"rows": rows}, parameters={}))
+    (row,) = table.read_all().to_pylist()
+    values = {}
+    estimates = {}
+    for name, text in metrics.items():
+        values[name] = _as_number(name, row[name])
+        estimate = _estimate(name, usersql.merge_of(name, text), values[name], row)
+        if estimate is not None:
+            estimates[name] = estimate
+    return Metrics(values, estimates)
+
+
+def check_metrics(metrics: Mapping[str, str]) -> None:
+    """Raise InvalidSql for expressions that are not SQL over the rows of a window."""
+    if metrics:
+        usersql.metrics_query(metrics, dialect=usersql.DIALECT)
+
+
+def _estimate(
+    name: str, merge: usersql.Merge | None, value: float | None, row: Mapping[str, Any]
+) -> Estimate | None:
+    """Return the estimate of a metric; None if it is not mergeable or not a number."""
+    if merge is None or value is None:
+        return None
+    if merge != "mean":
+        return Estimate(merge, total=value)
+    components = []
+    for component in usersql.MEAN_PARTS:
+        number = _as_number(name, row[usersql.part_name(name, component)])
+        if number is None:
+            return None
+        components.append(number)
+    return Estimate(merge, *components)
+
+
+def _as_number(name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise InvalidSql(
+            f"The metric {name!r} returned {value!r}, which is not a number.",
+            hint="avg, sum, count, max",
+        ) from error
+    return number if math.isfinite(number) else None
+
 
 _LABELLED = {LABELLED: "avg(case when label is null then 0 else 1 end)"}
 _VERSION = "model_version"

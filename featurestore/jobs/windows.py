@@ -1,9 +1,9 @@
-"""Late data: find computed windows whose inputs have changed since.
+"""Windows of a job that are to be computed: due, stale, complete or computed already.
 
-A commit to an input changes the time range of the rows that it adds and removes: the range in the
-commit's metadata if a job wrote it, otherwise the minimum and maximum time of the files. Commits
-that move rows without changing them (compaction) do not count. If the range is unknown, all windows
-count as changed.
+A computed window is stale if an input has changed since, by late data. A commit to an input changes
+the time range of the rows that it adds and removes: the range in the commit's metadata if a job
+wrote it, otherwise the minimum and maximum time of the files. Commits that move rows without
+changing them (compaction) do not count. If the range is unknown, all windows count as changed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from featurestore.delta.log import commit_path, note_of, read_commit
 from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import InvalidArgument
 from featurestore.jobs.inputs import (
     PinnedInput,
     fingerprint_files,
@@ -24,24 +25,138 @@ from featurestore.jobs.inputs import (
     time_bounds,
     times_read_by,
 )
-from featurestore.jobs.target import row_range
+from featurestore.jobs.schedule import (
+    due_windows,
+    latest_complete,
+    schedule_of,
+    window_starting,
+    windows_between,
+)
+from featurestore.jobs.target import find_target, row_range
+from featurestore.model import times
 from featurestore.model.job import JobSpec
-from featurestore.model.times import Window, to_micros
+from featurestore.model.times import Window, parse_moment, to_micros
 from featurestore.registry import runs
+from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import WindowState
 from featurestore.session import Session
 from featurestore.storage import files
 
 
-@dataclass(frozen=True)
-class Change:
-    """A changed time range of an input in microseconds, both ends inclusive."""
+def resolve_window(job: RegisteredJob, window: Window | datetime | str | None) -> Window:
+    """Return the window that an argument denotes; None denotes the latest complete one."""
+    schedule = schedule_of(job.spec)
+    if window is None:
+        latest = latest_complete(schedule, times.utc_now())
+        if latest is None:
+            raise InvalidArgument(
+                f"Job {job.spec.name!r} has no complete window yet.",
+                hint=f"its first window begins at {job.spec.start}",
+            )
+        return latest
+    if not isinstance(window, Window):
+        return window_starting(schedule, parse_moment(window, argument="window"))
+    matching_window = window_starting(schedule, window.start)
+    if matching_window != window:
+        raise InvalidArgument(
+            f"window={window} is not a window of the job.",
+            hint=f"the window from that start ends at {matching_window.end}",
+        )
+    return window
 
-    low: int
-    high: int
+
+def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
+    """Return the windows of a job that are due now, oldest first.
+
+    Due are the windows after the watermark and the failed ones.
+    """
+    spec, name = job.spec, job.spec.name
+    if spec.stream is not None:  # its records have offsets, not windows
+        return []
+    with session.registry.reading() as connection:
+        failed = runs.windows_of(connection, name, states=[runs.FAILED])
+        computed = runs.windows_in(
+            connection, name, states=[runs.DONE, runs.STALE], start=job.watermark
+        )
+    upcoming = due_windows(
+        schedule_of(spec), watermark=job.watermark, now=times.utc_now(), computed=computed
+    )
+    windows = sorted({*failed, *upcoming})
+    return windows if spec.catchup is None else windows[: spec.catchup]
 
 
-EVERYTHING = Change(-(2**63), 2**63 - 1)
+def find_complete_windows(
+    spec: JobSpec, start: datetime, end: datetime, *, limit: int | None = None
+) -> list[Window]:
+    """Return the windows of a range that are complete, allowed lateness included.
+
+    Oldest first, ``limit`` at most.
+    """
+    now = times.utc_now()
+    until = min(end, times.shifted(now, -spec.allowed_lateness))
+    return windows_between(schedule_of(spec), start, until, limit=limit)
+
+
+def refuse_repeated_appends(
+    session: Session, job: RegisteredJob, windows: Sequence[Window]
+) -> None:
+    """Refuse to compute windows of an appending job again, which would duplicate their rows."""
+    if job.spec.mode != "append" or not windows:
+        return
+    computed = computed_windows(session, job, windows[0].start, windows[-1].end)
+    repeated = [window for window in windows if window in computed]
+    if repeated:
+        raise InvalidArgument(
+            f"Job {job.spec.name!r} appends, and {job.spec.target!r} already has its window from "
+            f"{repeated[0].start.isoformat()} to {repeated[0].end.isoformat()}: its rows would be "
+            "duplicated.",
+            hint=(
+                "mode='replace_window' replaces the rows of a window; due=True and resume=True "
+                "compute only missing windows"
+            ),
+        )
+
+
+def computed_windows(
+    session: Session, job: RegisteredJob, start: datetime, end: datetime
+) -> set[Window]:
+    """Return the windows of a range that the target's latest version contains."""
+    if job.spec.kind == "training":
+        return set()
+    if job.spec.kind == "monitor":
+        with session.registry.reading() as connection:
+            return runs.windows_in(
+                connection, job.spec.name, start=start, end=end, states=[runs.DONE]
+            )
+    group = find_target(session, job.spec)
+    if group is None:
+        return set()
+    states = [runs.DONE]
+    if job.spec.mode == "append":  # the rows of stale windows are in the table, too
+        states.append(runs.STALE)
+    with session.registry.reading() as connection:
+        return runs.windows_in(
+            connection,
+            job.spec.name,
+            start=start,
+            end=end,
+            states=states,
+            target_version=group.spec.version,
+        )
+
+
+def all_stale(session: Session, job: RegisteredJob) -> list[Window]:
+    """Return the windows of a job whose inputs changed.
+
+    Raises:
+        InvalidArgument: The job appends, so its windows cannot be computed again.
+    """
+    if job.spec.mode == "append":
+        raise InvalidArgument(
+            f"Job {job.spec.name!r} appends, so its windows cannot be computed again.",
+            hint="mode='replace_window' replaces the rows of a window",
+        )
+    return stale_windows(session, job.spec)
 
 
 def stale_windows(session: Session, spec: JobSpec) -> list[Window]:
@@ -57,6 +172,17 @@ def stale_windows(session: Session, spec: JobSpec) -> list[Window]:
     return sorted([*stale, *changed])
 
 
+@dataclass(frozen=True)
+class Change:
+    """A changed time range of an input in microseconds, both ends inclusive."""
+
+    low: int
+    high: int
+
+
+_EVERYTHING = Change(-(2**63), 2**63 - 1)
+
+
 def changes(pinned: PinnedInput, recorded: Mapping[str, Any], *, since: datetime) -> list[Change]:
     """Return the changes of an input between the version that a run read and its current one.
 
@@ -66,7 +192,7 @@ def changes(pinned: PinnedInput, recorded: Mapping[str, Any], *, since: datetime
         since: When the run ended.
     """
     if (pinned.source, pinned.version) != (recorded.get("source"), recorded.get("version")):
-        return [EVERYTHING]
+        return [_EVERYTHING]
     if pinned.kind == "source":
         return []  # sources report no changes: lookback= and upserts handle late rows
     if pinned.kind == "parquet":
@@ -75,7 +201,7 @@ def changes(pinned: PinnedInput, recorded: Mapping[str, Any], *, since: datetime
         return list(_changes_of_files(pinned, recorded, since))
     before, now = recorded.get("delta_version"), pinned.delta_version
     if before is None or now is None or now < before:
-        return [EVERYTHING]
+        return [_EVERYTHING]
     return list(_changes_of_table(pinned, before, now))
 
 
@@ -106,7 +232,7 @@ def _changes_of_table(pinned: PinnedInput, before: int, now: int) -> Iterator[Ch
     for version in range(before + 1, now + 1):
         file = commit_path(pinned.path, version)
         if not files.exists(file):
-            yield EVERYTHING
+            yield _EVERYTHING
             return
         actions = read_commit(file)
         changed_files = _changed_files(actions)
@@ -117,12 +243,12 @@ def _changes_of_table(pinned: PinnedInput, before: int, now: int) -> Iterator[Ch
             yield replaced_range
             continue
         if pinned.time is None:
-            yield EVERYTHING
+            yield _EVERYTHING
             return
         if ranges is None:
             ranges = _ranges_of_files(pinned, before, now)
         for path in changed_files:
-            yield ranges.get(path, EVERYTHING)
+            yield ranges.get(path, _EVERYTHING)
 
 
 def _changed_files(actions: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -177,15 +303,15 @@ def _changes_of_files(
         else:
             old.append(file)
     if pinned.time is None or fingerprint_files(old) != recorded.get("fingerprint"):
-        yield EVERYTHING
+        yield _EVERYTHING
         return
     for file in new:
         bounds = time_bounds(file, pinned.time)
         if bounds is None or bounds.nulls:
-            yield EVERYTHING
+            yield _EVERYTHING
         elif bounds.times is not None:
             yield _as_change(bounds.times)
 
 
 def _as_change(times: tuple[int, int] | None) -> Change:
-    return EVERYTHING if times is None else Change(*times)
+    return _EVERYTHING if times is None else Change(*times)

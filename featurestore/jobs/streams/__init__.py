@@ -1,1 +1,0 @@
-"""Jobs that read topics in micro-batches."""

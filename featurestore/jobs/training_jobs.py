@@ -1,0 +1,204 @@
+"""Training jobs: scheduled versions of a training dataset, one for each change of its inputs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from datetime import datetime
+from typing import Any
+
+from featurestore.errors import InvalidJob, listing
+from featurestore.jobs.definitions import (
+    Columns,
+    Duration,
+    JobDefinition,
+    add_to_module,
+    channels,
+    check_arguments,
+    parse_start,
+    source_text,
+)
+from featurestore.jobs.run import JobRun, RunOutput, run_recorded
+from featurestore.jobs.schedule import schedule_of
+from featurestore.jobs.windows import changes
+from featurestore.model.arguments import with_suggestions
+from featurestore.model.job import JobSpec
+from featurestore.model.manifest import Manifest
+from featurestore.model.names import check_name
+from featurestore.model.requests import TrainingDatasetRequest, TrainingJobRequest
+from featurestore.model.times import parse_duration
+from featurestore.registry import runs, training_datasets
+from featurestore.registry.runs import Run
+from featurestore.session import Session
+from featurestore.training import catalog
+from featurestore.training.create import create
+from featurestore.training.export.request import export_data
+
+_log = logging.getLogger("featurestore.jobs")
+
+
+@with_suggestions
+def training_job(
+    *,
+    training_dataset: str,
+    schedule: str,
+    inputs: Mapping[str, str] | None = None,
+    name: str | None = None,
+    start: datetime | str | None = None,
+    allowed_lateness: Duration = "0s",
+    timezone: str = "UTC",
+    description: str = "",
+    tags: Mapping[str, str] | None = None,
+    retries: int = 2,
+    on_failure: str | None = None,
+    keep: int | None = None,
+    alert: Columns = (),
+) -> Callable[[Callable[..., Any]], JobDefinition]:
+    """Define a scheduled job by a function ``(store, window)`` that describes a training dataset.
+
+    It returns the data, or a dict of arguments of ``create_training_dataset`` including ``data``. A
+    new version is written if the inputs changed since the latest one: those in ``inputs``, or else
+    the sources of the frame that the function returned.
+
+    Args:
+        training_dataset: The dataset that gets new versions.
+        schedule: Cron expression.
+        inputs: ``{any name: group reference}`` whose changes trigger a new version.
+        name: Name of the job; else that of the function.
+        start: The earliest schedule time.
+        allowed_lateness: How long to wait after a schedule time.
+        timezone: Of the schedule.
+        description: Of the dataset.
+        tags: Of the dataset.
+        retries: How often a failed run is retried.
+        on_failure: Command to run when the retries of a run are used up.
+        keep: How many versions to keep; older ones are deleted. None keeps all.
+        alert: Channels that are alerted of failures, as for ``job``.
+
+    >>> @featurestore.training_job(training_dataset="late_flights", schedule="0 3 * * *", keep=5)
+    ... def late_flights(store, window):
+    ...     frame = store.get_features(["weather.temp"], labels="questions")
+    ...     return {"data": frame, "label": "late"}
+    >>> late_flights.spec.kind
+    'training'
+    """
+    arguments = dict(locals())
+
+    def decorate(function: Callable[..., Any]) -> JobDefinition:
+        request = TrainingJobRequest(**{**arguments, "name": name or function.__name__})
+        spec = _training_spec(request, code=source_text(function))
+        check_arguments(function, ("store", "window"), spec)
+        return add_to_module(JobDefinition(spec, function), function.__globals__)
+
+    return decorate
+
+
+def _training_spec(request: TrainingJobRequest, *, code: str) -> JobSpec:
+    """Return the specification of a job that writes versions of a training dataset.
+
+    ``code`` is the source of its function.
+    """
+    if request.keep is not None and request.keep < 1:
+        raise InvalidJob(f"keep={request.keep!r} would keep no version.", hint="keep=3")
+    spec = JobSpec(
+        name=check_name(request.name, noun="job"),
+        kind="training",
+        target=check_name(request.training_dataset, noun="training dataset"),
+        schedule=request.schedule,
+        inputs=request.inputs or {},
+        code=code,
+        start=parse_start(request.start),
+        allowed_lateness=parse_duration(request.allowed_lateness, argument="allowed_lateness"),
+        timezone=request.timezone,
+        description=request.description,
+        tags=dict(request.tags or {}),
+        retries=request.retries,
+        on_failure=request.on_failure,
+        keep=request.keep,
+        alert=channels(request.alert),
+    )
+    schedule_of(spec)  # the constructor of a schedule validates it
+    return spec
+
+
+def run_training(run: JobRun) -> Run:
+    """Write one version for the last window, unless nothing changed since the latest version."""
+    return run_recorded(run, _write_and_retire)
+
+
+def _write_and_retire(run: JobRun) -> RunOutput:
+    output = _write_dataset(run)
+    # Also if nothing was written: a killed run may have left one version too many.
+    if run.spec.keep is not None:
+        _retire(run.session, run.spec.target, run.spec.keep)
+    return output
+
+
+def _write_dataset(run: JobRun) -> RunOutput:
+    session, spec = run.session, run.spec
+    latest = catalog.last_version(session, spec.target)
+    if latest and spec.inputs and not _inputs_changed(run):
+        return _unchanged_version(latest)
+    returned = run.call(run.definition, run.windows[-1])
+    arguments = dict(returned) if isinstance(returned, Mapping) else {"data": returned}
+    if "data" not in arguments:
+        raise InvalidJob(
+            f"Job {spec.name!r} returned the arguments {sorted(arguments)} without 'data'.",
+            hint="return {'data': frame, 'label': ...}, or the frame alone",
+        )
+    data = arguments.pop("data")
+    request = _request(spec, arguments)
+    if latest and not spec.inputs and _same_sources(session, spec.target, data):
+        return _unchanged_version(latest)
+    dataset = create(session, data, request, progress=False)
+    rows = sum(dataset.num_rows(split) for split in dataset.splits)
+    return RunOutput(rows, dataset.version, dataset.version)
+
+
+def _request(spec: JobSpec, arguments: Mapping[str, Any]) -> TrainingDatasetRequest:
+    """Return the request for the next version, from the arguments that a job's function returned."""
+    argument_names = {each.name for each in fields(TrainingDatasetRequest)} - {"name"}
+    unknown = [key for key in arguments if key not in argument_names]
+    if unknown:
+        raise InvalidJob(
+            f"Job {spec.name!r} returned unknown arguments {listing(unknown)} of "
+            "create_training_dataset.",
+            hint=f"available: {listing(sorted(argument_names))}",
+        )
+    defaults = {"description": spec.description, "tags": dict(spec.tags)}
+    return TrainingDatasetRequest(name=spec.target, **{**defaults, **arguments})
+
+
+def _unchanged_version(latest: int) -> RunOutput:
+    _log.info("no input changed since version %d", latest)
+    return RunOutput(0, latest, latest)
+
+
+def _inputs_changed(run: JobRun) -> bool:
+    with run.session.registry.reading() as connection:
+        finished_runs = runs.of_job(connection, run.spec.name, state=runs.DONE)
+    if not finished_runs or finished_runs[-1].ended is None:
+        return True
+    recorded_inputs = {each["input"]: each for each in finished_runs[-1].inputs.get("inputs", ())}
+    return any(
+        changes(pinned, recorded_inputs.get(pinned.name, {}), since=finished_runs[-1].ended)
+        for pinned in run.inputs
+    )
+
+
+def _same_sources(session: Session, name: str, data: object) -> bool:
+    """Return whether a frame reads the same Delta versions as the latest version did."""
+    provenance = export_data(session, data).provenance
+    if provenance.plan is None or not provenance.reproducible:
+        return False
+    manifest: Manifest = catalog.get(session, name, None).manifest
+    return list(map(dict, provenance.sources)) == list(map(dict, manifest.sources))
+
+
+def _retire(session: Session, name: str, keep: int) -> None:
+    with session.registry.reading() as connection:
+        versions: list[int] = training_datasets.versions(connection, name)
+    for version in sorted(versions)[:-keep]:
+        catalog.remove(session, name, version)
+        _log.info("%s version %d retired", name, version)

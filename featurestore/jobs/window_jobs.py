@@ -1,0 +1,449 @@
+"""Definition of window jobs, which write (key, end of window) rows with aggregates over windows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from featurestore.arrow.types import TIMESTAMP
+from featurestore.errors import ColumnConflict, InvalidArgument, InvalidJob, NoJoinKey, listing
+from featurestore.jobs.definitions import (
+    Columns,
+    Duration,
+    JobDefinition,
+    add_to_module,
+    feature_job_spec,
+)
+from featurestore.jobs.inputs import PinnedInput
+from featurestore.jobs.schedule import Schedule, windows_after
+from featurestore.model.arguments import calling_globals, with_suggestions
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.job import JobSpec, OnError, WindowJob, input_name
+from featurestore.model.names import FeatureReference, check_name, format_group_reference
+from featurestore.model.requests import FeatureJobRequest
+from featurestore.model.times import Window, format_duration, from_micros, parse_duration
+from featurestore.model.window_features import WindowFeature, parse_window
+from featurestore.plugins.engine import Relation, TimeRange
+from featurestore.retrieval import FeatureFrame, get_features
+from featurestore.retrieval.catalog import Pins, RegisteredSpecs
+from featurestore.retrieval.planner import LabelSide, RetrievalOptions
+from featurestore.retrieval.resolve import Feature, Specs, find_spec, resolve
+from featurestore.retrieval.windows import plan_windows
+from featurestore.session import Session
+from featurestore.usersql import quote
+
+Windows = str | WindowFeature | Sequence[str | WindowFeature]
+_MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+# A schedule's intervals that ``every`` has to divide: a year of months.
+_INTERVALS_COMPARED = 13
+
+
+@with_suggestions
+def window_job(
+    name: str,
+    windows: Windows,
+    *,
+    every: Duration,
+    featuregroup: str,
+    schedule: str | None = None,
+    primary_key: Columns = (),
+    event_time: str = "window_end",
+    keep_empty: bool = False,
+    partition_by: Columns = (),
+    start: datetime | str | None = None,
+    allowed_lateness: Duration = "0s",
+    timezone: str = "UTC",
+    validation: str = "strict",
+    ttl: Duration | None = None,
+    expectations: Sequence[Mapping[str, Any]] = (),
+    statistics: bool = True,
+    compact: Literal["auto"] | None = "auto",
+    description: str = "",
+    tags: Mapping[str, str] | None = None,
+    retries: int = 2,
+    catchup: int | None = None,
+    on_error: OnError = "continue",
+    on_failure: str | None = None,
+    alert: str | Sequence[str] = (),
+) -> JobDefinition:
+    """Define a scheduled job that writes aggregates over windows into a feature group.
+
+    It writes one row for each key and each instant, ``every`` apart: the values of ``get_features``
+    for that key at that instant, bit by bit. The event time of a row is its instant. Late rows make
+    the windows stale that would have included them.
+
+    Args:
+        name: Name of the job.
+        windows: Aggregates, by ``window(...)`` or as text: ``"transactions.amount|sum|7d"``.
+        every: The time between two instants: counted back from each time of the schedule, it has
+            to divide the schedule's interval.
+        featuregroup: The group that the job fills; the first run creates it.
+        schedule: Cron expression, when to compute; None: at each instant.
+        primary_key: Columns of the aggregates' groups that identify a row; else the ``key=`` of the
+            aggregates, else the primary key of their group.
+        event_time: Name of the column of the instants.
+        keep_empty: Whether a known key gets a row at an instant although it has no rows in any
+            window.
+        partition_by: As for ``create_featuregroup``.
+        start: Start of the first window; None disables catchup.
+        allowed_lateness: How long to wait after an instant for late data.
+        timezone: Of the schedule.
+        validation: Validation policy of the writes.
+        ttl: As for ``create_featuregroup``.
+        expectations: As for ``create_featuregroup``, as plain dicts.
+        statistics: Whether commits compute statistics.
+        compact: Whether small files of the group are merged automatically.
+        description: Of the feature group.
+        tags: Of the feature group.
+        retries: How often a failed run is retried, with increasing delays.
+        catchup: Maximum number of missed windows at once, the oldest first; None: no limit.
+        on_error: Whether later windows "wait" for a failed one or "continue".
+        on_failure: Command to run when the retries of a run are used up.
+        alert: Channels that are alerted of failures, as for ``job``.
+
+    Raises:
+        InvalidJob: ``every`` does not divide the schedule's interval, or an argument is invalid.
+        ColumnConflict: Two columns of the group would have the same name.
+
+    >>> definition = featurestore.window_job(
+    ...     "warmth", featurestore.windows("weather.temp", ["mean", "max"], over=["3h", "1d"]),
+    ...     every="1h", featuregroup="warmth", start="2013-01-01T00:00Z",
+    ... )
+    >>> (definition.spec.schedule, definition.spec.inputs)
+    ('0 * * * *', {'weather': 'weather'})
+    """
+    check_name(name, noun="job")
+    features = _parse_windows(windows, job=name)
+    interval = _parse_interval(every, job=name)
+    request = FeatureJobRequest(
+        name=name,
+        featuregroup=featuregroup,
+        schedule=schedule or _cron_of(interval, job=name),
+        inputs=_inputs_of(features),
+        primary_key=primary_key or _common_key(features, job=name),
+        event_time=event_time,
+        partition_by=partition_by,
+        start=start,
+        allowed_lateness=allowed_lateness,
+        timezone=timezone,
+        validation=validation,
+        ttl=ttl,
+        expectations=expectations,
+        statistics=statistics,
+        compact=compact,
+        description=description,
+        tags=tags,
+        retries=retries,
+        catchup=catchup,
+        on_error=on_error,
+        on_failure=on_failure,
+        alert=alert,
+    )
+    job = WindowJob(features, interval, bool(keep_empty))
+    spec = feature_job_spec(request, kind="window", code=job.code)
+    _check_names(spec, features)
+    _check_divides(spec, interval)
+    return add_to_module(JobDefinition(spec), calling_globals())
+
+
+def _parse_windows(windows: Windows, *, job: str) -> tuple[WindowFeature, ...]:
+    arguments: list[object] = [windows]
+    if not isinstance(windows, str | WindowFeature):
+        arguments = list(windows)
+    features = []
+    for each in arguments:
+        if isinstance(each, str):
+            each = parse_window(each)
+        if not isinstance(each, WindowFeature):
+            raise InvalidJob(
+                f"Job {job!r}: {each!r} is not an aggregate over a window.",
+                hint="[featurestore.window('transactions.amount', 'sum', over='7d')]",
+            )
+        features.append(each)
+    if not features:
+        raise InvalidJob(
+            f"Job {job!r} has no aggregates.",
+            hint="[featurestore.window('transactions.amount', 'sum', over='7d')]",
+        )
+    return tuple(features)
+
+
+def _parse_interval(every: Duration, *, job: str) -> timedelta:
+    try:
+        interval = parse_duration(every, argument="every")
+    except InvalidArgument as error:
+        raise InvalidJob(f"Job {job!r}: {error.message}", hint="every='1d'") from error
+    if not interval:
+        raise InvalidJob(f"Job {job!r}: every={every!r} is not positive.", hint="every='1d'")
+    return interval
+
+
+def _cron_of(every: timedelta, *, job: str) -> str:
+    """Return the schedule with constant intervals of ``every`` through the year."""
+    if every in (_DAY, 7 * _DAY):
+        return "0 0 * * *" if every == _DAY else "0 0 * * 1"
+    if every < _MINUTE and not _MINUTE % every:
+        return "* * * * *"
+    if every < _HOUR and not every % _MINUTE and not _HOUR % every:
+        minutes = every // _MINUTE
+        return "* * * * *" if minutes == 1 else f"*/{minutes} * * * *"
+    if every < _DAY and not every % _HOUR and not _DAY % every:
+        hours = every // _HOUR
+        return "0 * * * *" if hours == 1 else f"0 */{hours} * * *"
+    raise InvalidJob(
+        f"Job {job!r}: no schedule has constant intervals of {format_duration(every)} through the "
+        "year.",
+        hint="an every= that divides an hour, a day or a week: '15min', '6h', '1d', '7d'; or "
+        "schedule= with an interval that every= divides",
+    )
+
+
+def _inputs_of(windows: Sequence[WindowFeature]) -> dict[str, str]:
+    """Return the groups of the aggregates by input name."""
+    inputs = {}
+    for each in windows:
+        group = format_group_reference(str(each.reference.group), each.reference.version)
+        inputs[input_name(each)] = group
+    return inputs
+
+
+def _common_key(windows: Sequence[WindowFeature], *, job: str) -> tuple[str, ...]:
+    """Return the ``key=`` of the aggregates, empty if none has one."""
+    keys = {each.key: None for each in windows if each.key is not None}
+    if len(keys) > 1:
+        raise InvalidJob(
+            f"Job {job!r}: its aggregates have different keys {listing(map(str, keys))}; the rows of "
+            "a group have one.",
+            hint="define a job for each key",
+        )
+    for key in keys:
+        return key or ()
+    return ()
+
+
+def _check_names(spec: JobSpec, windows: Sequence[WindowFeature]) -> None:
+    owner_by_name = {str(spec.event_time).lower(): "the event time"}
+    for name in spec.primary_key:
+        owner_by_name[name.lower()] = "a key column"
+    for each in windows:
+        lower_name = each.name.lower()
+        if lower_name in owner_by_name:
+            raise ColumnConflict(
+                f"Job {spec.name!r}: {each} would have the name {each.name!r} of {owner_by_name[lower_name]}.",
+                hint="name='...' in window(...)",
+            )
+        owner_by_name[lower_name] = str(each)
+
+
+def _check_divides(spec: JobSpec, every: timedelta) -> None:
+    """Refuse instants whose distance across windows would not be ``every``."""
+    # Compared in UTC: nights with another length because of daylight saving do not count.
+    schedule = Schedule(spec.schedule)
+    since = from_micros(0)
+    for window in islice(windows_after(schedule, since), 1, _INTERVALS_COMPARED):
+        length = window.end - window.start
+        if length % every:
+            raise InvalidJob(
+                f"Job {spec.name!r}: every={format_duration(every)} does not divide an interval of "
+                f"the schedule {spec.schedule!r}, {format_duration(length)}.",
+                hint="omit schedule= to compute at each instant, or use a coarser one",
+            )
+
+
+def with_primary_key(session: Session, spec: JobSpec) -> JobSpec:
+    """Return a window job with a primary key: its own one, or else that of its groups.
+
+    Raises:
+        FeatureGroupNotFound: The group of an aggregate does not exist.
+        InvalidJob: Its groups have different keys.
+    """
+    if spec.kind != "window" or spec.primary_key:
+        return spec
+    group_specs = RegisteredSpecs(session)
+    keys: dict[tuple[str, ...], str] = {}
+    for each in WindowJob.from_spec(spec).windows:
+        group = _spec_of(each, group_specs)
+        keys[group.primary_key] = group.name
+    if len(keys) > 1:
+        key_texts = [f"{name} ({', '.join(key)})" for key, name in keys.items()]
+        raise InvalidJob(
+            f"Job {spec.name!r}: its groups have different keys: {listing(key_texts)}.",
+            hint="primary_key=['the columns that identify a row of the job']",
+        )
+    (key,) = keys
+    if not key:
+        raise InvalidJob(
+            f"Job {spec.name!r}: {listing(keys.values())} has no primary key.",
+            hint="primary_key=['the columns that identify a row of the job']",
+        )
+    return replace(spec, primary_key=key)
+
+
+def check_window_job(
+    session: Session, spec: JobSpec, *, future_groups: Collection[str] = ()
+) -> None:
+    """Refuse a window job that its groups cannot compute.
+
+    Args:
+        session: The connection.
+        spec: The job, with its key.
+        future_groups: Groups that other jobs will create: they cannot be checked yet.
+
+    Raises:
+        FeatureGroupNotFound, FeatureNotFound: The input of an aggregate does not exist.
+        InvalidArgument, InvalidSql: An aggregate is not defined for its column or its group.
+        NoJoinKey: No group has the key of the rows.
+    """
+    if spec.kind != "window":
+        return
+    group_specs = RegisteredSpecs(session)
+    features: list[tuple[Feature, WindowFeature]] = []
+    for each in WindowJob.from_spec(spec).windows:
+        group = str(each.reference.group)
+        if group in future_groups and group not in group_specs:
+            continue
+        features.append((resolve(str(each.reference), specs=group_specs)[0], each))
+    if features:
+        label_side = LabelSide(_label_schema(spec, [feature.spec for feature, _ in features]))
+        options = RetrievalOptions(label_time=spec.event_time)
+        plan_windows(
+            features, labels=label_side, options=options, source=Pins(session, group_specs).source
+        )
+
+
+@dataclass(frozen=True)
+class WindowRows:
+    """The rows of a window job, computed from pinned inputs; keys are staged in ``staging``."""
+
+    session: Session
+    spec: JobSpec
+    inputs: tuple[PinnedInput, ...]
+    staging: str
+
+    def compute(self, windows: Sequence[Window]) -> Relation:
+        """Return the rows of neighbouring windows, unsorted."""
+        job = WindowJob.from_spec(self.spec)
+        instants: list[datetime] = []
+        for window in windows:
+            instants += job.instants(window)
+        versions: dict[str, int | datetime | str] = {}
+        for pinned in self.inputs:
+            reference = format_group_reference(pinned.source, pinned.version)
+            versions[reference] = int(str(pinned.delta_version))
+        group_specs = RegisteredSpecs(self.session)
+        pins = Pins(self.session, group_specs, as_of=versions)
+        features = [_at_version(each, self.inputs) for each in job.windows]
+        job = replace(job, windows=tuple(features))
+        times = {}
+        for each in features:
+            event_time = str(_spec_of(each, group_specs).event_time)
+            times[each.reference] = replace(each.reference, feature=event_time)
+        counts = job.presence(times)
+        labels = self._labels(job, instants)
+        frame = get_features(
+            self.session,
+            [*features, *counts],
+            labels=FeatureFrame(self.session, labels),
+            label_time=self.spec.event_time,
+            pins=pins,
+        )
+        column_names = [*labels.schema.names, *[each.name for each in features]]
+        has_rows = " or ".join([f"{each.name} > 0" for each in counts])
+        return frame.filter(has_rows).select(*column_names).relation
+
+    def _labels(self, job: WindowJob, instants: Sequence[datetime]) -> Relation:
+        """Return every key with rows in the range of the instants, combined with every instant."""
+        engine, column = self.session.engine, str(self.spec.event_time)
+        keys = []
+        tables = {}
+        for number, pinned in enumerate(self._inputs_with_keys()):
+            tables[f"fs_rows_{number}"] = self._key_rows(pinned, job, instants)
+            keys.append(self._distinct_keys(f"fs_rows_{number}"))
+        ends = pa.table({column: pa.array(instants, TIMESTAMP)})
+        tables["fs_ends"] = engine.from_arrow(ends.to_reader())
+        column_list = self._quoted([*self.spec.primary_key, column])
+        labels = engine.sql(
+            f"SELECT {column_list} FROM ({' UNION '.join(keys)}) AS fs_keys CROSS JOIN fs_ends",
+            tables=tables,
+            parameters={},
+        )
+        schema = _label_schema(self.spec, [_group_spec(pinned) for pinned in self.inputs])
+        typed = Relation(engine.name, labels.native, schema, single_use=True)
+        return engine.stage(typed, os.path.join(self.staging, "labels"))
+
+    def _inputs_with_keys(self) -> list[PinnedInput]:
+        return [
+            each for each in self.inputs if _has_columns(_group_spec(each), self.spec.primary_key)
+        ]
+
+    def _key_rows(
+        self, pinned: PinnedInput, job: WindowJob, instants: Sequence[datetime]
+    ) -> Relation:
+        """Return keys and times of the rows that any of the instants may aggregate."""
+        group = _group_spec(pinned)
+        columns = list(dict.fromkeys([*self.spec.primary_key, str(group.event_time)]))
+        rows = self.session.engine.read_table(
+            pinned.path, version=pinned.delta_version, schema=group.schema, columns=columns
+        )
+        if job.lookback is None:
+            return rows
+        time_range = TimeRange(
+            str(group.event_time), instants[0] - job.lookback, instants[-1], closed="right"
+        )
+        return self.session.engine.within(rows, time_range)
+
+    def _distinct_keys(self, table: str) -> str:
+        column_list = self._quoted(self.spec.primary_key)
+        present = " AND ".join(
+            [f"{self._quoted([name])} IS NOT NULL" for name in self.spec.primary_key]
+        )
+        return f"SELECT DISTINCT {column_list} FROM {table} WHERE {present}"
+
+    def _quoted(self, names: Sequence[str]) -> str:
+        dialect = self.session.engine.dialect
+        return ", ".join([quote(name, dialect=dialect) for name in names])
+
+
+def _label_schema(spec: JobSpec, groups: Sequence[FeatureGroupSpec]) -> pa.Schema:
+    """Return keys and event time of a job's rows, with types of the first group with all keys."""
+    for group in groups:
+        if _has_columns(group, spec.primary_key):
+            fields = [group.schema.field(name) for name in spec.primary_key]
+            return pa.schema([*fields, pa.field(str(spec.event_time), TIMESTAMP)])
+    names = [group.name for group in groups]
+    raise NoJoinKey(
+        f"Job {spec.name!r}: no group of {listing(dict.fromkeys(names))} has the columns "
+        f"{listing(spec.primary_key)}, which identify its rows.",
+        hint="primary_key= names columns that the aggregates' groups have",
+    )
+
+
+def _has_columns(group: FeatureGroupSpec, key: Sequence[str]) -> bool:
+    return set(key) <= set(group.schema.names)
+
+
+def _group_spec(pinned: PinnedInput) -> FeatureGroupSpec:
+    assert pinned.spec is not None  # the inputs of a window job are groups
+    return pinned.spec
+
+
+def _spec_of(feature: WindowFeature, specs: Specs) -> FeatureGroupSpec:
+    reference = feature.reference
+    return find_spec(
+        str(reference.group), version=reference.version, specs=specs, feature=reference.feature
+    )
+
+
+def _at_version(feature: WindowFeature, inputs: Sequence[PinnedInput]) -> WindowFeature:
+    """Return an aggregate over the pinned version of its group."""
+    reference: FeatureReference = feature.reference
+    if reference.version is not None:
+        return feature
+    versions = {each.name: each.version for each in inputs}
+    return replace(feature, reference=replace(reference, version=versions[input_name(feature)]))

@@ -1,1 +1,0 @@
-"""Jobs that write aggregates over windows, with the bits of retrieval."""

@@ -1,0 +1,396 @@
+"""Rules of features: distances of distributions, new and lost values, missing values.
+
+A share of missing values depends on few rows, so that a doubled share can be within the noise of one
+window. Consecutive windows together have more rows and less noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import numpy as np
+
+from featurestore.model.monitor import MonitorSpec
+from featurestore.model.monitor_report import BinShares, Finding
+from featurestore.monitoring import bounds
+from featurestore.monitoring.comparison import (
+    Anchor,
+    ComparedProfiles,
+    Comparison,
+    MeasuredDistances,
+    ReferenceWindows,
+    has_enough_windows,
+    measure_distances,
+    measure_mixture,
+)
+from featurestore.monitoring.profile import ColumnProfile, Profile
+
+# A value is reported as lost if this many rows of the window were expected to have it.
+_EXPECTED_ROWS = 10
+# The smallest relevant change of the share of missing values.
+_MIN_CHANGE = 0.005
+
+
+def distribution(
+    watched: MonitorSpec, name: str, now: Profile, reference: ReferenceWindows, alpha: float
+) -> tuple[list[Finding], list[BinShares]]:
+    """Return the findings of a feature: distances, new values and lost values."""
+    profiles = _compared_profiles(name, now, reference)
+    if profiles.now.rows + profiles.now.missing == 0:
+        return [], []
+    findings: list[Finding] = []
+    shares: list[BinShares] = []
+    measured = measure_distances(profiles)
+    if measured is not None:
+        findings += _drift(watched.drift, profiles, measured, alpha)
+        if measured.shares is not None:
+            shares.append(measured.shares)
+    if "new_values" in watched.drift:
+        findings += _new_values(watched.drift["new_values"], profiles)
+    if "gone_values" in watched.drift:
+        findings += _gone_values(watched.drift["gone_values"], profiles)
+    return findings, shares
+
+
+def _drift(
+    thresholds: Mapping[str, float],
+    profiles: ComparedProfiles,
+    measured: MeasuredDistances,
+    alpha: float,
+) -> list[Finding]:
+    before, after = profiles.rows, float(profiles.now.sampled)
+    values = {"psi": measured.psi, "ks": measured.ks, "js": measured.js}
+    by_chance = {
+        "psi": bounds.chance_psi(measured.bins, before, after, alpha),
+        "ks": bounds.chance_ks(before, after, alpha),
+        "js": bounds.chance_js(measured.bins, before, after, alpha),
+    }
+    findings = []
+    for name, value in values.items():
+        if name not in thresholds or value is None:
+            continue
+        high = max(
+            thresholds[name],
+            by_chance[name],
+            bounds.baseline_limit(measured.baseline_distances[name]),
+        )
+        high = min(high, bounds.MAX_DISTANCES[name])
+        findings.append(
+            Finding("drift", profiles.now.name, name, round(value, 6), None, high, value > high)
+        )
+    return findings
+
+
+def _new_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
+    """Return the share of rows with values that a complete baseline does not have."""
+    baseline_counts = _value_counts(profiles.members)
+    if baseline_counts is None or profiles.now.kind not in ("text", "boolean"):
+        return []
+    rows = 0
+    new_values: list[str] = []
+    for value, count in profiles.now.values:
+        if value not in baseline_counts:
+            rows += count
+            new_values.append(str(value))
+    share = rows / max(profiles.now.sampled, 1)
+    high = max(
+        threshold, bounds.chance_unseen(list(baseline_counts.values()), float(profiles.now.sampled))
+    )
+    text = ""
+    if share > high:
+        text = (
+            f"{profiles.now.name}: new values in {share:.1%} of rows: {', '.join(new_values[:5])}"
+        )
+    name = profiles.now.name
+    return [
+        Finding("values", name, "new_values", round(share, 6), None, high, share > high, text=text)
+    ]
+
+
+def _gone_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
+    """Return the baseline's share of the most frequent value that the window lacks."""
+    baseline_counts = _value_counts(profiles.members)
+    if (
+        baseline_counts is None
+        or not profiles.now.complete
+        or profiles.now.kind not in ("text", "boolean")
+    ):
+        return []
+    window_counts = dict(profiles.now.values)
+    lost = [value for value in baseline_counts if value not in window_counts]
+    lost_shares = {value: baseline_counts[value] / max(profiles.rows, 1) for value in lost}
+    share = max(lost_shares.values(), default=0.0)
+    high = max(threshold, _EXPECTED_ROWS / max(profiles.now.sampled, 1))
+    text = ""
+    if share > high:
+        names = sorted(lost_shares, key=lambda value: -lost_shares[value])[:5]
+        text = f"{profiles.now.name}: lost values {', '.join(map(str, names))}, before in {share:.1%} of rows"
+    name = profiles.now.name
+    return [
+        Finding("values", name, "gone_values", round(share, 6), None, high, share > high, text=text)
+    ]
+
+
+def _value_counts(members: Sequence[ColumnProfile]) -> dict[object, int] | None:
+    counts: dict[object, int] = {}
+    for each in members:
+        if not each.sampled:
+            continue
+        if not each.complete:
+            return None
+        for value, count in each.values:
+            counts[value] = counts.get(value, 0) + count
+    return counts or None
+
+
+def _compared_profiles(name: str, now: Profile, reference: ReferenceWindows) -> ComparedProfiles:
+    kind = now.columns[name].kind
+
+    def has(profile: Profile) -> bool:
+        return name in profile.columns and profile.columns[name].kind == kind
+
+    members = [each.columns[name] for each in reference.members if has(each)]
+    reference_windows = [each.columns[name] for each in reference.reference_windows if has(each)]
+    pairs = zip(reference.reference_windows, reference.groups, strict=False)
+    groups = [group for each, group in pairs if has(each)]
+    return ComparedProfiles(members, reference_windows, now.columns[name], groups)
+
+
+def compared_features(watched: MonitorSpec, now: Profile, reference: ReferenceWindows) -> list[str]:
+    """Return the watched features that exist in the window and in the baseline."""
+    names = []
+    for name, column in now.columns.items():
+        if watched.features is not None and name not in watched.features:
+            continue
+        baseline_columns = [
+            each.columns[name] for each in reference.members if name in each.columns
+        ]
+        if any(each.kind == column.kind for each in baseline_columns):
+            names.append(name)
+    return names
+
+
+def anchor_findings(watched: MonitorSpec, now: Profile, comparison: Comparison) -> list[Finding]:
+    """Return the drift of each feature's moving baseline from its anchor.
+
+    Slow drift moves the baseline along, so that no window differs from its predecessors. The mixture
+    of the baseline is compared, so that a single window has little weight.
+    """
+    findings = []
+    for name in compared_features(watched, now, comparison.reference()):
+        anchor = comparison.anchor(("feature", name))
+        if anchor is None or not has_enough_windows(anchor.reference):
+            continue
+        moving = comparison.reference(("feature", name))
+        before = _compared_profiles(name, now, anchor.reference)
+        after = _compared_profiles(name, now, moving)
+        measured = measure_mixture(before, after.members)
+        if measured is None:
+            continue
+        values = {"psi": measured.psi, "ks": measured.ks, "js": measured.js}
+        for measure_name, value in values.items():
+            if measure_name in watched.drift and value is not None:
+                # The mean of several windows varies less than a window does.
+                baseline = (
+                    bounds.baseline_limit(measured.baseline_distances[measure_name])
+                    / len(after.members) ** 0.5
+                )
+                high = max(watched.drift[measure_name], baseline)
+                findings.append(_anchor_finding(name, measure_name, value, high, anchor))
+    return findings
+
+
+def _anchor_finding(
+    name: str, measure_name: str, value: float, high: float, anchor: Anchor
+) -> Finding:
+    out = value > high
+    text = ""
+    if out:
+        text = (
+            f"{name}: the moving baseline has drifted from its anchor of {anchor.start:%Y-%m-%d} "
+            f"to {anchor.end:%Y-%m-%d}; {measure_name} {value:.3g}, limit {high:.3g}"
+        )
+    return Finding("anchor", name, measure_name, round(value, 6), None, high, out, text=text)
+
+
+def missing_values(
+    watched: MonitorSpec, now: Profile, comparison: Comparison
+) -> dict[str, MissingValues]:
+    """Return the missing values of each feature."""
+    if "null_share" not in watched.drift:
+        return {}
+    names = compared_features(watched, now, comparison.reference())
+    alphas = bounds.alpha_of(len(names), watched.confirm), bounds.alpha_of(len(names), 1)
+    missing = {}
+    for name in names:
+        column = now.columns[name]
+        reference = comparison.reference(("feature", name))
+        if column.rows + column.missing and has_enough_windows(reference):
+            missing[name] = _missing_values_of(
+                name,
+                now,
+                members=reference.members,
+                reference_windows=reference.reference_windows,
+                groups=reference.groups,
+                threshold=watched.drift["null_share"],
+                alphas=alphas,
+            )
+    return missing
+
+
+def _missing_values_of(
+    feature: str,
+    now: Profile,
+    *,
+    members: Sequence[Profile],
+    reference_windows: Sequence[Profile],
+    groups: Sequence[int],
+    threshold: float,
+    alphas: tuple[float, float],
+) -> MissingValues:
+    """Return the missing values of a feature in a window, its baseline and reference windows.
+
+    Args:
+        feature: The name of the feature.
+        now: The window.
+        members: The profiles of the baseline.
+        reference_windows: Windows of its period.
+        groups: The group of each reference window; empty: all are compared with the baseline.
+        threshold: The configured change.
+        alphas: The significance levels of one window, and of consecutive windows together.
+    """
+    before = _sum_counts(
+        [_missing_count(each, feature) for each in members if feature in each.columns]
+    )
+    min_change = max(min(threshold, before.share / 2), _MIN_CHANGE)
+    excess = _excess(feature, now, reference_windows, groups, before.share)
+    return MissingValues(feature, _missing_count(now, feature), before, min_change, *alphas, excess)
+
+
+@dataclass(frozen=True)
+class MissingCount:
+    """Number of missing values and of rows; fractional for expected counts."""
+
+    missing: float
+    rows: float
+
+    @property
+    def share(self) -> float:
+        """The share of rows without a value."""
+        return self.missing / max(self.rows, 1.0)
+
+
+@dataclass(frozen=True)
+class MissingValues:
+    """Missing values of a feature in a window, its baseline and its reference windows.
+
+    ``min_change`` is the smallest relevant change, ``alpha`` the significance level of one window,
+    ``joint_alpha`` that of consecutive windows together. ``excess`` has the missing values of
+    reference windows above the median of their group, by their age relative to this window.
+    """
+
+    feature: str
+    now: MissingCount
+    before: MissingCount
+    min_change: float
+    alpha: float
+    joint_alpha: float
+    excess: Mapping[timedelta, MissingCount] = field(default_factory=dict)
+
+    @property
+    def change(self) -> float:
+        """The difference of the share from the baseline's."""
+        return self.now.share - self.before.share
+
+    @property
+    def finding(self) -> Finding:
+        """The finding of this window alone."""
+        baseline = bounds.baseline_limit([abs(each.share) for each in self.excess.values()])
+        low, high = _share_bounds(self.now, self.before, max(self.min_change, baseline), self.alpha)
+        share = self.now.share
+        out = not low <= share <= high
+        return Finding("nulls", self.feature, "null_share", round(share, 6), low, high, out)
+
+
+def is_jointly_out_of_bounds(chain: Sequence[MissingValues]) -> bool:
+    """Return True if consecutive windows together have a changed share of missing values.
+
+    All changes must have the same direction and be at least half of the smallest relevant change and
+    a quarter of the largest change, so that one window cannot decide alone. Together they must
+    exceed the smallest relevant change, the range by chance, and the changes of equally many
+    consecutive reference windows.
+    """
+    directions = {np.sign(each.change) for each in chain}
+    largest = max(abs(each.change) for each in chain)
+    small_changes = [
+        each for each in chain if abs(each.change) < max(each.min_change / 2, largest / 4)
+    ]
+    if len(directions) > 1 or small_changes:
+        return False
+    now = _sum_counts([each.now for each in chain])
+    expected = sum(each.before.share * each.now.rows for each in chain) / max(now.rows, 1.0)
+    # Baselines of consecutive windows overlap, so their rows are not added up.
+    rows = max(each.before.rows for each in chain)
+    ages = [age for age in chain[-1].excess if all(age in each.excess for each in chain)]
+    sums = [_sum_counts([each.excess[age] for each in chain]) for age in ages]
+    baseline_excess = [abs(each.share) for each in sums]
+    min_change = max(each.min_change for each in chain)
+    width = max(
+        min_change, bounds.baseline_limit(baseline_excess), bounds.heavy_tail_limit(baseline_excess)
+    )
+    low, high = _share_bounds(
+        now, MissingCount(expected * rows, rows), width, chain[-1].joint_alpha
+    )
+    return not low <= now.share <= high
+
+
+def _share_bounds(
+    now: MissingCount, before: MissingCount, width: float, alpha: float
+) -> tuple[float, float]:
+    """Return the range of the share of a window, by a width and by chance."""
+    minimum, maximum = bounds.chance_count(before.missing, before.rows, now.rows, alpha)
+    rows = max(now.rows, 1.0)
+    low = min(before.share - width, minimum / rows)
+    high = max(before.share + width, maximum / rows)
+    return max(low, 0.0), min(high, 1.0)
+
+
+def _excess(
+    feature: str,
+    now: Profile,
+    reference_windows: Sequence[Profile],
+    groups: Sequence[int],
+    before: float,
+) -> dict[timedelta, MissingCount]:
+    shares: dict[int, list[float]] = {}
+    window_counts = []
+    for index, each in enumerate(reference_windows):
+        if feature in each.columns and each.window is not None and now.window is not None:
+            group = groups[index] if groups else 0
+            missing_count = _missing_count(each, feature)
+            shares.setdefault(group, []).append(missing_count.share)
+            window_counts.append((now.window.start - each.window.start, group, missing_count))
+    excess = {}
+    for age, group, missing_count in window_counts:
+        middle = before
+        if groups:
+            middle = float(np.median(shares[group]))
+        excess[age] = MissingCount(
+            missing_count.missing - middle * missing_count.rows, missing_count.rows
+        )
+    return excess
+
+
+def _missing_count(profile: Profile, feature: str) -> MissingCount:
+    column = profile.columns[feature]
+    return MissingCount(float(column.missing), float(column.rows + column.missing))
+
+
+def _sum_counts(counts: Sequence[MissingCount]) -> MissingCount:
+    missing = rows = 0.0
+    for each in counts:
+        missing += each.missing
+        rows += each.rows
+    return MissingCount(missing, rows)

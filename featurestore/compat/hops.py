@@ -2,8 +2,8 @@
 
 ``from featurestore.compat import hops as featurestore`` lets notebooks of that time run: argument
 names, version 1 by default, ``group_1`` for a group and its version, inner joins, Spark
-dataframes from the Spark engine (frames from the embedded one, which ``show`` alike). What has no
-meaning here answers with a sentence. ``docs/coming-from/hopsworks.md`` lists it.
+dataframes from the Spark engine (frames from the embedded one, which ``show`` alike). Arguments
+without a meaning here raise an error that explains why. ``docs/coming-from/hopsworks.md`` lists it.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class TableWrite:
         transaction: (application, number). The write is a no-op if the number is not above the last
             one committed for that application.
         offsets: For modes "append" and "upsert": {application: (current number, next number)}, all
-            advanced in the commit of the rows. The current number is None before the first commit.
+            advanced in the commit of the rows. Before the first commit, the current number is missing (None).
             ``StreamOvertaken`` is raised if an application has another number by then.
         deletes: More keys (columns ``key``) whose rows an upsert removes. They are disjoint from
             the keys of the written rows.
@@ -461,7 +461,7 @@ class AggregatesWhileStaging(Protocol):
     ) -> tuple[Relation, Result | None]:
         """Stage rows as ``stage`` does and return the accumulator's result.
 
-        The result is None if it would need a second pass over the rows.
+        Returns None if the accumulator needs a second pass over the rows.
         """
         ...
 

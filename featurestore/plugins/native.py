@@ -128,7 +128,7 @@ class RecordSlot:
     """A column with a fixed offset in every record.
 
     Integers are varints of ``width`` bytes, floating-point numbers little-endian floats, strings
-    and binaries raw bytes. Values of constant length (``lengths`` is None) fill the slot; shorter
+    and binaries raw bytes. Values of constant length (no ``lengths``) fill the slot; shorter
     ones are padded with the byte ``filler`` and a varint of ``filler_width`` bytes that counts the
     remaining bytes of ``width``. A null is encoded as zero and sets ``null_mark``; ``null_mark`` is
     None if the column has no nulls.

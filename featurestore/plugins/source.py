@@ -79,7 +79,7 @@ class Decisions(Protocol):
 class BadRow:
     """A row of a file that cannot be parsed, with its position and the reason.
 
-    ``column`` is None if the complete line is invalid. ``text`` is the line.
+    Without ``column``, the complete line is invalid. ``text`` is the line.
     """
 
     file: str

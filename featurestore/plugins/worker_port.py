@@ -41,7 +41,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Received:
-    """A message from a peer; ``data`` is None when its connection was closed."""
+    """A message from a peer; without ``data`` its connection was closed."""
 
     peer: Peer
     data: bytes | None

@@ -25,10 +25,9 @@ from featurestore.featuregroups import checks
 from featurestore.featuregroups.checks import warn_of_odd_times
 from featurestore.featuregroups.conform import Batch
 from featurestore.featuregroups.definition import Declaration
-from featurestore.featuregroups.maintenance import version_title
 from featurestore.featuregroups.quality import count_commit
 from featurestore.featuregroups.records import prepare_records, ranges_of_positions
-from featurestore.featuregroups.table import OpenGroup
+from featurestore.featuregroups.table import OpenGroup, version_title
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.times import utc_now
 from featurestore.plugins import observers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -122,6 +122,9 @@ def define(
     check_tags(declared.tags)
     check_text(declared.description)
     check_descriptions(declared.descriptions or {}, schema.names)
+    tolerance = timedelta(0)
+    if declared.event_time_tolerance is not None:
+        tolerance = parse_duration(declared.event_time_tolerance, argument="event_time_tolerance")
     return FeatureGroupSpec(
         name=name,
         version=version,
@@ -135,7 +138,7 @@ def define(
         validation=declared.validation,
         statistics=bool(declared.statistics),
         job=declared.job,
-        event_time_tolerance=_event_time_tolerance(declared),
+        event_time_tolerance=tolerance,
         compact=declared.compact,
         external=declared.external,
     )
@@ -154,13 +157,6 @@ def _partition_columns(declared: Declaration, schema: pa.Schema) -> tuple[str, .
     if names and len(names) == len(schema):
         raise InvalidArgument("partition_by names every column, so the files would be empty.")
     return names
-
-
-def _event_time_tolerance(declared: Declaration) -> timedelta:
-    tolerance = declared.event_time_tolerance
-    if tolerance is None:
-        return timedelta(0)
-    return parse_duration(tolerance, argument="event_time_tolerance")
 
 
 def check_key(declared: Declaration) -> None:
@@ -368,12 +364,8 @@ def typed_reader(
     schema = declared.schema(rows.schema, library=library)
     if schema == rows.schema:
         return rows
-    return pa.RecordBatchReader.from_batches(schema, _fitted(rows, _fit(schema, name, library)))
-
-
-def _fitted(batches: Iterable[pa.RecordBatch], fit: Fit) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield fit(batch)
+    fit = _fit(schema, name, library)
+    return pa.RecordBatchReader.from_batches(schema, map(fit, rows))
 
 
 def _fit(schema: pa.Schema, name: str, library: str) -> Fit:

@@ -15,7 +15,7 @@ from featurestore.featuregroups.definition import check_descriptions, check_text
 from featurestore.featuregroups.maintenance import advance
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
 from featurestore.model.arguments import check_count
-from featurestore.model.featuregroup import Commit, FeatureGroupSpec, check_tags
+from featurestore.model.featuregroup import FeatureGroupSpec, check_tags
 from featurestore.model.names import parse_reference
 from featurestore.model.paths import FEATUREVIEWS, TRAININGDATASETS
 from featurestore.model.window_features import WindowLineage
@@ -242,8 +242,9 @@ def provenance(session: Session, reference: str) -> Provenance:
         run_id=None,
         inputs=(),
     )
-    for commit in _newest_first(group):
-        if commit.inputs or commit.run_id:
+    changed = commits.latest_data_version(group.path, group.delta_version)
+    for commit in commits.history(group.path):
+        if commit.delta_version <= changed and (commit.inputs or commit.run_id):
             return replace(
                 origin,
                 delta_version=commit.delta_version,
@@ -260,13 +261,6 @@ def derived_from(
     name, version = resolve(session, name, version)
     with session.registry.reading() as connection:
         return lineage.results(connection, name, version)
-
-
-def _newest_first(group: OpenGroup) -> Iterator[Commit]:
-    changed = commits.latest_data_version(group.path, group.delta_version)
-    for commit in commits.history(group.path):
-        if commit.delta_version <= changed:
-            yield commit
 
 
 def _write_tags(session: Session, group: OpenGroup, values: Mapping[str, str]) -> None:

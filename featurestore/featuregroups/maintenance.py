@@ -18,7 +18,7 @@ from featurestore.errors import (
     WriteConflict,
     listing,
 )
-from featurestore.featuregroups.table import open_group, open_stored, resolve
+from featurestore.featuregroups.table import open_group, open_stored, resolve, version_title
 from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.times import parse_duration, shifted, utc_now
@@ -47,11 +47,6 @@ def advance(
             if meta is not None:
                 groups.describe(connection, spec.name, spec.version, meta)
         run.registered = True
-
-
-def version_title(spec: FeatureGroupSpec, delta_version: int) -> str:
-    """Return the name of a commit in warnings."""
-    return f"Delta version {delta_version} of feature group {spec.name!r} version {spec.version}"
 
 
 def compact(session: Session, name: str, *, version: int | None = None) -> Commit:

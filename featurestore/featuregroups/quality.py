@@ -27,7 +27,7 @@ from featurestore.featuregroups.table import (
 from featurestore.model.display import Listing
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.statistics import Statistics
-from featurestore.model.validation import ExpectationResult, ValidationReport
+from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.observers import Work, observed
 from featurestore.registry import featuregroups, reports
@@ -205,17 +205,14 @@ def validate(
             event_time_tolerance=group.spec.event_time_tolerance,
         )
         work.report = outcome.report
-    results = tuple(_with_duplicates_as_warning(each) for each in outcome.report.results)
+    results = tuple(
+        replace(each, warning=each.warning or each.expectation["type"] == DUPLICATE_KEYS)
+        for each in outcome.report.results
+    )
     report = replace(outcome.report, results=results, delta_version=group.delta_version)
     with session.registry.transaction() as connection:
         reports.add_validation(connection, featuregroups.KIND, report.to_json())
     return report
-
-
-def _with_duplicates_as_warning(result: ExpectationResult) -> ExpectationResult:
-    if result.expectation["type"] == DUPLICATE_KEYS:
-        return replace(result, warning=True)
-    return result
 
 
 def validation_history(

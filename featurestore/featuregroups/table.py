@@ -58,6 +58,11 @@ class OpenGroup:
         return self.writer_view
 
 
+def version_title(spec: FeatureGroupSpec, delta_version: int) -> str:
+    """Return the name of a commit in warnings."""
+    return f"Delta version {delta_version} of feature group {spec.name!r} version {spec.version}"
+
+
 def open_group(
     session: Session, name: str, version: int | None = None, *, as_of: TableVersion | None = None
 ) -> OpenGroup:
@@ -121,7 +126,12 @@ def requested_version(name: str, version: int | None) -> tuple[str, int | None]:
     Raises:
         InvalidArgument: The version is invalid, or the name includes another one.
     """
-    name, spelled = _split_version(name)
+    base_name, mark, suffix = str(name).partition("@v")
+    spelled = None
+    if mark and suffix.isascii() and suffix.isdigit():
+        name, spelled = check_name(base_name), parse_version(suffix)
+    else:
+        check_name(name)
     if version is not None:
         version = check_version(version)
     if spelled is not None and version is not None and spelled != version:
@@ -137,13 +147,6 @@ def delta_version(path: str, as_of: TableVersion) -> int:
             f"as_of={as_of!s}: the group held no data yet.", hint="its first Delta version is 1"
         )
     return number
-
-
-def _split_version(name: str) -> tuple[str, int | None]:
-    head, mark, tail = str(name).partition("@v")
-    if mark and tail.isascii() and tail.isdigit():
-        return check_name(head), parse_version(tail)
-    return check_name(name), None
 
 
 def read(

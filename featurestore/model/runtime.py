@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def time_limit(seconds: float | None, *, hint: str = "ask for less") -> Iterator[None]:
+def time_limit(seconds: float | None, *, hint: str = "request fewer rows") -> Iterator[None]:
     """Limit the time of the block; None: without a limit, also inside of another one.
 
     >>> with time_limit(0):
